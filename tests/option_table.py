@@ -99,6 +99,7 @@ SETTINGS = {
     "data.documents": Row("unilmv2", "joined"),
     "data.order": Row("streams", "shuffled"),
     "data.directions": Row("streams", "both"),
+    "data.lengths": Row("recurrent", "random", beside="--data.documents joined"),
     "data.heldout_share": Row("prepare", "0.4"),
     "data.deduplicate": Row("prepare", "false"),
     "data.decontaminate": Row("prepare", "{other.txt}"),
@@ -151,6 +152,7 @@ SETTINGS = {
     "model.activation": Row("unilmv2", "relu"),
     "model.head": Row("unilmv2", "linear"),
     "model.head_bias": Row("unilmv2", "false"),
+    "model.layer_mix": Row("classes", "true"),
     "model.pooler": Row("unilmv2", "true"),
     "model.generator_size": Row("electra", "1.0"),
     "model.norm": Row("unilmv2", "pre"),
@@ -180,6 +182,11 @@ SETTINGS = {
     "training.micro_batch_size": Row("unilmv2", "2"),
     "training.leaves": Row("unilmv2", "1", beside="--training.micro_batch_size 1"),
     "training.optimizer": Row("unilmv2", "muon"),
+    "training.average_patience": Row(
+        "unilmv2",
+        "1",
+        beside="--training.optimizer nt_asgd --training.evaluate_every 1 --training.learning_rate 50 --training.steps 6",
+    ),
     "training.learning_rate": Row("unilmv2", "0.02"),
     "training.muon_learning_rate": Row("unilmv2", "0.02", beside=MUON),
     "training.muon_momentum": Row("unilmv2", "0.5", beside=MUON),
@@ -190,6 +197,7 @@ SETTINGS = {
     "training.warmup_steps": Row("unilmv2", "2"),
     "training.decay_steps": Row("unilmv2", "2", beside=WSD),
     "training.final_rate": Row("unilmv2", "0.5"),
+    "training.layer_decay": Row("unilmv2", "0.5"),
     "training.clip_norm": Row("unilmv2", "0.1"),
     "training.on_spike": Row(
         "unilmv2", "skip", "go_back", beside="--training.steps 24 --training.save_every 2 --training.spike_factor 1"

@@ -190,6 +190,7 @@ OPTIONS = {
     ("finetune", "--quiet"): Calls(CLASSES.replace("--quiet ", ""), CLASSES),
     ("finetune", "--json"): with_or_without(CLASSES, "--json"),
     ("predict", "--model"): Calls(PREDICT, PREDICT.replace("TASK:classes", "TASK:numbers")),
+    ("predict", "--also"): Calls(PREDICT, f"{PREDICT} --also {{TASK:numbers}}"),
     ("predict", "--file"): Calls(PREDICT, PREDICT.replace("classes.jsonl", "more.jsonl")),
     ("predict", "--text"): either("predict --model {TASK:classes} --text 'The old cat.' --text", "'The cat.'", "'It.'"),
     ("predict", "--out"): either(f"{PREDICT} --out", "a.jsonl", "b.jsonl"),

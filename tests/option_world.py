@@ -49,6 +49,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "unilmv2": {"targets": ["ae", "par"]},
     "masked": {"targets": ["ae"]},
     "causal": {"targets": ["lm"], "visibility": "left_to_right"},
+    "bidirectional_lm": {"targets": ["lm", "lm_back"]},
     "masked_diffusion": {"targets": ["diffusion"]},
     "block_diffusion": {"targets": ["diffusion"]},
     "prefix": {"targets": ["lm"], "mask_rate": 0.5},

@@ -40,6 +40,9 @@ class Sampler:
         block: Windows = self.windows[start : start + count]
         return dataclasses.replace(block, negative=np.zeros(count, dtype=bool))
 
+    def rate_at(self, position: int, lanes: int) -> float:
+        return 1.0 + position // lanes
+
     def sequential(self, count: int, **how: Any) -> Windows:
         self.reads.append({"count": count, **how})
         return dataclasses.replace(self.windows[:count], negative=np.zeros(count, dtype=bool))

@@ -32,6 +32,10 @@ Mode = Literal["pseudo", "chain", "both"]
 Pooling = Literal["mean", "first", "last"]
 """Which last hidden states become the vector of a text: the mean of all, or that of the first or last token."""
 
+TaskPooling = Literal["first", "last", "mean", "concat"]
+"""Which hidden states represent a text in a task: as in `Pooling`, or the last one read, the maximum and the mean of all,
+concatenated."""
+
 SHORTEST_ROW = 8
 """Shortest row of a task, in tokens: the special tokens and some text."""
 
@@ -93,6 +97,9 @@ class DataSettings:
             recurrence needs (XLNet); its two segments are then contiguous.
         directions: With `backward`, the rows of `streams` read the text from its last window to its first, so that the memory
             of a window is the text after it; with `both`, half of them do (XLNet); with `forward`, none do.
+        lengths: With `random`, each step reads as many tokens as it draws around the window's (a normal distribution of
+            deviation 5, in 5 % of the steps around half), and its learning rate is scaled by their share of the window
+            (AWD-LSTM). It needs `joined` documents, one segment and `streams`. Evaluations read whole windows.
         heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; at least one document
             of every source is kept for training.
         deduplicate: Drop documents whose text was seen before (ignoring white space and case).
@@ -112,6 +119,7 @@ class DataSettings:
     documents: Literal["separate", "joined"] = "separate"
     order: Literal["shuffled", "streams"] = "shuffled"
     directions: Literal["forward", "backward", "both"] = "forward"
+    lengths: Literal["fixed", "random"] = "fixed"
     heldout_share: float = 0.02
     deduplicate: bool = True
     decontaminate: list[str] = field(default_factory=list)
@@ -204,8 +212,9 @@ class ObjectiveSettings:
         name: The objective: a key of `unicloze.objectives.OBJECTIVES`; `none` for an imported encoder that is not trained
             here.
         targets: What is predicted: `ae` every masked token from the context alone (equation 3), `par` step by step
-            (equation 6), `lm` the next token, `diffusion` noised tokens, `nsp` and `sop` how two segments relate, `sbo` a
-            span's tokens from its boundary (SpanBERT), `rtd` which tokens were replaced (ELECTRA).
+            (equation 6), `lm` the next token, `lm_back` the one before (ELMo), `diffusion` noised tokens, `nsp` and `sop` how
+            two segments relate, `sbo` a span's tokens from its boundary (SpanBERT), `rtd` which tokens were replaced
+            (ELECTRA).
         static_copies: Number of passes over the corpus after which masks repeat (BERT); default: masks never repeat.
         mixture: Parts of a mixture, each a mapping of the settings that differ from these, with `share` (its share of the
             rows of every step; default 1, shares are scaled to sum to 1), `label` (default: its name) and `evaluate`
@@ -288,14 +297,17 @@ class HeadSettings:
             trained with squared error; `choice` selects one of the slots of a prediction, each scored on its own.
         outputs: Number of classes or quantities; ignored for a choice.
         dense: Put a dense layer and tanh before the output layer (BERT's pooler).
-        pooling: Combine the slots of a prediction by their `mean` or `sum`.
+        batch_norm: Put a layer of 50 units with ReLU before the output layer, and batch normalisation before both (ULMFiT).
+        pooling: Combine the slots of a prediction by their `mean` or `sum`, or `concat`: the last of them, their maximum and
+            their mean.
         dropout: Dropout before the output layer; default: the model's.
     """
 
     kind: Literal["classes", "quantities", "choice"]
     outputs: int = 1
     dense: bool = True
-    pooling: Literal["mean", "sum"] = "mean"
+    batch_norm: bool = False
+    pooling: Literal["mean", "sum", "concat"] = "mean"
     dropout: float | None = None
 
 
@@ -333,6 +345,8 @@ class ModelSettings:
         head_bias: Give the output matrix a bias.
         tied_output: Use the token embeddings as output matrix; false gives it weights of its own (T5 1.1).
         scale_output: Divide the states before the output matrix by the square root of their width (T5 1.0).
+        layer_mix: Let the heads of a task read a mix of all layers and the embeddings instead of the last layer, with trained
+            weights: softmax(s) and a factor gamma (ELMo; train it alone with `training.frozen: [backbone]`).
         pooler: Include BERT's dense layer over the first slot even if no pre-training target uses it: an imported encoder
             keeps its pooler, and tasks start from it.
         generator_size: Size of ELECTRA's generator relative to this model, from 0 to 1; 0 for no generator.
@@ -391,6 +405,7 @@ class ModelSettings:
     head_bias: bool = True
     tied_output: bool = True
     scale_output: bool = False
+    layer_mix: bool = False
     pooler: bool = False
     generator_size: float = 0.0
     norm: Literal["post", "pre"] = "post"
@@ -439,8 +454,11 @@ class TrainingSettings:
             the groups are added in a binary tree, so that any number of processes computes the same bits. Also the maximum
             number of processes; each holds about log2(leaves) gradients.
         optimizer: `adamw`; `adamax`, Adam with the infinity norm (Kingma and Ba 2015, Section 7.1), without weight decay;
-            `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); or `muon`: Muon for
-            the hidden matrices and AdamW for the rest.
+            `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); `muon`: Muon for
+            the hidden matrices and AdamW for the rest; or `nt_asgd`: gradient descent that starts to average the weights when
+            evaluations stop improving, in pre-training only (AWD-LSTM).
+        average_patience: With `nt_asgd`, averaging starts at an evaluation that is worse than the best of those before the
+            latest ones, this many of them.
         learning_rate: Peak learning rate. In fine-tuning, `auto` chooses it by the size of the model.
         muon_learning_rate: Peak learning rate of Muon's matrices; default: `learning_rate` (Muon's update is scaled to the
             size of AdamW's).
@@ -454,6 +472,8 @@ class TrainingSettings:
         decay_steps: Steps of the decay. Default: a tenth of all steps for `wsd`, all steps after the warm-up for `cosine`. A
             shorter `cosine` then stays at its final rate (GPT-3).
         final_rate: Share of the peak learning rate at which `linear`, `cosine` and `wsd` end.
+        layer_decay: Factor of the learning rate from each layer to the one below, in pre-training; as of
+            `finetuning.layer_decay`.
         clip_norm: Maximum norm of the gradient; 0 disables clipping.
         on_spike: What happens at a step whose gradient spikes, or whose loss or gradient is not finite. `accept` makes every
             finite update and stops the run at a number that is not finite. `skip` leaves out the update of the step.
@@ -488,7 +508,8 @@ class TrainingSettings:
     batch_size: int = 7680
     micro_batch_size: int | None = None
     leaves: int = 64
-    optimizer: Literal["adamw", "adamax", "lamb", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamax", "lamb", "muon", "nt_asgd"] = "adamw"
+    average_patience: int = 5
     learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None
     muon_momentum: float = 0.95
@@ -499,6 +520,7 @@ class TrainingSettings:
     warmup_steps: int = 24_000
     decay_steps: int | None = None
     final_rate: float = 0.0
+    layer_decay: float = 1.0
     clip_norm: float = 0.0
     on_spike: Literal["accept", "skip", "go_back"] = "accept"
     spike_factor: float = 10.0

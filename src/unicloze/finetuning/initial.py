@@ -24,7 +24,7 @@ from unicloze.training.loading import LoadedModel
 
 FREE = (
     "dropout", "attention_dropout", "initializer_range", "embedding_dropout", "input_dropout", "hidden_dropout",
-    "weight_dropout", "activation_penalty", "temporal_penalty",
+    "weight_dropout", "activation_penalty", "temporal_penalty", "layer_mix",
 )  # fmt: skip
 """`model` settings that a task may change, as no trained weight depends on them."""
 LEFT_OUT = "generator_size", "memory", "pooler"

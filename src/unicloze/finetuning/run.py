@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from unicloze.digest import digest
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
@@ -227,6 +227,11 @@ class _Run(RunProcess):
         device = world.device(choose_device(recipe.training))
         compute = Compute(device=device, precision=recipe.training.precision, world=world, soften=teacher)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
+        if world.size > 1 and next(model.buffers(), None) is not None:
+            raise UsageError(
+                "task.head is batch_norm, whose statistics are those of one process: start a single process, or set "
+                "task.head to dense"
+            )
         self.drawn = start_weights(model, start, recipe.task)
         below = StartModel.of(start.path, origin["model"] or "", out) if recipe.finetuning.few else None
         state = TrainState(model=model, optimizers=self._optimizers(model, recipe))

@@ -103,6 +103,8 @@ def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
         yield Limit("model.kind", settings.kind, "is a Transformer")
     if use.visibility != "bidirectional":
         yield Limit("use.visibility", use.visibility, "reads texts in both directions")
+    if settings.layer_mix:
+        yield Limit("model.layer_mix", True, "reads the last layer alone", _again("model.layer_mix", "false"))
     if settings.positions != "learned":
         yield Limit("model.positions", settings.positions, "has learned positions")
     if settings.memory:

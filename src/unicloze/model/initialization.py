@@ -13,6 +13,7 @@ from unicloze.model.attention import SelfAttention, head_width
 from unicloze.model.backbone import Backbone, Embeddings
 from unicloze.model.cross_attention import CrossAttention
 from unicloze.model.heads import TokenHead
+from unicloze.model.layer_mix import LayerMix
 from unicloze.model.layers import FeedForward
 from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.recurrent.backbone import RecurrentBackbone
@@ -41,10 +42,13 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed:
     updated = [module for module in model.modules() if isinstance(module, LowRankLinear)]
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.BatchNorm1d):
                 module.weight.fill_(1)
-                if isinstance(module, nn.LayerNorm):
+                if not isinstance(module, nn.RMSNorm):
                     module.bias.zero_()
+                continue
+            if isinstance(module, LayerMix):
+                module.initialize()
                 continue
             for name, parameter in module.named_parameters(recurse=False):
                 if name == "bias":

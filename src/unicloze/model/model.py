@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,8 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING, backbone_flops, linear_flops, two_stack_flops
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
 from unicloze.model.initialization import draw_weights
-from unicloze.model.recurrent.backbone import RecurrentBackbone
+from unicloze.model.layer_mix import LayerMix
+from unicloze.model.recurrent.backbone import RecurrentBackbone, predicted
 from unicloze.model.soft_labels import mixed_losses
 from unicloze.model.task_heads import TaskHead
 from unicloze.settings import HeadSettings, ModelSettings
@@ -90,6 +91,7 @@ class UnifiedModel(nn.Module):
             self.replaced_head = ReplacedTokenHead(settings)
         if "sbo" in targets:
             self.boundary_head = BoundaryHead(settings, vocab_size=vocab_size)
+        self.layer_mix = LayerMix(settings.num_layers) if settings.layer_mix and heads else None
         self.task_heads = nn.ModuleDict({name: TaskHead(settings, head) for name, head in (heads or {}).items()})
 
     @property
@@ -148,7 +150,17 @@ class UnifiedModel(nn.Module):
 
     def _selected(self, batch: Batch, dropout: DropoutKey | None) -> dict[str, Tensor]:
         """Final hidden states of the predicted slots by target. *Shape:* (rows, predicted slots, hidden size)"""
-        return self._by_target(batch, self.backbone(batch, select=True, dropout=dropout)[-1])
+        if self.layer_mix is None:
+            return self._by_target(batch, self.backbone(batch, select=True, dropout=dropout)[-1])
+        return self._from_layers(batch, self.backbone(batch, dropout=dropout))
+
+    def _from_layers(self, batch: Batch, states: Sequence[Tensor]) -> dict[str, Tensor]:
+        """States of the predicted slots by target, from those of all slots after the embeddings and each layer."""
+        hidden = self._by_target(batch, predicted(batch, states[-1]))
+        if self.layer_mix is None:
+            return hidden
+        mixed = self._by_target(batch, predicted(batch, self.layer_mix(states)))
+        return {name: mixed[name] if name in self.task_heads else last for name, last in hidden.items()}
 
     @staticmethod
     def _by_target(batch: Batch, hidden: Tensor) -> dict[str, Tensor]:

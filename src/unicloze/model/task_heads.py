@@ -12,9 +12,34 @@ from unicloze.model.heads import cross_entropy
 from unicloze.model.soft_labels import mixed_losses
 from unicloze.settings import HeadSettings, ModelSettings
 
+INNER, INNER_RATE = 50, 0.1
+"""Units of the layer before the output layer with batch normalisation, and the dropout after it (ULMFiT's released code)."""
+
+
+class NormedLinear(nn.Module):
+    """Batch normalisation, dropout and a linear layer (Howard and Ruder 2018, Section 3.3)."""
+
+    def __init__(self, inputs: int, outputs: int, rate: float) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(inputs)
+        self.linear = nn.Linear(inputs, outputs)
+        self.rate = rate
+
+    def forward(self, x: Tensor, dropout: DropoutKey | None) -> Tensor:
+        """*Shape:* (predictions, inputs) to (predictions, outputs)
+
+        In training a batch is normalised by its own statistics, which the running ones follow, unless it has one prediction.
+        """
+        norm = self.norm
+        statistics = norm.running_mean, norm.running_var, norm.weight, norm.bias
+        alone = len(x) < 2
+        x = functional.batch_norm(x, *statistics, training=self.training and not alone, momentum=0.1, eps=norm.eps)
+        linear: Tensor = self.linear(x if dropout is None else dropout(x, self.rate))
+        return linear
+
 
 class TaskHead(nn.Module):
-    """Dropout and a linear layer, optionally after a dense layer and tanh (Devlin et al. 2019, Section 4).
+    """Dropout and a linear layer, optionally after a dense layer and tanh (Devlin et al. 2019, Section 4) or after ULMFiT's.
 
     Args:
         settings: Shape of the model.
@@ -25,8 +50,15 @@ class TaskHead(nn.Module):
         super().__init__()
         self.head = head
         self.rate = settings.dropout if head.dropout is None else head.dropout
-        self.dense = nn.Linear(settings.hidden_size, settings.hidden_size) if head.dense else None
-        self.output = nn.Linear(settings.hidden_size, 1 if head.kind == "choice" else head.outputs)
+        width = settings.hidden_size * (3 if head.pooling == "concat" else 1)
+        outputs = 1 if head.kind == "choice" else head.outputs
+        self.dense = nn.Linear(width, settings.hidden_size) if head.dense else None
+        self.inner = NormedLinear(width, INNER, self.rate) if head.batch_norm else None
+        self.output: nn.Linear | NormedLinear
+        if head.batch_norm:
+            self.output = NormedLinear(INNER, outputs, INNER_RATE)
+        else:
+            self.output = nn.Linear(settings.hidden_size if head.dense else width, outputs)
 
     def outputs(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
         """Logits of the classes or of the slots to choose from (-inf where a slot is absent), or quantities.
@@ -44,13 +76,18 @@ class TaskHead(nn.Module):
         if self.head.kind == "choice" and len(shape) == 2:  # a single slot to choose from, in all rows
             shape, present = torch.Size((*shape, 1)), None if present is None else present[..., None]
         states = hidden.view(*shape, hidden.shape[-1])
+        if self.head.pooling == "concat" and states.ndim == 3:  # a single slot in all rows
+            states, present = states.unsqueeze(2), None if present is None else present[..., None]
         if self.head.kind != "choice" and states.ndim == 4:
             states = self._pooled(states, present)
+        if self.inner is not None:
+            return self._normed(states, target.weights > 0, dropout)
         if self.dense is not None:
             states = torch.tanh(self.dense(states))
         if dropout is not None:
             states = dropout(states, self.rate)
         with torch.autocast(states.device.type, enabled=False):  # bf16 is too coarse for scores and quantities
+            assert isinstance(self.output, nn.Linear)
             outputs: Tensor = self.output(states.float())
         if self.head.kind != "choice":
             return outputs
@@ -84,7 +121,25 @@ class TaskHead(nn.Module):
             return -functional.log_softmax(outputs, dim=-1).gather(2, target.labels[..., None]).squeeze(2)
         return cross_entropy(outputs.flatten(0, 1), target.labels.flatten()).view(target.labels.shape)
 
+    def _normed(self, states: Tensor, real: Tensor, dropout: DropoutKey | None) -> Tensor:
+        """Outputs by ULMFiT's layers, whose statistics are those of the real predictions; 0 for padding."""
+        assert self.inner is not None and isinstance(self.output, NormedLinear)
+        with torch.autocast(states.device.type, enabled=False):
+            found = self.output(functional.relu(self.inner(states[real].float(), dropout)), dropout)
+        outputs: Tensor = found.new_zeros(*real.shape, found.shape[1])
+        return outputs.index_put(real.nonzero(as_tuple=True), found)
+
     def _pooled(self, states: Tensor, present: Tensor | None) -> Tensor:
+        if self.head.pooling == "concat":
+            if present is None:
+                return torch.cat([states[:, :, -1], states.amax(dim=2), states.mean(dim=2)], dim=-1)
+            count = present.sum(dim=2).clamp(min=1)
+            last = states.gather(2, (count - 1)[..., None, None].expand(-1, -1, 1, states.shape[3])).squeeze(2)
+            highest = states.masked_fill(~present[..., None], -torch.inf).amax(dim=2)
+            highest = torch.where(
+                highest.isinf(), torch.zeros_like(highest), highest
+            )  # a padded prediction has no slots
+            return torch.cat([last, highest, (states * present[..., None]).sum(dim=2) / count[..., None]], dim=-1)
         if present is None:
             return states.mean(dim=2) if self.head.pooling == "mean" else states.sum(dim=2)
         total = (states * present[..., None]).sum(dim=2)

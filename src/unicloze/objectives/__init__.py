@@ -38,6 +38,7 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
         "unilmv2": "unicloze.objectives.unilmv2",
         "masked": "unicloze.objectives.masked",
         "causal": "unicloze.objectives.causal",
+        "bidirectional_lm": "unicloze.objectives.bidirectional",
         "masked_diffusion": "unicloze.objectives.diffusion",
         "block_diffusion": "unicloze.objectives.diffusion",
         "prefix": "unicloze.objectives.seq2seq",

@@ -14,6 +14,10 @@ LONGEST_DISTANCE = 16384
 def model_problems(recipe: Recipe) -> Iterator[Problem]:
     """Invalid model settings: the key and what its value must be."""
     data, objective, model = recipe.data, recipe.objective, recipe.model
+    if model.layer_mix and model.kind == "recurrent" and not model.projection and model.num_layers > 1:
+        yield "model.layer_mix", "it mixes layers of one width: it needs model.projection true"
+    elif model.layer_mix and model.embedding_size not in (None, model.hidden_size) and model.kind == "recurrent":
+        yield "model.layer_mix", "it mixes layers of one width: it needs model.embedding_size null"
     if model.kind == "recurrent":
         yield from _recurrent_problems(recipe)
         return
@@ -77,10 +81,12 @@ def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
     if training.compile:
         yield "training.compile", "LSTMs are compiled already; it must be false"
     visibility = recipe.use.visibility if recipe.task.kind else objective.reading.visibility
-    read = {"left_to_right": "forward", "right_to_left": "backward"}.get(visibility)
+    read = {"left_to_right": "forward", "right_to_left": "backward", "both_directions": "both"}.get(visibility)
     key = "use.visibility" if recipe.task.kind else "objective.visibility"
     if read is None:
         yield "model.kind", f"it reads left_to_right or right_to_left, but {key} is {visibility}"
+    elif read == "both" and model.directions != "both":
+        yield "model.directions", f"objective {objective.name} reads in both directions: set it to both"
     elif model.directions not in (read, "both"):
         yield "model.directions", f"{key} is {visibility}, which is read {read}: set it to {read} or both"
 

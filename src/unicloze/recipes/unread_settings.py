@@ -30,6 +30,9 @@ _relative = Needs("model.relative_bias true", lambda recipe: recipe.model.relati
 _recurrent = Needs("model.kind recurrent", lambda recipe: recipe.model.kind == "recurrent")
 _transformer = Needs("model.kind transformer", lambda recipe: recipe.model.kind == "transformer")
 _teacher = Needs("distillation.teacher", lambda recipe: recipe.distillation.teacher is not None)
+_moments = Needs(
+    "training.optimizer adamw, adamax, lamb or muon", lambda recipe: recipe.training.optimizer != "nt_asgd"
+)
 _muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimizer == "muon")
 
 OF_LSTMS = (
@@ -45,6 +48,11 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     **{f"model.{name}": (_transformer,) for name in OF_TRANSFORMERS},
     "model.relative_buckets": (_transformer, _relative),
     "model.relative_max_distance": (_transformer, _relative),
+    "training.average_patience": (
+        Needs("training.optimizer nt_asgd", lambda recipe: recipe.training.optimizer == "nt_asgd"),
+    ),
+    "training.betas": (_moments,),
+    "training.epsilon": (_moments,),
     "training.muon_learning_rate": (_muon,),
     "training.muon_momentum": (_muon,),
     "training.spike_factor": (
@@ -69,6 +77,7 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
 
 IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
+    "model.layer_mix": (Needs("a task (unicloze finetune)", lambda recipe: False),),
     "data.phrases": (Needs("objective.mask_unit phrase", lambda recipe: recipe.objective.windows.phrases),),
     "data.decontaminate_ngram": (Needs("data.decontaminate", lambda recipe: bool(recipe.data.decontaminate)),),
     "data.directions": (Needs("data.order streams", lambda recipe: recipe.data.order == "streams"),),
@@ -96,6 +105,7 @@ _pseudo = Needs("generation.learning pseudo", lambda recipe: recipe.generation.l
 
 IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
+    "model.layer_mix": (Needs("a task with a head of its own", lambda recipe: recipe.task.kind != "generation"),),
     "model.head": (_tokens,),
     "model.head_bias": (_tokens,),
     "training.label_smoothing": (_tokens,),
@@ -149,6 +159,7 @@ DECIDED_IN_A_TASK: Mapping[str, str] = {
     "training.evaluate_every": "give finetuning.evaluations, the number per epoch",
     "training.evaluate_windows": "give task.evaluate_records, the number of records to evaluate on",
     "training.keep_checkpoints": "the newest and the best checkpoint are kept",
+    "training.layer_decay": "give finetuning.layer_decay",
     "training.compile": "rows differ in length, and recompiling the model for each length is slower",
     "training.phases": "phases change the objective or the windows of pre-training",
     "training.initialize_from": "give --model",

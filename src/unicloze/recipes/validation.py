@@ -30,7 +30,7 @@ _POSITIVE = (
     "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
     "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
     "training.threads", "model.cell_clip", "model.projection_clip", "data.decontaminate_ngram",
-    "distillation.temperature",
+    "distillation.temperature", "training.layer_decay", "training.average_patience",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "model.num_segments", "model.memory", "model.adapter_size", "training.weight_decay", "training.warmup_steps",
@@ -213,6 +213,12 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     shortest = 1 + 2 * data.segments
     if data.window < shortest:
         yield "data.window", f"{data.segments} segment(s) and their special tokens need {shortest} or more"
+    streamed = data.order == "streams" and data.documents == "joined" and data.segments == 1
+    if data.lengths == "random" and (not streamed or data.weights is not None):
+        yield (
+            "data.lengths",
+            "it needs data.order streams, data.documents joined, data.segments 1 and data.weights null",
+        )
     if data.order == "streams" and objective.windows.pairs != "contiguous":
         yield (
             "data.order",
@@ -247,6 +253,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         yield "training.on_spike", "fine-tuning has no other records to continue with: set it to skip"
     elif training.on_spike == "go_back" and not training.save_every:
         yield "training.on_spike", "there would be no checkpoint to go back to: set training.save_every above 0"
+    if training.optimizer == "nt_asgd" and recipe.task.kind:
+        yield "training.optimizer", "nt_asgd follows the evaluations of pre-training: use adamw to fine-tune"
     if training.optimizer == "adamax" and training.weight_decay:
         yield "training.weight_decay", "Adamax does not support decoupled weight decay: set it to 0"
     if not all(0 <= beta < 1 for beta in training.betas):

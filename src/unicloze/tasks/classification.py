@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -79,10 +79,17 @@ def heads(settings: Paired) -> Mapping[str, HeadSettings]:
         kind="quantities" if settings.kind == "regression" else "classes",
         outputs=len(settings.labels or ()) if isinstance(settings, Labelled) else 1,
         dense=settings.head == "dense",
-        pooling="sum" if settings.both_orders and settings.pooling != "mean" else "mean",
+        batch_norm=settings.head == "batch_norm",
+        pooling=_pooling(settings),
         dropout=settings.head_dropout,
     )
     return {"label": head}
+
+
+def _pooling(settings: Paired) -> Literal["mean", "sum", "concat"]:
+    if settings.pooling == "concat":
+        return "concat"
+    return "sum" if settings.both_orders and settings.pooling != "mean" else "mean"
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
@@ -106,7 +113,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         orders = (shown, shown[::-1]) if task.both_orders and len(shown) == 2 else (shown,)
         pieces = [text_row(order, tokenizer.vocabulary, segments, between) for order in orders]
         length = len(pieces[0][0])
-        pooled = pooled_slots(length, pooling_of(recipe))
+        pooled = pooled_slots(length, pooling_of(recipe), leftward=recipe.use.visibility == "right_to_left")
         slots = [start + slot for start in range(0, len(pieces) * length, length) for slot in pooled]
         rows.append(
             Row(

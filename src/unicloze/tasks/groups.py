@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
 from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, Problem
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import Recipe, TaskPooling, TaskSettings
 
 T = TypeVar("T", bound=TaskSettings)
 
@@ -33,25 +33,32 @@ class Headed(TaskSettings):
 
     Args:
         head: `dense` puts BERT's dense layer and tanh before the output layer (exportable); `plain` does not (as in both
-            UniLM papers).
-        pooling: Representation of a text: its `first` slot, its `last`, or the `mean` of all; default: `use.pooling` of the
-            model's recipe. In tagging, the representation of a word; for choices, no answer and the kind of an answer, one
-            slot: by default the `last` if the model reads from left to right, else the `first`.
+            UniLM papers); `batch_norm` puts 50 units and batch normalisation before it (ULMFiT), for one prediction per text.
+        pooling: Representation of a text: its `first` slot, its `last`, or the `mean` of all, or their `concat`: the last one
+            read, the maximum and the mean of all (ULMFiT); default: `use.pooling` of the model's recipe. In tagging, the
+            representation of a word; for choices, no answer and the kind of an answer, one slot: by default the `last` if the
+            model reads from left to right, else the `first`.
         head_dropout: Dropout of the output layer's input; default: `model.dropout`.
     """
 
-    head: Literal["dense", "plain"] = "dense"
-    pooling: Literal["first", "last", "mean"] | None = None
+    head: Literal["dense", "plain", "batch_norm"] = "dense"
+    pooling: TaskPooling | None = None
     head_dropout: float | None = None
 
     ranges: ClassVar = {"head_dropout": BELOW_ONE}
     one_slot: ClassVar[str] = ""
     """What a single slot predicts, if slots cannot be pooled."""
+    of_texts: ClassVar[bool] = False
+    """Whether there is one prediction per text."""
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject pooling where a single slot is needed."""
         yield from super().problems(recipe)
-        if self.one_slot and self.pooling == "mean":
+        if self.head == "batch_norm" and not self.of_texts:
+            yield "task.head", "only one prediction per text is normalised over a batch: set it to dense or plain"
+        if self.pooling == "concat" and not self.of_texts:
+            yield "task.pooling", "only the slots of a whole text are concatenated: set it to first or last"
+        elif self.one_slot and self.pooling == "mean":
             yield "task.pooling", f"{self.one_slot} from one slot: set it to first or last"
 
 
@@ -94,10 +101,12 @@ class Paired(Headed, Delimited):
 
     both_orders: bool = False
 
+    of_texts = True
+
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject both orders without a pooling."""
         yield from super().problems(recipe)
-        if self.both_orders and self.pooling is None:
+        if self.both_orders and self.pooling in (None, "concat"):
             yield "task.pooling", "task.both_orders sums pooled representations: set it to first, last or mean"
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from unicloze.arrays import Int32s
 from unicloze.example import Examples
-from unicloze.settings import Pooling, Recipe
+from unicloze.settings import Recipe, TaskPooling
 from unicloze.tasks.groups import Passages, task_of
 from unicloze.tasks.rows import Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
@@ -161,7 +161,7 @@ def lay_out_windows(
 
 
 def _row(
-    window: Window, vocabulary: Vocabulary, segments: tuple[int, int], names: Sequence[str], pooling: Pooling
+    window: Window, vocabulary: Vocabulary, segments: tuple[int, int], names: Sequence[str], pooling: TaskPooling
 ) -> Row:
     tokens = window.passage.ids[window.first : window.last]
     input_ids, segment_ids = text_row((window.question, tokens), vocabulary, segments)

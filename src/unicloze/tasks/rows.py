@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from unicloze.arrays import Int32s
 from unicloze.example import Examples, Kind, Target
-from unicloze.settings import Pooling, Recipe
+from unicloze.settings import Recipe, TaskPooling
 from unicloze.tasks.groups import Delimited, Headed
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.visibility import nearby, packed_rows
@@ -160,7 +160,7 @@ def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int],
     return (0, 0 if recipe.model.num_segments == 1 else 1), vocabulary.eos
 
 
-def pooling_of(recipe: Recipe) -> Pooling:
+def pooling_of(recipe: Recipe) -> TaskPooling:
     """Which slots represent the unit that a task predicts from: a text, a choice, a word, or a question's whole row."""
     task, use = recipe.task, recipe.use
     if isinstance(task, Headed) and task.pooling is not None:
@@ -170,6 +170,15 @@ def pooling_of(recipe: Recipe) -> Pooling:
     return "last" if task.kind == "choice" and use.visibility == "left_to_right" else "first"
 
 
-def pooled_slots(length: int, pooling: Pooling) -> Sequence[int]:
-    """The slots that represent a sequence: its `first`, its `last`, or all for the `mean`."""
-    return {"first": range(1), "last": range(length - 1, length), "mean": range(length)}[pooling]
+def pooled_slots(length: int, pooling: TaskPooling, *, leftward: bool = False) -> Sequence[int]:
+    """The slots that represent a sequence: its `first`, its `last`, or all for the `mean` and for `concat`.
+
+    Args:
+        length: Slots of the sequence.
+        pooling: Which of them.
+        leftward: Whether it is read from right to left; all slots are then given in this order.
+    """
+    every = range(length)
+    return {"first": every[:1], "last": every[-1:], "mean": every, "concat": every[::-1] if leftward else every}[
+        pooling
+    ]

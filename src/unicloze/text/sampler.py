@@ -186,6 +186,15 @@ class WindowSampler:
             keys = keyed.key(self.seed, keyed.Purpose.STATIC_COPY, source, index, passes % static_copies)
         return self._windows(source, index, keys, pairs, self._quotas, begins, backward)
 
+    def rate_at(self, position: int, lanes: int) -> float:
+        """Factor of the learning rate of the step at a position.
+
+        Args:
+            position: As for `read`.
+            lanes: As for `read`.
+        """
+        return 1.0
+
     def sequential(self, count: int, *, pairs: Pairs = "contiguous", lanes: int = 1) -> Windows:
         """At most `count` windows for evaluation, spread evenly over the sources and independent of the seed.
 

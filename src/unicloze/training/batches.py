@@ -43,6 +43,7 @@ class MicroBatch:
         buckets: Number of rows in each bucket of similar lengths; empty if all rows are padded to the longest.
         repeats: Whether it lays out the text of another micro-batch of the same step again.
         part: Index of its mixture part.
+        rate: Factor of the learning rate of its step.
     """
 
     examples: Examples
@@ -52,6 +53,7 @@ class MicroBatch:
     buckets: Sequence[int] = ()
     repeats: bool = False
     part: int = 0
+    rate: float = 1.0
 
     @property
     def text_tokens(self) -> int:
@@ -172,7 +174,8 @@ def _make_part(
     first = 0
     for n, number, cut in wanted:
         span = slice(first, first + len(cut)) if number in chosen[n] else slice(0, 0)
-        made[n][number] = MicroBatch(examples[span], windows[span], settings.coefficients, part=part)
+        rate = sampler.rate_at(phase.first_window + cut.start, lanes)
+        made[n][number] = MicroBatch(examples[span], windows[span], settings.coefficients, part=part, rate=rate)
         first = max(first, span.stop)
 
 

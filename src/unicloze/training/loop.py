@@ -136,6 +136,9 @@ def fit(
     with stop_when_asked() as interruption:
         while state.step < settings.steps:
             started, memories = time.perf_counter(), state.memories
+            statistics = {
+                name: buffer.clone() for name, buffer in state.model.named_buffers()
+            }  # of batch normalisation
             try:
                 micro_batches = next(steps)
             except UniclozeError:  # the weights are still good
@@ -152,15 +155,17 @@ def fit(
                 if settings.on_spike != "accept":
                     spike = state.spikes.reason(norm, settings.spike_factor)
             except NonFiniteError as error:
+                state.model.load_state_dict(statistics, strict=False)
                 if settings.on_spike == "accept":
                     state.memories = memories
                     raise _before_update(error, state, hooks.save) from error
                 spike, state.memories = str(error), {}
             except Abandoned:
+                state.model.load_state_dict(statistics, strict=False)
                 hooks.save(state)
                 break
             if spike is None:
-                update(state, norm, settings)
+                update(state, norm, settings, micro_batches[0].rate)
                 spoiled = first_non_finite(state.model.state_dict())
                 if spoiled is not None:
                     raise _after_update(spoiled, state, micro_batches, hooks.describe)
@@ -190,9 +195,9 @@ def fit(
     return interruption
 
 
-def update(state: TrainState, norm: float, settings: TrainingSettings) -> None:
-    """Make the update of a step with a gradient of this norm."""
-    set_learning_rate(state.optimizers, schedule_factor(state.step, settings))
+def update(state: TrainState, norm: float, settings: TrainingSettings, rate: float = 1.0) -> None:
+    """Make the update of a step with a gradient of this norm, at a multiple of the scheduled learning rate."""
+    set_learning_rate(state.optimizers, schedule_factor(state.step, settings) * rate)
     for optimizer in state.optimizers:
         optimizer.step()
     if settings.on_spike != "accept":

@@ -12,6 +12,7 @@ from torch import nn
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.settings import TrainingSettings, chosen
 from unicloze.training.lamb import Lamb
+from unicloze.training.nt_asgd import NtAsgd
 
 SLANTED_RATIO = 32
 """Ratio of peak to lowest learning rate of a slanted triangle (ULMFiT, Section 3.2)."""
@@ -23,7 +24,7 @@ _MATRICES, _VECTORS, _HIDDEN = "matrices", "vectors", "hidden"
 def build_optimizers(
     model: nn.Module, settings: TrainingSettings, *, layer_decay: float = 1.0, unfreeze_every: float = 0.0
 ) -> list[torch.optim.Optimizer]:
-    """AdamW, Adamax or LAMB for everything, or Muon for the matrices inside the layers and AdamW for the rest.
+    """AdamW, Adamax, LAMB or NT-ASGD for everything, or Muon for the matrices inside the layers and AdamW for the rest.
 
     Muon takes no weights of LSTMs, which are stacks of gates. Frozen weights belong to none. Weight decay applies to
     matrices, but not to biases, normalisations and the relative position bias. Each group stores its peak learning rate as
@@ -76,6 +77,8 @@ def build_optimizers(
         for group in everything:
             group["adapt"] = group["params"][0].ndim >= 2 and id(group["params"][0]) not in undecayed
         optimizers.append(Lamb(everything, **moments))
+    elif everything and settings.optimizer == "nt_asgd":
+        optimizers.append(NtAsgd(everything, patience=settings.average_patience))
     elif everything:
         optimizers.append(torch.optim.AdamW(everything, **moments, fused=True))
     hidden = groups(settings.muon_learning_rate or chosen(settings.learning_rate), _HIDDEN)

@@ -23,6 +23,7 @@ from unicloze.training.checkpoint import MALFORMED, Checkpoint, checkpoint_name,
 from unicloze.training.ledger import Ledger, NoLedger, read_ledger
 from unicloze.training.loading import fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
+from unicloze.training.nt_asgd import NtAsgd
 from unicloze.training.optimizers import schedule_factor
 from unicloze.training.recurrence import Memories, pack, unpack
 from unicloze.training.spikes import Spikes
@@ -92,6 +93,9 @@ class RunProcess:
         own = state.model.state_dict()
         fit_weights(state.model, checkpoint, {name: own[name] for name in self.left_out})
         load_moments(state.optimizers, checkpoint)
+        for optimizer in state.optimizers:
+            if isinstance(optimizer, NtAsgd):
+                optimizer.exchange()  # the averages were saved
         state.step, state.text_tokens = checkpoint.state["step"], checkpoint.state.get("text_tokens", 0)
         state.memories, state.parts = unpack(checkpoint.memories, self.compute.device), None
         state.spikes = Spikes.read(checkpoint.state.get("spikes"), checkpoint.path)

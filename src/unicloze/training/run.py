@@ -25,6 +25,7 @@ from unicloze.text.collocations import open_phrases
 from unicloze.text.lineage import CODE, is_corpus, read_lineage
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, open_or_prepare
+from unicloze.text.random_lengths import RandomLengthSampler
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.agreement import as_prepared
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
@@ -46,6 +47,7 @@ from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import Open, load_model, ready_model
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, NonFiniteError, TrainState, evaluate
+from unicloze.training.nt_asgd import NtAsgd, averaged
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
@@ -315,13 +317,16 @@ class _Run(RunProcess):
         if recipe.training.initialize_from is not None and open_model is not None:
             other = open_model(Path(recipe.training.initialize_from))
             initialize_from(model, other, self.prepared.tokenizer, recipe)
-        return TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+        return TrainState(
+            model=model, optimizers=build_optimizers(model, recipe.training, layer_decay=recipe.training.layer_decay)
+        )
 
     def train(self) -> RunResult:
         """Train to the last step, from the checkpoint if there is one, and evaluate."""
         training = self.recipe.training
         if self.checkpoint is not None:
             self.take_over(self.checkpoint)
+            self._hear_again()
         baselines = self.baselines.summary() if self.baselines else None
         self.write_start(lineage=self.prepared.lineage, baselines=baselines)
         if self.state.step >= training.steps:
@@ -381,8 +386,9 @@ class _Run(RunProcess):
         else:
             if already:
                 self._evaluate(self.state)
-            self._write_samples()
-            words = self._content_words()
+            with averaged(self.state.optimizers):
+                self._write_samples()
+                words = self._content_words()
             course = Course.of(read_ledger(self.out / LEDGER))
             little = too_little_text([*trained_sources(self.recipe, self.prepared), *self.prepared.heldout])
             verdict = verdict_on(self.perplexity, self.counts, words, course, little)
@@ -410,7 +416,8 @@ class _Run(RunProcess):
         rows = training.micro_batch_size or training.batch_size
         sums: dict[str, tuple[float, float]] = {}
         for label, block in self.heldout_examples.items():
-            measured = evaluate(state.model, block.examples, self.compute, rows, block.windows)
+            with averaged(state.optimizers):
+                measured = evaluate(state.model, block.examples, self.compute, rows, block.windows)
             prefix = f"{label}." if len(self.heldout_examples) > 1 else ""
             sums |= {f"{prefix}{name}": value for name, value in measured.items()}
         means = {name: total / weight if weight else None for name, (total, weight) in sums.items()}
@@ -429,16 +436,36 @@ class _Run(RunProcess):
             window=self.heldout.window,
             windows=len(next(iter(self.heldout_examples.values())).examples),
         )
+        self._hear(means)
         if self.progress:
             said = _measured(self.part, self.perplexity, self.counts)
             say(f"step {state.step}: {said} (window {self.heldout.window})")
         return False
 
+    def _hear(self, means: Mapping[str, float | None]) -> None:
+        """Tell the optimisers that heed it about an evaluation."""
+        for optimizer in self.state.optimizers:
+            if isinstance(optimizer, NtAsgd):
+                optimizer.hear(sum(mean for mean in means.values() if mean is not None))
+
+    def _hear_again(self) -> None:
+        """Tell them about the evaluations before the checkpoint, and evaluate if the run ended before it could."""
+        training, step = self.recipe.training, self.state.step
+        if training.optimizer != "nt_asgd":
+            return
+        evaluations = {event["step"]: event for event in self.former_events() if event["event"] == "evaluate"}
+        for done in sorted(number for number in evaluations if number <= step):
+            self._hear(evaluations[done]["loss"])
+        due = training.evaluate_every and step % training.evaluate_every == 0
+        if due and 0 < step < training.steps and step not in evaluations:
+            self._evaluate(self.state)
+
     def _save(self, _state: TrainState) -> None:
         facts = {"fingerprint": self.prepared.fingerprint}
         if self.teacher is not None:
             facts["teacher"] = self.teacher.digest
-        self.save(facts, keep=self.recipe.training.keep_checkpoints)
+        with averaged(self.state.optimizers):
+            self.save(facts, keep=self.recipe.training.keep_checkpoints)
 
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows
@@ -484,7 +511,8 @@ def build_sampler(
     recipe: Recipe, prepared: Prepared, *, heldout: bool = False, phrases: PhraseTable | None = None
 ) -> WindowSampler:
     """Sampler of a recipe's windows, from the training or the held-out text, with phrases marked if given."""
-    return WindowSampler(
+    kind = WindowSampler if recipe.data.lengths == "fixed" or heldout else RandomLengthSampler
+    return kind(
         prepared.heldout if heldout else prepared.train,
         window=recipe.data.window,
         segments=recipe.data.segments,

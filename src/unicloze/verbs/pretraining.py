@@ -248,13 +248,15 @@ def _chosen(
 
 def _of_whole(given: Overrides) -> dict[str, Any]:
     """The given settings that apply to the full run, without those that only change the sizes of a toy run."""
+    from unicloze.recipes import toy_overrides
     from unicloze.recipes.unread_settings import given_settings
 
     settings = given_settings(given)
     of_toy = {"data.window", "training.steps", "training.batch_size", "training.micro_batch_size"}
     if "training.steps" in settings:
         of_toy.add("training.warmup_steps")
-    return {key: value for key, value in settings.items() if key not in of_toy and not key.startswith("model.")}
+    of_toy |= {key for key in toy_overrides() if key.startswith("model.")} | {"model.embedding_size"}
+    return {key: value for key, value in settings.items() if key not in of_toy}
 
 
 def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:

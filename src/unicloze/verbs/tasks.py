@@ -177,6 +177,7 @@ def predict(
     quiet: bool = False,
     overrides: OfFiles = None,
     text: Annotated[str | Sequence[str], Option("TEXT", clean, repeated=True), SOURCES] | None = None,
+    also: Annotated[PathLike, Option("DIR")] | None = None,
 ) -> Predictions:
     """Predict with a fine-tuned model for a file of records, or for a text.
 
@@ -195,6 +196,8 @@ def predict(
         overrides: Settings `task.fields` and `task.format` of the file, by dotted name.
         text: Text instead of a file, split into words for a tagger; repeat it for each part of a record that has several,
             such as a passage and a question.
+        also: Directory of another fine-tuning run on the same task, whose probabilities or quantities are averaged with those
+            of `model` (ULMFiT: a forward and a backward model).
 
     Returns:
         One per record, in order.
@@ -210,6 +213,7 @@ def predict(
         OSError: The file cannot be written.
     """
     from unicloze.finetuning import predict as room
+    from unicloze.finetuning.averaged import averaged, check_averaged
     from unicloze.finetuning.data import encoded
     from unicloze.finetuning.generate_for_records import generate_into
     from unicloze.finetuning.given_texts import predict_given, record_of, with_settings
@@ -217,7 +221,7 @@ def predict(
     from unicloze.interop.opening import open_model
     from unicloze.records import read_records
     from unicloze.tasks import TASKS
-    from unicloze.tasks.task import Predictions, written
+    from unicloze.tasks.task import Prediction, Predictions, written
 
     if (text is None) == (file is None):
         raise UsageError("Give either a text or a file of records to predict.")
@@ -235,11 +239,18 @@ def predict(
     room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
         return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
-    if text is not None:
-        predictions = predict_given(loaded, records)
-    else:
-        data = encoded(records, loaded.recipe, loaded.tokenizer, answers=False)
-        predictions = room.predict(load_task_model(loaded), data, progress=not quiet)
+    models = [loaded] if also is None else [loaded, with_settings(open_model(also, device, precision), overrides)]
+    if also is not None:
+        check_averaged([one.recipe for one in models])
+
+    def predicted(one: LoadedModel) -> list[Prediction]:
+        if text is not None:
+            return predict_given(one, records)
+        data = encoded(records, one.recipe, one.tokenizer, answers=False)
+        return room.predict(load_task_model(one), data, progress=not quiet)
+
+    each = [predicted(one) for one in models]
+    predictions = each[0] if also is None else averaged(each)
     if out is not None:
         room.write_predictions(predictions, Path(out), chosen)
     return Predictions(predictions, shown, one=text is not None)
@@ -294,7 +305,7 @@ def generate(
     from unicloze.finetuning.given_texts import record_of
     from unicloze.finetuning.predict import as_json_lines
     from unicloze.records import read_records
-    from unicloze.tasks.task import Predictions, written
+    from unicloze.tasks.task import Prediction, Predictions, written
 
     if (text is None) == (file is None):
         raise UsageError("Give either a text or a file of sources to generate from.")

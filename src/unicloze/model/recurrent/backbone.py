@@ -54,6 +54,11 @@ class Reading:
     states: list[Tensor]
     penalty: Tensor | None
 
+    @property
+    def by_layer(self) -> list[Tensor]:
+        """One state for the embeddings and one per layer, the last after dropout."""
+        return [*self.states[:-2], self.states[-1]]
+
 
 class Embeddings(nn.Module):
     """Token embeddings; dropout drops all occurrences of a token at once (Gal and Ghahramani 2016)."""
@@ -108,8 +113,7 @@ class RecurrentBackbone(nn.Module):
         Raises:
             UsageError: A slot reads neither from left to right nor from right to left.
         """
-        states = self.read(batch, dropout).states
-        states = [*states[:-2], states[-1]]
+        states = self.read(batch, dropout).by_layer
         if select:
             states[-1] = predicted(batch, states[-1])
         return states

@@ -11,7 +11,7 @@ from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING
 from unicloze.model.model import TargetLoss, UnifiedModel
-from unicloze.model.recurrent.backbone import RecurrentBackbone, layer_widths, predicted
+from unicloze.model.recurrent.backbone import RecurrentBackbone, layer_widths
 
 
 class RecurrentModel(UnifiedModel):
@@ -40,7 +40,7 @@ class RecurrentModel(UnifiedModel):
         """
         assert isinstance(self.backbone, RecurrentBackbone)
         reading = self.backbone.read(batch, dropout)
-        losses = dict(self._losses(batch, self._by_target(batch, predicted(batch, reading.states[-1])), dropout))
+        losses = dict(self._losses(batch, self._from_layers(batch, reading.by_layer), dropout))
         if reading.penalty is not None and losses:
             name, loss = next(iter(losses.items()))
             added = loss.weight * reading.penalty

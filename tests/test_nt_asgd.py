@@ -1,0 +1,110 @@
+"""NT-ASGD against torch's SGD and ASGD, when it starts, what is saved, and that a resumed run goes on alike."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from corpora import write_corpus
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
+from unicloze.training.ledger import read_ledger
+from unicloze.training.loading import load_model
+from unicloze.training.nt_asgd import NtAsgd, averaged
+from unicloze.training.run import pretrain_run
+
+
+def gradient(weight: torch.Tensor, step: int) -> torch.Tensor:
+    return torch.sin(weight.detach() * (step + 1)) + 0.1 * step
+
+
+def test_it_is_sgd_and_then_asgd() -> None:
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 6)) for _ in range(2))
+    optimizer = NtAsgd([ours], lr=0.1, weight_decay=0.01)
+    sgd = torch.optim.SGD([theirs], lr=0.1, weight_decay=0.01)
+    asgd = torch.optim.ASGD([theirs], lr=0.1, lambd=0.0, t0=0, weight_decay=0.01)
+    for step in range(10):
+        if step == 4:
+            for loss in (1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0):
+                optimizer.hear(loss)
+            assert optimizer.averages
+        ours.grad, theirs.grad = gradient(ours, step), gradient(theirs, step)
+        optimizer.step()
+        (sgd if step < 4 else asgd).step()
+        torch.testing.assert_close(ours, theirs)
+    assert asgd.state[theirs]["step"].item() == 6
+    with averaged([optimizer]):
+        torch.testing.assert_close(ours.detach(), asgd.state[theirs]["ax"])
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("losses", "starts"),
+    [
+        ([5, 4, 3, 2, 1], None),
+        ([1, 2, 2], None),
+        ([1, 2, 2, 2], 3),
+        ([3, 2, 2, 2.5, 2.6, 2.7], 4),
+        ([3, 3, 3, 3, 3], None),
+    ],
+)
+def test_it_averages_once_an_evaluation_is_worse_than_the_best_before_the_latest(
+    losses: list[float], starts: int | None
+) -> None:
+    optimizer = NtAsgd([torch.nn.Parameter(torch.zeros(2))], patience=2)
+    started = []
+    for loss in losses:
+        optimizer.hear(loss)
+        started.append(optimizer.averages)
+    assert (started.index(True) if True in started else None) == starts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut_at", [4, 8])
+def test_a_resumed_run_averages_alike(cut_at: int, tmp_path: Path) -> None:
+    """Cut before and after the average starts; the saved model is the average."""
+    write_corpus(tmp_path / "corpus")
+    overrides = toy_overrides() | {
+        "data.corpus": [str(tmp_path / "corpus")],
+        "training.steps": 12,
+        "training.save_every": 4,
+        "training.evaluate_every": 2,
+        "training.keep_checkpoints": 9,
+        "training.average_patience": 1,
+        "training.learning_rate": 400.0,
+        "training.clip_norm": 5.0,
+    }
+    recipe = load_recipe("awd-lstm", overrides)
+    pretrain_run(recipe, tmp_path / "whole", progress=False)
+    saved = [load_checkpoint(path) for path in list_checkpoints(tmp_path / "whole" / "checkpoints")]
+    assert [bool(one.optimizers[0]["state"]) for one in saved] == [False, True, True]
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for path in list_checkpoints(tmp_path / "cut" / "checkpoints"):
+        if int(path.name.removeprefix("step-")) > cut_at:
+            shutil.rmtree(path)
+    pretrain_run(recipe, tmp_path / "cut", progress=False)
+    ends = [load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("whole", "cut")]
+    for name, tensor in ends[0].model.items():
+        assert torch.equal(tensor, ends[1].model[name]), name
+    for index, state in ends[0].optimizers[0]["state"].items():
+        for name, value in state.items():
+            assert torch.equal(value, ends[1].optimizers[0]["state"][index][name])
+    weights = dict(load_model(tmp_path / "cut").model.named_parameters())
+    raw = ends[0].optimizers[0]["state"]
+    assert any(
+        not torch.equal(weight, raw[number]["average"])
+        for number, weight in enumerate(weights.values())
+        if weight.shape == raw[number]["average"].shape
+    )
+    losses = [
+        [
+            event["loss"]["lm"]
+            for event in read_ledger(tmp_path / name / "ledger.jsonl")
+            if event["event"] == "evaluate"
+        ][-1]
+        for name in ("whole", "cut")
+    ]
+    assert losses[0] == losses[1]
