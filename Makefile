@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Every target that needs the environment makes it first: .venv, here, nothing elsewhere.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test journeys check lint types format bench mutate fuzz audit clean lock
+.PHONY: help install quickstart test journeys check lint types format docs bench mutate fuzz audit clean lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -52,6 +52,10 @@ format: .venv/.installed ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv/.docs ## Build the documentation site into build/docs
+	$(BIN)/python -m sphinx -E -q -W --keep-going docs build/docs
+	@echo "Open build/docs/index.html"
+
 bench: .venv/.installed ## Measure this machine: examples a second, and training steps against Transformers
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/pretrain_step.py
@@ -76,7 +80,7 @@ lock: ## Pin the newest versions that work together in constraints.txt; torch st
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off \
-		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" --editable ".[dev,hf,onnx,datasets,metrics,coco,demo,mutate]"
+		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" --editable ".[dev,hf,onnx,datasets,metrics,coco,demo,mutate,docs]"
 	grep '^#' constraints.txt > build/constraints.txt
 	build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+.*//' \
 		| grep -Eiv '^(nvidia|cuda|triton)' | LC_ALL=C sort -f >> build/constraints.txt
@@ -97,6 +101,11 @@ lock: ## Pin the newest versions that work together in constraints.txt; torch st
 .venv/.installed: .venv/.runtime
 	@echo "Installing the development tools into .venv"
 	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+.venv/.docs: .venv/.runtime
+	@echo "Installing Sphinx into .venv"
+	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 .venv/.mutate: .venv/.installed
