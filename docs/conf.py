@@ -27,6 +27,7 @@ html_title = f"unicloze {release}"
 html_copy_source = False
 html_show_copyright = False
 myst_heading_anchors = 3
+smartquotes = False
 default_role = "literal"  # docstrings mark code by single backticks
 
 PAGES = Path(__file__).parent

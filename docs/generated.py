@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -77,11 +78,13 @@ def _section(section: str) -> str:
     for key, value in known.items():
         of = [] if not varied else [cell(_owners(section, key))]
         default = code(_default(value.default)) if value.default is not None else "null"
-        rows.append(
-            [code(key.partition(".")[2]), cell(schema.expected(value.type)), default, *of, cell(value.description)]
-        )
+        rows.append([code(key.partition(".")[2]), _expected(value.type), default, *of, cell(value.description)])
     head = ["setting", "value", "default", *(["of"] if varied else []), "meaning"]
     return f"## {section}\n\n{table(head, rows)}"
+
+
+def _expected(hint: Any) -> str:
+    return re.sub(r"'([^']+)'", r"`\1`", cell(schema.expected(hint)))
 
 
 def _owners(section: str, key: str) -> str:
