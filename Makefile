@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Targets that need the environment create it first, in .venv and nowhere else.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test journeys check lint types format bench mutate fuzz audit clean lock
+.PHONY: help install quickstart test journeys check lint types format docs bench mutate fuzz audit clean lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -52,6 +52,10 @@ format: .venv/.installed ## Fix style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv/.docs ## Build the documentation site into build/docs
+	$(BIN)/python -m sphinx -E -q -W --keep-going docs build/docs
+	@echo "Open build/docs/index.html"
+
 bench: .venv/.installed ## Measure this machine: examples per second, and training steps against Transformers
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/pretrain_step.py
@@ -75,7 +79,8 @@ lock: ## Pin the newest compatible versions, with hashes in the locks; torch is 
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --progress-bar off \
-		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" --editable ".[dev,hf,onnx,datasets,metrics,coco,tensorboard,serve,browser,mutate]"
+		"$(or $(TORCH),$(shell grep '^torch==' constraints.txt))" \
+		--editable ".[dev,hf,onnx,datasets,metrics,coco,tensorboard,serve,browser,docs,mutate]"
 	grep '^#' constraints.txt > build/constraints.txt
 	build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+.*//' \
 		| grep -Eiv '^(nvidia|cuda|triton)' | LC_ALL=C sort -f >> build/constraints.txt
@@ -98,6 +103,11 @@ lock: ## Pin the newest compatible versions, with hashes in the locks; torch is 
 .venv/.installed: .venv/.runtime
 	@echo "Installing the development tools into .venv"
 	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+.venv/.docs: .venv/.runtime
+	@echo "Installing Sphinx into .venv"
+	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 .venv/.mutate: .venv/.installed

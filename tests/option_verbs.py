@@ -221,6 +221,8 @@ OPTIONS = {
     ("export", "model"): either("export --to unicloze --out hf", "{RUN:unilmv2}", "{RUN:masked}"),
     ("export", "--to"): either("export {RUN:masked} --out hf --to", "unicloze", "bert"),
     ("export", "--out"): either("export {RUN:masked} --to unicloze --out", "here", "there"),
+    ("completion", "shell"): either("completion", "bash", "zsh"),
+    ("completion", "--json"): with_or_without("completion bash", "--json"),
     ("recipes", "--json"): with_or_without("recipes", "--json"),
     ("doctor", "--json"): with_or_without("doctor", "--json"),
 }

@@ -6,30 +6,43 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
+import runpy
 import shlex
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import unicloze
+from corpora import write_corpus
 from test_imports import FLOORS
 from unicloze import cli, run_files, verbs
+from unicloze.recipes import load_recipe, recipe_names, task_names
 from unicloze.recipes.schema import every_key
 
 PACKAGE = Path(unicloze.__file__).parent
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 PRESENT = [document for document in DOCUMENTS if document.name != "log.md"]
 """Documents that describe only the present state, not past ones."""
+SITE = sorted(ROOT.glob("docs/**/*.md"))
 PLACES = ROOT, PACKAGE, ROOT / "tests", ROOT / "benchmarks", ROOT / "benchmarks" / "results", ROOT / "docs"
 LIST = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- modules: made by tests/test_docs.py -->\n", "<!-- end of the modules -->\n"
 OF_OTHERS = {"AutoModel", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "BlockMask", "FlexAttention"}
 
 SECTION = "|".join(sorted({key.partition(".")[0] for key in every_key() if "." in key}))
+FENCED = re.compile(r"^( *)```([^\n`]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
 
 
 def docstring(module: str) -> str:
@@ -61,10 +74,17 @@ def test_the_list_of_modules_is_that_of_the_source() -> None:
 def code_in(document: Path) -> Iterator[str]:
     """Blocks of code, fenced or indented, and code within the lines."""
     text = document.read_text(encoding="utf-8")
-    yield from re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    yield from blocks_in(document)
+    text = FENCED.sub("", text)
     yield from re.findall(r"^\n((?:    .*\n)+)", text, re.MULTILINE)
     yield from re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
+
+
+def blocks_in(document: Path, language: str | None = None) -> Iterator[str]:
+    """Fenced blocks of code, of one language or all; directives of the site are not code."""
+    for _, written, code in FENCED.findall(document.read_text(encoding="utf-8")):
+        if not written.startswith("{") and language in (None, written):
+            yield textwrap.dedent(code)
 
 
 def commands_in(document: Path) -> Iterator[str]:
@@ -74,7 +94,7 @@ def commands_in(document: Path) -> Iterator[str]:
             yield re.sub(r"\s+#\s.*", "", line).strip()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_files_exist_that_documents_name(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     links = {link.partition("#")[0] for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text)} - {""}
@@ -92,22 +112,23 @@ def test_files_exist_that_documents_name(document: Path) -> None:
     assert not [path for path in sorted(paths) if not any((place / path).exists() for place in PLACES)]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_make_has_the_targets_that_documents_name(document: Path) -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     named = {found for code in code_in(document) for found in re.findall(r"\bmake (?:[A-Z]+=\S+ )*([a-z]+)", code)}
     assert named <= {*targets}
 
 
-@pytest.mark.parametrize("document", PRESENT, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", PRESENT, ids=name_of)
 def test_commands_of_documents_are_understood(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that commands in the documents parse; running them takes a model and is left to the tests of each verb."""
     for function in verbs.VERBS.values():
         monkeypatch.setattr(verbs, function.__name__, lambda **_: "understood")
     for command in commands_in(document):
+        command = re.sub(r"^torchrun .* -m unicloze ", "unicloze ", command)
         words = shlex.split(command) if command.startswith("unicloze ") else []
-        if len(words) == 2 and words[1].isupper():
-            continue  # `unicloze VERB`
+        if len(words) > 1 and words[1].isupper():
+            continue  # `unicloze VERB --help`
         whole = len(words) > 2 and "..." not in words
         if whole and "--plugin" not in words and not any(word.isupper() and len(word) > 2 for word in words[1:3]):
             assert cli.main(words[1:]) == 0, command
@@ -115,6 +136,7 @@ def test_commands_of_documents_are_understood(document: Path, monkeypatch: pytes
             assert any(name in (words[1], " ".join(words[1:3])) for name in (*cli.VERBS, *cli.GROUPS)), command
 
 
+@functools.cache
 def defined() -> dict[str, set[str]]:
     """The classes of the package and their attributes."""
     classes: dict[str, set[str]] = {}
@@ -127,13 +149,24 @@ def defined() -> dict[str, set[str]]:
     return classes
 
 
-@pytest.mark.parametrize("document", PRESENT, ids=lambda path: path.name)
+@functools.cache
+def source() -> str:
+    """The text of the whole package."""
+    return "\n".join(file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py"))
+
+
+@functools.cache
+def settings() -> frozenset[str]:
+    """All dotted settings."""
+    return frozenset(every_key())
+
+
+@pytest.mark.parametrize("document", PRESENT, ids=name_of)
 def test_names_of_code_and_settings_in_documents_exist(document: Path) -> None:
     classes = defined()
-    source = "\n".join(file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py"))
     for name in {code.partition("(")[0] for code in code_in(document)}:
         if re.fullmatch(rf"({SECTION})\.[a-z_]+", name):
-            assert name in every_key(), name
+            assert name in settings(), name
         elif re.fullmatch(r"unicloze(\.\w+)+", name):
             try:
                 importlib.import_module(name)
@@ -145,7 +178,72 @@ def test_names_of_code_and_settings_in_documents_exist(document: Path) -> None:
             assert owner in classes or document != LIST, name
             assert owner not in classes or not attribute or attribute in set().union(*classes.values()), name
         elif re.fullmatch(r"[A-Z]+_[A-Z_]+", name) and name not in OF_OTHERS:
-            assert re.search(rf"\b{name}\b", source), name
+            assert re.search(rf"\b{name}\b", source()), name
+
+
+RECIPES = [
+    pytest.param(code, id=f"{name_of(document)}-{number}")
+    for document in DOCUMENTS
+    for number, code in enumerate(blocks_in(document, "yaml"))
+    if code.startswith("base:") and "comb" not in code  # that one needs a plugin, whose tests try it
+]
+
+
+@pytest.mark.parametrize("code", RECIPES)
+def test_recipes_in_documents_load(code: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(code, encoding="utf-8")
+    assert load_recipe(tmp_path / "mine.yaml").name
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that snippets name."""
+    place = tmp_path_factory.mktemp("snippets")
+    overrides = {"data.corpus": [str(write_corpus(place / "my-texts"))], "tokenizer.vocab_size": 300}
+    verbs.pretrain("quickstart", place / "runs" / "mine", toy=True, quiet=True, overrides=overrides)
+    verbs.export(place / "runs" / "mine", "mpnet", place / "exports" / "mine")
+    for file in ("train", "dev", "new"):
+        (place / f"{file}.csv").write_text("text,label\nthe cat,yes\na dog,no\nthe old house,yes\n", encoding="utf-8")
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the text has .* tokens, but the model reads", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("document", [one for one in DOCUMENTS if any(blocks_in(one, "python"))], ids=name_of)
+def test_python_in_documents_runs(document: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "\n".join(blocks_in(document, "python"))
+    for library in set(re.findall(r"^(?:from|import) (sentence_transformers|transformers)\b", code, re.MULTILINE)):
+        pytest.importorskip(library)
+    (tmp_path / "snippet.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(place)
+    runpy.run_path(str(tmp_path / "snippet.py"), run_name="snippet")
+
+
+# The site
+
+
+@pytest.mark.slow
+def test_the_site_is_complete_and_loads_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("furo")
+    options = "-E", "-q", "-W", "--keep-going", "-d", str(tmp_path / "trees")
+    words = [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(tmp_path / "site")]
+    built = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    pages = {page.relative_to(tmp_path / "site").as_posix(): page.read_text() for page in tmp_path.rglob("*.html")}
+    assert pages.keys() >= {page.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for page in SITE}
+    for name, page in pages.items():
+        assert not re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//", page), name
+        assert not re.findall(r"<link\b[^>]*\bhref=\"(?:https?:)?//", page), name
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.findall(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", sheet.read_text()), sheet
+    reference = {kind: pages[f"reference/{kind}.html"] for kind in ("command-line", "settings", "recipes", "python")}
+    assert all(f"<h2>{verb}<" in reference["command-line"] for verb in cli.VERBS)
+    assert all(f">{name}<" in reference["recipes"] for name in (*recipe_names(), *task_names()))
+    keys = [key.partition(".")[2] for key in settings() if "." in key and not key.startswith("provenance.")]
+    assert all(f">{key}<" in reference["settings"] for key in keys)
+    public = set(unicloze.__all__) - {"Recipe", "__version__"}
+    assert all(f'id="unicloze.{name}"' in reference["python"] for name in public)
+    assert "Annotated" not in reference["python"] and "As of" not in reference["python"]
 
 
 if __name__ == "__main__":

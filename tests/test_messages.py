@@ -296,6 +296,7 @@ export run --to bert --out .
 export run --to albert --out exported
 export writer --to bert --out exported
 
+completion fish
 recipes quickstart
 recipes --all
 doctor --jso

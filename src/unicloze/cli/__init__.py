@@ -15,12 +15,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unicloze import launch, terminal, verbs
+from unicloze.cli.completion import completion
 from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of
 from unicloze.errors import UsageError
 from unicloze.version import __version__
 
 VERBS = {name: Verb(name, function, verbs.INSTEAD.get(name, {})) for name, function in verbs.VERBS.items()}
-"""All verbs, in the order of the help."""
+VERBS["completion"] = Verb("completion", completion)
+"""All verbs, in the order of the help; `completion` is of no use in Python."""
 GROUPS = dict.fromkeys(name.partition(" ")[0] for name in VERBS if " " in name)
 """First words of two-word verbs."""
 SHARED = "pretrain", "finetune"
@@ -131,7 +133,7 @@ def _run(words: list[str]) -> int:
     for switch in verb.instead:
         if getattr(options, switch):
             function, arguments = verb.instead[switch], instead_of(verb, switch, options, arguments)
-    result = getattr(verbs, function.__name__)(**arguments)
+    result = getattr(verbs, function.__name__, function)(**arguments)
     terminal.show(result, json=options.json)
     return getattr(result, "exit_code", 0)
 

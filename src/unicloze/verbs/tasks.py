@@ -305,7 +305,7 @@ def generate(
     from unicloze.finetuning.given_texts import record_of
     from unicloze.finetuning.predict import as_json_lines
     from unicloze.records import read_records
-    from unicloze.tasks.task import Prediction, Predictions, written
+    from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
         raise UsageError("Give either a text or a file of sources to generate from.")
