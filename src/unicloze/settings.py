@@ -394,8 +394,9 @@ class TrainingSettings:
             the groups are added in a binary tree, so that any number of processes computes the same bits. Also the maximum
             number of processes; each holds about log2(leaves) gradients.
         optimizer: `adamw`; `adamax`, Adam with the infinity norm (Kingma and Ba 2015, Section 7.1), without weight decay;
-            `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); or `muon`: Muon for
-            the hidden matrices and AdamW for the rest.
+            `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); `adafactor`, with
+            learning rates relative to the size of each tensor (Shazeer and Stern 2018; T5); or `muon`: Muon for the hidden
+            matrices and AdamW for the rest.
         learning_rate: Peak learning rate. In fine-tuning, `auto` chooses it by the size of the model.
         muon_learning_rate: Peak learning rate of Muon's matrices; default: `learning_rate` (Muon's update is scaled to the
             size of AdamW's).
@@ -405,6 +406,8 @@ class TrainingSettings:
         weight_decay: Decoupled weight decay of every matrix, but not of biases and layer normalisation.
         schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up; or
             `slanted_triangular`, from 1/32 of the peak up to the peak within the warm-up and back down (ULMFiT).
+            `inverse_sqrt` falls with the inverse square root of the step after the warm-up (Transformer), and
+            `flat_inverse_sqrt` does so from the peak, which it keeps for `warmup_steps` (T5).
         warmup_steps: Steps of the warm-up.
         decay_steps: Steps of the decay. Default: a tenth of all steps for `wsd`, all steps after the warm-up for `cosine`. A
             shorter `cosine` then stays at its final rate (GPT-3).
@@ -437,14 +440,16 @@ class TrainingSettings:
     batch_size: int = 7680
     micro_batch_size: int | None = None
     leaves: int = 64
-    optimizer: Literal["adamw", "adamax", "lamb", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamax", "lamb", "adafactor", "muon"] = "adamw"
     learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None
     muon_momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.98)
     epsilon: float = 1e-6
     weight_decay: float = 0.01
-    schedule: Literal["linear", "cosine", "wsd", "constant", "slanted_triangular"] = "linear"
+    schedule: Literal[
+        "linear", "cosine", "wsd", "constant", "slanted_triangular", "inverse_sqrt", "flat_inverse_sqrt"
+    ] = "linear"
     warmup_steps: int = 24_000
     decay_steps: int | None = None
     final_rate: float = 0.0

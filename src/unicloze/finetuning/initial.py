@@ -22,7 +22,7 @@ from unicloze.tasks.rows import pooling_of
 from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions
 from unicloze.training.loading import LoadedModel
 
-FREE = "dropout", "attention_dropout", "initializer_range"
+FREE = "dropout", "attention_dropout", "activation_dropout", "final_dropout", "initializer_range"
 """`model` settings that a task may change, as no trained weight depends on them."""
 LEFT_OUT = "generator_size", "memory", "pooler"
 """Parts of a model that no task uses."""
@@ -119,7 +119,7 @@ def what_changed(changed: Mapping[str, tuple[Any, Any]], start: LoadedModel) -> 
     """The changes of `changed_settings` in words; empty if there are none."""
     said = []
     for key, (former, now) in changed.items():
-        if key == "model.max_positions" and POSITION_ROWS in start.model.state_dict():
+        if key == "model.max_positions" and not start.model.state_dict().keys().isdisjoint(POSITION_ROWS):
             said.append(said_of_positions(former, now, start.path))
         else:
             said.append(f"{key} is {now} ({start.path}: {former})")
@@ -163,8 +163,7 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
         Names of the newly initialised weights.
     """
     own, theirs = model.state_dict(), start.model.state_dict()
-    if POSITION_ROWS in theirs:
-        theirs[POSITION_ROWS] = repeated(theirs[POSITION_ROWS], len(own[POSITION_ROWS]))
+    theirs |= {name: repeated(theirs[name], len(own[name])) for name in POSITION_ROWS if name in theirs}
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
     for name in own:
         if name.startswith("task_heads.") and ".output." in name and _labels(start.recipe.task) != _labels(task):

@@ -27,11 +27,16 @@ def _or(names: Sequence[str]) -> str:
 _trained = Needs("a tokenizer that is trained (tokenizer.path null)", lambda recipe: recipe.tokenizer.path is None)
 _word_pieces = Needs("tokenizer.kind wordpiece", lambda recipe: recipe.tokenizer.kind == "wordpiece")
 _relative = Needs("model.relative_bias true", lambda recipe: recipe.model.relative_bias)
+_moments = Needs(
+    "an optimizer other than adafactor (training.optimizer)", lambda recipe: recipe.training.optimizer != "adafactor"
+)
 _muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimizer == "muon")
 
 ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     "model.relative_buckets": (_relative,),
     "model.relative_max_distance": (_relative,),
+    "training.betas": (_moments,),
+    "training.epsilon": (_moments,),
     "training.muon_learning_rate": (_muon,),
     "training.muon_momentum": (_muon,),
     "training.decay_steps": (
@@ -75,6 +80,8 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
     "model.head": (_tokens,),
     "model.head_bias": (_tokens,),
+    "model.tied_output": (_tokens,),
+    "model.scale_output": (_tokens,),
     "training.label_smoothing": (_tokens,),
     "use.visibility": (
         Needs(

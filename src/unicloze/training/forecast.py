@@ -57,10 +57,14 @@ def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int
 
 
 def _bytes_of_a_row(recipe: Recipe) -> int:
-    """Lower bound of the bytes the backward pass keeps per row: inputs of each layer's matrix products, in bf16."""
+    """Lower bound of the bytes the backward pass keeps per row: inputs of each layer's matrix products, in bf16.
+
+    A slot of an encoder-decoder passes through one of its stacks.
+    """
     model = recipe.model
+    layers = min(model.num_layers, model.decoder_layers or model.num_layers)
     kept = 4 * model.hidden_size + 2 * model.intermediate_size
-    return 2 * recipe.data.window * model.num_layers * kept
+    return 2 * recipe.data.window * layers * kept
 
 
 def memory_of(device: torch.device) -> int | None:
