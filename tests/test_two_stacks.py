@@ -187,7 +187,7 @@ def test_t5_draws_every_matrix_by_the_width_of_its_input() -> None:
     )  # fmt: skip
     expected = {
         "backbone.embeddings.tokens.weight": 1.0,
-        "token_head.output": 1.0,
+        "token_head.output": 64**-0.5,
         "backbone.layers.0.feed_forward.inner.weight": 64**-0.5,
         "backbone.layers.0.feed_forward.gate.weight": 64**-0.5,
         "backbone.layers.0.feed_forward.output.weight": 100**-0.5,

@@ -60,7 +60,7 @@ def _scaled(backbone: Backbone) -> Deviations:
 
 
 def _t5_deviations(model: nn.Module, settings: ModelSettings) -> Deviations:
-    """Those of T5's released code: 1 for the tables, and for a matrix by the width of its input.
+    """Those of T5's released code: 1 for the token embeddings, and for a matrix by the width of its input.
 
     Queries are drawn smaller by the square root of the head size, in place of the scaling of the scores.
     """
@@ -81,7 +81,7 @@ def _t5_deviations(model: nn.Module, settings: ModelSettings) -> Deviations:
         elif isinstance(module, RelativeBias):
             found[id(module)] = (inner,)
         elif isinstance(module, TokenHead):
-            found[id(module)] = (1.0,)
+            found[id(module)] = (inner,)
         elif isinstance(module, Embeddings):
             found[id(module.tokens)] = (1.0,)
     return found
