@@ -107,7 +107,7 @@ def test_the_number_of_positions_may_be_given() -> None:
 
 
 def test_the_auxiliary_objective_has_the_positions_its_rows_need() -> None:
-    start = start_of("bart-base", data__window=32, model__max_positions=None)
+    start = start_of("prefix-denoising-base", data__window=32, model__max_positions=None)
     given = {"finetuning__auxiliary": {"lm": 0.5}, "task__max_length": 100}
     recipe = recipe_for(start, "classification", **given)
     assert recipe.model.max_positions is not None and recipe.model.max_positions > 128

@@ -55,7 +55,7 @@ def prefix_rows(settings: SourceTarget, count: int = 4) -> Examples:
     shape = PrefixSettings(
         mask_rate=0.5,
         source_start=settings.source_start,
-        target_start=settings.target_start,
+        target_start=list(settings.starts),
         restart_positions=settings.restart_positions,
     )
     return prefix(toys.random_windows(count, 20, short=True, seed=3), toys.vocabulary(), shape)
@@ -87,7 +87,7 @@ def test_a_step_predicts_what_the_whole_row_does(kind: str) -> None:
 def whole_row(model: UnifiedModel, settings: SourceTarget, source: Any, target: list[int]) -> Tensor:
     """Logits after each number of target tokens, from one row made by hand. *Shape:* (tokens + 1, vocabulary)"""
     vocabulary = toys.vocabulary()
-    start = [getattr(vocabulary, role) for role in settings.target_start]
+    start = [getattr(vocabulary, role) for role in settings.starts]
     before = [*([vocabulary.sos] if settings.source_start else []), *source.tolist(), vocabulary.eos]
     slots, first = len(before) + len(start) + len(target), len(before)
     template = prefix_rows(settings, count=1)
@@ -124,7 +124,7 @@ def test_no_prediction_sees_its_answer_or_another_row(kind: str) -> None:
     model, examples = model_of(**shape), prefix_rows(settings)
     with torch.no_grad():
         before = model.backbone(collate(examples))[-1]
-        row, slot = 0, int(examples.mutual[0]) + len(settings.target_start) + 1
+        row, slot = 0, int(examples.mutual[0]) + len(settings.starts) + 1
         ids = examples.input_ids.copy()
         ids[row, slot] += 1
         after = model.backbone(collate(dataclasses.replace(examples, input_ids=ids)))[-1]

@@ -78,9 +78,7 @@ def _t5_deviations(model: nn.Module, settings: ModelSettings) -> Deviations:
         elif isinstance(module, FeedForward):
             found |= {id(part): (inner,) for part in (module.inner, module.gate) if part is not None}
             found[id(module.output)] = (settings.intermediate_size**-0.5,)
-        elif isinstance(module, RelativeBias):
-            found[id(module)] = (inner,)
-        elif isinstance(module, TokenHead):
+        elif isinstance(module, RelativeBias | TokenHead):
             found[id(module)] = (inner,)
         elif isinstance(module, Embeddings):
             found[id(module.tokens)] = (1.0,)

@@ -54,7 +54,7 @@ def model_problems(recipe: Recipe) -> Iterator[Problem]:
 def _decoder_problems(recipe: Recipe) -> Iterator[Problem]:
     """What an encoder-decoder does not support, and what its rows need."""
     model, objective = recipe.model, recipe.objective
-    start = getattr(objective, "target_start", None)
+    start = getattr(objective, "starts", None)
     if start is None:
         yield (
             "model.decoder_layers",

@@ -19,7 +19,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -150,9 +150,8 @@ def format_of(recipe: Recipe) -> seq2seq.PrefixSettings:
     if not recipe.model.decoder_layers:
         return settings
     trained = next(part.settings for part in parts(recipe.objective) if isinstance(part.settings, seq2seq.SourceTarget))
-    return dataclasses.replace(
-        settings, source_start=trained.source_start, target_start=trained.target_start, restart_positions=True
-    )
+    starts: Any = list(trained.starts)
+    return dataclasses.replace(settings, source_start=trained.source_start, target_start=starts, restart_positions=True)
 
 
 def room(recipe: Recipe) -> tuple[int, int]:
@@ -195,7 +194,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     if generation.chunk_by is not None:
         choosing = [number for number, role in enumerate(generation.source) if role in generation.chunk_by]
     copies = 1 + (learning_of(recipe) == "pseudo")
-    specials = SOURCE_SPECIALS + len(format_of(recipe).target_start)
+    specials = SOURCE_SPECIALS + len(format_of(recipe).starts)
     rows, cut = [], [0, 0]
     for number, (ids, targets) in enumerate(
         zip(given, [[next(answers) for _ in each] for each in several], strict=True)
