@@ -13,16 +13,21 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 import two_stack_toys as toys
+from unicloze.decoding.embed import embed
 from unicloze.decoding.generate import generate
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.finetuning.initial import task_recipe
+from unicloze.example import collate
+from unicloze.finetuning.initial import start_weights, task_recipe
 from unicloze.finetuning.run import finetune_run
 from unicloze.interop.export import stock_format, write_export
 from unicloze.interop.limits import check_format
 from unicloze.interop.read import import_checkpoint
 from unicloze.recipes import load_recipe
+from unicloze.records import read_records
 from unicloze.settings import DecodingSettings
-from unicloze.training.loading import LoadedModel, load_model
+from unicloze.tasks import TASKS
+from unicloze.tasks.groups import Headed
+from unicloze.training.loading import LoadedModel, build_model, load_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -124,6 +129,60 @@ def test_an_imported_folder_learns_to_generate_and_exports_what_it_learned(kind:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     written = library.generate(**tokenizer(sources, return_tensors="pt", padding=True), max_new_tokens=6)
     assert tokenizer.batch_decode(written, skip_special_tokens=True) == expected
+
+
+def test_bart_classifies_from_the_last_slot_of_its_decoder(tmp_path: Path) -> None:
+    """The rows, states and logits of BartForSequenceClassification; so does a text in a batch of longer ones."""
+    folder_of("bart", tmp_path)
+    start = import_checkpoint(tmp_path)
+    changes = {"task.labels": ["x", "y", "z"], "training.device": "cpu", "task.max_length": 24}
+    recipe = task_recipe(load_recipe("classification", changes), start, list(changes))
+    assert isinstance(recipe.task, Headed) and recipe.task.pooling == "decoder"
+    config = transformers.BartConfig(**toys.KINDS["bart"], num_labels=3, attn_implementation="eager")
+    theirs = transformers.BartForSequenceClassification(config).eval()
+    theirs.model.load_state_dict(transformers.BartModel.from_pretrained(tmp_path).state_dict())
+    ours = build_model(recipe, len(start.tokenizer)).eval()
+    start_weights(ours, start, recipe.task)
+    head, dense = theirs.classification_head, ours.task_head("label").dense
+    assert dense is not None
+    with torch.no_grad():
+        for own, other in ((dense, head.dense), (ours.task_head("label").output, head.out_proj)):
+            own.weight.copy_(other.weight)
+            own.bias.copy_(other.bias)
+        records = read_records_of(tmp_path, [{"text": text, "label": "x"} for text in SOURCES], recipe)
+        rows = TASKS["classification"].encode(records, start.tokenizer, recipe)
+        examples = TASKS["classification"].lay_out(rows, start.tokenizer.vocabulary, recipe, None)
+        found = ours.outputs(collate(examples))["label"][:, 0]
+        for row, text in enumerate(SOURCES):
+            ids = torch.tensor([[3, *start.tokenizer.encode(text).tolist(), 4]])
+            torch.testing.assert_close(found[row], theirs(input_ids=ids).logits[0], atol=1e-5, rtol=1e-5)
+
+
+def read_records_of(folder: Path, records: list[dict[str, str]], recipe: Any) -> Any:
+    file = folder / "records.jsonl"
+    file.write_text("\n".join(map(json.dumps, records)))
+    return read_records(file, recipe.task)
+
+
+def test_what_one_row_cannot_hold_is_refused(tmp_path: Path) -> None:
+    folder_of("t5", tmp_path)
+    start = import_checkpoint(tmp_path)
+    with pytest.raises(UsageError, match="which an encoder-decoder does not read: use task generation"):
+        task_recipe(load_recipe("choice"), start)
+    both = load_recipe("classification", {"task.both_orders": True, "task.pooling": "decoder"})
+    with pytest.raises(UsageError, match="packs two texts into one row, which an encoder-decoder does not read"):
+        task_recipe(both, start)
+
+
+def test_vectors_are_those_of_the_encoder(tmp_path: Path) -> None:
+    """T5 reads a text without [SOS]."""
+    peer = folder_of("t5", tmp_path)
+    loaded = import_checkpoint(tmp_path)
+    for text, vector in zip(SOURCES, embed(loaded, SOURCES, pooling="mean"), strict=True):
+        ids = torch.tensor([[*loaded.tokenizer.encode(text).tolist(), 4]])
+        with torch.no_grad():
+            expected = peer.encoder(ids).last_hidden_state[0].mean(dim=0)
+        torch.testing.assert_close(torch.from_numpy(vector), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_what_a_class_does_not_have_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from unicloze.mixtures import positions
 from unicloze.recipes import with_overrides
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.groups import Headed, Labelled
+from unicloze.tasks.groups import Headed, Labelled, Paired
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions
 from unicloze.training.loading import LoadedModel
@@ -135,6 +135,7 @@ def _pooled(recipe: Recipe) -> Recipe:
     task, causal = recipe.task, recipe.use.visibility == "left_to_right"
     if not isinstance(task, Headed):
         return recipe
+    task = _read_by_decoder(recipe, task)
     if task.pooling is None and task.kind in ("tagging", "extraction", "conversation") and causal:
         task = dataclasses.replace(task, pooling="last")
     if task.pooling is None and task.kind == "tagging":
@@ -147,6 +148,35 @@ def _pooled(recipe: Recipe) -> Recipe:
             f"{option_of('task.pooling')} last"
         )
     return recipe
+
+
+def _read_by_decoder(recipe: Recipe, task: Headed) -> Headed:
+    """The task, with an encoder-decoder's pooling: texts are classified from the last slot of its decoder (BART).
+
+    Raises:
+        UsageError: The model has no decoder, or the task packs several texts into a row, which an encoder-decoder does not
+            read.
+    """
+    whole = task.kind in ("classification", "regression")
+    if not recipe.model.decoder_layers or not whole:
+        if task.pooling == "decoder":
+            what = (
+                f"task {task.kind} has no slot of its own there" if recipe.model.decoder_layers else "it has no decoder"
+            )
+            raise UsageError(f"task.pooling is decoder, but {what}: give first, last or mean")
+        if recipe.model.decoder_layers and task.kind == "choice":
+            raise UsageError(
+                "task choice packs the choices of a record into one row, which an encoder-decoder does not read: use task "
+                "generation, with the right choice as target"
+            )
+        return task
+    pooling = task.pooling or "decoder"
+    if pooling == "decoder" and isinstance(task, Paired) and task.both_orders:
+        raise UsageError(
+            f"task.both_orders packs two texts into one row, which an encoder-decoder does not read: set "
+            f"{option_of('task.both_orders')} false"
+        )
+    return dataclasses.replace(task, pooling=pooling)
 
 
 def _labels(task: TaskSettings) -> list[str] | None:

@@ -36,12 +36,13 @@ class Headed(TaskSettings):
             UniLM papers).
         pooling: Representation of a text: its `first` slot, its `last`, or the `mean` of all; default: `use.pooling` of the
             model's recipe. In tagging, the representation of a word; for choices, no answer and the kind of an answer, one
-            slot: by default the `last` if the model reads from left to right, else the `first`.
+            slot: by default the `last` if the model reads from left to right, else the `first`. An encoder-decoder predicts
+            classes and quantities from the last slot of its `decoder`, which reads the text again (BART).
         head_dropout: Dropout of the output layer's input; default: `model.dropout`.
     """
 
     head: Literal["dense", "plain"] = "dense"
-    pooling: Literal["first", "last", "mean"] | None = None
+    pooling: Literal["first", "last", "mean", "decoder"] | None = None
     head_dropout: float | None = None
 
     ranges: ClassVar = {"head_dropout": BELOW_ONE}

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from unicloze.arrays import Int32s
 from unicloze.example import Examples
-from unicloze.settings import Pooling, Recipe
+from unicloze.settings import Recipe
 from unicloze.tasks.groups import Passages, task_of
-from unicloze.tasks.rows import Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
+from unicloze.tasks.rows import Pooling, Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 SPECIALS = 3
