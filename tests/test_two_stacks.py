@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 import toys
+from corpora import write_corpus
 from unicloze.decoding.branches import Branches
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, collate
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
@@ -22,7 +24,13 @@ from unicloze.objectives.causal import CausalSettings, causal
 from unicloze.objectives.denoising import MaskedSpanSettings
 from unicloze.objectives.seq2seq import PrefixSettings, SourceTarget, generates, prefix
 from unicloze.packing import pack
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.run_files import CHECKPOINTS
 from unicloze.settings import ModelSettings
+from unicloze.training.averaging import average_checkpoints
+from unicloze.training.checkpoint import list_checkpoints
+from unicloze.training.loading import load_model
+from unicloze.training.run import pretrain_run
 
 T5 = {"norm": "pre", "norm_kind": "rms", "biases": False, "scale_scores": False, "positions": "none", "gated": True}
 MODELS: Mapping[str, tuple[SourceTarget, dict[str, Any]]] = {
@@ -211,3 +219,27 @@ def test_the_decoder_has_all_buckets_for_the_past() -> None:
     settings = ModelSettings(relative_buckets=32, relative_max_distance=128)
     assert RelativeBias(settings, both_ways=False).bucket(distances).tolist() == [0, 0, 1, 15, 16, 31]
     assert RelativeBias(settings).bucket(distances).tolist() == [19, 0, 1, 9, 10, 15]
+
+
+@pytest.mark.slow
+def test_checkpoints_are_averaged(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text")
+    settings = {
+        "training.steps": 3,
+        "training.save_every": 1,
+        "training.keep_checkpoints": 3,
+        "training.warmup_steps": 0,
+    }
+    recipe = load_recipe(
+        "transformer-base",
+        toy_overrides() | {"data.corpus": [str(tmp_path / "text")], "model.decoder_layers": 1, **settings},
+    )
+    pretrain_run(recipe, tmp_path / "run", progress=False)
+    states = [load_model(path).model.state_dict() for path in list_checkpoints(tmp_path / "run" / CHECKPOINTS)]
+    averaged = average_checkpoints(tmp_path / "run", 2).model.state_dict()
+    assert len(states) == 3
+    for name, weight in averaged.items():
+        torch.testing.assert_close(weight, (states[1][name] + states[2][name]) / 2)
+    assert any(not torch.equal(averaged[name], states[2][name]) for name in averaged)
+    with pytest.raises(UsageError, match=r"last is 4, and .* has 3 checkpoints"):
+        average_checkpoints(tmp_path / "run", 4)
