@@ -86,7 +86,8 @@ REFUSED = "(refused)"
 TEXTS = "the small cat sees the old dog.", "a bird crosses the cold river. the child opens a letter.", "song"
 BLANKS = "the small [MASK] sees the [MASK] [MASK].", "the [MASK] cat [MASK] the red house. a [MASK] bird."
 WRITERS = (
-    "quickstart", "unilm-v1-base", "gpt-3-small", "gpt", "prefix-lm-base", "t5-base", "bart-base", "mass-base", "ul2-base",
+    "quickstart", "unilm-v1-base", "gpt-3-small", "gpt", "prefix-lm-base", "ul2-base",
+    "prefix-span-corruption-base", "prefix-denoising-base", "prefix-masked-span-base", "t5-base", "bart-base", "mass-base",
 )  # fmt: skip
 FILLERS = "quickstart", "bert-base", "xlnet-base", "mpnet-base", "unilm-v1-base", "mdlm-base", "electra-small"
 RESUMED = "quickstart", "electra-small", "xlnet-base", "bart-base"

@@ -38,8 +38,9 @@ from unicloze.training.allocator import tune_allocator
 
 RECIPES = (
     "unilmv2-ablation-ae", "unilmv2-ablation-ae-par", "unilmv2-ablation-par", "unilmv2-ablation-ar", "unilm-v1-base",
-    "bert-base", "roberta-base", "spanbert-base", "albert-base", "xlnet-base", "mpnet-base", "gpt", "t5-base", "bart-base",
-    "mass-base", "prefix-lm-base", "mdlm-base", "bd3lm-base",
+    "bert-base", "roberta-base", "spanbert-base", "albert-base", "xlnet-base", "mpnet-base", "gpt",
+    "prefix-span-corruption-base", "prefix-denoising-base", "prefix-masked-span-base", "prefix-lm-base", "mdlm-base",
+    "bd3lm-base",
 )  # fmt: skip
 FITTED = "unilmv2-ablation-ae", "unilmv2-ablation-ae-par"
 FURTHER_RATES = 0.4, 0.8

@@ -414,11 +414,11 @@ def test_recipes_are_checked_before_anything_is_read() -> None:
     assert "objective span_corruption needs 26 in windows of 512" in refused("t5-base", tokenizer__extra_tokens=20)
     assert "objective span_corruption needs 98" in refused("ul2-base", tokenizer__extra_tokens=90)
     assert "the first 26 extra tokens are sentinels" in refused("t5-base", objective__mode_token=3)
-    assert "name at least one of 'mask'" in refused("bart-base", objective__noise=["shuffle"])
-    assert "positions of a row of objective denoising, " in refused("bart-base", model__max_positions=600)
-    assert "source and target are segments 0 and 1" in refused("bart-base", model__num_segments=1)
-    assert "give two numbers" in refused("bart-base", objective__segment_ids=[1])
-    assert "it must be at least 1 and finite" in refused("bart-base", objective__mean_span=0.5)
+    assert "name at least one of 'mask'" in refused("prefix-denoising-base", objective__noise=["shuffle"])
+    assert "positions of a row of objective denoising, " in refused("prefix-denoising-base", model__max_positions=600)
+    assert "source and target are segments 0 and 1" in refused("prefix-denoising-base", model__num_segments=1)
+    assert "give two numbers" in refused("prefix-denoising-base", objective__segment_ids=[1])
+    assert "it must be at least 1 and finite" in refused("prefix-denoising-base", objective__mean_span=0.5)
     load_recipe("t5-base", {"tokenizer.extra_tokens": 0, "tokenizer.path": "their/tokenizer.json"})
 
 

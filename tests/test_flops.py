@@ -29,7 +29,7 @@ from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.tasks import TASKS
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.batches import read_windows
-from unicloze.training.budget import flops_of, measure_slots
+from unicloze.training.budget import amounts_of, flops_of, measure_slots
 from unicloze.training.loading import build_model
 from unicloze.training.run import build_sampler, phrases_for
 
@@ -82,9 +82,17 @@ def one_row(examples: Examples) -> Examples:
 
 def compare(model: Model, examples: Examples) -> None:
     """Linear layers match exactly; attention counts products of slots and keys, some of which are computed needlessly."""
-    asked = measure_slots(examples, model.for_use().backbone.visibility)
+    asked = amounts_of(model, examples)
     slots, own = asked["slots"], [network.settings for network in model.networks]
     linear, attention = counted(model, examples)
+    if own[0].decoder_layers:
+        of_keys = (model.flops(**asked) - linear * 3) / 3
+        source, rest = asked["source_slots"], slots - asked["source_slots"]
+        pairs = own[0].num_layers * source**2 + own[0].decoder_layers * rest * slots
+        source_alone = model.flops(**{**asked, "keys": asked["source_pairs"] / slots}) / 3
+        assert source_alone - 4 * own[0].hidden_size * own[0].num_layers * source**2 == pytest.approx(linear, rel=1e-12)
+        assert of_keys <= attention == 4 * own[0].hidden_size * pairs
+        return
     skipped = 0.0
     for number, shape in enumerate(own):
         names = [name for name in asked["predictions"] if len(own) == 1 or (name == "ae") == (number == 0)]

@@ -37,18 +37,21 @@ SOURCES = ["the list of items is empty", "return a value", "the state of play, g
 def test_how_the_recipes_generate() -> None:
     vocabulary = toys.vocabulary(extra=4)
     found = {}
-    for name in ("unilmv2-base", "unilm-v1-base", "gpt-2", "t5-base", "mass-base", "quickstart", "bart-base"):
+    for name in ("unilmv2-base", "unilm-v1-base", "gpt-2", "t5-base", "mass-base", "quickstart", "bart-base",
+                 "prefix-span-corruption-base", "prefix-masked-span-base"):  # fmt: skip
         layout = generation_format_of(load_recipe(name), vocabulary)
         segments = layout.source_segment, layout.target_segment
         found[name] = (layout.predicts, layout.pseudo, segments, layout.decoder_only, layout.opening)
     assert found == {
-        "unilmv2-base": ("pseudo", PSEUDO, (0, 1), False, None),
-        "quickstart": ("pseudo", PSEUDO, (0, 1), False, None),
-        "unilm-v1-base": ("pseudo", toys.MASK, (4, 5), False, None),
-        "gpt-2": ("next", None, (0, 0), True, None),
-        "t5-base": ("next", None, (0, 1), False, None),
-        "mass-base": ("next", None, (0, 1), False, toys.MASK),
-        "bart-base": ("next", None, (0, 1), False, None),
+        "unilmv2-base": ("pseudo", PSEUDO, (0, 1), False, ()),
+        "quickstart": ("pseudo", PSEUDO, (0, 1), False, ()),
+        "unilm-v1-base": ("pseudo", toys.MASK, (4, 5), False, ()),
+        "gpt-2": ("next", None, (0, 0), True, ()),
+        "t5-base": ("next", None, (0, 1), False, (toys.PAD,)),
+        "mass-base": ("next", None, (0, 1), False, (toys.MASK,)),
+        "bart-base": ("next", None, (0, 1), False, (toys.EOS, toys.SOS)),
+        "prefix-span-corruption-base": ("next", None, (0, 1), False, ()),
+        "prefix-masked-span-base": ("next", None, (0, 1), False, (toys.MASK,)),
     }
     sentinels = set(vocabulary.extra.tolist())
     assert not sentinels & set(generation_format_of(load_recipe("t5-base"), vocabulary).never)

@@ -150,7 +150,7 @@ inspect --text "one two" --recipe xlnet-base --objective.targets nsp --objective
 inspect --text "one two" --recipe bart-base --objective.noise shuffle
 inspect --text "one two" --recipe t5-base --objective.mode_token 1
 inspect --text "one two" --recipe t5-base --objective.mean_span 0.5
-inspect --text "one two" --recipe t5-base --model.num_segments 1
+inspect --text "one two" --recipe prefix-span-corruption-base --model.num_segments 1
 inspect --text "one two" --recipe electra-base --model.generator_size 0
 
 compare

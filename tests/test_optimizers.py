@@ -22,6 +22,7 @@ from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import HeadSettings, ModelSettings, TrainingSettings
+from unicloze.training.adafactor import Adafactor
 from unicloze.training.batches import MicroBatch
 from unicloze.training.lamb import Lamb
 from unicloze.training.ledger import read_ledger
@@ -141,6 +142,44 @@ def lamb(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
     return weight
 
 
+def adafactor(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
+    """Transformers' own, with the learning rate of the settings."""
+    optimization = pytest.importorskip("transformers.optimization")
+    parameter = nn.Parameter(weight.clone())
+    optimizer = optimization.Adafactor(
+        [parameter], lr=settings.learning_rate, weight_decay=settings.weight_decay, relative_step=False
+    )
+    for _, gradient in zip(range(steps), gradients(weight), strict=False):
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameter.detach()
+
+
+def adafactor_undecayed(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
+    return adafactor(weight, steps, dataclasses.replace(settings, weight_decay=0.0))
+
+
+def test_adafactor_resumes_exactly() -> None:
+    """A matrix, and a vector of zeros, whose smallest size is 1e-3."""
+    for start in (torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(4)):
+        once, again = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+        whole, first = Adafactor([once], lr=0.1), Adafactor([again], lr=0.1)
+        drawn = [gradient for _, gradient in zip(range(4), gradients(start), strict=False)]
+        for gradient in drawn:
+            once.grad = gradient
+            whole.step()
+        for gradient in drawn[:2]:
+            again.grad = gradient
+            first.step()
+        second = Adafactor([again], lr=0.1)
+        second.load_state_dict(first.state_dict())
+        for gradient in drawn[2:]:
+            again.grad = gradient
+            second.step()
+        assert torch.equal(once, again)
+        assert 0 < float((once.detach() - start).abs().max()) < 0.5
+
+
 def test_lamb_by_hand() -> None:
     """Two weights, one step: the moments' bias is corrected, so with epsilon 0 the update is the gradient's sign."""
     weight = nn.Parameter(torch.tensor([[3.0, 4.0]]))
@@ -192,6 +231,8 @@ UNUSUAL = TrainingSettings(
         ("muon", "backbone.layers.0.attention.output.weight", muon, 0.05),
         ("adamax", "backbone.layers.0.feed_forward.inner.weight", adamax, 1e-4),
         ("lamb", "backbone.layers.0.feed_forward.inner.weight", lamb, 1e-4),
+        ("adafactor", "backbone.layers.0.feed_forward.inner.weight", adafactor, 1e-5),
+        ("adafactor", "backbone.layers.0.attention.output.bias", adafactor_undecayed, 1e-5),
     ],
 )
 def test_an_optimiser_has_the_constants_of_the_settings(

@@ -103,6 +103,14 @@ def test_schedules() -> None:
     wsd = dataclasses.replace(settings, schedule="wsd", decay_steps=20)
     assert [schedule_factor(step, wsd) for step in (10, 79, 90, 99)] == pytest.approx([1, 1, 0.5, 0.05])
     assert schedule_factor(99, dataclasses.replace(settings, schedule="constant")) == 1
+    root = dataclasses.replace(settings, schedule="inverse_sqrt")
+    found = [schedule_factor(step, root) for step in (0, 9, 39, 99)]
+    assert found == pytest.approx([0.1, 1, 0.5, math.sqrt(0.1)])
+    flat = dataclasses.replace(settings, schedule="flat_inverse_sqrt")
+    assert [schedule_factor(step, flat) for step in (0, 9, 39, 99)] == pytest.approx([1, 1, 0.5, math.sqrt(0.1)])
+    # T5's rate is 1 / sqrt(max(n, k)): 0.01 for 10^4 steps.
+    t5 = TrainingSettings(steps=2**19, warmup_steps=10_000, learning_rate=0.01, schedule="flat_inverse_sqrt")
+    assert [0.01 * schedule_factor(n - 1, t5) for n in (1, 10_000, 40_000)] == pytest.approx([0.01, 0.01, 0.005])
     assert schedule_factor(1, TrainingSettings(steps=2, warmup_steps=24_000)) == pytest.approx(2 / 24_000)
 
 

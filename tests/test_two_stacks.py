@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 import toys
+from corpora import write_corpus
 from unicloze.decoding.branches import Branches
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, collate
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
@@ -22,7 +24,13 @@ from unicloze.objectives.causal import CausalSettings, causal
 from unicloze.objectives.denoising import MaskedSpanSettings
 from unicloze.objectives.seq2seq import PrefixSettings, SourceTarget, generates, prefix
 from unicloze.packing import pack
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.run_files import CHECKPOINTS
 from unicloze.settings import ModelSettings
+from unicloze.training.averaging import average_checkpoints
+from unicloze.training.checkpoint import list_checkpoints
+from unicloze.training.loading import load_model
+from unicloze.training.run import pretrain_run
 
 T5 = {"norm": "pre", "norm_kind": "rms", "biases": False, "scale_scores": False, "positions": "none", "gated": True}
 MODELS: Mapping[str, tuple[SourceTarget, dict[str, Any]]] = {
@@ -55,7 +63,7 @@ def prefix_rows(settings: SourceTarget, count: int = 4) -> Examples:
     shape = PrefixSettings(
         mask_rate=0.5,
         source_start=settings.source_start,
-        target_start=settings.target_start,
+        target_start=list(settings.starts),
         restart_positions=settings.restart_positions,
     )
     return prefix(toys.random_windows(count, 20, short=True, seed=3), toys.vocabulary(), shape)
@@ -87,7 +95,7 @@ def test_a_step_predicts_what_the_whole_row_does(kind: str) -> None:
 def whole_row(model: UnifiedModel, settings: SourceTarget, source: Any, target: list[int]) -> Tensor:
     """Logits after each number of target tokens, from one row made by hand. *Shape:* (tokens + 1, vocabulary)"""
     vocabulary = toys.vocabulary()
-    start = [getattr(vocabulary, role) for role in settings.target_start]
+    start = [getattr(vocabulary, role) for role in settings.starts]
     before = [*([vocabulary.sos] if settings.source_start else []), *source.tolist(), vocabulary.eos]
     slots, first = len(before) + len(start) + len(target), len(before)
     template = prefix_rows(settings, count=1)
@@ -124,7 +132,7 @@ def test_no_prediction_sees_its_answer_or_another_row(kind: str) -> None:
     model, examples = model_of(**shape), prefix_rows(settings)
     with torch.no_grad():
         before = model.backbone(collate(examples))[-1]
-        row, slot = 0, int(examples.mutual[0]) + len(settings.target_start) + 1
+        row, slot = 0, int(examples.mutual[0]) + len(settings.starts) + 1
         ids = examples.input_ids.copy()
         ids[row, slot] += 1
         after = model.backbone(collate(dataclasses.replace(examples, input_ids=ids)))[-1]
@@ -187,7 +195,7 @@ def test_t5_draws_every_matrix_by_the_width_of_its_input() -> None:
     )  # fmt: skip
     expected = {
         "backbone.embeddings.tokens.weight": 1.0,
-        "token_head.output": 1.0,
+        "token_head.output": 64**-0.5,
         "backbone.layers.0.feed_forward.inner.weight": 64**-0.5,
         "backbone.layers.0.feed_forward.gate.weight": 64**-0.5,
         "backbone.layers.0.feed_forward.output.weight": 100**-0.5,
@@ -211,3 +219,27 @@ def test_the_decoder_has_all_buckets_for_the_past() -> None:
     settings = ModelSettings(relative_buckets=32, relative_max_distance=128)
     assert RelativeBias(settings, both_ways=False).bucket(distances).tolist() == [0, 0, 1, 15, 16, 31]
     assert RelativeBias(settings).bucket(distances).tolist() == [19, 0, 1, 9, 10, 15]
+
+
+@pytest.mark.slow
+def test_checkpoints_are_averaged(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text")
+    settings = {
+        "training.steps": 3,
+        "training.save_every": 1,
+        "training.keep_checkpoints": 3,
+        "training.warmup_steps": 0,
+    }
+    recipe = load_recipe(
+        "transformer-base",
+        toy_overrides() | {"data.corpus": [str(tmp_path / "text")], "model.decoder_layers": 1, **settings},
+    )
+    pretrain_run(recipe, tmp_path / "run", progress=False)
+    states = [load_model(path).model.state_dict() for path in list_checkpoints(tmp_path / "run" / CHECKPOINTS)]
+    averaged = average_checkpoints(tmp_path / "run", 2).model.state_dict()
+    assert len(states) == 3
+    for name, weight in averaged.items():
+        torch.testing.assert_close(weight, (states[1][name] + states[2][name]) / 2)
+    assert any(not torch.equal(averaged[name], states[2][name]) for name in averaged)
+    with pytest.raises(UsageError, match=r"last is 4, and .* has 3 checkpoints"):
+        average_checkpoints(tmp_path / "run", 4)

@@ -131,7 +131,8 @@ def test_generated_texts_are_those_of_transformers(kind: str, beams: int) -> Non
     padded = torch.nn.utils.rnn.pad_sequence(given, batch_first=True, padding_value=PAD)
     real = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in given], batch_first=True)
     written = theirs.generate(
-        input_ids=padded, attention_mask=real, num_beams=beams, max_new_tokens=11, do_sample=False, suppress_tokens=[PAD], no_repeat_ngram_size=2,
+        input_ids=padded, attention_mask=real, num_beams=beams, max_new_tokens=11, do_sample=False,
+        suppress_tokens=[PAD], no_repeat_ngram_size=2,
         num_return_sequences=beams, **({"length_penalty": 0.0} if beams > 1 else {}),
     )  # fmt: skip
     expected = [ids[1:].tolist() for ids in written]

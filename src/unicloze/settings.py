@@ -32,7 +32,7 @@ Mode = Literal["pseudo", "chain", "both"]
 Pooling = Literal["mean", "first", "last"]
 """Which last hidden states become the vector of a text: the mean of all, or that of the first or last token."""
 
-TaskPooling = Literal["first", "last", "mean", "concat"]
+TaskPooling = Literal["first", "last", "mean", "concat", "decoder"]
 """Which hidden states represent a text in a task: as in `Pooling`, or the last one read, the maximum and the mean of all,
 concatenated."""
 
@@ -454,8 +454,9 @@ class TrainingSettings:
             the groups are added in a binary tree, so that any number of processes computes the same bits. Also the maximum
             number of processes; each holds about log2(leaves) gradients.
         optimizer: `adamw`; `adamax`, Adam with the infinity norm (Kingma and Ba 2015, Section 7.1), without weight decay;
-            `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); `muon`: Muon for
-            the hidden matrices and AdamW for the rest; or `nt_asgd`: gradient descent that starts to average the weights when
+            `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); `adafactor`, with
+            learning rates relative to the size of each tensor (Shazeer and Stern 2018; T5); `muon`: Muon for the hidden
+            matrices and AdamW for the rest; or `nt_asgd`: gradient descent that starts to average the weights when
             evaluations stop improving, in pre-training only (AWD-LSTM).
         average_patience: With `nt_asgd`, averaging starts at an evaluation that is worse than the best of those before the
             latest ones, this many of them.
@@ -468,6 +469,8 @@ class TrainingSettings:
         weight_decay: Decoupled weight decay of every matrix, but not of biases and layer normalisation.
         schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up; or
             `slanted_triangular`, from 1/32 of the peak up to the peak within the warm-up and back down (ULMFiT).
+            `inverse_sqrt` falls with the inverse square root of the step after the warm-up (Transformer), and
+            `flat_inverse_sqrt` does so from the peak, which it keeps for `warmup_steps` (T5).
         warmup_steps: Steps of the warm-up.
         decay_steps: Steps of the decay. Default: a tenth of all steps for `wsd`, all steps after the warm-up for `cosine`. A
             shorter `cosine` then stays at its final rate (GPT-3).
@@ -508,7 +511,7 @@ class TrainingSettings:
     batch_size: int = 7680
     micro_batch_size: int | None = None
     leaves: int = 64
-    optimizer: Literal["adamw", "adamax", "lamb", "muon", "nt_asgd"] = "adamw"
+    optimizer: Literal["adamw", "adamax", "lamb", "adafactor", "muon", "nt_asgd"] = "adamw"
     average_patience: int = 5
     learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None
@@ -516,7 +519,9 @@ class TrainingSettings:
     betas: tuple[float, float] = (0.9, 0.98)
     epsilon: float = 1e-6
     weight_decay: float = 0.01
-    schedule: Literal["linear", "cosine", "wsd", "constant", "slanted_triangular"] = "linear"
+    schedule: Literal[
+        "linear", "cosine", "wsd", "constant", "slanted_triangular", "inverse_sqrt", "flat_inverse_sqrt"
+    ] = "linear"
     warmup_steps: int = 24_000
     decay_steps: int | None = None
     final_rate: float = 0.0

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unicloze.decoding.abilities import read_as
+from unicloze.decoding.abilities import objective_of, read_as
 from unicloze.decoding.inputs import by_length, check_numbers, cut, one_segment
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, collate
 from unicloze.settings import Pooling, Recipe
-from unicloze.text.windows import Windows
+from unicloze.text.windows import Windows, without_start
 from unicloze.training.loading import LoadedModel
 from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby, right_to_left_rows
 
@@ -67,7 +67,7 @@ def embed(
         check_numbers(encoded)
         hidden = encoded.double().cpu().numpy()
         for row, i in enumerate(block):
-            states = hidden[row, : windows.lengths[row]]
+            states = hidden[row, : examples.lengths[row]]
             pooled = {"first": states[:1], "last": states[-1:], "mean": states}[pooling]
             sums[pieces[i].text] += pooled.sum(axis=0)
             counts[pieces[i].text] += len(pooled)
@@ -75,8 +75,13 @@ def embed(
 
 
 def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:
-    """Examples of unmasked windows, read in the direction set by the recipe; nothing is predicted."""
+    """Examples of unmasked windows, read in the direction set by the recipe; nothing is predicted.
+
+    A model whose sources have no [SOS] (T5) reads them without it.
+    """
     reading = read_as(recipe)
+    if not getattr(objective_of(recipe), "source_start", True):
+        windows = without_start(windows)
     rows, width = windows.token_ids.shape
     slot = np.broadcast_to(np.arange(width, dtype=np.int32), (rows, width))
     is_text = slot < windows.lengths[:, None]

@@ -8,6 +8,7 @@ from unicloze.errors import UsageError
 from unicloze.mixtures import parts
 from unicloze.objectives import OBJECTIVES
 from unicloze.objectives.generation_format import GenerationFormat
+from unicloze.objectives.seq2seq import start_ids
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.tasks import generation
 from unicloze.text.tokenizers import Vocabulary
@@ -60,9 +61,12 @@ def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationFormat:
     by_next = generation.learning_of(recipe) == "next"
     own = generation.pseudo_token(recipe, vocabulary) == "own"
     source, target = generation.segments_of(recipe)
+    rows = generation.format_of(recipe)
     return GenerationFormat(
         predicts="next" if by_next else "pseudo",
-        start=(vocabulary.sos,),
+        start=(vocabulary.sos,) if rows.source_start else (),
+        opening=start_ids(vocabulary, rows),
+        restarts=rows.restart_positions,
         stop=vocabulary.eos,
         source_segment=source,
         target_segment=target,

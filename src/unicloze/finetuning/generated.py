@@ -53,13 +53,16 @@ def generated(model: TaskModel, data: TaskData, *, first: int = 0, progress: boo
     """
     tokenizer, decoding = model.tokenizer, model.recipe.decoding
     sources = {row.record: row.source for row in data.rows}  # a record with several targets has one row for each
-    longest = max(map(len, sources.values()), default=0) + generation.SOURCE_SPECIALS
-    if longest + decoding.max_length > model.model.max_positions:
+    layout = with_token_ids(generation_format_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
+    longest, positions = (
+        max((len(layout.row(source)) for source in sources.values()), default=0),
+        model.model.max_positions,
+    )
+    if longest > layout.room(positions, decoding.max_length):
         raise UsageError(
             f"decoding.max_length is {decoding.max_length}, but with a source of {longest} tokens the model has positions "
-            f"for {model.model.max_positions - longest}: give no more"
+            f"for {positions - len(layout.opening) - (0 if layout.restarts else longest)}: give no more"
         )
-    layout = with_token_ids(generation_format_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
     tokens = list(sources.values())
     return generate_parts(model.model, tokens, decoding, layout, first=first, progress=progress)
 

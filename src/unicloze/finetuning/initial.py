@@ -17,14 +17,14 @@ from unicloze.mixtures import positions
 from unicloze.recipes import with_overrides
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.groups import Headed, Labelled
+from unicloze.tasks.groups import Headed, Labelled, Paired
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions
 from unicloze.training.loading import LoadedModel
 
 FREE = (
-    "dropout", "attention_dropout", "initializer_range", "embedding_dropout", "input_dropout", "hidden_dropout",
-    "weight_dropout", "activation_penalty", "temporal_penalty", "layer_mix",
+    "dropout", "attention_dropout", "activation_dropout", "final_dropout", "initializer_range", "embedding_dropout",
+    "input_dropout", "hidden_dropout", "weight_dropout", "activation_penalty", "temporal_penalty", "layer_mix",
 )  # fmt: skip
 """`model` settings that a task may change, as no trained weight depends on them."""
 LEFT_OUT = "generator_size", "memory", "pooler"
@@ -148,7 +148,7 @@ def what_changed(changed: Mapping[str, tuple[Any, Any]], start: LoadedModel) -> 
     """The changes of `changed_settings` in words; empty if there are none."""
     said = []
     for key, (former, now) in changed.items():
-        if key == "model.max_positions" and POSITION_ROWS in start.model.state_dict():
+        if key == "model.max_positions" and not start.model.state_dict().keys().isdisjoint(POSITION_ROWS):
             said.append(said_of_positions(former, now, start.path))
         else:
             said.append(f"{key} is {now} ({start.path}: {former})")
@@ -166,6 +166,7 @@ def _pooled(recipe: Recipe) -> Recipe:
     causal, unread = reads == "left_to_right", {"left_to_right": "first", "right_to_left": "last"}.get(reads)
     if not isinstance(task, Headed):
         return recipe
+    task = _read_by_decoder(recipe, task)
     if task.pooling is None and task.kind in ("tagging", "extraction", "conversation") and causal:
         task = dataclasses.replace(task, pooling="last")
     if task.pooling is None and task.kind == "tagging":
@@ -178,6 +179,35 @@ def _pooled(recipe: Recipe) -> Recipe:
             f"text: set {option_of('task.pooling')} {'last' if causal else 'first'}"
         )
     return recipe
+
+
+def _read_by_decoder(recipe: Recipe, task: Headed) -> Headed:
+    """The task, with an encoder-decoder's pooling: texts are classified from the last slot of its decoder (BART).
+
+    Raises:
+        UsageError: The model has no decoder, or the task packs several texts into a row, which an encoder-decoder does not
+            read.
+    """
+    whole = task.kind in ("classification", "regression")
+    if not recipe.model.decoder_layers or not whole:
+        if task.pooling == "decoder":
+            what = (
+                f"task {task.kind} has no slot of its own there" if recipe.model.decoder_layers else "it has no decoder"
+            )
+            raise UsageError(f"task.pooling is decoder, but {what}: give first, last or mean")
+        if recipe.model.decoder_layers and task.kind == "choice":
+            raise UsageError(
+                "task choice packs the choices of a record into one row, which an encoder-decoder does not read: use task "
+                "generation, with the right choice as target"
+            )
+        return task
+    pooling = task.pooling or "decoder"
+    if pooling == "decoder" and isinstance(task, Paired) and task.both_orders:
+        raise UsageError(
+            f"task.both_orders packs two texts into one row, which an encoder-decoder does not read: set "
+            f"{option_of('task.both_orders')} false"
+        )
+    return dataclasses.replace(task, pooling=pooling)
 
 
 def _labels(task: TaskSettings) -> list[str] | None:
@@ -194,8 +224,7 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
         Names of the newly initialised weights.
     """
     own, theirs = model.state_dict(), start.model.state_dict()
-    if POSITION_ROWS in theirs:
-        theirs[POSITION_ROWS] = repeated(theirs[POSITION_ROWS], len(own[POSITION_ROWS]))
+    theirs |= {name: repeated(theirs[name], len(own[name])) for name in POSITION_ROWS if name in theirs}
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
     for name in own:
         if name.startswith("task_heads.") and ".output." in name and _labels(start.recipe.task) != _labels(task):

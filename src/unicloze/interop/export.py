@@ -19,6 +19,8 @@ from unicloze.interop.limits import check_format
 from unicloze.interop.peer import load_stock, transformers_library
 from unicloze.interop.stock import STOCK
 from unicloze.interop.stock_export import stock_export
+from unicloze.interop.two_stacks_check import check
+from unicloze.interop.two_stacks_export import TWO_STACKS, write
 from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
 
@@ -86,6 +88,13 @@ def stock_format(loaded: LoadedModel, to: str) -> Export:
         UsageError: The class cannot represent the model; the message names the setting and the cure.
     """
     check_format(to, loaded)
+    if to in TWO_STACKS:
+        return Export(
+            to=to,
+            architecture=TWO_STACKS[to],
+            write=lambda folder: write(to, loaded, folder),
+            check=lambda folder: check(to, loaded, folder),
+        )
     plan = stock_export(STOCK[to], loaded)
     return Export(
         to=to,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from unicloze.interop import architectures as layouts
+from unicloze.interop import two_stacks
 from unicloze.interop import weight_names as entries
 from unicloze.interop.architectures import Architecture
 from unicloze.interop.checked_json import Config
@@ -38,6 +39,8 @@ class Family:
         copies: As in `Table`, with full names.
         pooler: The layer over the first slot: part of a classifier in `heads`, or on its own `ModelSettings.pooler`.
         gelu_heads: Heads that use GELU regardless of the activation of the layers.
+        always: Heads every checkpoint has, whether or not they have tensors of their own.
+        unused: Names that are not used here, besides those of all families.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Family:
     copies: Mapping[str, str] = field(default_factory=dict)
     pooler: str = ""
     gelu_heads: frozenset[Head] = frozenset()
+    always: tuple[Head, ...] = ()
+    unused: tuple[str, ...] = ()
 
     def table(self, layout: Architecture, *, heads: Collection[Head] = (), bare: bool = False) -> Table:
         """The key table of a model.
@@ -63,14 +68,17 @@ class Family:
             dataclasses.replace(entry, theirs=tuple(prefix + name for name in entry.theirs))
             for entry in self.backbone(layout)
         ]
-        found += [entry for head in heads for entry in self.heads[head]]
+        absent = set() if layout.settings.head_bias else {("token_head.bias",)}
+        found += [entry for head in heads for entry in self.heads[head] if entry.ours not in absent]
         stored = {name for entry in found for name in entry.theirs}
-        unused = [f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids"]
+        unused = [f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids", *self.unused]
         if layout.settings.pooler:
             found += modules({"pooler": f"{prefix}{self.pooler}"})
         return Table(
             entries=tuple(found),
-            copies={copy: original for copy, original in self.copies.items() if original in stored},
+            copies={
+                copy: original for copy, original in self.copies.items() if original in stored and copy not in stored
+            },
             ignored=tuple(unused),
         )
 
@@ -89,10 +97,10 @@ class Family:
     def heads_among(self, names: Collection[str]) -> list[Head]:
         """The heads of which any tensor is present; a pooler alone is not a head, see `layout`."""
         copied = {original: copy for copy, original in self.copies.items()}
-        found: list[Head] = []
+        found: list[Head] = list(self.always)
         for head, parts in self.heads.items():
             own = [name for entry in parts for name in entry.theirs if not name.startswith(self.prefix)]
-            if any(name in names or copied.get(name) in names for name in own):
+            if head not in found and any(name in names or copied.get(name) in names for name in own):
                 found.append(head)
         return found
 
@@ -194,6 +202,34 @@ FAMILIES: Mapping[str, Family] = {
             copies={"vocab_projector.weight": f"distilbert.{TOKENS}"},
         ),
         Family(
+            name="t5",
+            paper="Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
+            prefix="",
+            read=two_stacks.t5_architecture,
+            backbone=two_stacks.t5_backbone,
+            heads={"token": ()},
+            copies=dict.fromkeys(
+                ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", two_stacks.OUTPUT), "shared.weight"
+            ),
+            always=("token",),
+            unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+        ),
+        Family(
+            name="bart",
+            paper="BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, Translation, and "
+            "Comprehension",
+            prefix="model.",
+            read=two_stacks.bart_architecture,
+            backbone=two_stacks.bart_backbone,
+            heads={"token": (two_stacks.FINAL_LOGITS_BIAS,)},
+            copies={
+                **{f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")},
+                **{f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
+                "lm_head.weight": "model.shared.weight",
+            },
+            always=("token",),
+        ),
+        Family(
             name="unilm",
             paper="UniLMv2: Pseudo-Masked Language Models for Unified Language Model Pre-Training",
             prefix="bert.",
@@ -232,5 +268,5 @@ def family_of(config: Config, names: Collection[str]) -> Family:
     if kind is None and any(name.startswith("bert.") for name in names):  # released before the key existed
         return FAMILIES["bert"]
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
-        raise config.refused("model_type", f"supported encoders are {', '.join(MODEL_TYPES)}")
+        raise config.refused("model_type", f"supported models are {', '.join(MODEL_TYPES)}")
     return FAMILIES[MODEL_TYPES[kind]]

@@ -10,8 +10,9 @@ from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UsageError
 from unicloze.interop.families import Head
 from unicloze.interop.stock import DENSE, STOCK, TASK_CLASSES, Stock, TaskClass
+from unicloze.interop.two_stacks_export import TWO_STACKS, misfit
 from unicloze.mixtures import all_targets
-from unicloze.settings import HeadSettings
+from unicloze.settings import HeadSettings, ModelSettings
 from unicloze.tasks import task_heads
 from unicloze.tasks.extraction import ExtractionSettings, predicts_none
 from unicloze.tasks.groups import Delimited, Headed
@@ -31,6 +32,19 @@ HEADS: Mapping[Head, str] = {
     "replaced": "the head that finds replaced tokens",
 }
 """Description of each pre-training head."""
+
+
+PLAIN: Mapping[str, str] = {
+    "norm_kind": "normalises mean and variance",
+    "biases": "has biases",
+    "gated": "has no gates",
+    "scale_scores": "scales the scores of attention",
+    "scale_embeddings": "does not scale its embeddings",
+    "head_size": "divides its hidden states by the heads",
+    "tied_output": "predicts tokens with the token embeddings",
+    "scale_output": "does not scale its output",
+}
+"""What all classes of one stack have, by the setting that must keep its default."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ def check_name(to: str) -> None:
     Raises:
         UsageError: The format is unknown.
     """
-    formats = [*STOCK, OWN]
+    formats = [*STOCK, *TWO_STACKS, OWN]
     if to not in formats:
         raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}")
 
@@ -68,6 +82,18 @@ def check_format(to: str, loaded: LoadedModel) -> None:
         UsageError: The format is unknown or cannot represent the model; the message names the setting and the cure.
     """
     check_name(to)
+    if to in TWO_STACKS:
+        if (found := misfit(to, loaded)) is not None:
+            setting, value, theirs = found
+            raise UsageError(
+                f"{loaded.path}: {setting} is {str(value).lower()}, and the {TWO_STACKS[to]} of Transformers {theirs}: "
+                f"{_offered(loaded, PREDICT)}"
+            )
+        return
+    if to == OWN and loaded.model.settings.decoder_layers:
+        raise UsageError(
+            f"{loaded.path} is an encoder-decoder, and unicloze.hf has no class for one: {_offered(loaded, PREDICT)}"
+        )
     if to == OWN:
         if task_heads(loaded.recipe):
             raise UsageError(
@@ -75,15 +101,15 @@ def check_format(to: str, loaded: LoadedModel) -> None:
                 f"task: {_offered(loaded, PREDICT)}"
             )
         return
-    found = next(limits(STOCK[to], loaded), None)
-    if found is None:
+    limit = next(limits(STOCK[to], loaded), None)
+    if limit is None:
         return
-    value = " ".join(map(str, found.value)) if isinstance(found.value, list) else found.value
-    last = PREDICT if task_heads(loaded.recipe) else f"export it with --to {OWN}"
-    cure = found.cure or _offered(loaded, last)
+    value = " ".join(map(str, limit.value)) if isinstance(limit.value, list) else limit.value
+    own = not task_heads(loaded.recipe) and not loaded.model.settings.decoder_layers
+    cure = limit.cure or _offered(loaded, f"export it with --to {OWN}" if own else PREDICT)
     raise UsageError(
-        f"{loaded.path}: {found.setting} is {str(value).lower()}, and the {STOCK[to].prefix}Model of Transformers "
-        f"{found.theirs}: {cure}"
+        f"{loaded.path}: {limit.setting} is {str(value).lower()}, and the {STOCK[to].prefix}Model of Transformers "
+        f"{limit.theirs}: {cure}"
     )
 
 
@@ -91,6 +117,7 @@ def _offered(loaded: LoadedModel, otherwise: str) -> str:
     """Advice for a model: the first format that can hold it, now or after fine-tuning with another setting."""
     first = {name: next(limits(stock, loaded), None) for name, stock in STOCK.items()}
     fitting = [f"export it with --to {name}" for name, limit in first.items() if limit is None]
+    fitting += [f"export it with --to {name}" for name in TWO_STACKS if misfit(name, loaded) is None]
     again = {name: limit.cure for name, limit in first.items() if limit and limit.cure.startswith(AGAIN)}
     nearly = [f"{cure}, then export it with --to {name}" for name, cure in again.items()]
     return next(iter(fitting + nearly), otherwise)
@@ -101,6 +128,12 @@ def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     settings, use = loaded.model.settings, loaded.recipe.use
     if settings.kind != "transformer":
         yield Limit("model.kind", settings.kind, "is a Transformer")
+    if settings.decoder_layers:
+        yield Limit("model.decoder_layers", settings.decoder_layers, "has one stack of layers")
+    for name, theirs in PLAIN.items():
+        value, usual = getattr(settings, name), getattr(ModelSettings(), name)
+        if value != usual:
+            yield Limit(f"model.{name}", value, theirs)
     if use.visibility != "bidirectional":
         yield Limit("use.visibility", use.visibility, "reads texts in both directions")
     if settings.layer_mix:

@@ -111,7 +111,7 @@ def import_checkpoint(
     for name, tensor in held.ours(weights):
         if name in TOKEN_ROWS:
             tensor = rows(tensor)
-        elif name == POSITION_ROWS and wanted > known:
+        elif name in POSITION_ROWS and wanted > known:
             tensor = repeated(tensor, wanted)
         state[name].copy_(tensor)
     if (bad := first_non_finite(state)) is not None:

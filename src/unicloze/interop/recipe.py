@@ -12,6 +12,7 @@ from typing import Any, Literal
 from unicloze.interop.checked_json import read_json
 from unicloze.interop.families import TARGETS, Family, Head
 from unicloze.interop.weights import inside
+from unicloze.objectives.denoising import DenoisingSettings, SpanCorruptionSettings
 from unicloze.objectives.groups import PseudoToken
 from unicloze.objectives.masked import MaskedSettings
 from unicloze.objectives.unilmv2 import UniLMv2Settings
@@ -63,6 +64,8 @@ def imported_recipe(
         UsageError: No valid recipe fits the model, such as one that reads three tokens.
     """
     objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
+    if model.decoder_layers:
+        objective = _of_two_stacks(family)
     if not has_pseudo and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
     pairs = any(_PAIRS.get(TARGETS[head]) for head in heads) or bool(objective.mixture)
@@ -71,7 +74,7 @@ def imported_recipe(
         provenance=Provenance(paper=family.paper, place=f"imported from {place.resolve()}", note=_note(family, heads)),
         data=DataSettings(
             corpus=[UNKNOWN_CORPUS],
-            window=window or _window(place, model.max_positions or 1),
+            window=_fitting(objective, window or _window(place, model.max_positions or 1), model),
             segments=2 if pairs and model.num_segments > 1 else 1,
         ),
         tokenizer=tokenizer,
@@ -100,7 +103,29 @@ def _objective(model: ModelSettings, heads: Sequence[Head], *, relative: bool) -
     return MaskedSettings(targets=targets, masking="token", max_span=1, pairs=kind)
 
 
+def _fitting(objective: ObjectiveSettings, window: int, model: ModelSettings) -> int:
+    """The longest window up to a given one whose rows fit the positions of an encoder-decoder."""
+    most = model.max_positions or window
+    while model.decoder_layers and window > 1 and objective.bounds(window).positions > most:
+        window -= 1
+    return window
+
+
+def _of_two_stacks(family: Family) -> ObjectiveSettings:
+    """The training objective of an encoder-decoder, with the rows its released models read."""
+    if family.name == "t5":
+        return SpanCorruptionSettings(
+            targets=["lm"], source_start=False, target_start=["pad"], restart_positions=True, segment_ids=[0, 0]
+        )
+    return DenoisingSettings(
+        targets=["lm"], mask_rate=0.3, noise=["infill", "permute_sentences"], target_start=["eos", "sos"],
+        restart_positions=True, segment_ids=[0, 0],
+    )  # fmt: skip
+
+
 def _note(family: Family, heads: Sequence[Head]) -> str:
+    if family.always:
+        return f"An encoder-decoder of the family {family.name}."
     predicts = {"token": "masked tokens", "next": "whether a segment follows", "order": "whether segments are in order",
                 "replaced": "which tokens were replaced"}  # fmt: skip
     if not heads:

@@ -21,7 +21,7 @@ from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sent
 from unicloze.settings import ModelSettings
 from unicloze.tasks import task_heads
 from unicloze.tasks.groups import Labelled
-from unicloze.training.initial import POSITION_ROWS, SEGMENT_ROWS, TOKEN_ROWS
+from unicloze.training.initial import SEGMENT_ROWS, TOKEN_ROWS
 from unicloze.training.loading import LoadedModel
 
 
@@ -67,7 +67,7 @@ class StockExport:
         if SEGMENT_ROWS in ours:
             ours[SEGMENT_ROWS] = ours[SEGMENT_ROWS][_segment_order(self.loaded)]
         elif self.settings.num_segments:
-            ours[SEGMENT_ROWS] = ours[POSITION_ROWS].new_zeros(1, ours[POSITION_ROWS].shape[1])
+            ours[SEGMENT_ROWS] = ours[TOKEN_ROWS[0]].new_zeros(1, ours[TOKEN_ROWS[0]].shape[1])
         return ours
 
     def write(self, folder: Path) -> None:

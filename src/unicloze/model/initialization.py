@@ -76,7 +76,7 @@ def _scaled(backbone: Backbone | RecurrentBackbone) -> Deviations:
 
 
 def _t5_deviations(model: nn.Module, settings: ModelSettings) -> Deviations:
-    """Those of T5's released code: 1 for the tables, and for a matrix by the width of its input.
+    """Those of T5's released code: 1 for the token embeddings, and for a matrix by the width of its input.
 
     Queries are drawn smaller by the square root of the head size, in place of the scaling of the scores.
     """
@@ -94,10 +94,8 @@ def _t5_deviations(model: nn.Module, settings: ModelSettings) -> Deviations:
         elif isinstance(module, FeedForward):
             found |= {id(part): (inner,) for part in (module.inner, module.gate) if part is not None}
             found[id(module.output)] = (settings.intermediate_size**-0.5,)
-        elif isinstance(module, RelativeBias):
+        elif isinstance(module, RelativeBias | TokenHead):
             found[id(module)] = (inner,)
-        elif isinstance(module, TokenHead):
-            found[id(module)] = (1.0,)
         elif isinstance(module, Embeddings):
             found[id(module.tokens)] = (1.0,)
     return found

@@ -6,9 +6,9 @@ The source is the noised text, the target is what to restore; `unicloze.objectiv
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -88,18 +88,22 @@ class MaskedSpanSettings(SourceTarget, Shown):
     """Settings of MASS."""
 
     name: str = "masked_span"
-    target_start: list[Literal["pad", "sos", "eos", "mask"]] = field(default_factory=lambda: ["mask"])
+
+    @property
+    def starts(self) -> Sequence[str]:
+        """Roles of the tokens before the target: [MASK], unless the settings say otherwise."""
+        return ["mask"] if self.target_start is None else self.target_start
 
     def bounds_at(self, text: int, rate: float) -> Bounds:
         """Upper bounds on a row's size; the target has the positions of the span."""
         fragment, source = masked_fragment(text, rate), self.source_slots(text)
-        after = len(self.target_start) + fragment
+        after = len(self.starts) + fragment
         return Bounds(slots=source + after, predictions=fragment, positions=source)
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject start slots that would stand before the first position."""
         yield from super().problems(recipe)
-        if not 1 <= len(self.target_start) <= self.before_source:
+        if not 1 <= len(self.starts) <= self.before_source:
             yield (
                 "objective.target_start",
                 "the span keeps its positions, so that as many tokens must stand before it as before the source: give "
@@ -314,7 +318,7 @@ def mask_span(
     shown = np.where(draw < settings.mask_share + settings.random_share, vocabulary.ordinary[which], target.values)
     source = text.values.copy()
     source[inside] = np.where(draw < settings.mask_share, np.int32(vocabulary.mask), shown)
-    head = settings.before_source - len(settings.target_start)
+    head = settings.before_source - len(settings.starts)
     return lay_out(
         windows,
         Ragged(source, text.counts),

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -51,14 +51,15 @@ class SourceTarget(MaskRate, Segments):
             the extra tokens from index 0, so a mode token must come after all of them.
         source_start: Begin the source with [SOS]; T5 does not.
         target_start: Special tokens before the target, the last of which predicts its first token: a decoder's start slot
-            (T5: `[pad]`, BART: `[eos, sos]`, MASS: `[mask]`). Without any, the source's [EOS] predicts that token.
+            (T5: `[pad]`, BART: `[eos, sos]`). Without any, the source's [EOS] predicts that token. Default: `[mask]` for
+            `masked_span` (MASS), else none.
         restart_positions: Count the positions of the target from 0, as encoder-decoders with positions of their own do
             (Transformer, BART).
     """
 
     mode_token: int | None = None
     source_start: bool = True
-    target_start: list[Literal["pad", "sos", "eos", "mask"]] = field(default_factory=list)
+    target_start: list[Literal["pad", "sos", "eos", "mask"]] | None = None
     restart_positions: bool = False
 
     known_targets: ClassVar = ("lm",)
@@ -93,13 +94,18 @@ class SourceTarget(MaskRate, Segments):
         return self.before_source + source + 1
 
     @property
+    def starts(self) -> Sequence[str]:
+        """Roles of the tokens before the target."""
+        return self.target_start or []
+
+    @property
     def before_source(self) -> int:
         """Slots before the tokens of the source: [SOS] and the mode token."""
         return self.source_start + (self.mode_token is not None)
 
     def counted_on(self, source: int, target: int) -> Bounds:
         """Bounds for a source and a target whose positions continue from the source, or count from 0 again."""
-        own, after = self.source_slots(source), len(self.target_start) + target
+        own, after = self.source_slots(source), len(self.starts) + target
         positions = max(own, after) if self.restart_positions else own + after
         return Bounds(slots=own + after, predictions=target, positions=positions)
 
@@ -279,7 +285,7 @@ def _target(target: Ragged, first: Int64s, width: int) -> Target:
 
 def start_ids(vocabulary: Vocabulary, settings: SourceTarget) -> tuple[int, ...]:
     """Ids of the tokens between a source and its target."""
-    return tuple(int(getattr(vocabulary, role)) for role in settings.target_start)
+    return tuple(int(getattr(vocabulary, role)) for role in settings.starts)
 
 
 def mode_id(vocabulary: Vocabulary, settings: SourceTarget) -> int | None:

@@ -21,7 +21,7 @@ def model_problems(recipe: Recipe) -> Iterator[Problem]:
     if model.kind == "recurrent":
         yield from _recurrent_problems(recipe)
         return
-    if model.num_heads > 0 and model.hidden_size % model.num_heads:
+    if model.num_heads > 0 and model.head_size is None and model.hidden_size % model.num_heads:
         yield "model.hidden_size", f"it must be a multiple of model.num_heads, {model.num_heads}"
     if not 0 <= model.generator_size <= 1:
         yield "model.generator_size", "it must lie between 0 and 1"
@@ -54,6 +54,37 @@ def model_problems(recipe: Recipe) -> Iterator[Problem]:
             f"it is the size of a table used in every step: give {LONGEST_DISTANCE:,} or less",
         )
     yield from _transformer_xl_problems(recipe)
+    if model.positions == "sinusoidal" and (model.embedding_size or model.hidden_size) % 2:
+        yield "model.positions", "sinusoids are pairs of sine and cosine: give embeddings of an even width"
+    if model.decoder_layers:
+        yield from _decoder_problems(recipe)
+
+
+def _decoder_problems(recipe: Recipe) -> Iterator[Problem]:
+    """What an encoder-decoder does not support, and what its rows need."""
+    model, objective = recipe.model, recipe.objective
+    start = getattr(objective, "starts", None)
+    if start is None:
+        yield (
+            "model.decoder_layers",
+            f"the rows of objective {objective.name} have no source and target: use span_corruption, denoising, "
+            "masked_span or prefix, or set it to 0",
+        )
+    elif not start:
+        yield (
+            "objective.target_start",
+            "a decoder needs a start slot before the target: give one or more of pad, sos, eos and mask",
+        )
+    if model.positions == "transformer_xl":
+        yield "model.positions", "an encoder-decoder does not support transformer_xl"
+    if model.generator_size:
+        yield "model.generator_size", "an encoder-decoder has no generator; it must be 0"
+    if set(model.layer_visibility) != {"full"}:
+        yield "model.layer_visibility", "an encoder-decoder has no local layers; it must name 'full' alone"
+    if recipe.use.visibility != "bidirectional":
+        yield "use.visibility", "an encoder reads in both directions"
+    if recipe.training.attention == "flex":
+        yield "training.attention", "it does not support an encoder-decoder; leave it auto"
 
 
 def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
@@ -99,6 +130,8 @@ def _transformer_xl_problems(recipe: Recipe) -> Iterator[Problem]:
             yield "model.positions", "it already encodes distances: set model.relative_bias to false"
         if model.hidden_size % 2:
             yield "model.hidden_size", "it must be even: model.positions transformer_xl uses pairs of sine and cosine"
+        if model.head_size not in (None, model.hidden_size // max(1, model.num_heads)):
+            yield "model.head_size", "model.positions transformer_xl divides the hidden size by the heads: leave it out"
         if recipe.training.attention == "flex":
             yield "training.attention", "it does not support model.positions transformer_xl; leave it auto"
     if model.memory and (model.positions != "transformer_xl" or recipe.data.order != "streams"):

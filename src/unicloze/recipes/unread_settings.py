@@ -31,7 +31,8 @@ _recurrent = Needs("model.kind recurrent", lambda recipe: recipe.model.kind == "
 _transformer = Needs("model.kind transformer", lambda recipe: recipe.model.kind == "transformer")
 _teacher = Needs("distillation.teacher", lambda recipe: recipe.distillation.teacher is not None)
 _moments = Needs(
-    "training.optimizer adamw, adamax, lamb or muon", lambda recipe: recipe.training.optimizer != "nt_asgd"
+    "training.optimizer adamw, adamax, lamb or muon",
+    lambda recipe: recipe.training.optimizer not in ("nt_asgd", "adafactor"),
 )
 _muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimizer == "muon")
 
@@ -108,6 +109,8 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
     "model.layer_mix": (Needs("a task with a head of its own", lambda recipe: recipe.task.kind != "generation"),),
     "model.head": (_tokens,),
     "model.head_bias": (_tokens,),
+    "model.tied_output": (_tokens,),
+    "model.scale_output": (_tokens,),
     "training.label_smoothing": (_tokens,),
     "use.visibility": (
         Needs(

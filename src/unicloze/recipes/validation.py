@@ -25,7 +25,7 @@ _NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
 
 _POSITIVE = (
     "data.window", "model.hidden_size", "model.num_layers", "model.num_heads", "model.intermediate_size",
-    "model.max_positions", "model.embedding_size", "model.relative_buckets", "model.relative_max_distance",
+    "model.head_size", "model.max_positions", "model.embedding_size", "model.relative_buckets", "model.relative_max_distance",
     "model.layer_norm_eps", "model.initializer_range", "training.steps", "training.batch_size",
     "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
     "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
@@ -33,7 +33,8 @@ _POSITIVE = (
     "distillation.temperature", "training.layer_decay", "training.average_patience",
 )  # fmt: skip
 _NOT_NEGATIVE = (
-    "model.num_segments", "model.memory", "model.adapter_size", "training.weight_decay", "training.warmup_steps",
+    "model.decoder_layers", "model.num_segments", "model.memory", "model.adapter_size", "training.weight_decay",
+    "training.warmup_steps",
     "training.clip_norm", "training.seed", "training.evaluate_every", "training.save_every", "tokenizer.extra_tokens",
     "model.activation_penalty", "model.temporal_penalty",
 )  # fmt: skip
@@ -45,6 +46,8 @@ _BELOW_ONE = (
     "model.input_dropout",
     "model.hidden_dropout",
     "model.weight_dropout",
+    "model.activation_dropout",
+    "model.final_dropout",
     "training.muon_momentum",
     "training.label_smoothing",
     "training.final_rate",
@@ -165,6 +168,7 @@ def _problems_of_phases(recipe: Recipe) -> Iterator[Problem]:
 _MOST = {
     "tokenizer.vocab_size": 2**22, "tokenizer.extra_tokens": 2**16, "data.window": 2**18, "training.batch_size": 2**20,
     "training.steps": 2**40, "training.evaluate_windows": 2**24, "model.num_layers": 2**10, "model.hidden_size": 2**17,
+    "model.decoder_layers": 2**10, "model.head_size": 2**17,
     "model.num_heads": 2**12, "model.intermediate_size": 2**19, "model.embedding_size": 2**17, "model.max_positions": 2**18,
     "model.memory": 2**18, "decoding.beams": 2**10, "decoding.batch_size": 2**16, "decoding.max_length": 2**18,
 }  # fmt: skip

@@ -10,12 +10,14 @@ from typing import Any, Literal
 import numpy as np
 
 from unicloze.errors import UniclozeError, option_of
+from unicloze.mixtures import parts
+from unicloze.objectives.seq2seq import SourceTarget, start_ids
 from unicloze.records.record import Record
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Labelled, Paired, task_of
-from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, text_row
+from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, read_again, text_row
 from unicloze.tasks.task import Outputs, Prediction, cut_note
-from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
 LARGEST = float(np.finfo(np.float32).max)
 """Largest valid quantity."""
@@ -106,26 +108,36 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         texts.append(tokenizer.encode_batch([record.text(task, "pair") for record in records]))
     answers = _answers(records, task)
     segments, between = pair_marks(recipe, tokenizer.vocabulary)
-    rows, cut = [], 0
-    for number, parts in enumerate(zip(*texts, strict=True)):
-        shown = fit_texts(parts, task.max_length)
-        cut += sum(map(len, shown)) < sum(map(len, parts))
+    rows, cut, pooling = [], 0, pooling_of(recipe)
+    for number, given in enumerate(zip(*texts, strict=True)):
+        shown = fit_texts(given, task.max_length)
+        cut += sum(map(len, shown)) < sum(map(len, given))
         orders = (shown, shown[::-1]) if task.both_orders and len(shown) == 2 else (shown,)
         pieces = [text_row(order, tokenizer.vocabulary, segments, between) for order in orders]
         length = len(pieces[0][0])
-        pooled = pooled_slots(length, pooling_of(recipe), leftward=recipe.use.visibility == "right_to_left")
+        pooled = pooled_slots(length, pooling, leftward=recipe.use.visibility == "right_to_left")
+        if pooling == "decoder":
+            pieces = [read_again(*pieces[0], start=start_of_decoder(recipe, tokenizer.vocabulary))]
         slots = [start + slot for start in range(0, len(pieces) * length, length) for slot in pooled]
         rows.append(
             Row(
                 record=number,
                 input_ids=np.concatenate([ids for ids, _ in pieces]),
                 segment_ids=np.concatenate([ids for _, ids in pieces]),
-                lengths=[length] * len(pieces),
+                lengths=[] if pooling == "decoder" else [length] * len(pieces),
+                source=length if pooling == "decoder" else 0,
                 targets={"label": RowTarget(slots=[slots], labels=None if answers is None else [answers[number]])},
             )
         )
     cut_note(cut, len(records), task.max_length)
     return rows
+
+
+def start_of_decoder(recipe: Recipe, vocabulary: Vocabulary) -> int:
+    """The first start slot of an encoder-decoder's targets."""
+    found = (part.settings for part in parts(recipe.objective))
+    settings = next(each for each in found if isinstance(each, SourceTarget))
+    return start_ids(vocabulary, settings)[0]
 
 
 def _answers(records: Sequence[Record], settings: TaskSettings) -> list[int] | list[float] | None:

@@ -19,7 +19,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,8 @@ class WritingSettings(TaskSettings):
             yield "generation.random_share", "with generation.mask_share it must be at most 1"
         if generation.block_size < 1:
             yield "generation.block_size", "it must be at least 1"
+        if recipe.model.decoder_layers and learning_of(recipe) != "next":
+            yield "generation.learning", "an encoder-decoder learns to predict the next token: set it to next"
         if generation.segment_ids is not None and len(generation.segment_ids) not in (1, 2):
             yield "generation.segment_ids", "give one id for source and target each"
 
@@ -139,6 +141,19 @@ def segments_of(recipe: Recipe) -> tuple[int, int]:
     return 0, min(1, max(0, recipe.model.num_segments - 1))
 
 
+def format_of(recipe: Recipe) -> seq2seq.PrefixSettings:
+    """Layout of rows whose slots predict the next token; a model with a decoder has that of its pre-training.
+
+    The positions of its targets count from 0: in fine-tuning no span keeps its position in the source (MASS).
+    """
+    settings = seq2seq.PrefixSettings(mask_rate=1.0, segment_ids=list(segments_of(recipe)))
+    if not recipe.model.decoder_layers:
+        return settings
+    trained = next(part.settings for part in parts(recipe.objective) if isinstance(part.settings, seq2seq.SourceTarget))
+    starts: Any = list(trained.starts)
+    return dataclasses.replace(settings, source_start=trained.source_start, target_start=starts, restart_positions=True)
+
+
 def room(recipe: Recipe) -> tuple[int, int]:
     """Maximum tokens of a source and of a target, special tokens included."""
     generation, longest = recipe.generation, recipe.task.max_length
@@ -179,6 +194,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     if generation.chunk_by is not None:
         choosing = [number for number, role in enumerate(generation.source) if role in generation.chunk_by]
     copies = 1 + (learning_of(recipe) == "pseudo")
+    specials = SOURCE_SPECIALS + len(format_of(recipe).starts)
     rows, cut = [], [0, 0]
     for number, (ids, targets) in enumerate(
         zip(given, [[next(answers) for _ in each] for each in several], strict=True)
@@ -189,7 +205,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         cut[0] += sum(map(len, kept)) < sum(map(len, ids))
         cut[1] += any(len(target) >= for_target for target in targets)
         for target in (shown if generation.targets == "all" else shown[:1]) or [None]:
-            slots = len(source) + SOURCE_SPECIALS + copies * (1 + len(() if target is None else target))
+            slots = len(source) + specials + copies * (1 + len(() if target is None else target))
             rows.append(SourceTarget(record=number, source=source, target=target, slots=slots))
     if any(cut):
         warnings.warn(
@@ -290,7 +306,7 @@ def _masked(windows: Windows, vocabulary: Vocabulary, recipe: Recipe) -> Example
 
 def _next(windows: Windows, rows: Sequence[SourceTarget], vocabulary: Vocabulary, recipe: Recipe) -> Examples:
     """Rows in which each target slot predicts the next token, and the source's [EOS] the first."""
-    settings = seq2seq.PrefixSettings(mask_rate=1.0, segment_ids=list(segments_of(recipe)))
+    settings = format_of(recipe)
     targets = windows.token_ids[windows.maskable]
     source = seq2seq.Ragged(
         np.concatenate([row.source for row in rows]).astype(np.int32), np.array([len(row.source) for row in rows])

@@ -37,7 +37,8 @@ class Headed(TaskSettings):
         pooling: Representation of a text: its `first` slot, its `last`, or the `mean` of all, or their `concat`: the last one
             read, the maximum and the mean of all (ULMFiT); default: `use.pooling` of the model's recipe. In tagging, the
             representation of a word; for choices, no answer and the kind of an answer, one slot: by default the `last` if the
-            model reads from left to right, else the `first`.
+            model reads from left to right, else the `first`. An encoder-decoder predicts classes and quantities from the last
+            slot of its `decoder`, which reads the text again (BART).
         head_dropout: Dropout of the output layer's input; default: `model.dropout`.
     """
 

@@ -13,7 +13,9 @@ from unicloze.example import Examples, Kind, Target
 from unicloze.settings import Recipe, TaskPooling
 from unicloze.tasks.groups import Delimited, Headed
 from unicloze.text.tokenizers import Vocabulary
-from unicloze.visibility import nearby, packed_rows
+from unicloze.visibility import nearby, packed_rows, prefix_rows
+
+"""Which slots represent a text, see `task.pooling`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class Row:
         input_ids: Its tokens, special tokens included. *Shape:* (slots,)
         segment_ids: *Shape:* (slots,)
         lengths: Slots of each packed sequence, which sees only itself; default: one sequence of all slots.
+        source: Slots that an encoder reads; a decoder reads the others, from left to right. 0 if there is no decoder's part.
         targets: Predictions by name.
     """
 
@@ -46,6 +49,7 @@ class Row:
     segment_ids: Int32s
     targets: Mapping[str, RowTarget] = field(default_factory=dict)
     lengths: Sequence[int] = ()
+    source: int = 0
 
     @property
     def slots(self) -> int:
@@ -73,16 +77,20 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
     both_ways = recipe.use.visibility == "bidirectional"
     intervals = packed_rows(packed, reads=recipe.use.visibility, capacity=shape[1])
     width = None if both_ways else recipe.objective.reading.local_width
+    sources = np.array([row.source for row in rows], dtype=np.int32)
+    if sources.any():
+        intervals = prefix_rows(sources, lengths, capacity=shape[1])
+    positions = slot - np.where(slot < sources[:, None], 0, sources[:, None]) - intervals[:, :, 0]
     alone = np.array([len(inner) == 1 for inner in packed])
     return Examples(
         input_ids=input_ids,
-        position_ids=np.where(real, slot - intervals[:, :, 0], 0).astype(np.int32),
+        position_ids=np.where(real, positions, 0).astype(np.int32),
         segment_ids=segment_ids,
         kinds=np.where(real, Kind.CONTEXT, Kind.PADDING).astype(np.uint8),
         steps=np.full(shape, -1, dtype=np.int32),
         intervals=intervals,
         lengths=lengths,
-        mutual=np.where(alone & both_ways, lengths, 0).astype(np.int32),
+        mutual=np.where(sources > 0, sources, np.where(alone & both_ways, lengths, 0)).astype(np.int32),
         text_tokens=lengths,
         local=None if width is None else nearby(intervals, width),
         targets={name: _target([row.targets[name] for row in rows]) for name in rows[0].targets},
@@ -173,12 +181,37 @@ def pooling_of(recipe: Recipe) -> TaskPooling:
 def pooled_slots(length: int, pooling: TaskPooling, *, leftward: bool = False) -> Sequence[int]:
     """The slots that represent a sequence: its `first`, its `last`, or all for the `mean` and for `concat`.
 
+    A decoder reads the sequence a second time, and its last slot represents it.
+
     Args:
         length: Slots of the sequence.
         pooling: Which of them.
         leftward: Whether it is read from right to left; all slots are then given in this order.
     """
     every = range(length)
-    return {"first": every[:1], "last": every[-1:], "mean": every, "concat": every[::-1] if leftward else every}[
-        pooling
-    ]
+    slots: dict[str, Sequence[int]] = {
+        "first": every[:1],
+        "last": every[-1:],
+        "mean": every,
+        "concat": every[::-1] if leftward else every,
+        "decoder": range(2 * length - 1, 2 * length),
+    }
+    return slots[pooling]
+
+
+def read_again(input_ids: Int32s, segment_ids: Int32s, start: int) -> tuple[Int32s, Int32s]:
+    """A row that an encoder reads, followed by the same tokens for the decoder, after its start slot.
+
+    The decoder's slots are as many as the encoder's: its input is that of the encoder moved by one, so that the last slot
+    has read all but the closing [EOS] (BART, Section 3.1).
+
+    Args:
+        input_ids: *Shape:* (slots,)
+        segment_ids: *Shape:* (slots,)
+        start: The decoder's start slot.
+
+    Returns:
+        Tokens and segments. *Shape:* (2 x slots,)
+    """
+    again = np.concatenate([input_ids, [start], input_ids[:-1]]).astype(np.int32)
+    return again, np.concatenate([segment_ids, segment_ids])

@@ -41,6 +41,9 @@ _ROLES = {
     "eos": (EOS, "[SEP]", "</s>"),
     "mask": (MASK, "<mask>"),
 }
+_FIRST_SENTINEL = "<extra_id_0>"
+_STAND_INS = {"sos": _ROLES["eos"], "mask": (_FIRST_SENTINEL,)}
+"""Tokens that take roles T5's vocabularies lack; its rows use neither."""
 _PSEUDO = PSEUDO, "[P]", "<pseudo>"
 _BRACKETED = re.compile(r"\[\w+\]")
 _UNUSED = re.compile(r"\[unused\d+\]")
@@ -323,6 +326,8 @@ def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, st
     for role, names in _ROLES.items():
         usual = sorted(names, key=lambda name: name not in declared.values())  # MPNet's vocabulary has BERT's names too
         known = [ids[token] for token in (named.get(role, ""), *usual) if token in ids]
+        if not known and _FIRST_SENTINEL in ids and role in _STAND_INS:
+            known = [ids[token] for token in _STAND_INS[role] if token in ids]
         if not known:
             raise UniclozeError(
                 f"{name} has no {names[0]} token (nor {', '.join(names[1:])}): add it to the vocabulary, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,6 +64,18 @@ class Windows:
         if self.cut is None:
             return np.zeros(len(self), dtype=bool)
         return self.cut[np.arange(len(self)), self.lengths - 1]
+
+
+def without_start(windows: Windows) -> Windows:
+    """The windows without their [SOS]."""
+    return dataclasses.replace(
+        windows,
+        token_ids=windows.token_ids[:, 1:],
+        segment_ids=windows.segment_ids[:, 1:],
+        lengths=windows.lengths - 1,
+        maskable=windows.maskable[:, 1:],
+        joined=None if windows.joined is None else windows.joined[:, 1:],
+    )
 
 
 def split_segments(pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits) -> list[list[npt.NDArray[np.integer]]]:

@@ -168,11 +168,17 @@ def _some_steps(recipe: Recipe, phase: Phase, sampler_of: SamplerOf, most: int) 
 
 def flops_of(model: Model, examples: Examples) -> float:
     """Floating-point operations of a training step on a block of rows; see `unicloze.model.flops`."""
-    amounts = measure_slots(examples, model.for_use().backbone.visibility)
-    if model.for_use().settings.decoder_layers:
+    return model.flops(**amounts_of(model, examples))
+
+
+def amounts_of(model: Model, examples: Examples) -> dict[str, Any]:
+    """The amounts of computation in a block of rows for a model, as arguments of its `flops`."""
+    network = model.for_use()
+    amounts = measure_slots(examples, network.backbone.visibility)
+    if network.settings.decoder_layers:
         sources = examples.mutual.astype(np.int64)
         amounts |= {"source_slots": int(sources.sum()), "source_pairs": int((sources**2).sum())}
-    return model.flops(**amounts)
+    return amounts
 
 
 def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> dict[str, Any]:

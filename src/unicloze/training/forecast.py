@@ -84,6 +84,8 @@ def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) ->
 def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, otherwise: str) -> None:
     """Refuse rows whose backward pass keeps more than fits: the inputs of each layer's matrix products, in bf16.
 
+    A slot of an encoder-decoder passes through one of its stacks.
+
     Args:
         recipe: The recipe.
         rows: Rows at a time.
@@ -96,7 +98,8 @@ def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, 
         UsageError: They do not fit.
     """
     model, training = recipe.model, recipe.training
-    needed = 2 * tokens * model.num_layers * (4 * model.hidden_size + 2 * model.intermediate_size)
+    layers = min(model.num_layers, model.decoder_layers or model.num_layers)
+    needed = 2 * tokens * layers * (4 * model.hidden_size + 2 * model.intermediate_size)
     if fixed + needed <= there or training.frozen or recipe.finetuning.unfreeze_epochs is not None:
         return
     most = (there - fixed) * rows // needed

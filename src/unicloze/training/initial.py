@@ -24,16 +24,18 @@ from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel
 
-TOKEN_ROWS = "backbone.embeddings.tokens.weight", "token_head.bias", "boundary_head.bias"
+TOKEN_ROWS = "backbone.embeddings.tokens.weight", "token_head.bias", "boundary_head.bias", "token_head.output"
 """Tensors with one row per token."""
-POSITION_ROWS = "backbone.embeddings.positions.weight"
+POSITION_ROWS = "backbone.embeddings.positions.weight", "backbone.decoder.embeddings.positions.weight"
+"""Position tables; an encoder-decoder has two."""
 SEGMENT_ROWS = "backbone.embeddings.segments.weight"
 
 INHERITED = (
     "kind", "directions", "projection", "residual", "cell_clip", "projection_clip", "hidden_size", "num_layers",
     "num_heads", "intermediate_size", "max_positions", "num_segments", "embedding_size", "positions",
     "share_layers", "activation", "head_bias", "norm", "embedding_norm", "relative_bias",
-    "relative_buckets", "relative_max_distance", "layer_norm_eps", "head",
+    "relative_buckets", "relative_max_distance", "layer_norm_eps", "head", "decoder_layers", "head_size", "norm_kind",
+    "biases", "scale_scores", "gated", "tied_output", "scale_output", "scale_embeddings",
 )  # fmt: skip
 """Model settings the weights depend on; a run that starts from a model inherits them."""
 
@@ -190,11 +192,10 @@ def _adapted(
         for name in TOKEN_ROWS:
             if name in state:
                 state[name] = rows_of_tokens(state[name], shared, other.tokenizer.vocabulary.ordinary)
-    if POSITION_ROWS in state and len(state[POSITION_ROWS]) != model.max_positions:
-        known = len(state[POSITION_ROWS])
-        state[POSITION_ROWS] = repeated(state[POSITION_ROWS], model.max_positions)
-        if known < model.max_positions:
-            said.append(said_of_positions(known, model.max_positions, other.path))
+    known = {len(state[name]) for name in POSITION_ROWS if name in state} - {model.max_positions}
+    state |= {name: repeated(state[name], model.max_positions) for name in POSITION_ROWS if name in state}
+    if known and max(known) < model.max_positions:
+        said.append(said_of_positions(max(known), model.max_positions, other.path))
     if SEGMENT_ROWS in state and len(state[SEGMENT_ROWS]) != recipe.model.num_segments:
         rows = rows_of_segments(recipe, len(state[SEGMENT_ROWS]))
         if len(rows) > len(state[SEGMENT_ROWS]):
@@ -229,7 +230,8 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
     if theirs.positions != "transformer_xl" and theirs.kind != "recurrent":
         known["memory"] = 0  # memory needs relative distances
     if not hasattr(other.model, "token_head"):
-        del known["head"], known["head_bias"]
+        for name in ("head", "head_bias", "tied_output", "scale_output"):
+            del known[name]
     changes = {f"model.{name}": value for name, value in known.items() if f"model.{name}" not in given}
     before = dataclasses.replace(recipe.model, max_positions=recipe.model.max_positions or longest_row(recipe))
     differing = [

@@ -11,20 +11,21 @@ from torch import nn
 
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.settings import TrainingSettings, chosen
+from unicloze.training.adafactor import Adafactor
 from unicloze.training.lamb import Lamb
 from unicloze.training.nt_asgd import NtAsgd
 
 SLANTED_RATIO = 32
 """Ratio of peak to lowest learning rate of a slanted triangle (ULMFiT, Section 3.2)."""
 
-_LAYER = re.compile(r"\bbackbone\.layers\.(\d+)\.")
+_LAYER = re.compile(r"\bbackbone\.(decoder\.)?layers\.(\d+)\.")
 _MATRICES, _VECTORS, _HIDDEN = "matrices", "vectors", "hidden"
 
 
 def build_optimizers(
     model: nn.Module, settings: TrainingSettings, *, layer_decay: float = 1.0, unfreeze_every: float = 0.0
 ) -> list[torch.optim.Optimizer]:
-    """AdamW, Adamax, LAMB or NT-ASGD for everything, or Muon for the matrices inside the layers and AdamW for the rest.
+    """AdamW, Adamax, LAMB, Adafactor or NT-ASGD for everything; or Muon for matrices inside layers and AdamW for the rest.
 
     Muon takes no weights of LSTMs, which are stacks of gates. Frozen weights belong to none. Weight decay applies to
     matrices, but not to biases, normalisations and the relative position bias. Each group stores its peak learning rate as
@@ -79,6 +80,8 @@ def build_optimizers(
         optimizers.append(Lamb(everything, **moments))
     elif everything and settings.optimizer == "nt_asgd":
         optimizers.append(NtAsgd(everything, patience=settings.average_patience))
+    elif everything and settings.optimizer == "adafactor":
+        optimizers.append(Adafactor(everything))
     elif everything:
         optimizers.append(torch.optim.AdamW(everything, **moments, fused=True))
     hidden = groups(settings.muon_learning_rate or chosen(settings.learning_rate), _HIDDEN)
@@ -94,16 +97,20 @@ def depths(model: nn.Module) -> dict[str, int]:
     """Depth of each weight by name: the number of layers above it.
 
     Heads have depth 0, the last layer 1, and so on down to the embeddings, which share their depth with position terms
-    computed once for all layers. Only modules with weights of their own count: not layers that share the first layer's
-    (ALBERT), nor heads without any (GPT-2 reuses the embeddings as output matrix).
+    computed once for all layers. A decoder's layers are above the encoder's. Only modules with weights of their own count:
+    not layers that share the first layer's (ALBERT), nor heads without any (GPT-2 reuses the embeddings as output matrix).
     """
     names = [name for name, _ in model.named_parameters()]
-    layers = {name: int(match[1]) for name in names if (match := _LAYER.search(name))}
+    found = {name: (match[1] is not None, int(match[2])) for name in names if (match := _LAYER.search(name))}
+    encoder = 1 + max((number for decodes, number in found.values() if not decodes), default=0)
+    layers = {name: number + encoder * decodes for name, (decodes, number) in found.items()}
     last = max(layers.values(), default=0)
     heights: dict[str, float] = {}
     for name in names:
-        if name in layers or ".final_norm." in name:
+        if name in layers or ".decoder.final_norm." in name:
             heights[name] = layers.get(name, last)
+        elif ".final_norm." in name:
+            heights[name] = encoder - 1
         else:
             heights[name] = -1 if "backbone." in name else math.inf
     order = sorted(set(heights.values()), reverse=True)
@@ -134,8 +141,12 @@ def schedule_factor(step: int, settings: TrainingSettings) -> float:
     if settings.schedule == "slanted_triangular":
         share = step / settings.warmup_steps if step < settings.warmup_steps else left / since_warmup
         return (1 + share * (SLANTED_RATIO - 1)) / SLANTED_RATIO
+    if settings.schedule == "flat_inverse_sqrt":
+        return math.sqrt(min(1.0, max(1, settings.warmup_steps) / (step + 1)))
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps
+    if settings.schedule == "inverse_sqrt":
+        return math.sqrt(max(1, settings.warmup_steps) / (step + 1))
     if settings.schedule == "constant":
         return 1.0
     if settings.schedule == "wsd":

@@ -27,7 +27,8 @@ def export(
     Args:
         model: Run directory, one of its checkpoints, or a Hugging Face model folder; in Python also a loaded model.
         to: Stock classes of Transformers: `bert` (no relative position bias), `mpnet` (with one), `roberta`, `electra` or
-            `albert`; or `unicloze`, the classes of `unicloze.hf`, which suit every model.
+            `albert`; `t5` or `bart` for an encoder-decoder; or `unicloze`, the classes of `unicloze.hf`, which suit every
+            model of one stack.
         out: Folder to write; default: next to the model, named MODEL-FORMAT.
 
     Examples:

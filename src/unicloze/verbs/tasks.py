@@ -56,7 +56,8 @@ def finetune(
         task: Task recipe. `glue`, or `glue-v1` with UniLM v1's settings, fine-tunes on every GLUE task in the folder
             `train`, and writes the scores and the files for the GLUE server.
         model: Model to start from: run directory, one of its checkpoints, or a Hugging Face model folder; in Python also
-            a loaded model.
+            a loaded model. The name or the .yaml file of a pre-training recipe starts from scratch: its network with random
+            weights, and a tokenizer trained on the texts of the training records.
         train: Training records, a file or a folder of files: .jsonl, .tsv, .csv or the task's own format, also .gz.
         dev: Development records, which also choose the best checkpoint.
         out: Directory of the run; default: runs/NAME.
@@ -75,7 +76,7 @@ def finetune(
             settings.
         UniclozeError: A record, the model or the directory is unusable, or the loss is not finite.
     """
-    from unicloze.recipes import given_in_task_files, load_recipe
+    from unicloze.recipes import given_in_task_files, load_recipe, recipe_names
     from unicloze.recipes.unread_settings import (
         given_settings,
         refuse_decided_in_task,
@@ -104,12 +105,17 @@ def finetune(
             of_objective[key] = getattr(recipe.objective, name)
     tune_allocator()
     from unicloze.finetuning.checks import check_given_options
+    from unicloze.finetuning.from_scratch import untrained
     from unicloze.finetuning.initial import task_recipe
     from unicloze.finetuning.seeds import finetune_seeds
     from unicloze.interop.opening import open_model
     from unicloze.tasks.generation import with_learning
 
-    start = open_model(model)
+    name = str(model) if isinstance(model, str | Path) else ""
+    if name.endswith((".yaml", ".yml")) or (name in recipe_names() and not Path(name).exists()):
+        start = untrained(load_recipe(name), recipe, Path(train))
+    else:
+        start = open_model(model)
     of_model = {key: origin for key, origin in written.items() if key.startswith(("model.", "use."))}
     recipe = task_recipe(recipe, start, [*given, *of_model], of_objective, of_model)
     refuse_unread_in_task([with_learning(recipe)], given)

@@ -1,0 +1,74 @@
+"""Adafactor: second moments of a matrix as one number per row and per column (Shazeer and Stern 2018, Algorithm 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DECAY = 0.8
+"""The second moments decay by 1 - step^-0.8 (Section 7.2)."""
+SMALLEST_SQUARE, SMALLEST_SIZE = 1e-30, 1e-3
+"""Added to squared gradients, and smallest size of a weight that scales its update (Section 8)."""
+
+
+class Adafactor(torch.optim.Optimizer):
+    """Moves each tensor by the learning rate times the root mean square of its weights, without a first moment.
+
+    The root mean square of an update is clipped to 1. A fused matrix, such as that of queries, keys and values, has the
+    moments and the size of the whole.
+
+    Args:
+        params: Weights, or groups of weights.
+        lr: Learning rate, relative to the size of each tensor.
+        weight_decay: Decoupled weight decay.
+    """
+
+    def __init__(self, params: Iterable[Any], *, lr: float = 1e-2, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every weight that has a gradient."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            if weight.ndim >= 2:
+                state["rows"] = torch.zeros_like(weight[..., 0])
+                state["columns"] = torch.zeros_like(weight[..., 0, :])
+            else:
+                state["squares"] = torch.zeros_like(weight)
+        state["step"] += 1
+        new = float(state["step"]) ** -DECAY
+        rate = group["lr"] * max(SMALLEST_SIZE, float(_size(weight)))
+        square = gradient**2 + SMALLEST_SQUARE
+        if weight.ndim >= 2:
+            rows, columns = state["rows"], state["columns"]
+            rows.lerp_(square.mean(dim=-1), new)
+            columns.lerp_(square.mean(dim=-2), new)
+            update = gradient * (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_()[..., None]
+            update.mul_(columns.rsqrt()[..., None, :])
+        else:
+            state["squares"].lerp_(square, new)
+            update = gradient * state["squares"].rsqrt()
+        update.div_(_size(update).clamp_(min=1.0))
+        if group["weight_decay"]:
+            weight.mul_(1 - rate * group["weight_decay"])
+        weight.sub_(update, alpha=rate)
+
+
+def _size(weight: Tensor) -> Tensor:
+    """Root mean square. *Shape:* any to ()"""
+    size: Tensor = weight.norm() / weight.numel() ** 0.5
+    return size
