@@ -46,11 +46,19 @@ class TwoProcesses(World):
 
 
 def process_in(
-    out: Path, *, step: int = 0, world: World | None = None, progress: bool = False, device: str = "cpu", **training: Any
+    out: Path,
+    *,
+    step: int = 0,
+    world: World | None = None,
+    progress: bool = False,
+    device: str = "cpu",
+    **training: Any,
 ) -> RunProcess:
     recipe = load_recipe("quickstart", {**toy_overrides(), **{f"training.{k}": v for k, v in training.items()}})
     model = toys.model(num_layers=1)
-    state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training), step=step, text_tokens=70 * step)
+    state = TrainState(
+        model=model, optimizers=build_optimizers(model, recipe.training), step=step, text_tokens=70 * step
+    )
     compute = Compute(device=torch.device(device), precision="bf16", world=world or World())
     for name in COPIED:
         (out / name).write_text(name)
@@ -74,7 +82,9 @@ def test_only_the_first_process_shows_progress_and_writes_the_ledger(tmp_path: P
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-@pytest.mark.parametrize("error, message", [(ValueError("broken"), "broken"), (KeyboardInterrupt(), "KeyboardInterrupt")])
+@pytest.mark.parametrize(
+    "error, message", [(ValueError("broken"), "broken"), (KeyboardInterrupt(), "KeyboardInterrupt")]
+)
 def test_a_failure_is_recorded(tmp_path: Path, error: BaseException, message: str) -> None:
     with pytest.raises(type(error)), process_in(tmp_path, step=3):
         raise error
@@ -367,7 +377,9 @@ def test_moments_of_other_weights_are_refused() -> None:
     cure = ": go back to an earlier checkpoint"
     with pytest.raises(UniclozeError) as refused:
         moments_of(optimizer_state(param_groups=[{"params": [0, 1]}]))
-    assert str(refused.value) == f"step-1 does not fit the run (ValueError: its moments are those of other weights){cure}"
+    assert (
+        str(refused.value) == f"step-1 does not fit the run (ValueError: its moments are those of other weights){cure}"
+    )
     state = optimizer_state()
     state["state"][0]["exp_avg"] = torch.zeros(2)
     with pytest.raises(UniclozeError) as refused:
