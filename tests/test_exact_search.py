@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
 from unicloze.decoding import search as module
-from unicloze.decoding.sampling import NEVER
+from unicloze.decoding.model_format import GenerationFormat
+from unicloze.decoding.sampling import NEVER, TokenConstraints
 from unicloze.decoding.search import Hypothesis, length_penalty
 from unicloze.settings import DecodingSettings
 
@@ -107,3 +109,37 @@ def test_texts_of_chains() -> None:
 def test_constants() -> None:
     assert module.LEAVE_AT == 0.25
     assert length_penalty(1, 2.0) == 1.0 and length_penalty(7, 1.0) == 2.0 and length_penalty(7, 2.0) == 4.0
+
+
+class Fixed:
+    """Logits that depend neither on the source nor on the tokens before."""
+
+    def __init__(self, rows: int, count: int, logits: list[float]) -> None:
+        self.rows, self.count, self.logits = rows, count, torch.tensor(logits)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def first(self) -> Tensor:
+        return self.logits.expand(self.rows, -1)
+
+    def step(self, tokens: Tensor, parents: Tensor | None) -> Tensor:
+        return self.logits.expand(*tokens.shape, -1)
+
+    def keep(self, rows: Tensor) -> None:
+        self.rows = len(rows)
+
+
+def test_a_greedy_text_is_cut_off_at_its_length() -> None:
+    layout = GenerationFormat(predicts="next", start=(), stop=0)
+    rules = TokenConstraints(DecodingSettings(max_length=3), layout)
+    steps, told = module.search(Fixed(2, 1, [0.0, 1.0, 2.0]), rules, [0, 1]), []
+    try:
+        while True:
+            told.append(next(steps))
+    except StopIteration as end:
+        found = end.value
+    assert told == [[(0, [2]), (1, [2])]] * 3
+    log = 3 * float(torch.log_softmax(torch.tensor([0.0, 1.0, 2.0]), 0)[2])
+    assert [[(each.tokens, each.ended) for each in row] for row in found] == [[([2, 2, 2], False)]] * 2
+    assert [row[0].log_probability for row in found] == pytest.approx([log, log])
