@@ -193,6 +193,14 @@ def test_the_files_of_a_shard(tmp_path: Path) -> None:
     assert [file.name for file in files_beside(path)] == ["a.ds.index"]
 
 
+def test_documents_that_a_shard_lacks(tmp_path: Path) -> None:
+    write_shard(path := tmp_path / "a.ds")
+    assert len(TokenShard.open(path, documents=np.array([0, 2])).ends) == 2
+    with pytest.raises(UniclozeError) as refused:
+        TokenShard.open(path, documents=np.array([0, 3]))
+    assert str(refused.value) == f"{path} has 3 documents, but had at least 4 when it was prepared: prepare again."
+
+
 def test_a_failed_shard_has_no_metadata(tmp_path: Path) -> None:
     with pytest.raises(KeyError), ShardWriter(tmp_path / "a.ds", vocab_size=9, tokenizer_name="toy") as writer:
         raise KeyError

@@ -101,9 +101,13 @@ def test_a_search_is_over_when_nothing_better_can_come() -> None:
 
 
 def test_texts_of_chains() -> None:
-    tokens = torch.tensor([[4, 5, 0, 9], [6, 7, 8, 9]])
-    found = module._texts(tokens, scores(-3.0, -2.0)[0], torch.tensor([3, -1]), DecodingSettings(length_penalty=1.0))
-    assert found == [hypothesis([4, 5], -3.0, -2.25, ended=True), hypothesis([6, 7, 8, 9], -2.0, -4 / 3, ended=False)]
+    tokens, lengths = torch.tensor([[4, 5, 0, 9], [6, 7, 8, 9], [0, 7, 8, 9]]), torch.tensor([3, -1, 1])
+    found = module._texts(tokens, scores(-3.0, -2.0, -1.0)[0], lengths, DecodingSettings(length_penalty=1.0))
+    assert found == [
+        hypothesis([4, 5], -3.0, -2.25, ended=True),
+        hypothesis([6, 7, 8, 9], -2.0, -4 / 3, ended=False),
+        hypothesis([], -1.0, -1.0, ended=True),
+    ]
 
 
 def test_constants() -> None:

@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 import toys
 from toys import random_windows, vocabulary
+from unicloze.errors import UniclozeError
 from unicloze.mixtures import Phase
 from unicloze.objectives import make_examples, settings_of
 from unicloze.settings import Recipe, TrainingSettings
@@ -27,10 +29,12 @@ from unicloze.training.loop import (
     NonFiniteError,
     TrainState,
     clip_gradient,
+    fit,
     non_finite,
     total_weights,
 )
 from unicloze.training.optimizers import build_optimizers, schedule_factor, set_learning, set_learning_rate
+from unicloze.training.world import World
 
 CURE = (
     r"run the same command with a lower --training\.learning_rate.*--training\.clip_norm 1\.0.*, or "
@@ -222,3 +226,26 @@ def test_the_mask_rate_of_every_step() -> None:
 def test_rows_of_a_single_part() -> None:
     recipe = Recipe(training=TrainingSettings(steps=9, batch_size=5))
     assert rows_of_parts(phase(recipe, 0, 9), np.arange(2, 5)) == [[range(10, 15), range(15, 20), range(20, 25)]]
+
+
+class TwoProcesses(World):
+    size = 2
+
+
+def test_a_single_process_saves_before_it_fails_on_unreadable_text() -> None:
+    def unreadable() -> Iterator[list[MicroBatch]]:
+        raise UniclozeError("unreadable")
+        yield []
+
+    for world, expected in ((World(), [3]), (TwoProcesses(), [])):
+        saved: list[int] = []
+        state = TrainState(model=toys.model(num_layers=1), optimizers=[], step=3)
+        compute = Compute(device=torch.device("cpu"), precision="fp32", world=world)
+
+        def save(each: TrainState, steps: list[int] = saved) -> None:
+            steps.append(each.step)
+
+        hooks = Hooks(log=lambda *_: None, evaluate=lambda _: False, save=save, describe=described)
+        with pytest.raises(UniclozeError, match="unreadable"):
+            fit(state, unreadable(), TrainingSettings(steps=9), compute, hooks)
+        assert saved == expected
