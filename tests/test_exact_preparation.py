@@ -227,6 +227,8 @@ def test_a_weight_without_effect_warns_the_caller(tmp_path: Path) -> None:
     assert [(warning.filename, str(warning.message)) for warning in found] == [
         (__file__, "data.weights has no effect on b, c: none of their documents is long enough for a window")
     ]
+    lines, first = inspect.getsourcelines(sampler)
+    assert first <= found[0].lineno < first + len(lines)
     sampler(full, short)  # without weights, nothing is said
 
 
