@@ -70,8 +70,8 @@ def test_a_run_says_and_records_what_it_does(
     first, _, saved, evaluated, end = events(out)
     assert list(first) == [
         "schema", "event", "time", "step", "recipe", "task", "model", "model_step", "drawn", "changed", "lineage", "files",
-        "fingerprints", "records", "baseline", "parameters", "device", "precision", "threads", "processes", "versions",
-        "resumed_from",
+        "fingerprints", "records", "baseline", "parameters", "learned", "device", "precision", "threads", "processes",
+        "versions", "resumed_from",
     ]  # fmt: skip
     state = json.loads((out / "checkpoints" / "step-00000001" / "state.json").read_text())
     facts = {

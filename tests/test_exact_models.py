@@ -269,3 +269,11 @@ def test_characters_that_continue_a_letter() -> None:
     assert [passages._goes_on(each) for each in ("a", "\u0301", "\u1160", "\u11ff", "\u115f", "\u1200")] == [
         False, True, True, True, False, False,
     ]  # fmt: skip
+
+
+def test_which_objectives_mask_the_whole_text_for_the_chain_rule() -> None:
+    from unicloze.objectives import OBJECTIVES
+
+    assert {name for name in OBJECTIVES if OBJECTIVES[name].causal_masks} == {
+        "unilmv2", "masked", "permuted", "compensated",
+    }  # fmt: skip

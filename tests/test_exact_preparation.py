@@ -15,7 +15,7 @@ import pytest
 from toys import vocabulary
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import pipeline
+from unicloze.text import pipeline, portions
 from unicloze.text.documents import Document
 from unicloze.text.prepare import Prepared, prepare_data
 from unicloze.text.sampler import WindowName, WindowSampler, check_segment_pairs
@@ -132,18 +132,18 @@ def test_ignored_files_are_counted(tmp_path: Path, names: list[str], said: str) 
 
 
 def test_batches_are_cut_at_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (pipeline._BATCH, pipeline._TRAINING_BYTES, pipeline._PART) == (2097152, 1073741824, 65536)
-    monkeypatch.setattr(pipeline, "_BATCH", 10)
+    assert (portions._BATCH, pipeline._TRAINING_BYTES, portions._PART) == (2097152, 1073741824, 65536)
+    monkeypatch.setattr(portions, "_BATCH", 10)
 
     def document(text: str) -> Document:
         return Document(path="a", line=1, text=text)
 
     texts = ["12345", "1234", "1", "1234567890", "12"]
-    found = list(pipeline.batches((document(text), text == "1") for text in texts))
+    found = list(portions.batches((document(text), text == "1") for text in texts))
     assert [[piece.text for piece in batch] for batch in found] == [["12345", "1234", "1"], ["1234567890"], ["12"]]
     assert [piece.is_heldout for piece in found[0]] == [False, False, True]
     assert all(piece.is_last for batch in found for piece in batch)
-    assert list(pipeline.batches([])) == []
+    assert list(portions.batches([])) == []
     assert pipeline._LONG_WORD.sub(r"\1 ", "x" * 600 + " y") == f"{'x' * 256} {'x' * 256} {'x' * 88} y"
     assert pipeline._LONG_WORD.sub(r"\1 ", "x" * 256 + " y") == "x" * 256 + " y"
 

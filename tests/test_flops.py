@@ -85,6 +85,12 @@ def compare(model: Model, examples: Examples) -> None:
     asked = amounts_of(model, examples)
     slots, own = asked["slots"], [network.settings for network in model.networks]
     linear, attention = counted(model, examples)
+    if own[0].kind == "recurrent":  # torch counts no LSTMs: every weight of a direction is used once per slot
+        lstms = [module for module in model.modules() if isinstance(module, torch.nn.LSTM)]
+        weights = sum(weight.numel() for each in lstms for weight in each.parameters() if weight.dim() == 2)
+        directions = 2 if own[0].directions == "both" else 1
+        assert model.flops(**asked) / 3 == linear + 2 * slots * weights / directions
+        return
     if own[0].decoder_layers:
         of_keys = (model.flops(**asked) - linear * 3) / 3
         source, rest = asked["source_slots"], slots - asked["source_slots"]
