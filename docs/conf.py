@@ -28,6 +28,7 @@ html_copy_source = False
 html_show_copyright = False
 myst_heading_anchors = 3
 smartquotes = False
+autodoc_class_signature = "separated"  # the fields of a class are described below it
 default_role = "literal"  # docstrings mark code by single backticks
 
 PAGES = Path(__file__).parent

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
+import ast
+import importlib
+import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import unicloze
 from unicloze import cli
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.recipes import schema
 from unicloze.verbs import about
 
@@ -136,18 +138,39 @@ def functions() -> str:
     return f"```{{eval-rst}}\n.. currentmodule:: unicloze\n\n{lines}```\n"
 
 
-def program() -> str:
-    """What `unicloze --help` prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        cli.main(["--help"])
-    return f"```text\n{printed.getvalue()}```\n"
+def results() -> str:
+    """Every class of what a public function returns, and the errors."""
+    found = {result for name in unicloze.__all__ for result in _results_of(getattr(unicloze, name))}
+    classes = sorted(found, key=lambda one: one.__name__)
+    lines = "\n".join(
+        f".. autoclass:: {one.__module__}.{one.__name__}\n" for one in (*classes, UniclozeError, UsageError)
+    )
+    return f"```{{eval-rst}}\n{lines}```\n"
+
+
+def _results_of(function: object) -> Iterator[type]:
+    """The classes of this package in a function's return annotation, most of which are imported for type checking only."""
+    if not inspect.isfunction(function):
+        return
+    module = inspect.getmodule(function)
+    places = {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in ast.walk(ast.parse(function.__annotations__["return"], mode="eval")):
+        if isinstance(node, ast.Name) and places.get(node.id, "").startswith("unicloze."):
+            named = getattr(importlib.import_module(places[node.id]), node.id)
+            if inspect.isclass(named):
+                yield named
 
 
 TEXTS: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "functions": functions,
-    "program": program,
     "recipes": recipes,
+    "results": results,
     "settings": settings,
 }
 """The text for each mark of a page."""

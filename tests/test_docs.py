@@ -243,6 +243,9 @@ def test_the_site_is_complete_and_loads_nothing(tmp_path: Path) -> None:
     assert all(f">{key}<" in reference["settings"] for key in keys)
     public = set(unicloze.__all__) - {"Recipe", "__version__"}
     assert all(f'id="unicloze.{name}"' in reference["python"] for name in public)
+    assert all(
+        f'id="unicloze.{name}"' in reference["python"] for name in ("decoding.infill.FillResult", "errors.UsageError")
+    )
     assert "Annotated" not in reference["python"] and "As of" not in reference["python"]
 
 
