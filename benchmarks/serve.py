@@ -37,7 +37,9 @@ TEXTS_PER_REQUEST = 32
 CONNECTIONS = 16
 ROUNDS = 5
 WARM_UP = 20
-TOLERANCE = 2e-3
+TOLERANCE = {"fp32": 2e-3}
+COARSE = 5e-2
+"""Tolerance of other precisions."""
 
 ENCODE = """
 import json, sys, time
@@ -140,9 +142,9 @@ async def at_a_rate(port: int, requests: list[Request], rate: float) -> dict[str
 
 
 @contextmanager
-def server(model: Path, queue: int) -> Iterator[tuple[int, int]]:
+def server(model: Path, *options: str) -> Iterator[tuple[int, int]]:
     """A server in a process of its own; its port and process id."""
-    words = ["-m", "unicloze", "serve", "--model", str(model), "--port", "0", "--queue", str(queue)]
+    words = ["-m", "unicloze", "serve", "--model", str(model), "--port", "0", *options]
     process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -256,20 +258,26 @@ def kinds_of_requests(abilities: list[str]) -> list[Request]:
     return kinds * max(1, 3 * len(bad) // len(kinds)) + bad * every
 
 
-def alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any, tolerance: float) -> bool:
     """Whether two answers are equal up to rounding."""
     if isinstance(one, dict):
         return (
-            isinstance(other, dict) and one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+            isinstance(other, dict)
+            and one.keys() == other.keys()
+            and all(alike(one[key], other[key], tolerance) for key in one)
         )
     if isinstance(one, list):
-        return isinstance(other, list) and len(one) == len(other) and all(map(alike, one, other))
+        return (
+            isinstance(other, list)
+            and len(one) == len(other)
+            and all(alike(*pair, tolerance) for pair in zip(one, other, strict=True))
+        )
     if isinstance(one, float) and isinstance(other, float | int):
-        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
     return bool(one == other)
 
 
-def endurance(port: int, process: int, count: int) -> dict[str, Any]:
+def endurance(port: int, process: int, count: int, tolerance: float) -> dict[str, Any]:
     kinds = kinds_of_requests(health(port)["abilities"])
     alone = dict(zip(kinds, asyncio.run(in_turn(port, kinds, 1))[0], strict=True))
     draw = random.Random(4)
@@ -285,7 +293,7 @@ def endurance(port: int, process: int, count: int) -> dict[str, Any]:
                 lost += 1
                 continue
             statuses[answer[0]] += 1
-            wrong += answer[0] != expected[0] or not alike(json.loads(answer[1]), json.loads(expected[1]))
+            wrong += answer[0] != expected[0] or not alike(json.loads(answer[1]), json.loads(expected[1]), tolerance)
         resident.append(memory(process))
     return {
         "requests": 2 * (count // 2),
@@ -304,14 +312,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="duration of each rate of the latency")
     parser.add_argument("--requests", type=int, default=10_000, help="requests of the endurance")
     parser.add_argument("--queue", type=int, default=128)
+    parser.add_argument("--precision", default="fp32", help="of the server; sentence-transformers computes in fp32")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found: dict[str, Any] = {"model": given.model.name, "cores": os.cpu_count(), "machine": platform.processor()}
-    with server(given.model, given.queue) as (port, process):
+    found: dict[str, Any] = {
+        "model": given.model.name,
+        "precision": given.precision,
+        "cores": os.cpu_count(),
+        "machine": platform.processor(),
+    }
+    tolerance = TOLERANCE.get(given.precision, COARSE)
+    with server(given.model, "--queue", str(given.queue), "--precision", given.precision) as (port, process):
         for name, part in (
             ("throughput", lambda: throughput(port, given.model, given.texts)),
             ("latency", lambda: latency(port, given.seconds)),
-            ("endurance", lambda: endurance(port, process, given.requests)),
+            ("endurance", lambda: endurance(port, process, given.requests, tolerance)),
         ):
             found[name] = part()
             print(f"{name}: {json.dumps(found[name])}", flush=True)

@@ -19,7 +19,8 @@ def run(batcher: Batcher, *asked: Coroutine[Any, Any, Any]) -> list[Any]:
 
     async def all_of_them() -> list[Any]:
         tasks = [asyncio.ensure_future(one) for one in asked]
-        await asyncio.sleep(0)
+        for _ in range(10):  # turns of the loop, in which all ask and the impatient give up
+            await asyncio.sleep(0)
         batcher.start()
         found = await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(batcher.stop)

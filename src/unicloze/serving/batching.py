@@ -21,7 +21,7 @@ Compute = Callable[[Sequence[Any]], Sequence[Any] | Steps]
 """Results of some items, one per item and in their order."""
 Event = tuple[Literal["piece", "result", "error"], Any]
 
-ITEMS_AT_ONCE = 64
+ITEMS_AT_ONCE = 256
 """Items of several requests that are computed together; a single request may have more."""
 STEPPING_AT_ONCE = 4
 """Generators that take turns; further ones wait."""
