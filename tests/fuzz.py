@@ -498,7 +498,7 @@ def main() -> int:
         worker.start()
         tried, found = 0, {"?": "the worker died, or hung beyond its time"}
         with contextlib.suppress(queue.Empty):
-            tried, found = said.get(timeout=options.seconds + 60)
+            tried, found = said.get(timeout=options.seconds + 300)
         worker.kill()
         failed += len(found)
         print(f"{name}: {tried:,} cases, {f'{len(found)} faults' if found else 'nothing but sentences'}", flush=True)
