@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import toys
+from corpora import write_corpus
 from test_training import trained
 from unicloze import verbs
 from unicloze.errors import UniclozeError
@@ -199,6 +200,21 @@ def test_files_that_no_run_wrote_are_left_alone(tmp_path: Path, name: str) -> No
     ):
         verbs.pretrain("quickstart", tmp_path, toy=True, quiet=True)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_a_prepared_corpus_and_a_run_need_folders_of_their_own(tmp_path: Path) -> None:
+    given = {"data.corpus": [str(write_corpus(tmp_path / "corpus"))], "tokenizer.vocab_size": 200}
+    prepared, run = tmp_path / "prepared", tmp_path / "run"
+    verbs.prepare("quickstart", prepared, quiet=True, overrides=given)
+    before = sorted(path.name for path in prepared.iterdir())
+    cure = rf"give another --out \(to train on it: `unicloze pretrain --data\.prepared {prepared}`\)$"
+    with pytest.raises(UniclozeError, match=f"prepared holds a prepared corpus, not a run: {cure}"):
+        verbs.pretrain("quickstart", prepared, toy=True, quiet=True)
+    assert sorted(path.name for path in prepared.iterdir()) == before
+    with hold_run(run):
+        (run / "ledger.jsonl").touch()
+    with pytest.raises(UniclozeError, match=r"run is the folder of a run: give another --out\.$"):
+        verbs.prepare("quickstart", run, quiet=True, overrides=given)
 
 
 def test_a_folder_with_other_files_can_be_locked_and_locked_again(tmp_path: Path) -> None:

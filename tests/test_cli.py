@@ -424,6 +424,8 @@ def test_invalid_utf8_is_repaired(here: Path, command: Command) -> None:
         (["--bug", "pretrain"], "--bug"),
         (["pretrain", "--recipie", "quickstart"], "did you mean '--recipe'?"),
         (["pretrain", "--recipe", "quickstar"], "did you mean 'quickstart'?"),
+        (["pretrain", "--recipe", "nosuch"], "named 'nosuch'. `unicloze recipes` lists all."),
+        (["export", "runs/quickstart", "--to", "brt"], "albert, unicloze; did you mean 'bert'?"),
         (["pretrain", "--recipe", "quickstart", "--steps", "7"], "did you mean 'training.steps'?"),
         (
             ["finetune", "--task", "ner", "--model", "x", "--train", "y", "--device", "cpu"],

@@ -21,6 +21,7 @@ from unicloze.objectives import OBJECTIVES
 from unicloze.recipes import load_recipe
 from unicloze.recipes.schema import every_key
 from unicloze.tasks import TASKS
+from unicloze.tasks.raw_texts import record_of_texts
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
@@ -117,6 +118,35 @@ def test_a_plugin_may_be_given_anywhere_and_twice(capsys: pytest.CaptureFixture[
     assert main(["--plugin=comb.py", "--plugin", "loose.py", *words, "--plugin", "comb.py"]) == 0
     assert "comb" in OBJECTIVES and "loose" in METRICS
     assert "objective comb" in capsys.readouterr().out
+
+
+def test_commands_in_messages_repeat_the_plugins(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without them they would be refused."""
+    moved = run.parent / "my plugins" / "comb.py"
+    moved.parent.mkdir(exist_ok=True)
+    moved.write_text(COMB)
+    words = ["pretrain", "--recipe", "mine.yaml", "--out", str(run), "--data.corpus", "text.txt", "--plugin"]
+    assert main([*words, str(moved), "--training.seed", "7"]) == 2
+    said = capsys.readouterr().err
+    assert f"unicloze --plugin '{moved}' pretrain --out {run}" in said
+    assert main(["pretrain", "--recipe", "quickstart", "--out", str(run)]) == 2
+    assert "--plugin '" not in capsys.readouterr().err
+
+
+def test_a_task_without_texts_says_how_to_declare_them(place: Path) -> None:
+    (place / "bare.py").write_text(
+        "import dataclasses\n"
+        "from unicloze.tasks import TASKS as KNOWN\n"
+        "from unicloze.tasks.classification import ClassificationSettings\n"
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
+        "class BareSettings(ClassificationSettings):\n"
+        "    kind: str = 'bare'\n"
+        "TASKS = {'bare': dataclasses.replace(KNOWN['classification'], settings=BareSettings, texts=())}\n"
+    )
+    (place / "bare.yaml").write_text("base: classification\ntask: {kind: bare}\n")
+    unicloze.register("bare.py")
+    with pytest.raises(UsageError, match=r"task bare does not declare which of its fields are texts \(`texts`\)"):
+        record_of_texts(["a"], load_recipe("bare.yaml"))
 
 
 # Only the caller names a plugin

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+import nlu_toys
 import toys
 from corpora import write_corpus
 from test_finite_weights import CPU, steps_of
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.training import batches, loop
@@ -53,9 +55,7 @@ def test_what_is_remembered_passes_through_json() -> None:
             Spikes.read(one, "step-1")
 
 
-def train(
-    on_spike: str, spiking: dict[int, float], *, steps: int = FEWEST + 4, skip: bool = True
-) -> tuple[Any, list[Any]]:
+def train(on_spike: str, spiking: dict[int, float], *, steps: int = FEWEST + 4) -> tuple[Any, list[Any]]:
     """A run whose gradients are multiplied at some steps (by index); its state, and the spikes it reported."""
     settings = TrainingSettings(steps=steps, warmup_steps=0, learning_rate=1e-3, save_every=0, on_spike=on_spike)  # type: ignore[arg-type]
     model = toys.model()
@@ -201,3 +201,18 @@ def test_settings_that_cannot_work_are_refused(corpus: Path, tmp_path: Path) -> 
     run(corpus, tmp_path / "run", **{"training.steps": 6})
     with pytest.raises(UsageError, match=r"holds a run with training\.save_every 6"):
         run(corpus, tmp_path / "run", **{"training.save_every": 3})
+
+
+@pytest.mark.filterwarnings("ignore:the learning rate")
+def test_fine_tuning_skips_spikes_too(tmp_path: Path) -> None:
+    start = nlu_toys.start()
+    texts = [{"text": f"the old cat {number}", "label": "ab"[number % 2]} for number in range(8)]
+    records = nlu_toys.write(tmp_path / "records.jsonl", texts)
+    settings = {"training__batch_size": 4, "finetuning__epochs": 12, "training__spike_factor": 1.0}
+    settings["training__learning_rate"] = 1e-6
+    recipe = nlu_toys.recipe_for(start, "classification", training__on_spike="skip", **settings)
+    assert finetune_run(recipe, start, records, records, tmp_path / "run", progress=False).step == 24
+    spikes = [event for event in read_ledger(tmp_path / "run" / "ledger.jsonl") if event["event"] == "spike"]
+    assert spikes and {event["action"] for event in spikes} == {"skip"}
+    newest = load_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
+    assert len(newest.state["spikes"]["norms"]) == 24 - len(spikes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -26,6 +27,14 @@ class UsageError(UniclozeError):
 
 class FailedElsewhere(UniclozeError):
     """Another process of the run has failed and says why; the first process repeats it."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The known name that is most likely meant, as the end of a sentence; a full stop if none is near."""
+    names = list(known)
+    beginning = [one for one in names if len(name) > 2 and one.startswith(name)]
+    near = difflib.get_close_matches(name, beginning, n=1, cutoff=0) or difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean '{near[0]}'?" if near else "."
 
 
 def option_of(key: str) -> str:

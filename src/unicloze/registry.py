@@ -53,6 +53,10 @@ class Registry(Generic[Thing]):
             return None
         return self[name]
 
+    def is_added(self, name: str) -> bool:
+        """Whether an entry comes from outside the package."""
+        return name in self._added
+
     def unknown(self) -> str:
         """How to fix an unknown name, as text for a message."""
         return f"known {self.kind}s: {', '.join(self)}; to use your own, add --plugin FILE"

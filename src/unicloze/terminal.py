@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import re
+import shlex
 import shutil
 import signal
 import stat
@@ -31,8 +32,16 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Control characters that text from a file must not send to a terminal."""
 
 
+PLUGINS: list[str] = []
+"""Plugins given on the command line, which the commands in messages repeat."""
+_COMMAND = re.compile(r"\bunicloze (?=[a-z][a-z-]*(?: [^\s`]+)? --\w)")
+
+
 def say(kind: str, sentence: str) -> None:
     """Print one line to stderr."""
+    if PLUGINS:
+        options = "".join(f"--plugin {shlex.quote(plugin)} " for plugin in PLUGINS)
+        sentence = _COMMAND.sub(lambda _: f"unicloze {options}", sentence)
     with contextlib.suppress(OSError):  # the terminal is closed
         print(f"unicloze: {kind}: {_CONTROL.sub(lambda found: repr(found[0])[1:-1], sentence)}", file=sys.stderr)
 

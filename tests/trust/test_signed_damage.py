@@ -82,6 +82,17 @@ def test_a_signed_folder_that_is_not_a_checkpoint(
     assert code == 1 and str(folder) in said and "bug" not in said
 
 
+@pytest.mark.parametrize("name", ["\0", "a\0b", "", ".", "..", "../x", "a/b"])
+def test_a_manifest_that_names_no_file(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Found by `make fuzz`: a NUL in a name was reported as a bug."""
+    file = checkpoint_of(run) / MANIFEST
+    manifest = json.loads(file.read_text())
+    manifest["sha256"][name] = "0" * 64
+    file.write_text(json.dumps(manifest))
+    code, said = said_by(["fill", "--model", str(run), "--text", "the [MASK]"], capsys)
+    assert code == 1 and ("is missing or damaged" in said or "link out of its folder" in said)
+
+
 def without_a_tensor(tensors: dict[str, torch.Tensor]) -> None:
     del tensors[next(name for name in tensors if name.endswith("exp_avg"))]
 

@@ -17,7 +17,7 @@ from typing import Any
 from unicloze import launch, terminal, verbs
 from unicloze.cli.completion import completion
 from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, did_you_mean
 from unicloze.version import __version__
 
 VERBS = {name: Verb(name, function, verbs.INSTEAD.get(name, {})) for name, function in verbs.VERBS.items()}
@@ -107,8 +107,8 @@ def _run(words: list[str]) -> int:
             return 0
         name, rest = _verb_of_group(name, rest)
     if name not in VERBS:
-        near = difflib.get_close_matches(name, [*VERBS, *GROUPS], n=1)
-        raise UsageError(f"There is no verb '{name}'{_guess(near)} `unicloze --help` lists all.")
+        guess = did_you_mean(name, [*VERBS, *GROUPS])
+        raise UsageError(f"There is no verb '{name}'{guess} `unicloze --help` lists all.")
     if launch.processes() > 1 and name not in SHARED:
         raise UsageError(
             f"{name} runs in one process: start it without torchrun; only {' and '.join(SHARED)} use several."
@@ -141,6 +141,7 @@ def _run(words: list[str]) -> int:
 def _register_plugins(words: list[str]) -> list[str]:
     """Register the plugins first, since they add settings; returns the words without --plugin."""
     kept: list[str] = []
+    terminal.PLUGINS.clear()
     rest = iter(words)
     for word in rest:
         option, given, value = word.partition("=")
@@ -155,6 +156,7 @@ def _register_plugins(words: list[str]) -> list[str]:
         from unicloze.plugins import register
 
         register(plugin)
+        terminal.PLUGINS.append(plugin)
     return kept
 
 
@@ -168,8 +170,8 @@ def _verb_of_group(group: str, rest: list[str]) -> tuple[str, list[str]]:
         how = f"`unicloze {MOVED[moved]}`" + ("; `unicloze metrics` lists the metrics" if moved == "--metric" else "")
         raise UsageError(f"{group}: {moved} is now a separate command: {how}.")
     kinds = [name.partition(" ")[2] for name in VERBS if name.startswith(f"{group} ")]
-    near = difflib.get_close_matches(rest[0], kinds, n=1) if rest else ()
-    raise UsageError(f"{group}: give one of {', '.join(kinds)}{_guess(near)} `unicloze {group} --help` explains them.")
+    guess = did_you_mean(rest[0], kinds) if rest else "."
+    raise UsageError(f"{group}: give one of {', '.join(kinds)}{guess} `unicloze {group} --help` explains them.")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -232,7 +234,8 @@ def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[s
         alike = 0.9 if verb.settings and _names_setting(option) else 0.75
         near = difflib.get_close_matches(option, own, n=1, cutoff=alike)
         if near or not verb.settings:
-            raise UsageError(f"{name}: there is no option {option}{_guess(near)} `unicloze {name} --help` lists all.")
+            guess = did_you_mean(option, near)
+            raise UsageError(f"{name}: there is no option {option}{guess} `unicloze {name} --help` lists all.")
 
 
 def _names_setting(option: str) -> bool:
@@ -285,7 +288,3 @@ def _overrides(name: str, verb: Verb, extra: list[str]) -> dict[str, Any]:
     from unicloze.recipes import parse_options
 
     return parse_options(extra, prefix=verb.prefix)
-
-
-def _guess(near: Sequence[str]) -> str:
-    return f"; did you mean '{near[0]}'?" if near else "."

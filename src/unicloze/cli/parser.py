@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import builtins
-import difflib
 import functools
 import inspect
 import re
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from unicloze import docstrings
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, did_you_mean
 from unicloze.verbs.options import JSON, OneOf, Option, Settings
 
 REQUIRED = inspect.Parameter.empty
@@ -47,9 +46,7 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            near = difflib.get_close_matches(str(value).lower(), map(str, action.choices or ()), n=1)
-            if near:
-                error.message += f"; did you mean '{near[0]}'?"
+            error.message += did_you_mean(str(value).lower(), map(str, action.choices or ())).removesuffix(".")
             raise
 
     def require_nothing(self) -> None:

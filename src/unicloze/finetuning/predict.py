@@ -118,7 +118,7 @@ PREDICTION_FORMATS: Mapping[str, Callable[[Sequence[Prediction]], str]] = {
 """Writers of predictions, by format."""
 
 BEGINNINGS: Mapping[str, Sequence[bytes]] = {
-    "jsonl": (rb'\{"id": [^\n]*"prediction": ',),
+    "jsonl": (rb'\{[^\n]*"prediction": ',),
     "json": (rb"[\{\[]",),
     "glue": (b"index\t",),
 }

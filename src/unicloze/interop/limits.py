@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unicloze.decoding.abilities import objective_of, part_with
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, did_you_mean
 from unicloze.interop.families import Head
 from unicloze.interop.stock import DENSE, STOCK, TASK_CLASSES, Stock, TaskClass
 from unicloze.interop.two_stacks_export import TWO_STACKS, misfit
@@ -72,7 +72,7 @@ def check_name(to: str) -> None:
     """
     formats = [*STOCK, *TWO_STACKS, OWN]
     if to not in formats:
-        raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}")
+        raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}{did_you_mean(to.lower(), formats)}")
 
 
 def check_format(to: str, loaded: LoadedModel) -> None:

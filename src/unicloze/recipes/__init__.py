@@ -7,7 +7,6 @@ the command line come last.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 import yaml
 
 from unicloze.bounded import read_bytes
-from unicloze.errors import UsageError, option_of
+from unicloze.errors import UsageError, did_you_mean, option_of
 from unicloze.files import write_file
 from unicloze.recipes.dumps import SCHEMA, is_of_a_run, without_foreign
 from unicloze.recipes.list_entries import kind_of, named, parsed, typed_mixture, typed_phases
@@ -215,8 +214,7 @@ def _find(name_or_file: str | os.PathLike[str]) -> Path:
     if path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
         cure = "this is a directory; name the recipe file in it" if path.is_dir() else "there is no such file"
         raise UsageError(f"{path}: {cure}; `unicloze recipes` lists the built-in recipes.")
-    near = difflib.get_close_matches(name, [*recipe_names(), *task_names()], n=1, cutoff=0.4)
-    guess = f"; did you mean '{near[0]}'?" if near else "."
+    guess = did_you_mean(name, [*recipe_names(), *task_names()])
     raise UsageError(f"No recipe is named '{name}'{guess} `unicloze recipes` lists all.")
 
 

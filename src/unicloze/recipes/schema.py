@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 from jsonargparse import ArgumentParser
 
 from unicloze import docstrings
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, did_you_mean
 from unicloze.objectives import OBJECTIVES
 from unicloze.registry import Registry
 from unicloze.settings import Recipe
@@ -261,11 +261,8 @@ def guess(hint: Any, value: Any) -> str:
     """The value of a type that is most likely meant, as the end of a sentence; a full stop if none is."""
     known = [name for name in _choices(hint) if isinstance(name, str)]
     for part in value if isinstance(value, list | tuple) else [value]:
-        near = (
-            difflib.get_close_matches(part.lower(), known, n=1) if isinstance(part, str) and part not in known else []
-        )
-        if near:
-            return f"; did you mean '{near[0]}'?"
+        if isinstance(part, str) and part not in known and (said := did_you_mean(part.lower(), known)) != ".":
+            return said
     return "."
 
 

@@ -63,6 +63,11 @@ def roles_of(recipe: Recipe) -> Sequence[str]:
         return recipe.generation.source
     task, held = TASKS[settings.kind], settings.optional
     missing = [role for role in held or () if role not in task.texts]
+    if not task.texts and TASKS.is_added(settings.kind):
+        raise UsageError(
+            f"the task {settings.kind} does not declare which of its fields are texts (`texts`), which --text would fill: "
+            "declare them in the plugin, or give a --file of records."
+        )
     if not task.texts or missing:
         needs = missing or [role for role in task.roles if role not in task.answers]
         raise UsageError(

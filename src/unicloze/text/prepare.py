@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.progress import say
-from unicloze.run_files import LINEAGE, TOKENIZER, TOKENIZER_CONFIG
+from unicloze.run_files import LEDGER, LINEAGE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import lineage, tokenised
 from unicloze.text.digests import SEAL, Digests
@@ -196,7 +196,8 @@ def prepare_data(
         lineage.check_lineage(out, data, settings, cure=cure, verify=verify)
         return Prepared.load(out, verify=verify, progress=progress)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UniclozeError(f"{out} has files that `prepare` did not write: give another --out or remove it.")
+        holds = "is the folder of a run" if (out / LEDGER).is_file() else "has files that `prepare` did not write"
+        raise UniclozeError(f"{out} {holds}: give another --out.")
     work = out.parent / f".{out.name}.partial"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

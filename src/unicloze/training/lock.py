@@ -12,7 +12,16 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError
-from unicloze.run_files import DEV_PREDICTIONS, DEV_SAMPLES, LEDGER, RECIPE, RESULTS, TOKENIZER, TOKENIZER_CONFIG
+from unicloze.run_files import (
+    DEV_PREDICTIONS,
+    DEV_SAMPLES,
+    LEDGER,
+    LINEAGE,
+    RECIPE,
+    RESULTS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
 from unicloze.training.world import World
 
 LOCK, HOLDER = "lock", "lock.holder"
@@ -39,6 +48,11 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
         yield
         return
     if not any((folder / name).exists() for name in (LEDGER, HOLDER, LOCK)):
+        if (folder / LINEAGE).is_file():
+            raise UniclozeError(
+                f"{folder} holds a prepared corpus, not a run: give another --out (to train on it: "
+                f"`unicloze pretrain --data.prepared {folder}`)"
+            )
         foreign = next((name for name in WRITTEN if (folder / name).exists()), None)
         if foreign is not None:
             raise UniclozeError(
