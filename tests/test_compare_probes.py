@@ -297,7 +297,7 @@ def opened(files: dict[str, Path], task: str = "classification", **overrides: An
         ("gpt", "classification", "left_to_right", "last"),
         ("bert-base", "classification", "bidirectional", "first"),
         ("bert-base", "gpt-classification", "bidirectional", "first"),
-        ("bart-base", "classification", "bidirectional", "mean"),
+        ("prefix-denoising-base", "classification", "bidirectional", "mean"),
     ],
 )
 def test_a_model_is_read_and_pooled_as_its_recipe_declares(
@@ -316,6 +316,28 @@ def test_a_model_is_read_and_pooled_as_its_recipe_declares(
         sees = np.ones((length, length), dtype=bool)
         assert np.array_equal(examples.visible(row)[:length, :length], np.tril(sees) if pooled == "last" else sees)
     assert recipe.use.visibility == visibility
+
+
+def test_an_encoder_decoder_is_read_twice_and_pooled_at_its_last_slot(files: dict[str, Path]) -> None:
+    start = nlu_toys.start("bart-base")
+    recipe = recipe_for(opened(files), start)
+    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
+    vocabulary = start.tokenizer.vocabulary
+    data = encoded(read_records(files["dev"], recipe.task), recipe, start.tokenizer)
+    examples = TASKS["classification"].lay_out(data.rows, vocabulary, recipe, None)
+    for row, length in enumerate(examples.lengths):
+        first, ids = int(length) // 2, examples.input_ids[row]
+        assert examples.targets["label"].slots[row].ravel().tolist() == [length - 1]
+        assert ids[first : first + 2].tolist() == [vocabulary.eos, vocabulary.sos]
+        assert ids[first + 1 : length].tolist() == ids[: first - 1].tolist()
+        assert examples.position_ids[row, :length].tolist() == [*range(first), *range(first)]
+        after = np.arange(length) >= first
+        sees = np.where(after[:, None], np.tri(length, dtype=bool), ~after)
+        assert np.array_equal(examples.visible(row), sees)
+    with pytest.raises(UsageError, match="which an encoder-decoder does not read"):
+        recipe_for(
+            Probe(recipe=load_recipe("choice"), overridden=(), files=(files["train"],) * 2, records=(1, 1)), start
+        )
 
 
 @pytest.mark.parametrize("task", ["tagging", "squad-v2", "coqa-extractive"])

@@ -77,7 +77,8 @@ class UniclozeConfig(PreTrainedConfig):
         """The model shape.
 
         Raises:
-            UsageError: A field has the wrong type, or the hidden size is not a multiple of the number of heads.
+            UsageError: A field has the wrong type, the hidden size is not a multiple of the number of heads, or this is an
+                encoder-decoder.
         """
         values = {name: getattr(self, name) for name in _TYPES}
         for name, value in values.items():
@@ -86,6 +87,11 @@ class UniclozeConfig(PreTrainedConfig):
             except TypeError as error:
                 raise UsageError(f"configuration field {name} is {value!r}: {error}") from error
         settings = ModelSettings(**values)
+        if settings.decoder_layers:
+            raise UsageError(
+                f"decoder_layers is {settings.decoder_layers}, and unicloze.hf has no class for an encoder-decoder: export "
+                "the model with `unicloze export --to t5` or `--to bart`"
+            )
         if settings.num_heads < 1 or settings.hidden_size % settings.num_heads:
             raise UsageError(
                 f"hidden_size is {settings.hidden_size}: give a multiple of num_heads, {settings.num_heads}"

@@ -37,7 +37,7 @@ def import_checkpoint(
     tokenizer: Annotated[PathLike, Option("PATH")] | None = None,
     pickle: bool = False,
 ) -> LoadedModel:
-    """Import a checkpoint of BERT, RoBERTa, MPNet, ELECTRA, ALBERT, DistilBERT, MiniLM or UniLM.
+    """Import a checkpoint of BERT, RoBERTa, MPNet, ELECTRA, ALBERT, DistilBERT, MiniLM, UniLM, T5 or BART.
 
     It is saved as a unicloze model; see `unicloze.interop.read`.
 
