@@ -55,12 +55,16 @@ class RandomLengthSampler(WindowSampler):
         begins = (before[steps] - first) * lanes + lane
         backward = None if tokens.backward is None else tokens.backward[begins]
         turned = place if backward is None else np.where(backward[:, None], sizes[:, None] - 1 - place, place)
-        text = tokens.token_ids[np.where(inside, begins[:, None] + turned * lanes, 0), 1]
+        single = np.where(inside, begins[:, None] + turned * lanes, 0)
+        text = tokens.token_ids[single, 1]
         vocabulary, rows = self.vocabulary, np.arange(count)
         token_ids = np.full((count, text.shape[1] + 2), vocabulary.pad, dtype=np.int32)
         token_ids[:, 0] = vocabulary.sos
         token_ids[:, 1:-1][inside] = text[inside]
         token_ids[rows, sizes + 1] = vocabulary.eos
+        cut = np.zeros_like(token_ids, dtype=bool)
+        if tokens.cut is not None:
+            cut[:, 0], cut[rows, sizes + 1] = tokens.cut[single[:, 0], 0], tokens.cut[single[rows, sizes - 1], 2]
         chosen = select_rows(tokens, begins)
         return dataclasses.replace(
             chosen,
@@ -69,6 +73,7 @@ class RandomLengthSampler(WindowSampler):
             segment_ids=np.zeros_like(token_ids),
             lengths=(sizes + 2).astype(np.int32),
             maskable=~self._special[token_ids],
+            cut=cut,
         )
 
     def rate_at(self, position: int, lanes: int) -> float:
