@@ -214,8 +214,8 @@ def predict(
     from unicloze.finetuning.generate_for_records import generate_into
     from unicloze.finetuning.task_model import load_task_model
     from unicloze.interop.opening import open_model
-    from unicloze.records import read_records
     from unicloze.tasks import TASKS
+    from unicloze.tasks.several import records_of
     from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
@@ -229,7 +229,9 @@ def predict(
         _refuse_of_files(overrides)
     loaded = _with(open_model(model, device, precision), overrides)
     task_model = load_task_model(loaded)
-    records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
+    records = (
+        [_record(loaded, text)] if text is not None else records_of(Path(file or ""), loaded.recipe.task, dev=True)
+    )
     room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
         return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
@@ -289,7 +291,7 @@ def generate(
     """
     from unicloze.finetuning.generate_for_records import as_text, generate_for_records, generate_into, with_field
     from unicloze.finetuning.predict import as_json_lines
-    from unicloze.records import read_records
+    from unicloze.tasks.several import records_of
     from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
@@ -301,7 +303,9 @@ def generate(
         raise UsageError(
             f"decoding.num_results is {several}, but into writes one text per record: leave one of them out."
         )
-    records = [_record(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
+    records = (
+        [_record(loaded, text)] if text is not None else records_of(Path(file or ""), loaded.recipe.task, dev=True)
+    )
     progress, one = file is not None and not quiet, text is not None and into is None
     if out is not None:
         made = generate_into(Path(out), loaded, records, into, progress=progress)
