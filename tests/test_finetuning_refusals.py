@@ -21,7 +21,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.initial import start_weights
 from unicloze.finetuning.run import FinetuneResult, finetune_run
-from unicloze.finetuning.seeds import FinetuneSummary, _spreads, finetune_seeds
+from unicloze.finetuning.seeds import FinetuneSummary, _over_seeds, finetune_seeds
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
@@ -173,7 +173,7 @@ def test_what_chose_the_checkpoint_is_said_first_and_many_values_stand_below(
         return FinetuneResult(Path(out), 1200, 800, 0, scores, headline)
 
     def said(*runs: FinetuneResult) -> list[str]:
-        return str(FinetuneSummary(Path("run"), runs, _spreads(runs))).splitlines()
+        return str(FinetuneSummary(Path("run"), runs, _over_seeds(runs))).splitlines()
 
     assert said(result("f1", 2, "f1")) == [
         "run: trained to step 1,200, best by f1 at step 800: f1 50.00 (standard error 2.50), value_0 0.00, value_1 10.00, "
