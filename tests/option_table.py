@@ -19,6 +19,11 @@ def _finetune(task: str, records: str, more: str = "", model: str = "unilmv2") -
     return Scene(f"finetune --task {task} --model {{RUN:{model}}} {files} {TUNE} --finetuning.epochs 1 {more}")
 
 
+SEVERAL = (
+    "'[{label: one, train: classes.jsonl, metrics: [accuracy]}, "
+    "{label: two, train: questions.jsonl, source: {text: context}, target: question}]'"
+)
+
 SCENES = {
     **{name: Scene(f"pretrain --recipe {{{name}.yaml}} --quiet --out run") for name in (*OBJECTIVES, *OTHERS)},
     **{
@@ -44,6 +49,10 @@ SCENES = {
     "questions": _finetune("squad-v2", "questions", "--task.max_length 20 --task.head dense"),
     "turns": _finetune("coqa-extractive", "turns", "--task.max_length 20 --task.head dense"),
     "sources": _finetune("generation", "sources", "--decoding.beams 1 --decoding.max_length 6"),
+    "several": Scene(
+        "finetune --task generation --model {RUN:unilmv2} --train {.} --decoding.beams 1 --decoding.max_length 6 "
+        f"{TUNE} --finetuning.epochs 1 --task.parts {SEVERAL}"
+    ),
     "writer": _finetune("generation", "sources", "--finetuning.epochs 20 --finetuning.evaluations 0.05"),
     "predict": Scene("predict --model {TASK:classes} --file {classes.jsonl} --quiet"),
     "unanswerable": Scene("unanswerable --file {answered.jsonl} --out made.jsonl"),
@@ -297,6 +306,9 @@ SETTINGS = {
     "finetuning.auxiliary": Row("classes", "'{ae: 1.0}'"),
     "finetuning.layer_decay": Row("classes", "0.5"),
     "finetuning.unfreeze_epochs": Row("classes", "0.4"),
+    "task.parts": Row("sources", SEVERAL),
+    "task.mixing_cap": Row("several", "1"),
+    "task.mixing_temperature": Row("several", "9"),
     "distillation.teacher": Row("classes", "{TASK:classes}"),
     "distillation.temperature": Row("classes", "9", beside=TAUGHT),
     "distillation.weight": Row("classes", "0.9", beside=TAUGHT),

@@ -369,3 +369,20 @@ def test_settings_that_make_no_sense_are_refused(start: LoadedModel, settings: d
 
 def test_few_weights_learn_at_a_higher_rate() -> None:
     assert (learning_rate(110_000_000), learning_rate(110_000_000, few=True)) == (3e-5, 3e-4)
+
+
+def test_a_start_in_a_hugging_face_folder_is_found_again(start: LoadedModel, tmp_path: Path) -> None:
+    verbs.export(start, "bert", tmp_path / "stock")
+    train, dev = files(tmp_path)
+    given = {
+        "finetuning.lora_rank": 2,
+        "finetuning.epochs": 1,
+        "training.device": "cpu",
+        "training.precision": "fp32",
+        "training.learning_rate": 0.01,
+    }
+    verbs.finetune("classification", tmp_path / "stock", train, dev, tmp_path / "run", quiet=True, overrides=given)
+    predicted = verbs.predict(tmp_path / "run", file=dev, quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "dev_predictions.jsonl").read_text().splitlines()]
+    for one, other in zip(predicted, lines, strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)

@@ -11,6 +11,7 @@ from unicloze.finetuning.data import TaskData
 from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.several import parts_of
 from unicloze.training.loading import LoadedModel
 from unicloze.training.start_model import fingerprint
 
@@ -35,6 +36,10 @@ def check_metrics(recipe: Recipe) -> None:
                 f"it out ({option_of('task.metric_options')} '{{}}')"
             )
     allowed = TASKS[recipe.task.kind].compares
+    for part in parts_of(recipe.task):
+        for name in part.metrics:
+            if metric(name).compares not in ("labels", "numbers", "texts"):
+                raise UsageError(f"task.parts: {name} of {part.label} does not compare labels, numbers or texts")
     for name in recipe.task.metrics:
         compares = metric(name).compares
         if allowed and compares not in allowed:
@@ -83,6 +88,8 @@ def check_answers(dev: TaskData, recipe: Recipe) -> None:
     """
     task = TASKS[recipe.task.kind]
     references = [task.reference(record, recipe.task) for record in dev.records]
+    if parts_of(recipe.task):
+        return
     for name in recipe.task.metrics:
         compares = metric(name).compares
         wanted = references[:1] if compares == "texts" else references  # some metrics of texts are slow

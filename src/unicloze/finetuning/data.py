@@ -15,13 +15,14 @@ from unicloze import keyed
 from unicloze.digest import digest
 from unicloze.errors import option_of
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
+from unicloze.finetuning.mixing import Mixture
 from unicloze.progress import say
-from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import with_columns
 from unicloze.tasks.roles import check_roles
+from unicloze.tasks.several import records_of
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch
 
@@ -48,8 +49,8 @@ class TaskData:
 
 
 def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
-    """Read and encode a file of records, or a folder of such files; arguments and errors as for `encoded`."""
-    records = read_records(path, recipe.task)
+    """Read and encode development records, a file or a folder; arguments and errors as for `encoded`."""
+    records = records_of(path, recipe.task, dev=True)
     return encoded(records, recipe, tokenizer, answers=answers)
 
 
@@ -127,10 +128,14 @@ def finetuning_steps(
     weights = recipe.finetuning.auxiliary
     beside = auxiliary_objective(recipe) if weights else None
     each_epoch = steps_per_epoch(len(data.rows), batch_size)
+    mixture = Mixture.of(data.records, data.rows, recipe.task)
     for step in range(first_step, recipe.training.steps):
         epoch, number = divmod(step, each_epoch)
         places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
-        chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, keyed.Purpose.RECORD_ORDER, epoch)[0])
+        if mixture is None:
+            chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, keyed.Purpose.RECORD_ORDER, epoch)[0])
+        else:
+            chosen = mixture.rows(places, epoch, seed)
         lengths = np.array([data.rows[number].slots for number in chosen])
         chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
         step_batches: list[MicroBatch] = []

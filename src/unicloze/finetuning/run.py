@@ -16,7 +16,6 @@ import torch
 
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import replace_file
 from unicloze.finetuning import automatic
@@ -40,8 +39,9 @@ from unicloze.finetuning.data import (
 )
 from unicloze.finetuning.generated import target_loss
 from unicloze.finetuning.initial import changed_settings, start_weights, unchanged, what_changed, what_learns
+from unicloze.finetuning.mixing import Mixture
 from unicloze.finetuning.predict import as_json_lines, predict
-from unicloze.finetuning.scores import headline, measure, with_errors
+from unicloze.finetuning.scores import chosen_value, headline, measure, with_errors
 from unicloze.finetuning.shown_predictions import samples, with_references
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
@@ -50,13 +50,13 @@ from unicloze.interop.opening import open_model
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
-from unicloze.records import read_records
 from unicloze.run_files import BEST, CHECKPOINTS, DEV_PREDICTIONS, DEV_SAMPLES, LEDGER, RECIPE
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
 from unicloze.tasks.extraction import ExtractionSettings
 from unicloze.tasks.groups import task_of
 from unicloze.tasks.roles import resolved
+from unicloze.tasks.several import records_of
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
@@ -133,7 +133,7 @@ def finetune_run(
         progress = progress and world.first
         checkpoint = world.in_turn(lambda: load_newest(out / CHECKPOINTS))
         check_metrics(recipe)
-        records = read_records(train, recipe.task)
+        records = records_of(train, recipe.task)
         recipe = reading_columns(recipe, records, progress)
         recipe = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         check_labels(records, recipe)
@@ -150,6 +150,9 @@ def finetune_run(
             choices = automatic.what_was_chosen(asked, recipe, weights, len(training.rows))
             if choices and progress:
                 say(f"chosen: {choices}")
+            mixture = Mixture.of(training.records, training.rows, recipe.task)
+            if mixture is not None and progress:
+                say(str(mixture))
             changes = what_changed(changed_settings(recipe, start), start)
             if changes and progress:
                 say(changes)
@@ -295,7 +298,7 @@ class _Run(RunProcess):
         if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
             self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured.records, self.recipe)
-        chosen_by = metric(self.recipe.task.metrics[0]).headline if self.scores else ""
+        chosen_by = chosen_value(self.recipe) if self.scores else ""
         verdict = "not judged: there is no development file" if self.dev is None else ""
         if self.scores:
             verdict = verdict_on(self.scores, self.headlines, self.baseline, self.recipe)

@@ -18,11 +18,14 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.row_files import Item, read_items
 from unicloze.evaluation.metrics.standard_errors import standard_errors
 from unicloze.finetuning.checks import check_metrics, options_of
-from unicloze.records import read_records
 from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.several import TaskPart, by_part, parts_of, records_of
 from unicloze.tasks.task import Prediction
+
+MEAN = "mean of tasks"
+"""Result that selects the best checkpoint of several tasks: the mean of the first metric of each."""
 
 BY_ID: Mapping[str, Callable[[Any], Any]] = {
     "squad": lambda texts: texts,
@@ -40,9 +43,44 @@ def measure(predictions: Sequence[Prediction], records: Sequence[Record], recipe
             metric needs is not installed.
     """
     answers, references = _answers(predictions), _references(records, recipe)
+    if parts := parts_of(recipe.task):
+        return _of_parts(parts, answers, references, records)
     return {
         name: _compared(name, answers, references, records, options_of(name, recipe)) for name in recipe.task.metrics
     }
+
+
+def _of_parts(
+    parts: Sequence[TaskPart], answers: Sequence[str], references: Sequence[Sequence[str]], records: Sequence[Record]
+) -> Mapping[str, MetricResult]:
+    """The mean of the tasks, by the first metric of each, and the scores of every task."""
+    numbers, results, firsts = by_part(records), dict[str, MetricResult](), list[float]()
+    for part in parts:
+        own = numbers.get(part.label, [])
+        if part.unsupervised or not own:
+            continue
+        for place, name in enumerate(part.metrics):
+            compared = metric(name)
+            said = [part.answer_of(answers[number], compares=compared.compares) for number in own]
+            right = [
+                references[number] if compared.compares == "texts"
+                else part.answer_of(references[number][0], compares=compared.compares)
+                for number in own
+            ]  # fmt: skip
+            result = compared(said, right)
+            values = {f"{part.label} {key}": value for key, value in result.values.items()}
+            units = {f"{part.label} {key}": unit for key, unit in result.units.items()}
+            results[f"{part.label} {name}"] = dataclasses.replace(result, values=values, units=units)
+            if place == 0:
+                value = result.values[compared.headline]
+                firsts.append(value if compared.higher_is_better else -value)
+    mean = float(np.mean(firsts)) if firsts else np.nan
+    return {MEAN: MetricResult(metric=MEAN, values={MEAN: mean}, items=len(records)), **results}
+
+
+def chosen_value(recipe: Recipe) -> str:
+    """Name of the value that selects the best checkpoint."""
+    return MEAN if parts_of(recipe.task) else metric(recipe.task.metrics[0]).headline
 
 
 def _compared(
@@ -61,6 +99,8 @@ def with_errors(
     results: Mapping[str, MetricResult], predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe
 ) -> Mapping[str, MetricResult]:
     """The results with the standard errors of those values for which they are quick to compute."""
+    if parts_of(recipe.task):
+        return results
     references, answers = _references(records, recipe), _answers(predictions)
     errors = {
         name: standard_errors(name, answers, references, **options_of(name, recipe)) for name in recipe.task.metrics
@@ -122,7 +162,7 @@ def measure_file(
     used = {option: value for name in names for option, value in options_of(name, recipe).items()}
     recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, metrics=names, metric_options=used))
     check_metrics(recipe)
-    records, items = read_records(references, recipe.task), read_items(predictions, ("prediction",))
+    records, items = records_of(references, recipe.task, dev=True), read_items(predictions, ("prediction",))
     wanted = [Item(value=None, place=record.place, id=record.get(recipe.task, "id")) for record in records]
     check_match(predictions, items, references, wanted)
     right, results = _references(records, recipe), {}
@@ -139,6 +179,8 @@ def measure_file(
 
 def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:
     """The value that selects the best checkpoint; higher is better."""
+    if parts_of(recipe.task):
+        return -np.inf if np.isnan(results[MEAN].values[MEAN]) else results[MEAN].values[MEAN]
     first = metric(recipe.task.metrics[0])
     value = results[recipe.task.metrics[0]].values[first.headline]
     # The correlation of constant predictions is NaN, which counts as the worst value.

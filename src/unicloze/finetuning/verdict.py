@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.finetuning.scores import headline, measure
+from unicloze.finetuning.scores import chosen_value, headline, measure
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.several import most_common, parts_of
+from unicloze.tasks.task import Baseline
 from unicloze.training.verdict import STANDARD_ERRORS
 
 RISE = 0.5
@@ -39,7 +40,10 @@ class BaselineScores:
 
 def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Recipe) -> BaselineScores | None:
     """Scores of a task's baseline; None if the task has none for these records."""
-    baseline = TASKS[recipe.task.kind].baseline(train, dev, recipe)
+    if parts_of(recipe.task):
+        baseline: Baseline | None = most_common(train, dev)
+    else:
+        baseline = TASKS[recipe.task.kind].baseline(train, dev, recipe)
     if baseline is None:
         return None
     predictions = [{"id": one.id, "prediction": answer} for one, answer in zip(dev, baseline.answers, strict=True)]
@@ -57,8 +61,8 @@ def verdict_on(
         baseline: The baseline to beat, if any.
         recipe: Recipe of the task.
     """
-    first = recipe.task.metrics[0]
-    key = metric(first).headline
+    key = chosen_value(recipe)
+    first = key if key in scores else recipe.task.metrics[0]
     error = scores[first].errors.get(key, 0.0)
     said = [] if baseline is None else [_against(headline(scores, recipe), error, baseline, recipe)]
     if scores[first].units.get(key, "%") == "%":
@@ -67,8 +71,8 @@ def verdict_on(
 
 
 def _against(value: float, error: float, baseline: BaselineScores, recipe: Recipe) -> str:
-    floor, first = headline(baseline.results, recipe), recipe.task.metrics[0]
-    key = metric(first).headline
+    floor, key = headline(baseline.results, recipe), chosen_value(recipe)
+    first = key if key in baseline.results else recipe.task.metrics[0]
     shown = f"{baseline.name} ({key} {baseline.results[first].values[key]:.2f})"
     difference = value - floor
     if difference <= 0:

@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,9 @@ from unicloze.objectives import OBJECTIVES, masked, masking, seq2seq, unilmv2
 from unicloze.objectives.groups import Corruption
 from unicloze.objectives.row_builder import MaskedTokens, without_unknown
 from unicloze.records.record import Record
-from unicloze.rules import Problem
+from unicloze.rules import AT_LEAST_ONE, Needs, Problem, Range
 from unicloze.settings import HeadSettings, Reading, Recipe, TaskSettings
+from unicloze.tasks.several import part_problems, parts_of
 from unicloze.tasks.source_texts import cut_texts, join_texts
 from unicloze.tasks.targets import TARGET, has_target, targets_of, texts_of
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
@@ -69,13 +70,36 @@ class SourceTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class WritingSettings(TaskSettings):
-    """Settings of text generation, in addition to those of `generation`."""
+    """Settings of text generation, in addition to those of `generation`.
+
+    Args:
+        parts: Several tasks to train together as texts (T5): for each a mapping of `label`, `train` and `dev` (its files in
+            the folders --train and --dev), `source` (field by shown name), `target`, `classes`, `step`, `metrics`, `format`,
+            `share` and `unsupervised`; see `unicloze.tasks.several.TaskPart`.
+        mixing_cap: Most rows of a part that count in its share of an epoch; default: all.
+        mixing_temperature: Temperature of the shares: 1 for shares by number of rows, higher for more equal ones.
+    """
 
     kind: str = "generation"
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    mixing_cap: int | None = None
+    mixing_temperature: float = 1.0
+
+    ranges: ClassVar[Mapping[str, Range]] = {"mixing_cap": AT_LEAST_ONE, "mixing_temperature": AT_LEAST_ONE}
+    needs: ClassVar[Mapping[str, tuple[Needs, ...]]] = {
+        **dict.fromkeys(
+            ("mixing_cap", "mixing_temperature"), (Needs("task.parts", lambda recipe: bool(parts_of(recipe.task))),)
+        ),
+    }
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Reject invalid values of `generation`."""
+        """Reject invalid values of `generation` and of `parts`."""
         yield from super().problems(recipe)
+        yield from part_problems(self.parts)
+        if self.parts and (self.fields or self.format != "auto"):
+            yield "task.parts", "each entry names its own fields and format: leave out task.fields and task.format"
+        if self.parts and recipe.generation.source != ["source"]:
+            yield "task.parts", "each entry names its own source: leave out generation.source"
         generation = recipe.generation
         if not generation.source:
             yield "generation.source", "name at least one role for the source"

@@ -225,8 +225,8 @@ def predict(
     from unicloze.finetuning.given_texts import predict_given, record_of, with_settings
     from unicloze.finetuning.task_model import load_task_model
     from unicloze.interop.opening import open_model
-    from unicloze.records import read_records
     from unicloze.tasks import TASKS
+    from unicloze.tasks.several import records_of
     from unicloze.tasks.task import Prediction, Predictions, written
 
     if (text is None) == (file is None):
@@ -241,7 +241,9 @@ def predict(
         _refuse_of_files(overrides)
     loaded = with_settings(open_model(model, device, precision), overrides)
     load_task_model(loaded)
-    records = [record_of(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
+    records = (
+        [record_of(loaded, text)] if text is not None else records_of(Path(file or ""), loaded.recipe.task, dev=True)
+    )
     room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
         return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
@@ -310,7 +312,7 @@ def generate(
     from unicloze.finetuning.generate_for_records import as_text, generate_for_records, generate_into, with_field
     from unicloze.finetuning.given_texts import record_of
     from unicloze.finetuning.predict import as_json_lines
-    from unicloze.records import read_records
+    from unicloze.tasks.several import records_of
     from unicloze.tasks.task import Predictions, written
 
     if (text is None) == (file is None):
@@ -323,7 +325,9 @@ def generate(
         raise UsageError(
             f"decoding.num_results is {several}, but into writes one text per record: leave one of them out."
         )
-    records = [record_of(loaded, text)] if text is not None else read_records(Path(file or ""), loaded.recipe.task)
+    records = (
+        [record_of(loaded, text)] if text is not None else records_of(Path(file or ""), loaded.recipe.task, dev=True)
+    )
     progress, one = file is not None and not quiet, text is not None and into is None
     if out is not None:
         made = generate_into(Path(out), loaded, records, into, progress=progress)

@@ -1,0 +1,267 @@
+"""Several tasks as one: every record becomes a source with the name of its task, and a target text (Raffel et al. 2020).
+
+A source is "stsb sentence1: ... sentence2: ..." as in T5's Appendix D, a class is a word and a similarity is its number
+rounded to a step of 0.2 (Section 2.4). A part without labels continues the beginning of a text, T5's prefix language model
+(Section 3.3.1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unicloze import keyed
+from unicloze.errors import UniclozeError
+from unicloze.records import read_records
+from unicloze.records.record import Record
+from unicloze.rules import Problem
+from unicloze.settings import TaskSettings
+from unicloze.tasks.targets import TARGET
+from unicloze.tasks.task import Baseline
+
+TASK = "task"
+"""Field of a record that names its part."""
+SOURCE = "source"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPart:
+    """One of several tasks: an entry of `task.parts`.
+
+    Args:
+        label: Its name, which begins its sources.
+        train: Its training file, in the folder `--train`.
+        dev: Its development file, in the folder `--dev`; without one it is not evaluated.
+        format: File format, as `task.format`.
+        source: Field of each text of the source, by the name shown before it.
+        target: Field of the answer.
+        classes: Target text of each class; default: the class itself.
+        step: Round numbers to a multiple of this (STS-B: 0.2).
+        metrics: Metrics of its predictions; the first counts in the mean that selects the checkpoint.
+        share: Fixed share of the training rows; default: by the number of its rows.
+        unsupervised: Continue the beginning of the first text of the source, cut at a random word; there is no answer.
+    """
+
+    label: str
+    train: str
+    dev: str | None = None
+    format: str = "auto"
+    source: Mapping[str, str] = field(default_factory=lambda: {"text": "text"})
+    target: str = "label"
+    classes: Mapping[str, str] | None = None
+    step: float | None = None
+    metrics: Sequence[str] = ("accuracy",)
+    share: float | None = None
+    unsupervised: bool = False
+
+    @property
+    def digits(self) -> int:
+        """Decimals of a rounded number."""
+        return 0 if self.step is None else max(0, -int(np.floor(np.log10(self.step))))
+
+    def target_of(self, record: Record) -> str | None:
+        """The target text of a record; None without an answer.
+
+        Raises:
+            UniclozeError: The answer is no number, or none of the classes.
+        """
+        value = record.get(TaskSettings(), self.target)
+        if value is None:
+            return None
+        if self.step is not None:
+            try:
+                return f"{round(float(value) / self.step) * self.step:.{self.digits}f}"
+            except (TypeError, ValueError, OverflowError) as error:
+                raise UniclozeError(
+                    f"{record.place}: {value!r:.40} is not a number, as task {self.label} needs"
+                ) from error
+        if self.classes is not None and str(value) not in self.classes:
+            known = ", ".join(self.classes)
+            raise UniclozeError(
+                f"{record.place}: '{value!s:.40}' is not a class of task {self.label}, which has {known}"
+            )
+        return str(value) if self.classes is None else self.classes[str(value)]
+
+    def answer_of(self, text: str, *, compares: str) -> Any:
+        """The class or number that a text stands for, to compare it by a metric.
+
+        Args:
+            text: A target or a generated text.
+            compares: `labels`, `numbers` or `texts`, see `unicloze.evaluation.metrics.registry`.
+
+        Returns:
+            The class of its text, or the text if it is of none; a number, -1 if it is none, as T5's evaluation has it.
+        """
+        bare = _bare(text)
+        if compares == "numbers":
+            try:
+                number = float(bare)
+            except ValueError:
+                return -1.0
+            return number if np.isfinite(number) else -1.0
+        if compares != "labels":
+            return text
+        classes = {_bare(each): name for name, each in (self.classes or {}).items()}
+        return classes.get(bare, bare)
+
+
+def _bare(text: str) -> str:
+    """A text without case and white space, which tokenizers change."""
+    return "".join(text.lower().split())
+
+
+_KINDS = typing.get_type_hints(TaskPart)
+
+
+def part_problems(entries: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
+    """Invalid entries of `task.parts`: the key and what they must be."""
+    fields = {each.name for each in dataclasses.fields(TaskPart)}
+    labels = [entry.get("label") for entry in entries]
+    for number, entry in enumerate(entries, 1):
+        said = f"entry {number}"
+        if unknown := sorted(entry.keys() - fields):
+            yield "task.parts", f"{said} has '{unknown[0]}'; an entry has {', '.join(sorted(fields))}"
+            return
+        if missing := [name for name in ("label", "train") if not isinstance(entry.get(name), str)]:
+            yield "task.parts", f"{said} has no text '{missing[0]}'"
+            return
+        if labels.count(entry["label"]) > 1:
+            yield "task.parts", f"two entries are labelled '{entry['label']}'"
+            return
+        for name in ("source", "classes"):
+            if name in entry and not isinstance(entry[name], Mapping):
+                yield "task.parts", f"{said}: {name} is not a mapping"
+                return
+        for name in ("step", "share"):
+            value = entry.get(name, 1e-9)
+            limit = 1 if name == "share" else np.inf
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < limit:
+                yield "task.parts", f"{said}: {name} must be above 0" + " and below 1" * (name == "share")
+                return
+        if not entry.get("unsupervised") and not entry.get("metrics", ["accuracy"]):
+            yield "task.parts", f"{said}: name at least one metric"
+            return
+    fixed = [float(entry["share"]) for entry in entries if "share" in entry]
+    if entries and (sum(fixed) >= 1 or len(fixed) == len(entries)):
+        yield "task.parts", "the shares must leave something to an entry without one"
+
+
+def parts_of(settings: TaskSettings) -> list[TaskPart]:
+    """The parts of a task; empty for a single task."""
+    entries: Sequence[Mapping[str, Any]] = getattr(settings, "parts", [])
+    return [TaskPart(**{**entry, **_as_texts(entry)}) for entry in entries]
+
+
+def _as_texts(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The classes of an entry by text: YAML reads 0 and 1 as numbers."""
+    classes = entry.get("classes")
+    return {} if classes is None else {"classes": {str(name): str(text) for name, text in classes.items()}}
+
+
+def records_of(path: Path, settings: TaskSettings, *, dev: bool = False) -> list[Record]:
+    """The records of a task.
+
+    Those of several tasks are read from the files of the parts in a folder, or from one file whose records name their part
+    in the field `task`.
+
+    Args:
+        path: A file or a folder.
+        settings: Settings of the task.
+        dev: Whether to read the development files of the parts instead of the training files.
+
+    Raises:
+        UsageError: A format is unknown.
+        UniclozeError: A file is missing or malformed, or a record names no part.
+    """
+    parts = parts_of(settings)
+    if not parts:
+        return read_records(path, settings)
+    if not path.is_dir():
+        known = {part.label: part for part in parts}
+        return [_converted(record, _named(record, known)) for record in read_records(path, _reading("auto"))]
+    found = []
+    for part in parts:
+        name = part.dev if dev else part.train
+        if name is not None:
+            texts = read_records(path / name, _reading(part.format), cure=None)
+            found += [one for record in texts if (one := _converted(record, part)).fields]
+    if not found:
+        raise UniclozeError(f"{path}: no entry of task.parts has records there: name a `dev` file in one")
+    return found
+
+
+def _reading(format: str) -> TaskSettings:
+    return TaskSettings(format=format)
+
+
+def _named(record: Record, known: Mapping[str, TaskPart]) -> TaskPart:
+    label = record.fields.get(TASK)
+    if label not in known:
+        raise UniclozeError(f"{record.place}: the field 'task' must name one of {', '.join(known)}")
+    return known[str(label)]
+
+
+def _converted(record: Record, part: TaskPart) -> Record:
+    """The record as source and target; without fields if an unsupervised text has a single word."""
+    settings = TaskSettings(fields=dict(part.source))
+    texts = {name: record.text(settings, name) for name in part.source}
+    if part.unsupervised:
+        words = next(iter(texts.values())).split()
+        drawn = keyed.uniform(keyed.key(len(words), *map(len, words[:8])))[0]
+        cut = 1 + int(drawn * (len(words) - 1))
+        fields = {SOURCE: f"{part.label} {' '.join(words[:cut])}", TARGET: " ".join(words[cut:]), TASK: part.label}
+        return dataclasses.replace(record, id=f"{part.label}-{record.id}", fields=fields if len(words) > 1 else {})
+    source = " ".join([part.label, *(f"{name}: {text}" for name, text in texts.items())])
+    target = part.target_of(record)
+    fields = {SOURCE: source, TASK: part.label, **({} if target is None else {TARGET: target})}
+    return dataclasses.replace(record, id=f"{part.label}-{record.id}", fields=fields)
+
+
+def by_part(records: Sequence[Record]) -> dict[str, list[int]]:
+    """Indices of the records of each part, by label, in order."""
+    found: dict[str, list[int]] = {}
+    for number, record in enumerate(records):
+        found.setdefault(str(record.fields[TASK]), []).append(number)
+    return found
+
+
+def rows_per_epoch(counts: Mapping[str, int], settings: TaskSettings, rows: int) -> dict[str, int]:
+    """Rows of each part in an epoch: examples-proportional, with a cap and a temperature (Raffel et al., Section 3.5.2).
+
+    A part's rate is its number of rows, at most the cap, to the power of one over the temperature; a part with a `share` has
+    that share of all rows, and the others divide the rest. Each part has a row at least.
+
+    Args:
+        counts: Number of rows of each part, by label.
+        settings: Settings of the task.
+        rows: Rows of an epoch.
+    """
+    fixed = {part.label: part.share for part in parts_of(settings) if part.share is not None and part.label in counts}
+    cap: int | None = getattr(settings, "mixing_cap", None)
+    temperature: float = getattr(settings, "mixing_temperature", 1.0)
+    rates = {
+        label: min(count, cap or count) ** (1 / temperature) for label, count in counts.items() if label not in fixed
+    }
+    rest, total = 1.0 - sum(fixed.values()), sum(rates.values())
+    shares = {label: fixed.get(label, rest * rates.get(label, 0.0) / (total or 1.0)) for label in counts}
+    exact = {label: share * rows for label, share in shares.items()}
+    found = {label: max(1, int(value)) for label, value in exact.items()}
+    for label in sorted(exact, key=lambda name: int(exact[name]) - exact[name])[: max(0, rows - sum(found.values()))]:
+        found[label] += 1
+    return found
+
+
+def most_common(train: Sequence[Record], dev: Sequence[Record]) -> Baseline:
+    """The most common target of each task."""
+    targets: dict[str, Counter[str]] = {}
+    for record in train:
+        targets.setdefault(str(record.fields[TASK]), Counter())[str(record.fields.get(TARGET, ""))] += 1
+    answers = [targets.get(str(record.fields[TASK]), Counter({"": 1})).most_common(1)[0][0] for record in dev]
+    return Baseline("the most common answer of each task", answers)
