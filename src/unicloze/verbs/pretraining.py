@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unicloze.settings import Recipe
     from unicloze.text.prepare import Prepared
     from unicloze.text.tokenizers import Tokenizer
+    from unicloze.training.plan import Plan
     from unicloze.training.run import RunResult
 
 READ_BY_PREPARE = (
@@ -111,7 +112,8 @@ def pretrain(
     init: Folder | None = None,
     new_tokenizer: bool = False,
     verify: bool = False,
-) -> RunResult:  # fmt: skip
+    plan: bool = False,
+) -> RunResult | Plan:  # fmt: skip
     """Pre-train a model, or resume an interrupted run; Ctrl-C saves and stops.
 
     Args:
@@ -126,6 +128,8 @@ def pretrain(
             keep their embeddings.
         new_tokenizer: With `--init`: train a new tokenizer on the corpus.
         verify: Verify the digests of all prepared text before the first step, not of each block when it is first read.
+        plan: Start nothing; print parameters, memory, tokens and time, and what to change if the run does not fit. Memory and
+            time are extrapolated from four short steps with one and two layers and rows.
 
     Examples:
         unicloze pretrain --recipe quickstart
@@ -189,7 +193,24 @@ def pretrain(
         if settings.training.initialize_from is None and whole.training.initialize_from is not None:
             start.open(whole.training.initialize_from)
         settings = _as_toy(whole, settings, folder)
+    if plan:
+        return _planned(settings)
     return pretrain_run(settings, folder, progress=not quiet, open_model=start.open, verify=verify)
+
+
+def _planned(recipe: Recipe) -> Plan:
+    """What a run of a recipe would take."""
+    from unicloze.run_files import LINEAGE
+    from unicloze.text.lineage import read_lineage
+    from unicloze.text.tokenizers import Tokenizer
+    from unicloze.training.plan import plan_run
+
+    size = recipe.tokenizer.vocab_size
+    if recipe.data.prepared is not None and (Path(recipe.data.prepared) / LINEAGE).is_file():
+        size = read_lineage(Path(recipe.data.prepared))["tokenizer"]["vocab_size"]
+    elif recipe.tokenizer.path is not None:
+        size = Tokenizer.load(recipe.tokenizer.path).vocabulary.size
+    return plan_run(recipe, size)
 
 
 def _of_whole(given: Overrides) -> dict[str, Any]:
