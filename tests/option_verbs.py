@@ -84,6 +84,7 @@ OPTIONS = {
     ("pretrain", "--verify"): with_or_without(
         f"{PRETRAIN} --out run", "--verify", same="only damaged text tells them apart: see tests/trust/test_digests.py"
     ),
+    ("pretrain", "--plan"): with_or_without(f"{PRETRAIN} --out run", "--plan"),
     ("pretrain", "--quiet"): with_or_without("pretrain --recipe {unilmv2.yaml} --out run", "--quiet"),
     ("inspect", "--recipe"): either(INSPECT, "{unilmv2.yaml}", "{masked.yaml}"),
     ("inspect", "--text"): either("inspect --recipe {unilmv2.yaml} --text", "'The cat.'", "'The dog.'"),

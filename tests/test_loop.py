@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import signal
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,6 +159,21 @@ def test_gradients_do_not_add_up_from_step_to_step() -> None:
         accumulate_gradients(state, micro_batches(2), settings, CPU, str)
         found.append(gradient_of(state.model))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_gradients_of_a_step_are_freed_before_the_next_one(count: int) -> None:
+    """Once, a reference cycle kept a whole set of gradients per step until Python's garbage collector ran."""
+    settings = TrainingSettings()
+    state = state_of(settings)
+    gc.disable()
+    try:
+        accumulate_gradients(state, micro_batches(count), settings, CPU, str)
+        held = [weakref.ref(w.grad.untyped_storage()) for w in state.model.parameters() if w.grad is not None]
+        state.model.zero_grad(set_to_none=True)
+        assert held and not any(each() is not None for each in held)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("largest", "scaled"), [(0.0, False), (0.5, True), (1e6, False)])

@@ -42,7 +42,8 @@ class GradientSums:
         self.sums.push(Node(0, leaf), gradients)
 
     def give(self, total: Gradients) -> None:
-        """Set the gradients of the weights."""
+        """Set the gradients of the weights, which then hold the only reference to them."""
+        self.sums.nodes.clear()  # this object and `sums` refer to each other, so they outlive the step
         for weight, gradient in zip(self.weights, total, strict=True):
             weight.grad = gradient
             if weight in self._large and gradient is not None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unicloze.settings import Recipe
     from unicloze.text.prepare import Prepared
     from unicloze.text.tokenizers import Tokenizer
+    from unicloze.training.plan import Plan
     from unicloze.training.run import RunResult
 
 AUTO = "auto"
@@ -114,7 +115,8 @@ def pretrain(
     new_tokenizer: bool = False,
     verify: bool = False,
     budget: Annotated[str, Option("TIME|KIND=N")] | None = None,
-) -> RunResult:  # fmt: skip
+    plan: bool = False,
+) -> RunResult | Plan:  # fmt: skip
     """Pre-train a model, or resume an interrupted run; Ctrl-C saves and stops.
 
     Args:
@@ -131,6 +133,8 @@ def pretrain(
         verify: Verify the digests of all prepared text before the first step, not of each block when it is first read.
         budget: With `--recipe auto`: what the run may spend, as in 30min, 2h, steps=N, tokens=N of text or flops=N; default:
             10min.
+        plan: Start nothing; print parameters, memory, tokens and time, and what to change if the run does not fit. Memory and
+            time are extrapolated from four short steps with one and two layers and rows.
 
     Examples:
         unicloze pretrain --recipe quickstart
@@ -199,6 +203,8 @@ def pretrain(
         if settings.training.initialize_from is None and whole.training.initialize_from is not None:
             start.open(Path(whole.training.initialize_from))
         settings = _as_toy(whole, settings, folder)
+    if plan:
+        return _planned(settings)
     return pretrain_run(settings, folder, progress=not quiet, open_model=start.open, verify=verify)
 
 
@@ -244,6 +250,21 @@ def _chosen(
         for line in choice.reasons:
             say(line)
     return AUTO, {**choice.settings, **given}
+
+
+def _planned(recipe: Recipe) -> Plan:
+    """What a run of a recipe would take."""
+    from unicloze.run_files import LINEAGE
+    from unicloze.text.lineage import read_lineage
+    from unicloze.text.tokenizers import Tokenizer
+    from unicloze.training.plan import plan_run
+
+    size = recipe.tokenizer.vocab_size
+    if recipe.data.prepared is not None and (Path(recipe.data.prepared) / LINEAGE).is_file():
+        size = read_lineage(Path(recipe.data.prepared))["tokenizer"]["vocab_size"]
+    elif recipe.tokenizer.path is not None:
+        size = Tokenizer.load(recipe.tokenizer.path).vocabulary.size
+    return plan_run(recipe, size)
 
 
 def _of_whole(given: Overrides) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""`pretrain --plan`: what a run would take, without starting it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unicloze import verbs
+from unicloze.mixtures import phases
+from unicloze.recipes import load_recipe
+from unicloze.settings import Recipe
+from unicloze.training import plan
+from unicloze.training.loading import build_model, ready_model
+from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+from unicloze.training.optimizers import build_optimizers
+from unicloze.training.plan import Plan, gradients_held, plan_run
+
+SMALL: dict[str, Any] = {
+    "model.hidden_size": 64, "model.num_heads": 4, "model.num_layers": 6, "model.intermediate_size": 256,
+    "data.window": 32, "tokenizer.vocab_size": 500, "training.batch_size": 12, "training.micro_batch_size": 6,
+    "training.steps": 100, "training.warmup_steps": 1, "training.precision": "fp32",
+}  # fmt: skip
+
+
+def live_bytes(recipe: Recipe) -> int:
+    """Largest number of bytes of tensors that two steps of the whole model hold, without the allocator's share."""
+    compute = Compute(device=torch.device("cpu"), precision="fp32")
+    with plan._random_text(recipe, recipe.tokenizer.vocab_size) as sampler_of:
+        model = ready_model(recipe, recipe.tokenizer.vocab_size, compute.device)
+        state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+        steps = plan.training_steps(recipe, sampler_of, 0)
+        with plan._Live(itertools.chain(model.parameters(), model.buffers())) as live:
+            for _ in range(2):
+                accumulate_gradients(state, next(steps), recipe.training, compute, lambda _: "")
+                for optimizer in state.optimizers:
+                    optimizer.step()
+    return live.peak + 4 * sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["unilmv2-base", "quickstart", "gpt"])
+def test_the_memory_of_the_whole_model_follows_from_one_and_two_layers_and_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_KEPT", 0.0)
+    monkeypatch.setattr(plan, "_FIXED", 0)
+    monkeypatch.setattr(plan, "_rows_held", lambda *_: 0)
+    recipe = load_recipe(name, SMALL)
+    found = plan_run(recipe, recipe.tokenizer.vocab_size)
+    assert found.total == pytest.approx(live_bytes(phases(recipe)[-1].recipe), rel=0.25)
+    assert found.parameters == build_model(recipe, 500).num_parameters()
+    assert found.tokens == 100 * 12 * 32 and found.seconds > 0 and not found.cure
+
+
+def test_a_plan_starts_nothing_and_names_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan, "memory_of", lambda _: 2**40)
+    overrides = {**SMALL, "training.batch_size": 16, "training.micro_batch_size": 16}
+    monkeypatch.setattr(plan, "_FIXED", 0)
+    whole = verbs.pretrain("unilmv2-base", out=tmp_path / "run", overrides=overrides, plan=True)
+    assert isinstance(whole, Plan) and whole.exit_code == 0 and not list(tmp_path.iterdir())
+    assert set(whole.memory) == {"weights", "gradients", "moments", "activations", "buffers"}
+    assert whole.to_dict()["memory"]["total"] == whole.total == sum(whole.memory.values())
+    assert "parameters" in str(whole) and "memory" in str(whole) and "does not fit" not in str(whole)
+    monkeypatch.setattr(plan, "memory_of", lambda _: int(0.8 * whole.total))
+    tight = verbs.pretrain("unilmv2-base", out=tmp_path / "run", overrides=overrides, plan=True)
+    assert isinstance(tight, Plan) and tight.exit_code == 1
+    assert "does not fit: give --training.micro_batch_size" in str(tight)
+    monkeypatch.setattr(plan, "memory_of", lambda _: 2**20)
+    none = verbs.pretrain("unilmv2-base", out=tmp_path / "run", overrides=overrides, plan=True)
+    assert isinstance(none, Plan) and "even rows one at a time need" in none.cure
+
+
+def test_gradients_held_in_the_order_of_the_tree() -> None:
+    assert [gradients_held(leaves) for leaves in (1, 2, 4, 8, 32, 64)] == [1, 2, 3, 4, 6, 7]
