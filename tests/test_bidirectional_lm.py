@@ -53,6 +53,7 @@ def test_visibility_follows_the_definition() -> None:
     for row, length in enumerate(windows.lengths.tolist()):
         slots = group("forward", length) + group("backward", length)
         wanted = matrix(slots, slots, lambda q, k: q.group == k.group and SIGN[q.group] * (q.place - k.place) >= 0)
+        assert examples.position_ids[row].max() == length - 1, "the position table has a row per token of a window"
         found = visibility.bool_mask(examples.intervals[row], 24)
         assert np.array_equal(found[: 2 * length, : 2 * length], wanted)
         assert np.array_equal(found[2 * length :], np.eye(24, dtype=bool)[2 * length :])

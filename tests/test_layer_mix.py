@@ -18,6 +18,7 @@ from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
 from unicloze.recipes import load_recipe
 from unicloze.settings import HeadSettings, ModelSettings
+from unicloze.tasks.rows import Row, RowTarget, lay_out
 from unicloze.training.loading import freeze
 
 HEADS = {"label": HeadSettings(kind="classes", outputs=3, dense=False, dropout=0.0)}
@@ -86,6 +87,47 @@ def test_only_the_mix_and_the_head_of_a_frozen_network_learn(kind: str) -> None:
         "task_heads.label.output.weight",
         "task_heads.label.output.bias",
     }
+
+
+def test_a_head_reads_both_directions_side_by_side() -> None:
+    """Two words of two and one tokens, each from the mean of its forward states and that of its backward states."""
+    recipe = load_recipe(
+        "pos", {"use.visibility": "both_directions", "model.kind": "recurrent", "model.directions": "both"}
+    )
+    row = Row(
+        record=0,
+        input_ids=np.array([3, 11, 12, 13, 4], np.int32),
+        segment_ids=np.zeros(5, np.int32),
+        targets={"label": RowTarget(slots=[[1, 2], [3]], labels=[0, 2])},
+    )
+    short = dataclasses.replace(row, input_ids=row.input_ids[[0, 1, 4]], segment_ids=row.segment_ids[:3])
+    short = dataclasses.replace(short, targets={"label": RowTarget(slots=[[1]], labels=[1])})
+    examples = lay_out([row, short], vocabulary(), recipe)
+    assert examples.lengths.tolist() == [10, 6] and examples.position_ids[0].tolist() == [0, 1, 2, 3, 4] * 2
+    assert examples.targets["label"].slots[0].tolist() == [[1, 2, 6, 7], [3, 8, -1, -1]]
+    both = {"label": dataclasses.replace(HEADS["label"], directions=2)}
+    model = recurrent_model(targets=(), heads=both, directions="both", projection=True, intermediate_size=16).eval()
+    made, head = collate(examples), model.task_head("label")
+    with torch.no_grad():
+        states, found = model.backbone(made)[-1], model.outputs(made)["label"]
+        for prediction, forward, backward in ((0, [1, 2], [6, 7]), (1, [3], [8])):
+            sides = torch.cat([states[0, forward].mean(dim=0), states[0, backward].mean(dim=0)])
+            torch.testing.assert_close(found[0, prediction], head.output(sides))
+        alone = model.outputs(collate(lay_out([short], vocabulary(), recipe)))["label"]
+        torch.testing.assert_close(found[1, :1], alone[0])
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "problem"),
+    [
+        ("swag", {}, r"use\.visibility is 'both_directions'; only classification and regression and tagging"),
+        ("pos", {"task.pooling": "first"}, r"task\.pooling is 'first'; the slots of either direction are averaged"),
+        ("classification", {"finetuning.auxiliary": {"lm": 1.0}}, r"rows read in both directions have none"),
+    ],
+)
+def test_what_cannot_be_read_in_both_directions_is_refused(task: str, settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        load_recipe(task, {"use.visibility": "both_directions"} | settings)
 
 
 def test_layers_of_different_width_are_not_mixed() -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from corpora import write_corpus
+from recurrent_toys import recurrent_model
+from toys import random_windows, vocabulary
+from unicloze.objectives import make_examples, settings_of
 from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.settings import TrainingSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.random_lengths import RandomLengthSampler, lengths_of
 from unicloze.text.sampler import WindowSampler
-from unicloze.training.batches import training_steps
+from unicloze.training.batches import MicroBatch, training_steps
+from unicloze.training.loop import Compute, Hooks, TrainState, fit
+from unicloze.training.optimizers import build_optimizers
 from unicloze.training.run import build_sampler
 
 LANES = 3
@@ -99,3 +107,25 @@ def test_held_out_text_has_whole_windows(prepared: Prepared, tmp_path: Path) -> 
     recipe = load_recipe("awd-lstm", toy_overrides())
     assert type(build_sampler(recipe, prepared, heldout=True)) is WindowSampler
     assert type(build_sampler(recipe, prepared)) is RandomLengthSampler
+
+
+def test_a_step_learns_at_its_scaled_rate() -> None:
+    """Gradient descent moves a weight by the rate of the step: half the rate, half the way."""
+    moved = []
+    for rate in (1.0, 0.5):
+        model = recurrent_model()
+        settings = TrainingSettings(
+            optimizer="nt_asgd", steps=1, schedule="constant", warmup_steps=0, learning_rate=0.1
+        )
+        windows = random_windows(3, 9)
+        objective = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
+        micro_batch = MicroBatch(make_examples(windows, vocabulary(), objective), windows, rate=rate)
+        state = TrainState(
+            model=model, optimizers=build_optimizers(model, dataclasses.replace(settings, weight_decay=0.0))
+        )
+        before = model.token_head.bias.detach().clone()
+        hooks = Hooks(log=lambda *_: None, evaluate=lambda _: False, save=lambda _: None, describe=str)
+        fit(state, iter([[micro_batch]]), settings, Compute(device=torch.device("cpu"), precision="fp32"), hooks)
+        moved.append(model.token_head.bias.detach() - before)
+    assert moved[0].abs().max() > 0
+    torch.testing.assert_close(moved[1], moved[0] / 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from toys import random_windows, vocabulary
 from unicloze import visibility
 from unicloze.errors import UsageError
 from unicloze.example import Batch, collate
+from unicloze.interop.limits import check_format
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.layer import RecurrentLayer
 from unicloze.model.recurrent.runs import BACKWARD, FORWARD, Direction, find_runs
@@ -316,6 +318,14 @@ def test_muon_leaves_stacked_gates_alone() -> None:
 def test_a_recipe_that_an_lstm_cannot_follow_is_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         load_recipe("awd-lstm", settings)
+
+
+@pytest.mark.parametrize("to", ["bert", "unicloze"])
+def test_no_format_of_transformers_holds_lstms(to: str) -> None:
+    recipe = load_recipe("awd-lstm")
+    loaded: Any = SimpleNamespace(model=SimpleNamespace(settings=recipe.model), recipe=recipe, path="runs/lstm")
+    with pytest.raises(UsageError, match=r"runs/lstm: model\.kind is recurrent, and every format is of Transformers"):
+        check_format(to, loaded)
 
 
 # The carried state

@@ -297,6 +297,8 @@ class HeadSettings:
             trained with squared error; `choice` selects one of the slots of a prediction, each scored on its own.
         outputs: Number of classes or quantities; ignored for a choice.
         dense: Put a dense layer and tanh before the output layer (BERT's pooler).
+        directions: Number of directions that a text is read in, one half of the slots of a prediction each. The halves are
+            pooled apart and concatenated.
         batch_norm: Put a layer of 50 units with ReLU before the output layer, and batch normalisation before both (ULMFiT).
         pooling: Combine the slots of a prediction by their `mean` or `sum`, or `concat`: the last of them, their maximum and
             their mean.
@@ -306,6 +308,7 @@ class HeadSettings:
     kind: Literal["classes", "quantities", "choice"]
     outputs: int = 1
     dense: bool = True
+    directions: int = 1
     batch_norm: bool = False
     pooling: Literal["mean", "sum", "concat"] = "mean"
     dropout: float | None = None
@@ -567,11 +570,12 @@ class UseSettings:
     """How the trained model is used as an encoder.
 
     Args:
-        visibility: Which slots each slot attends to when it encodes a text.
+        visibility: Which slots each slot attends to when it encodes a text. With `both_directions`, in tasks, each text is
+            read from left to right and, apart, from right to left, and a head reads the mean of either side by side (ELMo).
         pooling: The slot that represents a text: the `first`, the `last`, or the `mean` of all.
     """
 
-    visibility: Literal["bidirectional", "left_to_right", "right_to_left"] = "bidirectional"
+    visibility: Literal["bidirectional", "left_to_right", "right_to_left", "both_directions"] = "bidirectional"
     pooling: Literal["first", "last", "mean"] = "first"
 
 

@@ -78,6 +78,9 @@ def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:
     """Examples of unmasked windows, read in the direction set by the recipe; nothing is predicted.
 
     A model whose sources have no [SOS] (T5) reads them without it.
+
+    Raises:
+        UsageError: The recipe reads in two directions.
     """
     reading = read_as(recipe)
     if not getattr(objective_of(recipe), "source_start", True):
@@ -85,6 +88,11 @@ def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:
     rows, width = windows.token_ids.shape
     slot = np.broadcast_to(np.arange(width, dtype=np.int32), (rows, width))
     is_text = slot < windows.lengths[:, None]
+    if reading.visibility not in _RULES:
+        raise UsageError(
+            f"use.visibility is {reading.visibility}, which only tasks read: embed with a model that reads left_to_right or "
+            "right_to_left"
+        )
     both_ways = reading.visibility == "bidirectional"
     intervals = _RULES[reading.visibility](windows.lengths, capacity=width)
     local = None if reading.local_width is None else nearby(intervals, reading.local_width)

@@ -169,6 +169,8 @@ def _pooled(recipe: Recipe) -> Recipe:
     task = _read_by_decoder(recipe, task)
     if task.pooling is None and task.kind in ("tagging", "extraction", "conversation") and causal:
         task = dataclasses.replace(task, pooling="last")
+    if task.pooling is None and reads == "both_directions":
+        task = dataclasses.replace(task, pooling="mean")
     if task.pooling is None and task.kind == "tagging":
         task = dataclasses.replace(task, pooling="first")
     recipe = dataclasses.replace(recipe, task=task)

@@ -17,7 +17,7 @@ def encoder_inputs(recipe: Recipe) -> EncoderInputs:
         UsageError: It reads from right to left, or is recurrent.
     """
     reading, visibility = read_as(recipe), recipe.use.visibility
-    if visibility == "right_to_left" or recipe.model.kind != "transformer":
+    if visibility not in ("bidirectional", "left_to_right") or recipe.model.kind != "transformer":
         raise UsageError(
             "only a Transformer that reads a text in both directions or from left to right can be exported "
             "(use.visibility, model.kind)"

@@ -82,6 +82,11 @@ def check_format(to: str, loaded: LoadedModel) -> None:
         UsageError: The format is unknown or cannot represent the model; the message names the setting and the cure.
     """
     check_name(to)
+    if loaded.model.settings.kind != "transformer":
+        raise UsageError(
+            f"{loaded.path}: model.kind is {loaded.model.settings.kind}, and every format is of Transformers: use the model "
+            "with unicloze's own commands"
+        )
     if to in TWO_STACKS:
         if (found := misfit(to, loaded)) is not None:
             setting, value, theirs = found
@@ -126,8 +131,6 @@ def _offered(loaded: LoadedModel, otherwise: str) -> str:
 def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     """Settings of a model that a family's classes do not support."""
     settings, use = loaded.model.settings, loaded.recipe.use
-    if settings.kind != "transformer":
-        yield Limit("model.kind", settings.kind, "is a Transformer")
     if settings.decoder_layers:
         yield Limit("model.decoder_layers", settings.decoder_layers, "has one stack of layers")
     for name, theirs in PLAIN.items():

@@ -50,7 +50,7 @@ class TaskHead(nn.Module):
         super().__init__()
         self.head = head
         self.rate = settings.dropout if head.dropout is None else head.dropout
-        width = settings.hidden_size * (3 if head.pooling == "concat" else 1)
+        width = settings.hidden_size * (3 if head.pooling == "concat" else head.directions)
         outputs = 1 if head.kind == "choice" else head.outputs
         self.dense = nn.Linear(width, settings.hidden_size) if head.dense else None
         self.inner = NormedLinear(width, INNER, self.rate) if head.batch_norm else None
@@ -130,6 +130,14 @@ class TaskHead(nn.Module):
         return outputs.index_put(real.nonzero(as_tuple=True), found)
 
     def _pooled(self, states: Tensor, present: Tensor | None) -> Tensor:
+        if self.head.directions == 1:
+            return self._of_a_direction(states, present)
+        there = torch.ones_like(states[..., 0], dtype=torch.bool) if present is None else present
+        half = there.sum(dim=2, keepdim=True) // 2
+        first = torch.arange(states.shape[2], device=states.device) < half
+        return torch.cat([self._of_a_direction(states, part) for part in (there & first, there & ~first)], dim=-1)
+
+    def _of_a_direction(self, states: Tensor, present: Tensor | None) -> Tensor:
         if self.head.pooling == "concat":
             if present is None:
                 return torch.cat([states[:, :, -1], states.amax(dim=2), states.mean(dim=2)], dim=-1)

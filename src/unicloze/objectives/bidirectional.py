@@ -109,7 +109,7 @@ def _joined(
     }
     return Examples(
         input_ids=doubled(first.input_ids, vocabulary.pad),
-        position_ids=np.where(real, place, slot).astype(np.int32),
+        position_ids=place,
         segment_ids=doubled(first.segment_ids, 0),
         kinds=np.where(real, Kind.CONTEXT, Kind.PADDING).astype(np.uint8),
         steps=np.full((rows, width), -1, dtype=np.int32),

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from unicloze.rules import Problem
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.groups import Headed
+
+BOTH_DIRECTIONS = "classification", "regression", "tagging"
+"""Kinds of tasks whose rows can be read in both directions, one apart from the other."""
 
 LARGEST_ADAPTER = 2**16
 
@@ -21,6 +25,13 @@ def task_problems(recipe: Recipe) -> Iterator[Problem]:
         yield "task.kind", TASKS.unknown()
         return
     yield from task.problems(recipe)
+    if recipe.use.visibility == "both_directions":
+        if task.kind not in BOTH_DIRECTIONS:
+            yield "use.visibility", f"only {' and '.join(BOTH_DIRECTIONS)} read both directions: set it to another"
+        elif isinstance(task, Headed) and task.pooling not in (None, "mean"):
+            yield "task.pooling", "the slots of either direction are averaged: set it to mean, or leave it out"
+        if finetuning.auxiliary:
+            yield "finetuning.auxiliary", "rows read in both directions have none: set it to {}"
     if finetuning.epochs != "auto" and not 0 < finetuning.epochs < math.inf:
         yield "finetuning.epochs", "it must be above 0 and finite"
     if not 0 <= finetuning.warmup_share < 1:

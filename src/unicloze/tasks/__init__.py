@@ -6,6 +6,7 @@ imports none of these modules.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,4 +43,7 @@ def task_settings(kind: str, **values: Any) -> Any:
 
 def task_heads(recipe: Recipe) -> Mapping[str, HeadSettings]:
     """Task heads of a recipe's model; none in pre-training."""
-    return TASKS[recipe.task.kind].heads(recipe.task) if recipe.task.kind else {}
+    heads = TASKS[recipe.task.kind].heads(recipe.task) if recipe.task.kind else {}
+    if recipe.use.visibility != "both_directions":
+        return heads
+    return {name: dataclasses.replace(head, directions=2) for name, head in heads.items()}

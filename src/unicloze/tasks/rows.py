@@ -13,9 +13,7 @@ from unicloze.example import Examples, Kind, Target
 from unicloze.settings import Recipe, TaskPooling
 from unicloze.tasks.groups import Delimited, Headed
 from unicloze.text.tokenizers import Vocabulary
-from unicloze.visibility import nearby, packed_rows, prefix_rows
-
-"""Which slots represent a text, see `task.pooling`."""
+from unicloze.visibility import Intervals, TextVisibility, nearby, packed_rows, prefix_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +63,11 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
         vocabulary: Provides the id of padding.
         recipe: Provides the visibility.
     """
+    reads: list[TextVisibility] | TextVisibility
+    if recipe.use.visibility == "both_directions":
+        rows, reads = [in_both_directions(row) for row in rows], ["left_to_right", "right_to_left"]
+    else:
+        reads = recipe.use.visibility
     lengths = np.array([row.slots for row in rows], dtype=np.int32)
     shape = len(rows), int(lengths.max(initial=1))
     slot = np.arange(shape[1], dtype=np.int32)
@@ -75,12 +78,15 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
     segment_ids[real] = np.concatenate([row.segment_ids for row in rows])
     packed = [row.lengths or (row.slots,) for row in rows]
     both_ways = recipe.use.visibility == "bidirectional"
-    intervals = packed_rows(packed, reads=recipe.use.visibility, capacity=shape[1])
+    if isinstance(reads, list):  # the halves of a row are read in either direction
+        intervals = _halves(packed, reads, capacity=shape[1])
+    else:
+        intervals = packed_rows(packed, reads=reads, capacity=shape[1])
     width = None if both_ways else recipe.objective.reading.local_width
     sources = np.array([row.source for row in rows], dtype=np.int32)
     if sources.any():
         intervals = prefix_rows(sources, lengths, capacity=shape[1])
-    positions = slot - np.where(slot < sources[:, None], 0, sources[:, None]) - intervals[:, :, 0]
+    positions = slot - np.where(slot < sources[:, None], 0, sources[:, None]) - _begins(packed, shape[1])
     alone = np.array([len(inner) == 1 for inner in packed])
     return Examples(
         input_ids=input_ids,
@@ -95,6 +101,38 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
         local=None if width is None else nearby(intervals, width),
         targets={name: _target([row.targets[name] for row in rows]) for name in rows[0].targets},
     )
+
+
+def _begins(packed: Sequence[Sequence[int]], capacity: int) -> Int32s:
+    """First slot of the sequence of each slot. *Shape:* (rows, capacity)"""
+    begins = np.zeros((len(packed), capacity), dtype=np.int32)
+    for row, sizes in zip(begins, packed, strict=True):
+        row[: sum(sizes)] = np.repeat(np.cumsum([0, *sizes[:-1]], dtype=np.int32), sizes)
+    return begins
+
+
+def in_both_directions(row: Row) -> Row:
+    """The row twice: each prediction is made from its slots in the first half and those in the second."""
+
+    def doubled(target: RowTarget) -> RowTarget:
+        slots = [[*inner, *(int(slot) + row.slots for slot in inner)] for inner in target.slots]
+        return RowTarget(slots=slots, labels=target.labels)
+
+    return Row(
+        record=row.record,
+        input_ids=np.tile(row.input_ids, 2),
+        segment_ids=np.tile(row.segment_ids, 2),
+        targets={name: doubled(target) for name, target in row.targets.items()},
+        lengths=[*(row.lengths or (row.slots,))] * 2,
+    )
+
+
+def _halves(packed: Sequence[Sequence[int]], reads: Sequence[TextVisibility], *, capacity: int) -> Intervals:
+    """Visibility of rows whose first half of sequences is read one way and whose second half another."""
+    first, second = (packed_rows(packed, reads=each, capacity=capacity) for each in reads)
+    middle = np.array([sum(row) // 2 for row in packed], dtype=np.int32)
+    result: Intervals = np.where((np.arange(capacity) < middle[:, None])[..., None], first, second)
+    return result
 
 
 def _target(targets: Sequence[RowTarget]) -> Target:
