@@ -180,9 +180,9 @@ def test_rows_without_a_source_are_refused() -> None:
     ("name", "changes", "said"),
     [
         (
-            "quickstart",
+            "bert-base",
             {"model.decoder_layers": 2},
-            "the rows of objective unilmv2 have no source and target: use span_c",
+            "the rows of objective masked have no source and target: use span_c",
         ),
         (
             "prefix-lm-base",
