@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "head": ("bert", dict(head="linear"), "model.head is linear.*dense layer before its output matrix"),
     "bias": ("bert", dict(head_bias=False), "model.head_bias is false"),
     "activation": ("mpnet", dict(relative_bias=True, activation="relu"), "model.activation is relu.* uses gelu in its head"),
-    "format": ("gpt", {}, "--to is 'gpt': give one of bert, mpnet, roberta, electra, albert, unicloze"),
+    "format": ("gpt", {}, "--to is 'gpt': give one of bert, mpnet, roberta, electra, albert, t5, bart, unicloze"),
 }  # fmt: skip
 
 

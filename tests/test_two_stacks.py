@@ -176,6 +176,41 @@ def test_rows_without_a_source_are_refused() -> None:
         model_of()(collate(rows))
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        (
+            "bert-base",
+            {"model.decoder_layers": 2},
+            "the rows of objective masked have no source and target: use span_c",
+        ),
+        (
+            "prefix-lm-base",
+            {"model.decoder_layers": 2},
+            "a decoder needs a start slot before the target: give one or more",
+        ),
+        ("bart-base", {"use.visibility": "left_to_right"}, "an encoder reads in both directions"),
+        ("bart-base", {"model.layer_visibility": ["local"]}, "'local' needs rows in text order"),
+        ("bart-base", {"model.generator_size": 0.5}, "only a model with the target 'rtd' has a generator"),
+        ("mass-base", {"objective.target_start": ["eos", "mask"]}, "the span keeps its positions"),
+        ("mass-base", {"objective.restart_positions": True}, "the span keeps the positions it has in the source"),
+        ("transformer-base", {"model.hidden_size": 36 * 8 + 1, "model.head_size": 8}, "embeddings of an even width"),
+        ("bart-base", {"model.hidden_size": 770}, "it must be a multiple of model.num_heads, 12"),
+    ],
+)
+def test_what_an_encoder_decoder_does_not_support_is_refused(name: str, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_recipe(name, changes)
+
+
+def test_a_config_of_unicloze_hf_has_no_decoder() -> None:
+    config = pytest.importorskip("unicloze.hf.config")
+    with pytest.raises(
+        UsageError, match="no class for an encoder-decoder: export the model with `unicloze export --to t5`"
+    ):
+        config.UniclozeConfig(decoder_layers=2).settings  # noqa: B018
+
+
 def test_encoder_and_decoder_share_their_token_embeddings_alone() -> None:
     names = {name for name, _ in model_of(relative_bias=True).named_parameters()}
     own = {name for name in names if name.startswith("backbone.decoder.embeddings.")}
