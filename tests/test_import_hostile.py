@@ -55,8 +55,8 @@ def restate(folder: Path, mend: Callable[[dict[str, torch.Tensor]], None]) -> No
     ("values", "match"),
     [
         ({"auto_map": {"AutoModel": "evil.Model"}}, r"config.json: auto_map is .*a checkpoint's code is never run"),
-        ({"model_type": "llama"}, r"config.json: model_type is llama: supported encoders are bert,"),
-        ({"model_type": ["bert"]}, "model_type is .*supported encoders"),
+        ({"model_type": "llama"}, r"config.json: model_type is llama: supported models are bert,"),
+        ({"model_type": ["bert"]}, "model_type is .*supported models"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is relative_key: .*absolute"),
         ({"is_decoder": True}, "is_decoder is True: .*encoder"),
         ({"add_cross_attention": True}, "add_cross_attention is True: .*encoder"),
