@@ -52,9 +52,14 @@ def slow(document: Document) -> None:
     }  # fmt: skip
 
 
+def without_unknown(document: Document) -> None:
+    del document["model"]["vocab"]["[UNK]"]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
+        (without_unknown, r"its vocabulary lacks its token of unknown words, '\[UNK\]'"),
         (large_id, "it has the id 2,000,000,000, above"),
         (large_added_id, "it has the id 2,000,000,000, above"),
         (doubled, "its normalizer may make a text .* times longer"),

@@ -16,6 +16,8 @@ MOST_GROWTH = 1000.0
 """Largest factor by which all replacements together may lengthen a text."""
 LONGEST_PATTERN = 2_000
 """Longest regular expression, in characters."""
+_NEED_UNKNOWN = {"WordPiece", "WordLevel"}
+"""Models that cannot read an unknown word without a token for it."""
 _REPEATED = re.compile(r"\((?:\?[a-z]*:)?(?:\\.|\[[^\]]*\]|[^()\[\]\\|])[+*](?:\|[^()]*)?\)[+*{]")
 """A repeated group that is itself a repetition, such as `(a+)+`: matching time may double with each character."""
 
@@ -34,6 +36,10 @@ def beyond_bounds(document: Any) -> str | None:
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict) and len({str(number) for number in vocabulary.values()}) < len(vocabulary):
         return "two of its tokens share an id"
+    if isinstance(model, dict) and model.get("type") in _NEED_UNKNOWN and isinstance(vocabulary, dict):
+        unknown = model.get("unk_token")
+        if isinstance(unknown, str) and unknown not in vocabulary:
+            return f"its vocabulary lacks its token of unknown words, {unknown!r}"
     for section in ("normalizer", "pre_tokenizer", "decoder"):
         parts = list(_parts(document.get(section), 0))
         if len(parts) > MOST_PARTS:
