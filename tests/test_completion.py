@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unicloze import cli
-from unicloze.cli.completion import completion
+from unicloze.cli import completion
 from unicloze.recipes import recipe_names
 
 EXPECTED = {
@@ -17,7 +17,7 @@ EXPECTED = {
     ("unicloze", "evaluate", ""): {"blimp", "lambada", "cbt", "prompt"},
     ("unicloze", "evaluate", "blimp", "--lim"): {"--limit"},
     ("unicloze", "pretrain", "--training.optim"): {"--training.optimizer"},
-    ("unicloze", "pretrain", "--training.optimizer", ""): {"adamw", "adamax", "lamb", "muon"},
+    ("unicloze", "pretrain", "--training.optimizer", ""): {"adamw", "adamax", "lamb", "adafactor", "muon", "nt_asgd"},
     ("unicloze", "pretrain", "--recipe", "gpt"): {name for name in recipe_names() if name.startswith("gpt")},
     ("unicloze", "fill", "--order", ""): {"confidence", "left-to-right", "span"},
     ("unicloze", "generate", "--decoding.beam"): {"--decoding.beams"},

@@ -116,6 +116,7 @@ def test_events_have_exactly_these_keys(tmp_path: Path) -> None:
         "recipe": json.loads(json.dumps(run.recipe.to_dict())),
         "task": "labels",
         "parameters": sum(weight.numel() for weight in run.state.model.parameters()),
+        "learned": sum(weight.numel() for weight in run.state.model.parameters()),
         "device": f"cpu ({platform.machine()})",
         "precision": "bf16",
         "threads": torch.get_num_threads(),

@@ -44,6 +44,9 @@ class Sampler:
         block: Windows = self.windows[first : first + count]
         return block
 
+    def rate_at(self, position: int, lanes: int) -> float:
+        return 1.0
+
 
 def recipe(*, batch: int = 6, steps: int = 60, micro: int | None = None, **settings: Any) -> Recipe:
     return Recipe(

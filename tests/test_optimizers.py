@@ -177,7 +177,7 @@ def test_adafactor_resumes_exactly() -> None:
             again.grad = gradient
             second.step()
         assert torch.equal(once, again)
-        assert 0 < float((once.detach() - start).abs().max()) < 0.5
+        assert 0 < float((once.detach() - start).abs().max()) < 1
 
 
 def test_lamb_by_hand() -> None:

@@ -15,7 +15,18 @@ from typing import Any, Literal
 
 from unicloze.cores import usable_cores
 
-REQUIRED = ("torch", "numpy", "tokenizers", "safetensors", "jsonargparse", "pyyaml", "tqdm", "pyarrow", "filelock")
+REQUIRED = (
+    "torch",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "jsonargparse",
+    "pyyaml",
+    "shtab",
+    "tqdm",
+    "pyarrow",
+    "filelock",
+)
 EXTRAS = {
     "hf": ("transformers",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),

@@ -12,13 +12,28 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from unicloze import launch, terminal, verbs
-from unicloze.cli.completion import completion
 from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of
+from unicloze.cli.shell_completion import script_of
 from unicloze.errors import UsageError, did_you_mean
+from unicloze.verbs.options import Option
 from unicloze.version import __version__
+
+
+def completion(shell: Annotated[Literal["bash", "zsh"], Option("SHELL", word=True)]) -> str:
+    """Print a script that completes verbs, options, settings and recipes in a shell.
+
+    Args:
+        shell: The shell: `bash` or `zsh`.
+
+    Examples:
+        unicloze completion bash
+        unicloze completion zsh
+    """
+    return script_of(VERBS, shell)
+
 
 VERBS = {name: Verb(name, function, verbs.INSTEAD.get(name, {})) for name, function in verbs.VERBS.items()}
 VERBS["completion"] = Verb("completion", completion)

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from unicloze.cli.parser import Parser, Verb, add_options
-from unicloze.verbs.options import Option
 
 FOLDERS = "DIR", "RUN", "CHECKPOINT"
 FILES = "FILE", "PATH", "FILE|MODULE"
 """Names of the values of options that are completed by the names of folders or files."""
 
 
-def completion(shell: Annotated[Literal["bash", "zsh"], Option("SHELL", word=True)]) -> str:
-    """Print a script that completes verbs, options, settings and recipes in a shell.
-
-    Args:
-        shell: The shell: `bash` or `zsh`.
-
-    Examples:
-        unicloze completion bash
-        unicloze completion zsh
-    """
+def script_of(verbs: Mapping[str, Verb], shell: str) -> str:
+    """The script that completes the command line of some verbs in a shell."""
     import shtab
 
-    from unicloze.cli import VERBS
-
-    script: str = shtab.complete(parser_of(VERBS), shell=shell)
+    script: str = shtab.complete(parser_of(verbs), shell=shell)
     return script
 
 
