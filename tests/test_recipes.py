@@ -160,9 +160,8 @@ def test_directory_is_not_a_recipe(tmp_path: Path) -> None:
         (
             "qqq: 1\n",
             "line 1: there is no setting 'qqq'; "
-            "a recipe has name, provenance, data, tokenizer, objective, model, training, distillation, use, task, generation, "
-            "decoding, "
-            "finetuning.",
+            "a recipe has name, provenance, data, tokenizer, objective, model, training, distillation, use, task, "
+            "generation, decoding, finetuning.",
         ),
         ("training: 3\n", "line 1: training is 3; expected settings such as training.steps."),
         ("data:\n  window: wide\n", "line 2: data.window is 'wide'; expected a whole number."),
