@@ -249,3 +249,7 @@ def test_a_single_process_saves_before_it_fails_on_unreadable_text() -> None:
         with pytest.raises(UniclozeError, match="unreadable"):
             fit(state, unreadable(), TrainingSettings(steps=9), compute, hooks)
         assert saved == expected
+
+
+def test_a_micro_batch_has_no_place_unless_given() -> None:
+    assert MicroBatch(micro_batch().examples, None).place == ""

@@ -351,3 +351,20 @@ def test_recipes_are_the_papers() -> None:
     assert (mpnet.objective.mask_share, mpnet.objective.random_share) == (0.8, 0.1)
     assert (mpnet.model.relative_bias, mpnet.model.relative_buckets) == (True, 32)
     assert (mpnet.training.steps, mpnet.training.batch_size, mpnet.training.learning_rate) == (500_000, 8192, 6e-4)
+
+
+def test_rows_have_room_for_one_predicted_token_or_as_many_as_asked_for() -> None:
+    """A row of one predicted token: 6 - 1 context slots, and two slots per token there is room for."""
+    one = np.where(STEPS == 1, 0, -1).astype(np.int32)
+    permuted = {most: lay_out_permuted(six_tokens(), one, vocabulary(), pseudo=PSEUDO, most=most) for most in (1, 2)}
+    assert (
+        lay_out_permuted(six_tokens(), one, vocabulary(), pseudo=PSEUDO).input_ids.shape == permuted[1].input_ids.shape
+    )
+    assert permuted[2].input_ids.shape[1] > permuted[1].input_ids.shape[1]
+    compensated = {
+        most: lay_out_compensated(six_tokens(), one, vocabulary(), ALL_MASKED, pseudo=PSEUDO, most=most)
+        for most in (1, 2)
+    }
+    default = lay_out_compensated(six_tokens(), one, vocabulary(), ALL_MASKED, pseudo=PSEUDO)
+    assert default.input_ids.shape == compensated[1].input_ids.shape
+    assert compensated[2].input_ids.shape[1] > compensated[1].input_ids.shape[1]
