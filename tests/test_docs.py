@@ -32,6 +32,8 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("do
 PRESENT = [document for document in DOCUMENTS if document.name != "log.md"]
 """Documents that describe only the present state, not past ones."""
 SITE = sorted(ROOT.glob("docs/**/*.md"))
+NEED_A_SERVER = {"serve.md"}
+"""Documents whose Python talks to a served model; tests/test_serve_clients.py does the same."""
 PLACES = ROOT, PACKAGE, ROOT / "tests", ROOT / "benchmarks", ROOT / "benchmarks" / "results", ROOT / "docs"
 LIST = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- modules: made by tests/test_docs.py -->\n", "<!-- end of the modules -->\n"
@@ -209,7 +211,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the text has .* tokens, but the model reads", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("document", [one for one in DOCUMENTS if any(blocks_in(one, "python"))], ids=name_of)
+@pytest.mark.parametrize(
+    "document",
+    [one for one in DOCUMENTS if one.name not in NEED_A_SERVER and any(blocks_in(one, "python"))],
+    ids=name_of,
+)
 def test_python_in_documents_runs(document: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "\n".join(blocks_in(document, "python"))
     for library in set(re.findall(r"^(?:from|import) (sentence_transformers|transformers)\b", code, re.MULTILINE)):

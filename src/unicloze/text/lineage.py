@@ -144,8 +144,10 @@ def known_settings(lineage: Mapping[str, Any]) -> dict[str, Any]:
     names = {f"{section}.{field.name}" for section, cls in sections.items() for field in dataclasses.fields(cls)}
     known = {name: value for name, value in lineage["settings"].items() if name in names}
     known.setdefault("tokenizer.vocab_size", lineage["tokenizer"]["vocab_size"])
-    if cut := lineage.get("decontamination"):
-        known |= {"data.decontaminate": cut["names"], "data.decontaminate_ngram": cut["ngram"]}
+    cut = lineage.get("decontamination")
+    known["data.decontaminate"] = cut["names"] if cut else []
+    if cut:
+        known["data.decontaminate_ngram"] = cut["ngram"]
     if "tokenizer.lowercase" in known:  # before version 3, lower-casing implied stripping accents
         known.setdefault("tokenizer.strip_accents", known["tokenizer.lowercase"])
     return {"data.corpus": [source["corpus"] for source in lineage["sources"]], **known}
