@@ -387,6 +387,12 @@ def test_settings_that_make_no_sense_are_refused(start: LoadedModel, settings: d
         recipe_for(start, settings)
 
 
+@pytest.mark.parametrize("few", ["finetuning__lora_rank", "finetuning__adapter_size"])
+def test_a_recurrent_model_has_none(few: str) -> None:
+    with pytest.raises(UsageError, match=r"needs the layers of a Transformer, and none has model\.kind recurrent"):
+        recipe_for(nlu_toys.start("awd-lstm"), {**SHORT, few: 2})
+
+
 def test_few_weights_learn_at_a_higher_rate() -> None:
     assert (learning_rate(110_000_000), learning_rate(110_000_000, few=True)) == (3e-5, 3e-4)
 
