@@ -108,7 +108,8 @@ def dense_weight(layer: LowRankLinear) -> tuple[np.ndarray[Any, Any], list[tuple
 
 @pytest.mark.parametrize(("name", "more"), [
     ("bert-base", {}), ("gpt", {}), ("albert-base", {}), ("xlnet-base", {"model__memory": 0}),
-    ("unilmv2-ablation-ae-par-relpos", {}),
+    ("unilmv2-ablation-ae-par-relpos", {}), ("t5-v1.1-base", {}),
+    ("bart-base", {}),
 ])  # fmt: skip
 @pytest.mark.parametrize("projections", [["query", "value"], ["key"], ["value", "key"], ALL])
 def test_values_and_gradients_are_those_of_the_dense_sum(
@@ -133,7 +134,9 @@ def test_values_and_gradients_are_those_of_the_dense_sum(
     assert isinstance(expected, torch.Tensor)
     expected.backward()
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
-    assert layers and sum(map(len, (rows for _, rows in places.values()))) == len(projections) * _owned_layers(plain)
+    assert layers and sum(map(len, (rows for _, rows in places.values()))) == sum(
+        _owned_layers(plain, one) for one in projections
+    )
     for place, layer in layers.items():
         dense = plain.get_parameter(f"{place}.weight").grad
         assert dense is not None and layer.up.grad is not None and layer.down.grad is not None
@@ -143,8 +146,12 @@ def test_values_and_gradients_are_those_of_the_dense_sum(
             torch.testing.assert_close(layer.down.grad[number], 2.0 * above.T @ dense[rows], atol=1e-5, rtol=1e-4)
 
 
-def _owned_layers(model: UnifiedModel) -> int:
-    return 1 if model.settings.share_layers == "all" else model.settings.num_layers
+def _owned_layers(model: UnifiedModel, projection: str) -> int:
+    """Layers with weights of their own, with a decoder's cross-attention as one more for the projections of attention."""
+    if model.settings.share_layers == "all":
+        return 1
+    of_decoder = 1 if projection in ("inner", "outer") else 2
+    return model.settings.num_layers + of_decoder * model.settings.decoder_layers
 
 
 def test_updates_start_at_the_base_model_and_their_dropout_acts_in_training_only(
@@ -197,6 +204,17 @@ def test_only_adapters_norms_and_the_head_learn(start: LoadedModel) -> None:
     width, size = 32, 4
     adapters = sum(weight.numel() for name, weight in model.named_parameters() if "_adapter." in name)
     assert adapters == 2 * 2 * (2 * width * size + width + size)  # Houlsby et al., Section 2.1: 2md + d + m each
+
+
+def test_all_normalisations_of_an_encoder_decoder_learn_beside_its_adapters() -> None:
+    """T5's are RMS normalisations, and a decoder's layer has three sub-layers."""
+    start = nlu_toys.start("t5-base")
+    names = learned(ready_model(recipe_for(start, ADAPTERS), start.model.vocab_size, torch.device("cpu")))
+    parts = {
+        name.removeprefix("backbone.decoder.layers.0.").split(".")[0] for name in names if ".decoder.layers.0" in name
+    }
+    subs = ("attention", "cross_attention", "feed_forward")
+    assert parts == {f"{sub}_{part}" for sub in subs for part in ("norm", "adapter")}
 
 
 @pytest.mark.parametrize("name", ["bert-base", "gpt"])
@@ -367,6 +385,12 @@ def test_generation_with_few_weights_reads_the_updates(tmp_path: Path, settings:
 def test_settings_that_make_no_sense_are_refused(start: LoadedModel, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         recipe_for(start, settings)
+
+
+@pytest.mark.parametrize("few", ["finetuning__lora_rank", "finetuning__adapter_size"])
+def test_a_recurrent_model_has_none(few: str) -> None:
+    with pytest.raises(UsageError, match=r"needs the layers of a Transformer, and none has model\.kind recurrent"):
+        recipe_for(nlu_toys.start("awd-lstm"), {**SHORT, few: 2})
 
 
 def test_few_weights_learn_at_a_higher_rate() -> None:

@@ -55,10 +55,18 @@ def test_what_is_remembered_passes_through_json() -> None:
             Spikes.read(one, "step-1")
 
 
+def count(model: torch.nn.Module, _: Any) -> None:
+    model.get_buffer("forwards").add_(1)
+
+
 def train(on_spike: str, spiking: dict[int, float], *, steps: int = FEWEST + 4) -> tuple[Any, list[Any]]:
     """A run whose gradients are multiplied at some steps (by index); its state, and the spikes it reported."""
     settings = TrainingSettings(steps=steps, warmup_steps=0, learning_rate=1e-3, save_every=0, on_spike=on_spike)  # type: ignore[arg-type]
     model = toys.model()
+    model.register_buffer(
+        "forwards", torch.zeros(())
+    )  # changes in a forward pass, as statistics of batch normalisation do
+    model.register_forward_pre_hook(count)
     state = TrainState(model=model, optimizers=build_optimizers(model, settings))
     told: list[Any] = []
     for weight in model.parameters():
@@ -80,8 +88,11 @@ def test_a_skipped_step_leaves_no_trace(size: float, monkeypatch: pytest.MonkeyP
     assert len(state.spikes.norms) == FEWEST + 3 and state.spikes.in_a_row == 0
 
     made = loop.update
+    assert state.model.forwards == FEWEST + 3
+    del state.model.forwards
     monkeypatch.setattr(loop, "update", lambda state, *rest: None if state.step == FEWEST + 1 else made(state, *rest))
     plain, _ = train("accept", {})
+    del plain.model.forwards
     for name, weight in plain.model.state_dict().items():
         assert torch.equal(weight, state.model.state_dict()[name]), name
     for one, other in zip(plain.optimizers, state.optimizers, strict=True):

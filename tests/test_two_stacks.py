@@ -17,7 +17,9 @@ from corpora import write_corpus
 from unicloze.decoding.branches import Branches
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, collate
+from unicloze.model.adaptation import add_low_rank
 from unicloze.model.inference_model import IncrementalModel
+from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.model import UnifiedModel
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.objectives.causal import CausalSettings, causal
@@ -26,7 +28,7 @@ from unicloze.objectives.seq2seq import PrefixSettings, SourceTarget, generates,
 from unicloze.packing import pack
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.run_files import CHECKPOINTS
-from unicloze.settings import ModelSettings
+from unicloze.settings import FinetuningSettings, ModelSettings
 from unicloze.training.averaging import average_checkpoints
 from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.loading import load_model
@@ -41,6 +43,10 @@ MODELS: Mapping[str, tuple[SourceTarget, dict[str, Any]]] = {
         PrefixSettings(target_start=["eos"], restart_positions=True),
         {"relative_bias": False, "positions": "sinusoidal", "embedding_norm": False, "num_segments": 0},
     ),
+    "t5 with adapters": (
+        PrefixSettings(source_start=False, target_start=["pad"], restart_positions=True),
+        {**T5, "adapter_size": 5},
+    ),
     "shared layers": (PrefixSettings(target_start=["sos"]), {"share_layers": "all", "tied_output": False}),
 }
 
@@ -54,7 +60,7 @@ def model_of(**settings: Any) -> UnifiedModel:
     built.initialize(0)
     with torch.no_grad():
         for name, parameter in built.named_parameters():
-            if name.endswith("bias") or name == "token_head.output":
+            if name.endswith("bias") or "_adapter." in name or name == "token_head.output":
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
     return built.eval()
 
@@ -124,6 +130,23 @@ def whole_row(model: UnifiedModel, settings: SourceTarget, source: Any, target: 
     )
     with torch.no_grad():
         return model.logits(collate(examples))["lm"][0]
+
+
+def test_a_step_reads_the_low_rank_updates_of_cross_attention() -> None:
+    settings, shape = MODELS["bart"]
+    model, vocabulary = model_of(**shape), toys.vocabulary()
+    add_low_rank(model, FinetuningSettings(lora_rank=2, lora_projections=["key", "output"]))
+    for module in model.modules():
+        if isinstance(module, LowRankLinear):
+            module.draw(torch.Generator().manual_seed(2))
+            module.up.data.normal_(0, 0.5, generator=torch.Generator().manual_seed(3))
+    source = np.arange(8, 15)
+    steps = Branches(
+        IncrementalModel(model, torch.float32), generates(settings, vocabulary), [source], count=1, max_length=4
+    )
+    expected = whole_row(model, settings, source, [])
+    torch.testing.assert_close(steps.first(), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(expected, whole_row(model_of(**shape), settings, source, []), atol=0.1)
 
 
 @pytest.mark.parametrize("kind", MODELS)

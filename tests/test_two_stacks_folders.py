@@ -200,6 +200,12 @@ def test_what_a_class_does_not_have_is_refused(tmp_path: Path) -> None:
         UsageError, match=r"is an encoder-decoder, and unicloze.hf has no class for one: export it with --to t5"
     ):
         check_format("unicloze", loaded)
+    shape = dataclasses.replace(loaded.recipe.model, adapter_size=4)
+    adapted = build_model(dataclasses.replace(loaded.recipe, model=shape), loaded.model.vocab_size).for_use()
+    with pytest.raises(
+        UsageError, match=r"finetuning.adapter_size is 4, and the T5\w+ of Transformers has no adapters"
+    ):
+        check_format("t5", dataclasses.replace(loaded, model=adapted))
 
 
 def test_a_configuration_with_another_layout_is_refused(tmp_path: Path) -> None:

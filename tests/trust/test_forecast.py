@@ -98,6 +98,17 @@ class TestTask:
             finetune_run(recipe, start, place, None, tmp_path / "run", progress=False)
         assert {path.name for path in (tmp_path / "run").iterdir()} <= {"lock", "lock.holder"}
 
+    @pytest.mark.parametrize("few", [{"lora_rank": 2}, {"adapter_size": 2}])
+    def test_frozen_weights_have_no_gradients_or_moments(
+        self, start: LoadedModel, monkeypatch: pytest.MonkeyPatch, few: dict[str, int]
+    ) -> None:
+        values = {f"finetuning__{name}": value for name, value in few.items()}
+        recipe = nlu_toys.recipe_for(start, "classification", task__labels=["a", "b"], **values)
+        with shapes_only():
+            weights = sum(each.numel() for each in shape_model(recipe, start.model.vocab_size).parameters())
+        with_memory(monkeypatch, 4 * weights)
+        forecast.refuse_task_that_cannot_fit(recipe, CPU, start.model.vocab_size, [20] * 8)
+
     def test_rows_that_cannot_fit_are_refused_with_a_micro_batch_that_does(
         self, start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

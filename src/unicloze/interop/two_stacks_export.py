@@ -61,6 +61,8 @@ def _misfits(to: str, loaded: LoadedModel) -> Iterator[tuple[str, object, str]]:
     if layout is None:
         yield "task.kind", loaded.recipe.task.kind, "generates texts"
         return
+    if settings.adapter_size:
+        yield "finetuning.adapter_size", settings.adapter_size, "has no adapters"
     for name, value in _FIXED[to].items():
         if (own := getattr(settings, name)) != value:
             yield f"model.{name}", own, f"has model.{name} {str(value).lower()}"

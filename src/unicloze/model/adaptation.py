@@ -9,6 +9,7 @@ from torch import nn
 
 from unicloze.model.adapters import Adapter
 from unicloze.model.attention import SelfAttention
+from unicloze.model.cross_attention import CrossAttention
 from unicloze.model.layers import FeedForward
 from unicloze.model.low_rank import LowRankLinear
 from unicloze.settings import FinetuningSettings
@@ -23,6 +24,8 @@ def _linears(model: nn.Module, *kinds: type[nn.Module]) -> Iterator[tuple[nn.Mod
         places: dict[str, tuple[str, ...]] = {}
         if isinstance(module, SelfAttention):
             places = {"qkv": IN_ATTENTION, "output": ("output",)}
+        elif isinstance(module, CrossAttention):
+            places = {"query": ("query",), "key_value": ("key", "value"), "output": ("output",)}
         elif isinstance(module, FeedForward):
             places = {"inner": ("inner",), "output": ("outer",)}
         for attribute, names in places.items():
@@ -68,6 +71,6 @@ def learning(model: nn.Module, settings: FinetuningSettings) -> set[str]:
     for place, module in model.named_modules():
         if isinstance(module, LowRankLinear):
             found |= {f"{place}.down", f"{place}.up"}
-        elif settings.adapter_size and isinstance(module, Adapter | nn.LayerNorm):
+        elif settings.adapter_size and isinstance(module, Adapter | nn.LayerNorm | nn.RMSNorm):
             found |= {f"{place}.{name}" for name, _ in module.named_parameters()}
     return found & names

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unicloze.model.attention import attend, choose_backend, head_width, score_dtype, score_scale
 from unicloze.model.attention_plan import Backend, Region, score_bias
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.low_rank import project
 from unicloze.settings import ModelSettings
 
 
@@ -91,10 +92,12 @@ class SourceStates:
 
     def attend(self, attention: CrossAttention, number: int, normed: Tensor) -> Tensor:
         """See `SourceReader.attend`."""
-        query = self._by_heads(attention.query(normed), [bucket.slots for bucket in self.buckets], attention)
+        asked = project(attention.query, normed, self.dropout)
+        read = project(attention.key_value, self.states, self.dropout)
+        query = self._by_heads(asked, [bucket.slots for bucket in self.buckets], attention)
         keys, values = (
             self._by_heads(part, [bucket.keys for bucket in self.buckets], attention)
-            for part in attention.key_value(self.states).split(attention.width, dim=-1)
+            for part in read.split(attention.width, dim=-1)
         )
         parts = []
         for asking, key, value, region in zip(query, keys, values, self._regions, strict=True):
@@ -110,8 +113,7 @@ class SourceStates:
             )
             parts.append(attended.transpose(1, 2).flatten(2))
         joined = parts[0] if len(parts) == 1 else torch.cat([part.flatten(0, 1) for part in parts])[None]
-        projected: Tensor = attention.output(joined)
-        return projected
+        return project(attention.output, joined, self.dropout)
 
     def _by_heads(self, states: Tensor, widths: Sequence[int], attention: CrossAttention) -> list[Tensor]:
         """Split by bucket and head. *Shape:* (rows, heads, slots, head size) each"""

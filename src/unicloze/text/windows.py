@@ -75,6 +75,7 @@ def without_start(windows: Windows) -> Windows:
         lengths=windows.lengths - 1,
         maskable=windows.maskable[:, 1:],
         joined=None if windows.joined is None else windows.joined[:, 1:],
+        cut=None if windows.cut is None else windows.cut[:, 1:],
     )
 
 

@@ -65,14 +65,15 @@ def refuse_task_that_cannot_fit(recipe: Recipe, device: torch.device, vocab_size
 
 
 def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) -> int:
-    """Bytes of the weights, each with a gradient and one or two moments, unless some are frozen.
+    """Bytes of the weights, each with a gradient and the optimiser's moments, unless some are frozen.
 
     Raises:
         UsageError: They do not fit.
     """
     with shapes_only():
         weights = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
-    of_a_weight = 4 if recipe.training.frozen else 12 if recipe.training.optimizer == "muon" else 16
+    training, few = recipe.training, bool(recipe.training.frozen) or recipe.finetuning.few
+    of_a_weight = 4 if few else {"muon": 12, "nt_asgd": 8}.get(training.optimizer, 16)
     if of_a_weight * weights > there:
         raise UsageError(
             f"the model has {weights:,} weights and would need {of_a_weight * weights / _GIB:,.0f} GiB of memory with their "
@@ -100,7 +101,8 @@ def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, 
     model, training = recipe.model, recipe.training
     layers = min(model.num_layers, model.decoder_layers or model.num_layers)
     needed = 2 * tokens * layers * (4 * model.hidden_size + 2 * model.intermediate_size)
-    if fixed + needed <= there or training.frozen or recipe.finetuning.unfreeze_epochs is not None:
+    frozen = training.frozen or recipe.finetuning.few or recipe.finetuning.unfreeze_epochs is not None
+    if fixed + needed <= there or frozen:
         return
     most = (there - fixed) * rows // needed
     fits = next((size for size in range(min(most, rows), 0, -1) if training.batch_size % size == 0), 0)

@@ -155,8 +155,8 @@ def fit(
                 if settings.on_spike != "accept":
                     spike = state.spikes.reason(norm, settings.spike_factor)
             except NonFiniteError as error:
-                state.model.load_state_dict(statistics, strict=False)
                 if settings.on_spike == "accept":
+                    state.model.load_state_dict(statistics, strict=False)
                     state.memories = memories
                     raise _before_update(error, state, hooks.save) from error
                 spike, state.memories = str(error), {}
@@ -171,6 +171,7 @@ def fit(
                     raise _after_update(spoiled, state, micro_batches, hooks.describe)
                 state.text_tokens += state.step_tokens
             else:
+                state.model.load_state_dict(statistics, strict=False)
                 back = _at_spike(state, spike, hooks)
                 if back is not None and interruption.heeded:
                     break  # the checkpoint it went back to is saved already

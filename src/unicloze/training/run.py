@@ -364,6 +364,7 @@ class _Run(RunProcess):
         checkpoint = self.world.in_turn(lambda: load_checkpoint(path))
         self.world.only_first(lambda: drop_newer(path))
         self.restore(checkpoint)
+        self._hear_again()
         state.memories = {}  # of text that the next rows do not continue
         state.spikes.in_a_row, state.spikes.windows_ahead = in_a_row, ahead
         return self._steps()
@@ -453,6 +454,9 @@ class _Run(RunProcess):
         training, step = self.recipe.training, self.state.step
         if training.optimizer != "nt_asgd":
             return
+        for optimizer in self.state.optimizers:
+            if isinstance(optimizer, NtAsgd):
+                optimizer.heard = []
         evaluations = {event["step"]: event for event in self.former_events() if event["event"] == "evaluate"}
         for done in sorted(number for number in evaluations if number <= step):
             self._hear(evaluations[done]["loss"])
