@@ -102,7 +102,9 @@ def test_weights_count_without_the_embeddings(corpus: str, tmp_path: Path) -> No
     assert TOKENS_OF_A_WEIGHT * inner_weights(recipe, prepared) < 10**7
 
 
-def test_own_settings_are_kept_and_the_same_command_resumes(corpus: str, tmp_path: Path) -> None:
+def test_own_settings_are_kept_and_the_same_command_resumes(
+    corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = {
         "data.corpus": corpus,
         "model.hidden_size": 32,
@@ -118,12 +120,14 @@ def test_own_settings_are_kept_and_the_same_command_resumes(corpus: str, tmp_pat
     with pytest.warns(UserWarning, match="already trained to step 4"):
         again = pretrain("auto", out=out, quiet=True, overrides=given, budget="2h")
     assert again.step == 4 and load_recipe(out / "recipe.yaml") == recipe
+    assert f"{out} resumes with the settings chosen before; --budget no longer changes them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"recipe": "quickstart", "budget": "5min"}, "only --recipe auto chooses the steps by a budget"),
+        ({"recipe": "auto", "budget": "5min", "toy": True}, "a toy run has two steps: leave out --budget or --toy"),
         ({"recipe": "auto", "init": "somewhere"}, "which --init takes from its model"),
         (
             {"recipe": "auto", "budget": "5min", "overrides": {"data.corpus": "x", "training.steps": 3}},

@@ -304,6 +304,10 @@ def test_a_teacher_that_does_not_fit_is_refused(place: Path) -> None:
     )
     with pytest.raises(UsageError, match=r"predicts no tokens, but the run trains"):
         opened(masked)
+    bart = nlu_toys.start("bart-base")
+    causal = load_recipe("gpt", toy_overrides() | {"distillation.teacher": "it"})
+    with pytest.raises(UsageError, match="is an encoder-decoder, and the rows of objective causal have no source"):
+        opened(causal, bart, bart.tokenizer)
 
 
 @pytest.fixture(scope="module")

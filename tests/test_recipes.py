@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from unicloze import cli
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.mixtures import phases
@@ -511,3 +512,8 @@ def test_words_name_several_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert recipes_of(["gpt", "nothing.yaml"]) == ["gpt", "nothing.yaml"]
     with pytest.raises(UsageError, match=r"no recipe or run matches 'walks/\*'"):
         recipes_of(["walks/*"])
+
+
+def test_an_option_named_as_a_section_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["inspect", "--model", "runs/mine", "--text", "a b"]) == 2
+    assert "option --model: model is a section of settings: give model.NAME" in capsys.readouterr().err

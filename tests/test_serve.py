@@ -14,12 +14,14 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
+import nlu_toys
 from decoding_toys import TEXT, loaded
 from serving_toys import Client, classifier, serving
 from unicloze import verbs
 from unicloze.decoding import generate, infill, likelihood
 from unicloze.decoding.embed import embed
 from unicloze.serving.limits import Limits
+from unicloze.serving.served_model import ServedModel
 from unicloze.settings import DecodingSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* tokens the model reads at once", "ignore:the text has .* tokens")
@@ -52,6 +54,13 @@ def test_health_says_what_the_model_can_do(client: Client, judge: Client) -> Non
     health = judge.get("/health").json
     assert (health["model"], health["task"]) == ("judge", "classification")
     assert health["abilities"] == ["embed", "predict"] and health["reads"] == ["text", "pair"]
+
+
+@pytest.mark.parametrize(("name", "abilities"), [
+    ("awd-lstm", ["score", "embed"]), ("elmo", ["score", "embed"]), ("t5-base", ["generate", "embed"]),
+])  # fmt: skip
+def test_models_that_cannot_be_read_in_steps_offer_no_generation(name: str, abilities: list[str]) -> None:
+    assert list(ServedModel(nlu_toys.start(name)).abilities) == abilities
 
 
 @pytest.mark.parametrize("order", [None, "confidence", "left-to-right", "span", [2, 1]], ids=str)

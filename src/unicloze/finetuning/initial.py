@@ -59,8 +59,8 @@ def task_recipe(
     if recipe.finetuning.few and start.recipe.model.kind == "recurrent":
         key = "lora_rank" if recipe.finetuning.lora_rank is not None else "adapter_size"
         raise UsageError(
-            f"finetuning.{key} needs the layers of a Transformer, and {start.path} has model.kind recurrent: leave it out, or "
-            "train its head alone (--training.frozen backbone)"
+            f"finetuning.{key} needs the layers of a Transformer, and {start.path} has model.kind recurrent: leave it out, "
+            "or train its head alone (--training.frozen backbone)"
         )
     own = dataclasses.replace(start.recipe, objective=objective_of(start.recipe))
     of_model = with_overrides(own, objective).objective if objective else own.objective

@@ -41,6 +41,11 @@ Append = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """Appends new keys and values of a layer, by its number, and returns all of them. *Shape:* (rows, heads, slots, head size)"""
 
 
+def takes_steps(settings: ModelSettings) -> bool:
+    """Whether keys and values are all that a model's layers need of earlier slots, so that it can generate."""
+    return settings.kind != "recurrent" and settings.positions != "transformer_xl"
+
+
 def check_steps(settings: ModelSettings) -> None:
     """Reject a model whose layers need more of earlier slots than their keys and values.
 

@@ -229,6 +229,8 @@ def unknown_key(key: str, origin: str) -> UsageError:
     """The error for an unknown key, with the closest known key."""
     if key == "plugin":
         return UsageError(f"{origin}: a recipe cannot name a plugin: give --plugin FILE on the command line.")
+    if key in SECTIONS:
+        return UsageError(f"{origin}: {key} is a section of settings: give {key}.NAME with the name of one of them.")
     near = _nearest(key)
     cure = f"did you mean '{near}'?" if near else f"a recipe has name, {', '.join(SECTIONS)}."
     return UsageError(f"{origin}: there is no setting '{key}'; {cure}")

@@ -96,12 +96,17 @@ def open_teacher(recipe: Recipe, tokenizer: Tokenizer, opens: Open) -> Teacher |
 
 
 def _check_rows(recipe: Recipe, opened: LoadedModel, said: str) -> None:
-    """Reject a teacher without the positions or segments of the student's rows.
+    """Reject a teacher without the positions or segments of the student's rows, or with a decoder they have no target for.
 
     Raises:
         UsageError: It lacks some.
     """
     theirs = opened.model.settings
+    if theirs.decoder_layers and not recipe.task.kind and getattr(recipe.objective, "starts", None) is None:
+        raise UsageError(
+            f"{said} is an encoder-decoder, and the rows of objective {recipe.objective.name} have no source and target: "
+            "name a teacher without a decoder"
+        )
     needed = recipe.task.max_length if recipe.task.kind else longest_row(recipe)
     if theirs.positions == "learned" and opened.model.max_positions < needed:
         cure = "task.max_length" if recipe.task.kind else "data.window"

@@ -133,8 +133,9 @@ def pretrain(
         verify: Verify the digests of all prepared text before the first step, not of each block when it is first read.
         budget: With `--recipe auto`: what the run may spend, as in 30min, 2h, steps=N, tokens=N of text or flops=N; default:
             10min.
-        plan: Start nothing; print parameters, memory, tokens and time, and what to change if the run does not fit. Memory and
-            time are extrapolated from four short steps with one and two layers and rows.
+        plan: Train nothing; print parameters, memory, tokens and time, and what to change if the run does not fit. Memory and
+            time are extrapolated from four short steps with one and two layers and rows. `--recipe auto` still prepares the
+            text.
 
     Examples:
         unicloze pretrain --recipe quickstart
@@ -168,6 +169,8 @@ def pretrain(
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
     if recipe == AUTO and not toy:
         recipe, given = _chosen(given, budget, out, progress=not quiet)
+    elif budget is not None and recipe == AUTO:
+        raise UsageError("option --budget: a toy run has two steps: leave out --budget or --toy.")
     elif budget is not None:
         raise UsageError("option --budget: only --recipe auto chooses the steps by a budget: give --training.steps.")
     settings = load_recipe(recipe, _of_whole(given) if toy else given)
@@ -234,6 +237,8 @@ def _chosen(
         raise UsageError("--budget and --training.steps both set the steps: leave one of them out.")
     folder = folder_at(out, RUNS / str(settings.get("name", AUTO)))
     if (folder / RECIPE).is_file():
+        if budget is not None:
+            say(f"{folder} resumes with the settings chosen before; --budget no longer changes them")
         return folder / RECIPE, dict(given)
     if not {"data.corpus", "data.prepared"} & settings.keys():
         raise UsageError("--recipe auto needs your text: give --data.corpus with files, folders or globs.")
