@@ -32,7 +32,7 @@ QUICK = "prepare ", "pretrain ", "inspect "
 DECIDED_BY_COMPARE = {"training.warmup_steps": "at most a tenth of the steps"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     place, opened, load = tmp_path_factory.mktemp("options"), dict[Path, LoadedModel](), opening.load_model
 
