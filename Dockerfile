@@ -15,10 +15,10 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 unicloze \
-    && install --directory --owner unicloze /work
+    && install --directory --owner unicloze /workspace
 COPY --from=build /opt/unicloze /opt/unicloze
 ENV PATH=/opt/unicloze/bin:$PATH PYTHONUNBUFFERED=1
 USER unicloze
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["unicloze"]
 CMD ["--help"]
