@@ -108,6 +108,9 @@ class TestTask:
             weights = sum(each.numel() for each in shape_model(recipe, start.model.vocab_size).parameters())
         with_memory(monkeypatch, 4 * weights)
         forecast.refuse_task_that_cannot_fit(recipe, CPU, start.model.vocab_size, [20] * 8)
+        whole = nlu_toys.recipe_for(start, "classification", task__labels=["a", "b"])
+        with pytest.raises(UsageError, match="start from a model of"):
+            forecast.refuse_task_that_cannot_fit(whole, CPU, start.model.vocab_size, [20] * 8)
 
     def test_rows_that_cannot_fit_are_refused_with_a_micro_batch_that_does(
         self, start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -177,8 +177,8 @@ def _size(
         "model.dropout": dropout,
         "training.steps": steps,
         "training.warmup_steps": max(1, min(150, steps // 20)),
-        "training.evaluate_every": max(1, steps // 8),
-        "training.save_every": max(1, min(500, steps // 8)),
+        "training.evaluate_every": math.ceil(steps / 8),
+        "training.save_every": min(500, math.ceil(steps / 8)),
     }
     recipe = load_recipe(NAME, {**chosen, **settings, **given})
     reasons += _reasons(recipe, prepared, budget, best_cost, limited)
