@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from unicloze.training.tensorwise import TensorwiseOptimizer
 
 DECAY = 0.8
 """The second moments decay by 1 - step^-0.8 (Section 7.2)."""
@@ -14,7 +16,7 @@ SMALLEST_SQUARE, SMALLEST_SIZE = 1e-30, 1e-3
 """Added to squared gradients, and smallest size of a weight that scales its update (Section 8)."""
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(TensorwiseOptimizer):
     """Moves each tensor by the learning rate times the root mean square of its weights, without a first moment.
 
     The root mean square of an update is clipped to 1. A fused matrix, such as that of queries, keys and values, has the
@@ -28,17 +30,6 @@ class Adafactor(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable[Any], *, lr: float = 1e-2, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every weight that has a gradient."""
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, weight.grad, group)
 
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[weight]

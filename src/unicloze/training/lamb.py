@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unicloze.training.tensorwise import TensorwiseOptimizer
 
-class Lamb(torch.optim.Optimizer):
+
+class Lamb(TensorwiseOptimizer):
     """Moves each tensor by the learning rate times its norm, in the direction of Adam's update plus weight decay.
 
     Norms are not clipped (phi is the identity); if either norm is 0, the update is not scaled. Groups with `adapt` false
@@ -34,17 +36,6 @@ class Lamb(torch.optim.Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True}
         super().__init__(params, defaults)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every weight that has a gradient."""
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, weight.grad, group)
 
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[weight]
