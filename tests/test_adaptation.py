@@ -330,6 +330,7 @@ def test_a_model_in_no_folder_is_refused(tmp_path: Path) -> None:
         ran(nlu_toys.start(), tmp_path, LORA)
 
 
+@pytest.mark.slow
 def test_updates_are_merged_on_export_and_adapters_are_refused(start: LoadedModel, tmp_path: Path) -> None:
     ran(start, tmp_path, {**LORA, "task__head": "dense"}, "lora")
     exported = verbs.export(tmp_path / "lora", "bert", tmp_path / "stock")
@@ -341,6 +342,7 @@ def test_updates_are_merged_on_export_and_adapters_are_refused(start: LoadedMode
         verbs.export(tmp_path / "adapters", "bert", tmp_path / "no")
 
 
+@pytest.mark.slow
 def test_a_tuned_model_is_a_start_itself(start: LoadedModel, tmp_path: Path) -> None:
     ran(start, tmp_path, LORA, "first")
     ran(load_model(tmp_path / "first"), tmp_path, {**LORA, "finetuning__lora_rank": 2}, "second")
@@ -352,6 +354,7 @@ def test_a_tuned_model_is_a_start_itself(start: LoadedModel, tmp_path: Path) -> 
         recipe_for(adapted, {**SHORT, "finetuning__adapter_size": 8})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"finetuning__lora_rank": 2, "finetuning__lora_projections": ALL},
                                       {"finetuning__adapter_size": 4}], ids=["lora", "adapters"])  # fmt: skip
 def test_generation_with_few_weights_reads_the_updates(tmp_path: Path, settings: dict[str, Any]) -> None:

@@ -78,6 +78,7 @@ def test_the_size_is_the_largest_that_reads_enough_text(corpus: str, tmp_path: P
     assert any("advice: this is little text" in line for line in choice.reasons)
 
 
+@pytest.mark.slow
 def test_more_budget_buys_a_larger_model(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unicloze.training.automatic.MOST_PASSES", 10**9)
     found = []
@@ -102,6 +103,7 @@ def test_weights_count_without_the_embeddings(corpus: str, tmp_path: Path) -> No
     assert TOKENS_OF_A_WEIGHT * inner_weights(recipe, prepared) < 10**7
 
 
+@pytest.mark.slow
 def test_own_settings_are_kept_and_the_same_command_resumes(
     corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -235,6 +235,7 @@ def words_of(example: str) -> list[str]:
 TAKES_MINUTES = "prepare", "pretrain", "compare"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in cli.VERBS if name not in (*TAKES_MINUTES, "serve")])
 def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> None:
     (here / "sentences.txt").write_text("the small cat sees the dog .\n", encoding="utf-8")

@@ -59,6 +59,7 @@ def run(corpus: Path, out: Path, budget: str, names: Any = NAMES[:2], **options:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_comparison_from_end_to_end(corpus: Path, tmp_path: Path) -> None:
     said: list[str] = []
     comparison = run(corpus, tmp_path / "c", "tokens=900", names=NAMES, seeds=2, say=said.append)
@@ -173,6 +174,7 @@ def test_measures_are_those_of_a_separate_pass(corpus: Path, tmp_path: Path) -> 
     assert nats["ae"] is not None and np.isfinite(nats["ae"])
 
 
+@pytest.mark.slow
 def test_a_moving_mask_rate_is_costed_over_its_whole_way(corpus: Path, tmp_path: Path) -> None:
     prepared = open_or_prepare(DataSettings(corpus=[str(corpus)]), TOKENIZER, tmp_path, progress=False)
     costs = {}
@@ -226,6 +228,7 @@ def test_what_cannot_be_trained_is_reported_before_training(corpus: Path, tmp_pa
     assert not (tmp_path / "d").exists()
 
 
+@pytest.mark.slow
 def test_damaged_scores_are_measured_again(corpus: Path, tmp_path: Path) -> None:
     first = run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
     for damage in ("{bad", "[1]"):
@@ -244,6 +247,7 @@ def test_a_signal_ends_the_comparison_with_its_number(
     assert error.value.exit_code == 143
 
 
+@pytest.mark.slow
 def test_scores_of_another_recipe_or_text_are_not_taken_over(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
     scores = tmp_path / "c" / NAMES[0] / "seed-0" / "scores.json"

@@ -119,6 +119,7 @@ def test_what_a_model_cannot_do_is_undefined_and_the_reason_reported(files: dict
     assert "writing, accuracy % on the development file" in page(both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [("unilmv2-ablation-ae", 0), ("gpt", 1)])
 def test_a_score_is_that_of_finetune_predict_and_metric(
     done: Comparison, files: dict[str, Path], tmp_path: Path, name: str, seed: int

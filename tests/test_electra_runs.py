@@ -233,6 +233,7 @@ def test_a_run_keeps_the_discriminator_for_use(corpus: Path, tmp_path: Path) -> 
         fill(loaded, "a [MASK] c")
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_network_of_another_that_is_used(corpus: Path, tmp_path: Path) -> None:
     first, second, plain = tmp_path / "first", tmp_path / "second", tmp_path / "plain"
     pretrain_run(load_recipe("electra-small", toy(corpus)), first, progress=False)
@@ -257,6 +258,7 @@ def test_a_run_starts_from_the_network_of_another_that_is_used(corpus: Path, tmp
             torch.testing.assert_close(found[name], weights[name], atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_both_networks_start_from_a_masked_language_model_of_their_size(corpus: Path, tmp_path: Path) -> None:
     """Two stages, as the paper tries in Section 3.3: the generator alone, then a discriminator that starts from it."""
     alone = {"objective.targets": ["ae"], "objective.coefficients": {}, "model.generator_size": 0.0}

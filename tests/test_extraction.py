@@ -161,6 +161,7 @@ def test_an_untrained_model_answers_within_the_passage(start: LoadedModel, tmp_p
         assert json.dumps(said, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_that_there_is_no_answer_is_predicted_from_the_first_slot(start: LoadedModel, tmp_path: Path) -> None:
     """UniLMv2, Section 4.2."""
     train = write(tmp_path / "train.jsonl", questions(answerable=10))

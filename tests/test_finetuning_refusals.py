@@ -75,6 +75,7 @@ def test_a_run_does_not_resume_with_other_files_or_from_another_model(start: Loa
         finetune_run(recipe, start, train, dev, out, progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "value", "key"),
     [

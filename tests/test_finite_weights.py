@@ -148,6 +148,7 @@ def test_a_diverging_run_exits_with_an_error_and_leaves_no_checkpoint(
     assert [event["event"] for event in read_ledger(out / "ledger.jsonl")] == ["start", "samples", "failed"]
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_continues_with_another_rate_in_the_same_folder(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     settings = {"training.warmup_steps": 0, "training.schedule": "constant", "training.steps": 2}

@@ -68,6 +68,7 @@ def texts(count: int) -> list[str]:
     return [" ".join(draw.choices(WORDS, k=draw.randint(2, 4))) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "decoding",
     [

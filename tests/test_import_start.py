@@ -241,6 +241,7 @@ def same(found: LoadedModel, expected: LoadedModel, *, but: tuple[str, ...] = ()
         torch.testing.assert_close(found.model.state_dict()[name], theirs[name], atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_run_has_shape_tokenizer_and_weights_of_what_it_starts_from(bert: Path, corpus: Path, tmp_path: Path) -> None:
     shape = (
         r"the model's shape is that of .*bert: num_layers 3 \(recipe: 2\), num_heads 4 \(recipe: 2\), "

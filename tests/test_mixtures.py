@@ -229,6 +229,7 @@ def _stopped_at(made: Recipe, out: Path, step: int) -> None:
             return
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt")
     overrides = {**toy_overrides(), "data.corpus": [str(corpus)]}

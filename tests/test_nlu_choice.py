@@ -314,6 +314,7 @@ def test_it_memorises_sixteen_choices(
     assert all(abs(sum(one["probabilities"]) - 1) < 1e-5 for one in said)
 
 
+@pytest.mark.slow
 def test_it_learns_similarity_in_both_orders(gpt: LoadedModel, tmp_path: Path) -> None:
     records = [{"text": WORDS[i % 4], "pair": WORDS[i // 4], "label": float(abs(i % 4 - i // 4))} for i in range(16)]
     train = write(tmp_path / "train.jsonl", records)

@@ -225,6 +225,7 @@ def test_it_memorises_sixteen_sentences(bert: LoadedModel, tmp_path: Path, name:
     assert [one["prediction"] for one in said] == [one["tags"] for one in records]
 
 
+@pytest.mark.slow
 def test_it_learns_the_roles_of_each_predicate(bert: LoadedModel, tmp_path: Path) -> None:
     """The same sentence has different tags for another predicate."""
     records = []

@@ -77,6 +77,7 @@ def test_every_setting_has_a_row() -> None:
     assert sorted(SETTINGS) == sorted(every_key())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [with_marks(key, SCENES[row.on]) for key, row in SETTINGS.items()])
 def test_two_values_of_a_setting_differ(key: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     row, compiled = SETTINGS[key], list[nn.Module]()

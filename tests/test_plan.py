@@ -56,6 +56,7 @@ def test_the_memory_of_the_whole_model_follows_from_one_and_two_layers_and_rows(
     assert found.tokens == 100 * 12 * 32 and found.seconds > 0 and not found.cure
 
 
+@pytest.mark.slow
 def test_a_plan_starts_nothing_and_names_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "memory_of", lambda _: 2**40)

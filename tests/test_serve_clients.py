@@ -103,6 +103,7 @@ def test_openai_raises_what_is_wrong(openai_client: Any) -> None:
         openai_client.completions.create(model="nowhere", prompt="a", temperature=0, n=2)
 
 
+@pytest.mark.slow
 def test_openai_sends_its_key_as_the_token() -> None:
     openai = pytest.importorskip("openai")
     token = "a-token-of-some-length"

@@ -79,6 +79,7 @@ def train(on_spike: str, spiking: dict[int, float], *, steps: int = FEWEST + 4) 
     return state, told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1e6, math.nan, math.inf])
 def test_a_skipped_step_leaves_no_trace(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and moments are those of a loop that makes no update at that step, whatever the gradient was."""

@@ -54,6 +54,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
+@pytest.mark.slow
 def test_the_page_shows_scores_and_answers(seeds: Path) -> None:
     path = build_report(seeds / "seed-0")
     text = path.read_text()
@@ -214,6 +215,7 @@ def test_what_is_right() -> None:
     assert is_right(["B", "O"], ["B", "O"]) and is_right(1, "1") and is_right(2.0, 1.0) is None
 
 
+@pytest.mark.slow
 def test_standard_errors_fit_the_metric() -> None:
     said, right = ["1", "0", "1", "1", "0", "1"] * 20, ["1", "1", "1", "0", "0", "1"] * 20
     f1 = standard_errors("f1", said, right)

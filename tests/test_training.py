@@ -284,6 +284,7 @@ def test_perplexity_overflows_to_infinity() -> None:
     assert perplexity(math.log(5) * 0.25, 0.25) == pytest.approx(5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_counting_and_logs_its_last_step(corpus: Path, tmp_path: Path) -> None:
     settings = toy_overrides() | {
         "data.corpus": [str(corpus)], "training.schedule": "constant", "training.log_every": 3,

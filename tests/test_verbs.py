@@ -228,6 +228,7 @@ def test_a_run_whose_recipe_is_wrong_is_corrected_and_resumed(
     assert load_recipe(tmp_path / "run" / "recipe.yaml").tokenizer.vocab_size == 300
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:training.steps changes from")
 def test_a_run_is_not_lost_by_another_corpus(place: Path, tmp_path: Path) -> None:
     run, data = tmp_path / "run", tmp_path / "run" / "data"
@@ -441,6 +442,7 @@ def test_what_is_held_out_may_be_too_short_for_a_window(tmp_path: Path) -> None:
     assert result.part == "training-text"
 
 
+@pytest.mark.slow
 def test_a_comparison_refuses_what_it_cannot_measure(tmp_path: Path) -> None:
     (tmp_path / "tiny.txt").write_text("hello world how are you\n", encoding="utf-8")
     overrides = {**toy_overrides(), "data.corpus": str(tmp_path / "tiny.txt")}

@@ -164,6 +164,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> fuzz.World:
     return fuzz.World(tmp_path_factory.mktemp("world"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(fuzz.FORMATS))
 def test_a_few_mutations_of_every_input_format(
     world: fuzz.World, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
