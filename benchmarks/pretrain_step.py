@@ -58,9 +58,9 @@ def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
     from objectives import VOCABULARY, full_windows
     from unicloze.model.model import UnifiedModel
     from unicloze.objectives.unilmv2 import UniLMv2Settings, unilmv2
+    from unicloze.pretraining.budget import flops_of
     from unicloze.settings import ModelSettings, TrainingSettings
     from unicloze.training.batches import MicroBatch
-    from unicloze.training.budget import flops_of
     from unicloze.training.loop import Compute, TrainState, accumulate_gradients
     from unicloze.training.optimizers import build_optimizers
 

@@ -32,8 +32,9 @@ KINDS = "one after the other", "one with a tree", "several"
 
 def worker(arguments: argparse.Namespace) -> None:
     """Train, and record the times of each step."""
+    from unicloze.pretraining import run
     from unicloze.recipes import load_recipe
-    from unicloze.training import process, run
+    from unicloze.training import process
     from unicloze.training.allocator import tune_allocator
 
     tune_allocator()

@@ -102,8 +102,8 @@ def work(job: Job) -> Job:
 
 
 def pretrain(job: Job) -> Any:
+    from unicloze.pretraining.run import pretrain_run
     from unicloze.recipes import load_recipe
-    from unicloze.training.run import pretrain_run
 
     return pretrain_run(load_recipe(job["recipe"], job.get("overrides")), Path(job["out"]), progress=False)
 
@@ -177,7 +177,7 @@ def go_wrong(job: Job, patch: Any) -> None:
 
 def main() -> None:
     import unicloze.finetuning.run
-    import unicloze.training.run  # noqa: F401 - while other workers do something else
+    import unicloze.pretraining.run  # noqa: F401 - while other workers do something else
 
     for line in sys.stdin:
         print(json.dumps(work(json.loads(line))), flush=True)

@@ -111,8 +111,8 @@ class World:
 
     def __init__(self, place: Path) -> None:
         from corpora import write_corpus
+        from unicloze.pretraining.run import pretrain_run
         from unicloze.recipes import load_recipe, toy_overrides
-        from unicloze.training.run import pretrain_run
 
         self.place = place
         corpus = write_corpus(place / "corpus", documents=30)

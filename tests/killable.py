@@ -18,8 +18,9 @@ from typing import Any
 
 def main() -> None:
     overrides, out, moment, count = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    from unicloze.pretraining import run
     from unicloze.recipes import load_recipe, toy_overrides
-    from unicloze.training import checkpoint, loop, run
+    from unicloze.training import checkpoint, loop
 
     seen = 0
 

@@ -29,12 +29,12 @@ from unicloze.model.sharing import owners
 from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ModelSettings, TrainingSettings
 from unicloze.training.checkpoint import load_checkpoint, save_checkpoint
 from unicloze.training.loading import load_model
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.run import pretrain_run
 from unicloze.verbs import count_parameters
 
 CAUSAL = settings_of(name="causal", targets=["lm"], visibility="left_to_right")

@@ -10,11 +10,18 @@ import pytest
 
 from corpora import write_corpus
 from unicloze.errors import UsageError
+from unicloze.pretraining.automatic import (
+    MOST_PASSES,
+    SIZES,
+    TOKENS_OF_A_WEIGHT,
+    choose,
+    inner_weights,
+    vocabulary_size,
+)
+from unicloze.pretraining.budget import Budget, Cost, with_steps
 from unicloze.recipes import load_recipe
 from unicloze.settings import DataSettings
 from unicloze.text.survey import SAMPLE, Survey, survey
-from unicloze.training.automatic import MOST_PASSES, SIZES, TOKENS_OF_A_WEIGHT, choose, inner_weights, vocabulary_size
-from unicloze.training.budget import Budget, Cost, with_steps
 from unicloze.verbs.pretraining import pretrain
 
 QUIET = {"training.threads": 1, "training.evaluate_windows": 4}
@@ -80,7 +87,7 @@ def test_the_size_is_the_largest_that_reads_enough_text(corpus: str, tmp_path: P
 
 @pytest.mark.slow
 def test_more_budget_buys_a_larger_model(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unicloze.training.automatic.MOST_PASSES", 10**9)
+    monkeypatch.setattr("unicloze.pretraining.automatic.MOST_PASSES", 10**9)
     found = []
     for tokens in (10**6, 7 * 10**6, 2 * 10**7):
         given = {"data.corpus": corpus, **QUIET}

@@ -16,11 +16,11 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.mixtures import phases
 from unicloze.objectives import make_examples, settings_of
+from unicloze.pretraining.filled_samples import heldout_samples, varied
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training import batches
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, mask_rates, training_steps
-from unicloze.training.filled_samples import heldout_samples, varied
 from unicloze.training.loop import Compute
 
 WINDOW = 24
@@ -182,7 +182,7 @@ def test_samples_are_filled_into_masks_only() -> None:
         return shown[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unicloze.training.filled_samples.make_examples", noted)
+        patch.setattr("unicloze.pretraining.filled_samples.make_examples", noted)
 
         class Tokens:
             def tokens(self, ids: Any) -> list[str]:

@@ -323,7 +323,7 @@ def test_pretrain_prints_its_result_and_quiet_nothing_else(here: Path, tmp_path:
 
 
 def test_pretrain_reports_a_signal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unicloze.training.run import RunResult
+    from unicloze.pretraining.run import RunResult
 
     stopped = RunResult(Path("runs/mine"), 12, 15, {}, "held-out")
     monkeypatch.setattr(verbs, "pretrain", lambda **_: stopped)

@@ -28,13 +28,14 @@ from unicloze.model.flops import backbone_flops
 from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
+from unicloze.pretraining.budget import Budget, measure_slots
+from unicloze.pretraining.data import build_sampler
+from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.training.budget import Budget, measure_slots
 from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute
-from unicloze.training.run import RunResult, build_sampler, pretrain_run
 
 TOKENIZER = TokenizerSettings(vocab_size=512)
 NAMES = "unilmv2-ablation-ae", "unilmv2-ablation-ae-par", "unilmv2-ablation-ar"

@@ -24,12 +24,12 @@ from unicloze.finetuning.initial import start_weights
 from unicloze.finetuning.run import finetune_run
 from unicloze.model.model import UnifiedModel
 from unicloze.model.soft_labels import soft_losses
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import Recipe
-from unicloze.training.distillation import Teacher, open_teacher
+from unicloze.training.distillation import Teacher
 from unicloze.training.loading import LoadedModel, build_model, load_model
 from unicloze.training.loop import Compute
-from unicloze.training.run import pretrain_run
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 SHORT = {"finetuning__epochs": 3, "finetuning__evaluations": 1, "training__batch_size": 8, "task__labels": ["a", "b"]}
@@ -285,7 +285,7 @@ def test_a_teacher_that_does_not_fit_is_refused(place: Path) -> None:
     start, teacher = load_model(place / "start"), load_model(place / "teacher")
 
     def opened(recipe: Recipe, one: LoadedModel = teacher, tokenizer: Any = start.tokenizer) -> Any:
-        return open_teacher(recipe, tokenizer, lambda _: one)
+        return Teacher.of(one, recipe, tokenizer)
 
     assert opened(student_of(start)) is not None
     with pytest.raises(UsageError, match="has another tokenizer than this run"):

@@ -26,6 +26,7 @@ from unicloze.model.chain import ReplacedTokenModel
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import defined, make_examples
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
@@ -34,7 +35,6 @@ from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, fit
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.run import pretrain_run
 
 
 def test_a_model_with_a_generator_defines_no_cloze() -> None:

@@ -20,6 +20,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.read import write_model
 from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.training import checkpoint as saving
@@ -31,7 +32,6 @@ from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute, Hooks, NonFiniteError, TrainState, fit
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.run import pretrain_run
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 BAD = [math.nan, math.inf, -math.inf]

@@ -23,15 +23,15 @@ from unicloze.mixtures import parts, phases
 from unicloze.model import attention_plan as planning
 from unicloze.model.build import Model
 from unicloze.objectives import make_examples, settings_of
+from unicloze.pretraining.budget import amounts_of, flops_of, measure_slots
+from unicloze.pretraining.data import build_sampler, phrases_for
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.records import read_records
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.tasks import TASKS
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.batches import read_windows
-from unicloze.training.budget import amounts_of, flops_of, measure_slots
 from unicloze.training.loading import build_model
-from unicloze.training.run import build_sampler, phrases_for
 
 RECORDS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "classification": ("classification", [{"text": "anna sees", "pair": "eva", "label": label} for label in "ab"]),

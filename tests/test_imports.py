@@ -44,7 +44,7 @@ FLOORS = (
     {"recipes"},
     {"training", "decoding"},
     {"evaluation", "interop"},
-    {"finetuning", "hf", "report"},
+    {"pretraining", "finetuning", "hf", "report"},
     {"comparison", "serving"},
     {"verbs", "doctor", "plugins"},
     {"terminal"},

@@ -24,6 +24,7 @@ from unicloze.example import Batch, Memory, collate
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import changed, make_examples, settings_of
 from unicloze.objectives.unilmv2 import unilmv2
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
@@ -32,7 +33,6 @@ from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, save
 from unicloze.training.loop import Compute, Hooks, TrainState, evaluate, fit
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.recurrence import pack, unpack, with_memory
-from unicloze.training.run import pretrain_run
 from xl_toys import xl_model
 
 OBJECTIVE = settings_of(name="permuted", targets=["par"], mask_rate=0.3, factorization="token")

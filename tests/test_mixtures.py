@@ -16,15 +16,15 @@ from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import all_targets, parts, phases
 from unicloze.objectives import settings_of
+from unicloze.pretraining import run
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, Recipe, TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training import loading as models
-from unicloze.training import run
 from unicloze.training.batches import training_steps
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
-from unicloze.training.run import pretrain_run
 
 MIXTURE = [
     {"label": "ae", "share": 2, "targets": ["ae"]},

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from corpora import write_corpus
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
 from unicloze.training.nt_asgd import NtAsgd, averaged
-from unicloze.training.run import pretrain_run
 from unicloze.training.spikes import Spikes
 
 

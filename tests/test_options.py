@@ -17,10 +17,10 @@ from unicloze import cli, verbs
 from unicloze.comparison.contestants import contestants, contestants_at_budget
 from unicloze.errors import UsageError
 from unicloze.interop import opening
+from unicloze.pretraining.budget import Budget
 from unicloze.recipes import load_recipe, parse_options
 from unicloze.recipes.schema import every_key
 from unicloze.text.prepare import Prepared
-from unicloze.training.budget import Budget
 from unicloze.training.loading import LoadedModel, Open
 
 ANY = ""

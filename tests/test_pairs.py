@@ -23,6 +23,7 @@ from unicloze.errors import UsageError
 from unicloze.example import collate
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ModelSettings
 from unicloze.text import segment_pairs as pairing
@@ -31,7 +32,6 @@ from unicloze.text.sampler import WindowSampler, check_segment_pairs
 from unicloze.text.segment_pairs import Pairs
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.windows import Windows
-from unicloze.training.run import pretrain_run
 
 LETTERS = "_ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz."
 PERIOD = LETTERS.index(".")

@@ -19,6 +19,8 @@ from toys import EOS, PAD, SOS, random_windows, vocabulary
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import draw_steps
+from unicloze.pretraining import run
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import collocations
@@ -28,8 +30,6 @@ from unicloze.text.prepare import prepare_data
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
-from unicloze.training import run
-from unicloze.training.run import pretrain_run
 
 Flags = npt.NDArray[np.bool_]
 

@@ -11,13 +11,13 @@ import torch
 
 from unicloze import verbs
 from unicloze.mixtures import phases
+from unicloze.pretraining import plan
+from unicloze.pretraining.plan import Plan, gradients_held, plan_run
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
-from unicloze.training import plan
 from unicloze.training.loading import build_model, ready_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.plan import Plan, gradients_held, plan_run
 
 SMALL: dict[str, Any] = {
     "model.hidden_size": 64, "model.num_heads": 4, "model.num_layers": 6, "model.intermediate_size": 256,

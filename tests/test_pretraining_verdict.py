@@ -16,14 +16,14 @@ from corpora import write_corpus
 from decoding_toys import Slot, context, loaded, probabilities, wordpiece
 from unicloze import verbs
 from unicloze.objectives import settings_of
+from unicloze.pretraining.count_baselines import open_baselines
+from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.text.content_words import ContentWords
 from unicloze.text.counts import Counts
 from unicloze.text.prepare import prepare_data
-from unicloze.training.count_baselines import open_baselines
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import LoadedModel
-from unicloze.training.run import RunResult, pretrain_run
 from unicloze.training.verdict import Course, verdict_on
 from unicloze.training.word_guesses import Asking, WordScore, ranks_by_counts, ranks_by_model, way_to_ask
 

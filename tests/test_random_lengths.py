@@ -13,6 +13,7 @@ from corpora import write_corpus
 from recurrent_toys import recurrent_model
 from toys import random_windows, vocabulary
 from unicloze.objectives import make_examples, settings_of
+from unicloze.pretraining.data import build_sampler
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
@@ -21,7 +22,6 @@ from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.run import build_sampler
 
 LANES = 3
 

@@ -26,6 +26,7 @@ from unicloze.model.recurrent.layer import RecurrentLayer
 from unicloze.model.recurrent.runs import BACKWARD, FORWARD, Direction, find_runs
 from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ModelSettings, TrainingSettings
 from unicloze.text.windows import Windows
@@ -33,7 +34,6 @@ from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.recurrence import with_memory
-from unicloze.training.run import pretrain_run
 
 LEFT_TO_RIGHT = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
 RIGHT_TO_LEFT = dataclasses.replace(LEFT_TO_RIGHT, visibility="right_to_left")

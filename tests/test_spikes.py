@@ -17,6 +17,7 @@ from corpora import write_corpus
 from test_finite_weights import CPU, steps_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.run import finetune_run
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.training import batches, loop
@@ -24,7 +25,6 @@ from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loop import Hooks, NonFiniteError, TrainState, fit
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.run import pretrain_run
 from unicloze.training.spikes import FEWEST, MOST, RECENT, Spikes
 
 

@@ -21,6 +21,7 @@ from unicloze.mixtures import parts
 from unicloze.model.model import UnifiedModel, perplexity
 from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.settings import ObjectiveSettings, TrainingSettings
 from unicloze.training.batches import MicroBatch
@@ -31,7 +32,6 @@ from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import build_model, load_model
 from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, clip_gradient, fit
 from unicloze.training.optimizers import build_optimizers, schedule_factor
-from unicloze.training.run import pretrain_run
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 

@@ -26,13 +26,13 @@ from unicloze.objectives.causal import CausalSettings, causal
 from unicloze.objectives.denoising import MaskedSpanSettings
 from unicloze.objectives.seq2seq import PrefixSettings, SourceTarget, generates, prefix
 from unicloze.packing import pack
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.run_files import CHECKPOINTS
 from unicloze.settings import FinetuningSettings, ModelSettings
 from unicloze.training.averaging import average_checkpoints
 from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.loading import load_model
-from unicloze.training.run import pretrain_run
 
 T5 = {"norm": "pre", "norm_kind": "rms", "biases": False, "scale_scores": False, "positions": "none", "gated": True}
 MODELS: Mapping[str, tuple[SourceTarget, dict[str, Any]]] = {

@@ -22,6 +22,7 @@ from unicloze.finetuning.averaged import averaged, check_averaged
 from unicloze.model.task_heads import INNER, TaskHead
 from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import HeadSettings, ModelSettings, TrainingSettings
 from unicloze.tasks.rows import pooled_slots
@@ -29,7 +30,6 @@ from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.run import pretrain_run
 from unicloze.verbs import finetune, predict
 
 BACKWARD = {

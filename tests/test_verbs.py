@@ -21,13 +21,13 @@ from conftest import REPOSITORY
 from corpora import write_corpus
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.pretraining import data as run_data
+from unicloze.pretraining.run import RunResult
 from unicloze.recipes import load_recipe, recipe_names, summaries, task_names, toy_overrides
 from unicloze.recipes.summaries import kept_summaries
 from unicloze.text import lineage
-from unicloze.training import run as training_run
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
-from unicloze.training.run import RunResult
 from unicloze.verbs.about import summarised
 
 TEXT = "the small cat sees the old dog ."
@@ -221,7 +221,7 @@ def test_a_run_whose_recipe_is_wrong_is_corrected_and_resumed(
 ) -> None:
     given = {"data.prepared": str(prepared)}
     with monkeypatch.context() as patch:  # as earlier versions did
-        patch.setattr("unicloze.training.run.as_prepared", lambda recipe, _: recipe)
+        patch.setattr("unicloze.pretraining.run.as_prepared", lambda recipe, _: recipe)
         verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=given)
     assert load_recipe(tmp_path / "run" / "recipe.yaml").tokenizer.vocab_size == 512
     assert verbs.pretrain(out=tmp_path / "run", quiet=True, overrides={"training.steps": 3}).step == 3
@@ -260,7 +260,7 @@ def test_a_run_resumes_with_what_an_older_version_prepared(
 ) -> None:
     overrides = {"data.corpus": str(place / "corpus"), "training.steps": 2}
     verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=overrides)
-    for module in (lineage, training_run):
+    for module in (lineage, run_data):
         monkeypatch.setattr(module, "CODE", lineage.CODE + 1)
     longer = {**overrides, "training.steps": 3}
     assert verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=longer).step == 3

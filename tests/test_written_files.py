@@ -19,9 +19,9 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
 from unicloze.finetuning.partial_file import PartialFile
 from unicloze.finetuning.seeds import finetune_seeds
+from unicloze.pretraining.budget import Budget
 from unicloze.recipes import load_recipe
 from unicloze.terminal import show
-from unicloze.training.budget import Budget
 from unicloze.training.checkpoint import save_checkpoint
 from unicloze.verbs.common import check_file
 

@@ -14,6 +14,7 @@ import pytest
 from corpora import write_corpus
 from unicloze.cli import main
 from unicloze.errors import UniclozeError
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import digests
@@ -26,7 +27,6 @@ from unicloze.text.tokenizers import Tokenizer
 from unicloze.training import batches
 from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.ledger import read_ledger
-from unicloze.training.run import pretrain_run
 
 BLOCK = 512
 """Bytes of a block here, so that a small corpus has many."""

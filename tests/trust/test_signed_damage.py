@@ -20,8 +20,8 @@ import fuzz
 from corpora import write_corpus
 from unicloze import terminal
 from unicloze.cli import main
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.training.run import pretrain_run
 
 STATE, MOMENTS, MANIFEST = "state.json", "optimizer.json", "manifest.json"
 

@@ -33,13 +33,13 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import describe, longest_window
+from unicloze.pretraining.budget import Budget
+from unicloze.pretraining.data import build_sampler
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.training.budget import Budget
 from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.precision import choose_device
-from unicloze.training.run import build_sampler
 
 PAGES = "table.md", "index.html"
 

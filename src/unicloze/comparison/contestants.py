@@ -11,15 +11,15 @@ from typing import Any
 from unicloze.errors import UsageError
 from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES
+from unicloze.pretraining.budget import Budget, cost_of_a_step, with_steps
+from unicloze.pretraining.data import build_sampler, phrases_for
 from unicloze.recipes import load_recipe
 from unicloze.recipes.schema import foreign_key, keys_of
 from unicloze.recipes.unread_settings import refuse_not_of_pretraining, refuse_unread
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.training.batches import check_windows
-from unicloze.training.budget import Budget, cost_of_a_step, with_steps
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.run import build_sampler, phrases_for
 
 _OWN = "data.segments", "model.generator_size", "model.layer_visibility"
 """Settings that an objective depends on; `--like` takes all others from its recipe."""

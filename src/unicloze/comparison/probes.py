@@ -23,6 +23,7 @@ from unicloze.finetuning.checks import check_answers, check_labels, check_metric
 from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_records, reading_columns
 from unicloze.finetuning.initial import task_recipe
 from unicloze.model.build import shapes_only
+from unicloze.pretraining.budget import SAMPLED_STEPS, flops_of
 from unicloze.recipes import given_in_task_files, load_recipe
 from unicloze.recipes.unread_settings import (
     refuse_decided_in_task,
@@ -36,7 +37,6 @@ from unicloze.tasks.generation import with_learning
 from unicloze.tasks.groups import Headed
 from unicloze.tasks.roles import check_roles, resolved
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.budget import SAMPLED_STEPS, flops_of
 from unicloze.training.changes import FREE_TO_CHANGE
 from unicloze.training.forecast import refuse_task_that_cannot_fit
 from unicloze.training.loading import LoadedModel, check_smoothing, shape_model

@@ -18,6 +18,8 @@ from unicloze.errors import UniclozeError
 from unicloze.files import write_file
 from unicloze.finetuning.run import finetune_run
 from unicloze.model.model import perplexity
+from unicloze.pretraining.data import tokens_per_byte
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.run_files import CHECKPOINTS, RECIPE
@@ -28,7 +30,6 @@ from unicloze.text.windows import Windows
 from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute
 from unicloze.training.precision import choose_device
-from unicloze.training.run import pretrain_run, tokens_per_byte
 
 SCHEMA = 2
 SCORES = "scores.json"

@@ -30,7 +30,7 @@ from unicloze.finetuning.task_model import load_task_model
 from unicloze.interop.opening import open_model
 from unicloze.records import read_records
 from unicloze.settings import Recipe
-from unicloze.training.loading import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel
 
 NAMES: Mapping[str, str] = {
     "cola": "CoLA", "sst-2": "SST-2", "mrpc": "MRPC", "sts-b": "STS-B", "qqp": "QQP", "mnli": "MNLI", "qnli": "QNLI",
@@ -269,7 +269,7 @@ def _task(
 
 def _measured(run: FinetuneResult, file: Path) -> MetricResult:
     """Accuracy of the best checkpoint of a run on another file."""
-    loaded = load_model(run.out, open_model)
+    loaded = open_model(run.out)
     data = open_records(file, loaded.recipe, loaded.tokenizer)
     said = predict(load_task_model(loaded), data)
     return measure(said, data.records, loaded.recipe)["accuracy"]
@@ -299,7 +299,7 @@ def _files_for_server(task: str, run: FinetuneResult, folder: Path, out: Path, p
     if not asked:
         return []
     out.mkdir(parents=True, exist_ok=True)
-    loaded = load_model(run.out, open_model)
+    loaded = open_model(run.out)
     model = load_task_model(loaded)
     for name, file in asked.items():
         data = encoded(read_records(file, loaded.recipe.task), loaded.recipe, loaded.tokenizer, answers=False)

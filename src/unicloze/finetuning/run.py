@@ -69,7 +69,7 @@ from unicloze.training.checkpoint import (
     load_newest,
     set_aside_newer,
 )
-from unicloze.training.distillation import Teacher, open_teacher
+from unicloze.training.distillation import Teacher
 from unicloze.training.forecast import refuse_task_that_cannot_fit
 from unicloze.training.ledger import trained_on
 from unicloze.training.loading import LoadedModel, ready_model
@@ -158,7 +158,8 @@ def finetune_run(
                 say(changes)
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps, since the saved recipe is validated when loaded
-        teacher = open_teacher(recipe, start.tokenizer, open_model)
+        taught_by = recipe.distillation.teacher
+        teacher = None if taught_by is None else Teacher.of(open_model(taught_by), recipe, start.tokenizer)
         origin = origin_of(start, training, development, None if teacher is None else teacher.digest)
         world.same("the model or the records", digest(origin), "give all processes the same files")
         files = {"train": str(train), "dev": None if dev is None else str(dev)}

@@ -22,7 +22,7 @@ from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.from_attention_mask import encoding_batch
 from unicloze.model.heads import TokenHead
-from unicloze.training.loading import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel
 
 
 class UniclozePreTrainedModel(PreTrainedModel):
@@ -56,7 +56,7 @@ class UniclozePreTrainedModel(PreTrainedModel):
         Raises:
             UniclozeError: There is no intact checkpoint, or the run lacks a head this model needs.
         """
-        return cls.of(load_model(path, open_model), **changes)
+        return cls.of(open_model(path), **changes)
 
     @classmethod
     def of(cls, loaded: LoadedModel, **changes: Any) -> Self:

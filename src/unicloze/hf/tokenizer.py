@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 
 from unicloze.interop.opening import open_model
 from unicloze.interop.tokenizer_files import write_tokenizer
-from unicloze.training.loading import load_model
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
@@ -22,7 +21,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     Raises:
         UniclozeError: There is no intact checkpoint.
     """
-    loaded = load_model(path, open_model)
+    loaded = open_model(path)
     with tempfile.TemporaryDirectory(prefix="unicloze-") as folder:
         write_tokenizer(loaded.tokenizer, Path(folder), longest=loaded.model.max_positions, segments=(0, 1))
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)

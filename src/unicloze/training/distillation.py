@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -21,7 +20,7 @@ from unicloze.settings import Recipe
 from unicloze.tasks import task_heads
 from unicloze.tasks.rows import pooling_of
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.loading import LoadedModel, Open
+from unicloze.training.loading import LoadedModel
 from unicloze.training.loop import Compute
 from unicloze.training.start_model import fingerprint
 
@@ -46,6 +45,28 @@ class Teacher:
         self.path = opened.path
         self.digest = fingerprint(opened.tokenizer, opened.model.state_dict())
 
+    @classmethod
+    def of(cls, opened: LoadedModel, recipe: Recipe, tokenizer: Tokenizer) -> Teacher:
+        """The teacher of a run.
+
+        Args:
+            opened: The model of the recipe's `distillation.teacher`.
+            recipe: Recipe of the student; that of a task with its classes.
+            tokenizer: Tokenizer of the student.
+
+        Raises:
+            UsageError: The teacher does not fit: another tokenizer, rows it cannot read, or nothing that both predict.
+        """
+        said = f"distillation.teacher {opened.path}"
+        if opened.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise UsageError(
+                f"{said} has another tokenizer than this run, and soft labels need the same tokens: give the student the "
+                "teacher's tokenizer (--tokenizer.path TEACHER/tokenizer.json in pre-training, or a --model that has it)"
+            )
+        targets = _targets_of_task(recipe, opened, said) if recipe.task.kind else _targets_of_text(recipe, opened, said)
+        _check_rows(recipe, opened, said)
+        return cls(opened, recipe, targets)
+
     def __call__(self, batch: Batch, compute: Compute) -> Batch:
         """The batch with soft labels for every prediction of the targets.
 
@@ -67,32 +88,6 @@ class Teacher:
             for name, outputs in found.items()
         }
         return dataclasses.replace(batch, targets={**batch.targets, **soft})
-
-
-def open_teacher(recipe: Recipe, tokenizer: Tokenizer, opens: Open) -> Teacher | None:
-    """The teacher of a run; None if the recipe names none.
-
-    Args:
-        recipe: Recipe of the student; that of a task with its classes.
-        tokenizer: Tokenizer of the student.
-        opens: Opens a model, given its place.
-
-    Raises:
-        UsageError: The teacher does not fit: another tokenizer, rows it cannot read, or nothing that both predict.
-        UniclozeError: There is no such model.
-    """
-    if recipe.distillation.teacher is None:
-        return None
-    opened = opens(Path(recipe.distillation.teacher))
-    said = f"distillation.teacher {opened.path}"
-    if opened.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise UsageError(
-            f"{said} has another tokenizer than this run, and soft labels need the same tokens: give the student the "
-            "teacher's tokenizer (--tokenizer.path TEACHER/tokenizer.json in pre-training, or a --model that has it)"
-        )
-    targets = _targets_of_task(recipe, opened, said) if recipe.task.kind else _targets_of_text(recipe, opened, said)
-    _check_rows(recipe, opened, said)
-    return Teacher(opened, recipe, targets)
 
 
 def _check_rows(recipe: Recipe, opened: LoadedModel, said: str) -> None:

@@ -14,12 +14,12 @@ from unicloze.verbs.options import JSON, File, Folder, Number, Option, RecipeNam
 
 if TYPE_CHECKING:
     from unicloze.comparison.table import Comparison
+    from unicloze.pretraining.plan import Plan
+    from unicloze.pretraining.run import RunResult
     from unicloze.report.example_view import ExampleView
     from unicloze.settings import Recipe
     from unicloze.text.prepare import Prepared
     from unicloze.text.tokenizers import Tokenizer
-    from unicloze.training.plan import Plan
-    from unicloze.training.run import RunResult
 
 AUTO = "auto"
 """Recipe whose settings are chosen by the text, the budget and this machine."""
@@ -75,10 +75,10 @@ def prepare(
         UsageError: The recipe or a setting is invalid, or has no effect on preparing.
         UniclozeError: The corpus cannot be read, or the folder holds something else.
     """
+    from unicloze.pretraining.agreement import check_beside_path
     from unicloze.recipes import load_recipe
     from unicloze.recipes.unread_settings import given_settings, refuse_beyond, refuse_unread
     from unicloze.text.prepare import prepare_data
-    from unicloze.training.agreement import check_beside_path
 
     if jobs < 1:
         raise UsageError(f"--jobs is {jobs}: give at least 1.")
@@ -150,9 +150,9 @@ def pretrain(
             settings.
         UniclozeError: The corpus, the directory or a checkpoint is unusable, or the loss is not finite.
     """
+    from unicloze.pretraining.agreement import check_beside_path, check_beside_prepared
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
     from unicloze.recipes.unread_settings import given_settings, refuse_not_of_pretraining, refuse_unread
-    from unicloze.training.agreement import check_beside_path, check_beside_prepared
     from unicloze.training.allocator import tune_allocator
 
     continued = recipe is None
@@ -193,22 +193,24 @@ def pretrain(
         )
 
     tune_allocator()
-    from unicloze.interop.initialize import Start
-    from unicloze.training.run import pretrain_run
+    from unicloze.interop.opening import open_model
+    from unicloze.pretraining.run import pretrain_run
+    from unicloze.pretraining.start import inherited_settings
 
-    start, whole, small = Start(), settings, toy_overrides() if toy else {}
+    whole, small = settings, toy_overrides() if toy else {}
     settings = load_recipe(recipe, {**small, **given}) if toy else settings
-    if not continued and settings.training.initialize_from is not None:
-        inherited = start.settings(settings, given, new_tokenizer=new_tokenizer)
+    place = settings.training.initialize_from
+    if not continued and place is not None:
+        inherited = inherited_settings(settings, open_model(place), given, new_tokenizer=new_tokenizer)
         settings = load_recipe(recipe, {**small, **inherited, **given})
     refuse_unread([settings], given_settings(overrides))
     if toy:
         if settings.training.initialize_from is None and whole.training.initialize_from is not None:
-            start.open(Path(whole.training.initialize_from))
+            open_model(whole.training.initialize_from)  # it is there and intact
         settings = _as_toy(whole, settings, folder)
     if plan:
         return _planned(settings)
-    return pretrain_run(settings, folder, progress=not quiet, open_model=start.open, verify=verify)
+    return pretrain_run(settings, folder, progress=not quiet, verify=verify)
 
 
 def _chosen(
@@ -220,11 +222,11 @@ def _chosen(
         UsageError: The budget or a setting is invalid, or there are several processes.
     """
     from unicloze.launch import processes
+    from unicloze.pretraining.automatic import choose
+    from unicloze.pretraining.budget import Budget
     from unicloze.progress import say
     from unicloze.recipes import load_recipe
     from unicloze.recipes.unread_settings import given_settings
-    from unicloze.training.automatic import choose
-    from unicloze.training.budget import Budget
     from unicloze.training.lock import hold_run
     from unicloze.training.parallel import joined
 
@@ -259,10 +261,10 @@ def _chosen(
 
 def _planned(recipe: Recipe) -> Plan:
     """What a run of a recipe would take."""
+    from unicloze.pretraining.plan import plan_run
     from unicloze.run_files import LINEAGE
     from unicloze.text.lineage import read_lineage
     from unicloze.text.tokenizers import Tokenizer
-    from unicloze.training.plan import plan_run
 
     size = recipe.tokenizer.vocab_size
     if recipe.data.prepared is not None and (Path(recipe.data.prepared) / LINEAGE).is_file():
@@ -514,9 +516,9 @@ def compare(
     from unicloze.comparison.probes import PREFIX, open_probe
     from unicloze.comparison.table import as_markdown
     from unicloze.files import write_file
+    from unicloze.pretraining.budget import Budget
     from unicloze.recipes.several import recipes_of
     from unicloze.recipes.unread_settings import given_settings
-    from unicloze.training.budget import Budget
 
     given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
     if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):

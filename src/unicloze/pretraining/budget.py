@@ -19,6 +19,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
 from unicloze.mixtures import Phase, phases
 from unicloze.model.build import Model, shapes_only
+from unicloze.pretraining.data import build_sampler, phrases_for
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
@@ -27,7 +28,6 @@ from unicloze.training.loading import ready_model, shape_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device
-from unicloze.training.run import build_sampler, phrases_for
 from unicloze.visibility import Intervals
 
 SamplerOf = Callable[[Recipe], WindowSampler]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,19 +14,21 @@ import torch
 
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.interop.opening import open_model
 from unicloze.mixtures import parts, phases, windows_before
 from unicloze.model.model import perplexity
+from unicloze.pretraining.agreement import as_prepared
+from unicloze.pretraining.count_baselines import open_baselines, trained_sources
+from unicloze.pretraining.data import build_sampler, open_data, phrases_for, tokens_per_byte
+from unicloze.pretraining.filled_samples import heldout_samples
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
-from unicloze.run_files import CHECKPOINTS, LEDGER, LINEAGE, RECIPE
+from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE
 from unicloze.settings import Recipe
-from unicloze.text.collocations import open_phrases
-from unicloze.text.lineage import CODE, is_corpus, read_lineage
+from unicloze.text.lineage import read_lineage
 from unicloze.text.phrases import PhraseTable
-from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.text.random_lengths import RandomLengthSampler
+from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
-from unicloze.training.agreement import as_prepared
 from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
 from unicloze.training.changes import FREE_AFTER_DIVERGENCE, FREE_TO_CHANGE, refuse_changes
 from unicloze.training.checkpoint import (
@@ -38,13 +39,11 @@ from unicloze.training.checkpoint import (
     load_newest,
     set_aside_newer,
 )
-from unicloze.training.count_baselines import open_baselines, trained_sources
-from unicloze.training.distillation import Teacher, open_teacher
-from unicloze.training.filled_samples import heldout_samples
+from unicloze.training.distillation import Teacher
 from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.initial import initialize_from
 from unicloze.training.ledger import read_ledger
-from unicloze.training.loading import Open, load_model, ready_model
+from unicloze.training.loading import ready_model
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, NonFiniteError, TrainState, evaluate
 from unicloze.training.nt_asgd import NtAsgd, averaged
@@ -118,16 +117,13 @@ def _measured(part: str, perplexities: Mapping[str, float | None], counts: Mappi
     return f"{part} perplexity {', '.join(each)}" + (f" (counts: {by_counts})" if counts else "")
 
 
-def pretrain_run(
-    recipe: Recipe, out: Path, *, progress: bool = True, open_model: Open = load_model, verify: bool = False
-) -> RunResult:
+def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bool = False) -> RunResult:
     """Pre-train a recipe, or resume the run in the directory.
 
     Args:
         recipe: All settings.
         out: The run's directory; nothing is written outside it.
         progress: Show progress on stderr.
-        open_model: Opens the models named by `training.initialize_from` and `distillation.teacher`.
         verify: Check all prepared text before the first step.
 
     Raises:
@@ -140,14 +136,14 @@ def pretrain_run(
         checkpoint = world.in_turn(lambda: load_newest(out / CHECKPOINTS))
         recipe = _with_former_settings(recipe, out, checkpoint, world)
         refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size)
-        prepared = world.in_turn(lambda: _open_data(recipe, out, checkpoint, progress, verify))
+        prepared = world.in_turn(lambda: open_data(recipe, out, checkpoint, progress, verify))
         world.same("the data", prepared.fingerprint, "give all processes the same files, in a shared folder")
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
         if checkpoint is None and little:
             warnings.warn(f"{little}; {CURE_OF_LITTLE}", stacklevel=2)
         world.only_first(lambda: _write_settings(recipe, out, prepared, checkpoint))
         phrases = world.in_turn(lambda: phrases_for(recipe, prepared, out, progress=progress))
-        with _Run(recipe, out, prepared, checkpoint, phrases, progress, open_model, world) as run:
+        with _Run(recipe, out, prepared, checkpoint, phrases, progress, world) as run:
             result = run.train()
     run.heed(result.stopped_by)
     return result
@@ -210,45 +206,6 @@ def _moves_with_the_steps(recipe: Recipe) -> list[str]:
     return [name for name, moved in moves.items() if moved]
 
 
-def _open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool, verify: bool) -> Prepared:
-    """Open or prepare the data of a run; data newly prepared here that differ from the run's are removed again.
-
-    Raises:
-        UniclozeError: They cannot be used, or differ from those of the run to resume.
-    """
-    folder = out / "data"
-    if checkpoint is None:
-        return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, verify=verify)
-    trained_on = checkpoint.state.get("fingerprint", "")
-    was_there = (folder / LINEAGE).is_file()
-    if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
-        return Prepared.load(folder, verify=verify)
-    cure = (
-        f"give this corpus another --out; the run in {out} can only resume with its old one (--data.prepared {folder})"
-    )
-    if was_there and read_lineage(folder)["fingerprint"] != trained_on:
-        cure = f"remove {folder}, which holds other data than the run in {out} was trained on, or give another --out"
-    prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, cure=cure, verify=verify)
-    if prepared.fingerprint == trained_on:
-        return prepared
-    if recipe.data.prepared is None and not was_there:
-        shutil.rmtree(folder)
-    if recipe.data.prepared is not None:
-        cure = f"give the --data.prepared it was trained on, or another --out than {out}"
-    elif was_there:
-        cure = f"remove {folder} and give the run its old corpus, or give another --out"
-    raise UniclozeError(
-        f"{checkpoint.path} was trained on data with fingerprint {trained_on[:16]}, but this data has "
-        f"{prepared.fingerprint[:16]}: {cure}."
-    )
-
-
-def _of_older_code(lineage: Mapping[str, Any], trained_on: str, recipe: Recipe) -> bool:
-    """Whether an older version prepared this run's data from the same corpus; its settings may differ from today's."""
-    older = lineage["settings"]["code"] < CODE and lineage["fingerprint"] == trained_on
-    return older and is_corpus(lineage, recipe.data.corpus)
-
-
 class _Run(RunProcess):
     """One process's work on a pre-training run."""
 
@@ -260,13 +217,12 @@ class _Run(RunProcess):
         checkpoint: Checkpoint | None,
         phrases: PhraseTable | None,
         progress: bool,
-        open_model: Open,
         world: World,
     ) -> None:
         self.prepared, self.phrases = prepared, phrases
         training = recipe.training
         device = world.device(choose_device(training))
-        self.teacher = world.in_turn(lambda: open_teacher(recipe, prepared.tokenizer, open_model))
+        self.teacher = world.in_turn(lambda: _teacher(recipe, prepared))
         _refuse_other_teacher(checkpoint, self.teacher, out)
         compute = Compute(
             device=device,
@@ -293,7 +249,7 @@ class _Run(RunProcess):
             warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
         self.baselines = None if heldout is None else world.in_turn(lambda: open_baselines(last, prepared, out))
         self.counts = self.baselines.perplexities if self.baselines else {}
-        state = self._initial_state(recipe, device, None if checkpoint else open_model)
+        state = self._initial_state(recipe, device, checkpoint)
         self.perplexity: dict[str, float | None] = {}
         super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
 
@@ -312,11 +268,11 @@ class _Run(RunProcess):
             warnings.warn(TOO_SMALL.format("the perplexity will be measured on the training text"), stacklevel=4)
             return None
 
-    def _initial_state(self, recipe: Recipe, device: torch.device, open_model: Open | None) -> TrainState:
+    def _initial_state(self, recipe: Recipe, device: torch.device, checkpoint: Checkpoint | None) -> TrainState:
+        """The state before the first step, or, for a run that resumes, the one to restore a checkpoint into."""
         model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, device)
-        if recipe.training.initialize_from is not None and open_model is not None:
-            other = open_model(Path(recipe.training.initialize_from))
-            initialize_from(model, other, self.prepared.tokenizer, recipe)
+        if recipe.training.initialize_from is not None and checkpoint is None:
+            initialize_from(model, open_model(recipe.training.initialize_from), self.prepared.tokenizer, recipe)
         return TrainState(
             model=model, optimizers=build_optimizers(model, recipe.training, layer_decay=recipe.training.layer_decay)
         )
@@ -481,6 +437,11 @@ class _Run(RunProcess):
         )
 
 
+def _teacher(recipe: Recipe, prepared: Prepared) -> Teacher | None:
+    place = recipe.distillation.teacher
+    return None if place is None else Teacher.of(open_model(place), recipe, prepared.tokenizer)
+
+
 def _refuse_other_teacher(checkpoint: Checkpoint | None, teacher: Teacher | None, out: Path) -> None:
     """Reject resuming a run with another teacher.
 
@@ -497,43 +458,3 @@ def _refuse_other_teacher(checkpoint: Checkpoint | None, teacher: Teacher | None
 
 def _predicts(block: MicroBatch) -> bool:
     return any(bool((target.weights > 0).any()) for target in block.examples.targets.values())
-
-
-def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable | None:
-    """Table of phrases to mask as a unit, stored in `FOLDER/phrases`; None if the recipe masks none.
-
-    Raises:
-        UsageError: There are no phrases.
-    """
-    settings = (part.settings for phase in phases(recipe) for part in parts(phase.recipe.objective))
-    if not any(objective.windows.phrases for objective in settings):
-        return None
-    return open_phrases(recipe.data, prepared, folder / "phrases", progress=progress)
-
-
-def build_sampler(
-    recipe: Recipe, prepared: Prepared, *, heldout: bool = False, phrases: PhraseTable | None = None
-) -> WindowSampler:
-    """Sampler of a recipe's windows, from the training or the held-out text, with phrases marked if given."""
-    kind = WindowSampler if recipe.data.lengths == "fixed" or heldout else RandomLengthSampler
-    return kind(
-        prepared.heldout if heldout else prepared.train,
-        window=recipe.data.window,
-        segments=recipe.data.segments,
-        vocabulary=prepared.tokenizer.vocabulary,
-        seed=recipe.training.seed,
-        weights=None if heldout else recipe.data.weights,
-        documents=recipe.data.documents,
-        order=recipe.data.order,
-        directions=recipe.data.directions,
-        phrases=phrases,
-    )
-
-
-def tokens_per_byte(prepared: Prepared) -> float | None:
-    """Text tokens per byte of the held-out text (or of the training text if nothing is held out), if known."""
-    part = "heldout" if prepared.heldout else "train"
-    entries = [source[part] for source in prepared.lineage["sources"]]
-    if any(entry["bytes"] is None for entry in entries):
-        return None
-    return float(sum(entry["tokens"] for entry in entries) / max(1, sum(entry["bytes"] for entry in entries)))

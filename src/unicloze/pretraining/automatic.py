@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.model.build import shapes_only
+from unicloze.pretraining.budget import Budget, Cost, cost_of_a_step, with_steps
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.survey import Survey, survey
-from unicloze.training.budget import Budget, Cost, cost_of_a_step, with_steps
 from unicloze.training.loading import shape_model
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 

@@ -1,0 +1,54 @@
+"""Settings that a pre-training run inherits from the model it starts from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unicloze.errors import UsageError
+from unicloze.interop.read import is_foreign
+from unicloze.pretraining.agreement import OF_A_TRAINED_TOKENIZER
+from unicloze.recipes.schema import flatten
+from unicloze.run_files import TOKENIZER
+from unicloze.settings import Recipe
+from unicloze.training.initial import inherited
+from unicloze.training.loading import LoadedModel
+
+
+def inherited_settings(
+    recipe: Recipe, start: LoadedModel, given: Mapping[str, Any], *, new_tokenizer: bool
+) -> dict[str, Any]:
+    """Settings a run inherits from the model it starts from, by dotted name; warns where the recipe's shape differs.
+
+    Args:
+        recipe: The run's recipe; `training.initialize_from` names the model.
+        start: That model.
+        given: Explicitly given settings, which take precedence.
+        new_tokenizer: Train a tokenizer although the model has one.
+
+    Raises:
+        UsageError: Tokenizer-training settings are given, but no tokenizer is to be trained.
+    """
+    place = recipe.training.initialize_from or ""
+    asked = flatten(given, lambda key: key)
+    own = not (new_tokenizer or recipe.tokenizer.path or recipe.data.prepared)
+    if own and (unread := [key for key in OF_A_TRAINED_TOKENIZER if key in asked]):
+        raise UsageError(
+            f"{unread[0]} applies to training a tokenizer, but the run uses that of {place}: give --new-tokenizer to "
+            "train one, or leave it out"
+        )
+    changes, said = inherited(recipe, start, asked)
+    if said:
+        warnings.warn(said, stacklevel=3)
+    return changes | (_tokenizer(Path(place), start) if own else {})
+
+
+def _tokenizer(place: Path, loaded: LoadedModel) -> dict[str, Any]:
+    """Settings that load a model's tokenizer; for a run, from the run's folder, which outlives its checkpoints."""
+    if is_foreign(place):
+        settings = loaded.recipe.tokenizer
+        return {"tokenizer.path": settings.path, "tokenizer.lowercase": settings.lowercase}
+    files = [folder / TOKENIZER for folder in (place, loaded.path)]
+    return {"tokenizer.path": str(next(file for file in files if file.is_file()))}
