@@ -21,6 +21,7 @@ from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
+from unicloze.training.allocator import TRIMMED_EVERY, return_free_memory
 from unicloze.training.batches import MicroBatch
 from unicloze.training.finite import first_non_finite
 from unicloze.training.gradients import GradientSums
@@ -179,6 +180,8 @@ def fit(
                     steps = back
                     continue
             state.step += 1
+            if state.step % TRIMMED_EVERY == 0:
+                return_free_memory()
             if spike is None:
                 speed = state.step_tokens / (time.perf_counter() - started)
                 hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
