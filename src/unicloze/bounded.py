@@ -122,6 +122,10 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+            raise
+        raise ValueError("a number has thousands of digits") from error
 
 
 def misfit(value: Any, shape: Any, place: str = "") -> str | None:
