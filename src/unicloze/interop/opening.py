@@ -10,6 +10,7 @@ from typing import Any, get_args
 import torch
 
 from unicloze.errors import UsageError
+from unicloze.interop.installed import installed_models
 from unicloze.interop.read import import_checkpoint, is_foreign
 from unicloze.settings import Precision, TrainingSettings
 from unicloze.training import precision as precisions
@@ -22,7 +23,8 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
     """Open a trained model, ready for use.
 
     Args:
-        model: A run directory, a checkpoint, a Hugging Face model folder, or a loaded model, which is not modified.
+        model: A run directory, a checkpoint, a Hugging Face model folder, the name of an installed model, or a loaded model,
+            which is not modified.
         device: `cpu`, `cuda`, `cuda:N`, or `auto` for a CUDA device if there is one; default: the CPU. A loaded model is
             never moved.
         precision: Precision of encoding and generation; default: that of the model and its recipe.
@@ -34,12 +36,20 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
     if precision is not None and precision not in get_args(Precision):
         raise UsageError(f"precision is {precision!r}: give one of {', '.join(get_args(Precision))}.")
     if isinstance(model, str | os.PathLike):
-        chosen, place = precisions.named_device(device or "cpu"), Path(model)
+        chosen, place = precisions.named_device(device or "cpu"), _place(model)
         model = import_checkpoint(place) if is_foreign(place) else load_model(place, open_model)
         model.model.to(chosen)
     elif device not in (None, "auto"):
         _check_place(model, precisions.named_device(device))
     return _in_precision(model, precision)
+
+
+def _place(model: str | os.PathLike[str]) -> Path:
+    """The folder of a model: the given one, or, if there is none, that of the installed model of this name."""
+    folder = Path(model)
+    if folder.exists() or folder.name != str(model):
+        return folder
+    return installed_models().get(folder.name, folder)
 
 
 def _check_place(model: LoadedModel, device: torch.device) -> None:

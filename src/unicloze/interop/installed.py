@@ -1,0 +1,30 @@
+"""Finds models that are installed as packages, by name.
+
+A package of a model declares its folder under the entry points of the group `unicloze.models`: the name of the model and the
+top-level package that holds it. The package is located, never imported, so that none of its code runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from unicloze.run_files import MANIFEST
+
+GROUP = "unicloze.models"
+
+
+def installed_models() -> dict[str, Path]:
+    """Folder of each installed model, by name."""
+    found = {point.name: _folder(point.value) for point in entry_points(group=GROUP)}
+    return {name: folder for name, folder in sorted(found.items()) if folder is not None}
+
+
+def _folder(package: str) -> Path | None:
+    """Folder of a top-level package that holds a checkpoint; None if there is none."""
+    if not package.isidentifier():  # importlib would import the parent of a submodule to find it
+        return None
+    spec = importlib.util.find_spec(package)
+    places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    return next((place for place in places if (place / MANIFEST).is_file()), None)
