@@ -249,6 +249,7 @@ SETTINGS = {
     "task.fields": Row("classes", "'{text: pair}'"),
     "task.optional": Row("classes", "pair predicate"),
     "task.labels": Row("classes", "same other third"),
+    "task.class_weights": Row("classes", "balanced"),
     "task.metrics": Row("classes", "matthews"),
     "task.max_length": Row("classes", "8"),
     "task.head": Row("classes", "plain"),

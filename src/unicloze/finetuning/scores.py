@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from unicloze.errors import UsageError
+from unicloze.evaluation.metrics.calibration import calibration
 from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.read_files import check_match, value_of
 from unicloze.evaluation.metrics.registry import measurable, metric
@@ -35,7 +36,7 @@ BY_ID: Mapping[str, Callable[[Any], Any]] = {
 
 
 def measure(predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe) -> Mapping[str, MetricResult]:
-    """Score predictions with the metrics of the task.
+    """Score predictions with the metrics of the task, and the probabilities of classes by their calibration.
 
     Raises:
         UsageError: A metric in `task.metrics` does not exist.
@@ -45,9 +46,13 @@ def measure(predictions: Sequence[Prediction], records: Sequence[Record], recipe
     answers, references = _answers(predictions), _references(records, recipe)
     if parts := parts_of(recipe.task):
         return _of_parts(parts, answers, references, records)
-    return {
+    results = {
         name: _compared(name, answers, references, records, options_of(name, recipe)) for name in recipe.task.metrics
     }
+    probabilities = [prediction["probabilities"] for prediction in predictions if "probabilities" in prediction]
+    if probabilities and len(probabilities) == len(predictions):
+        results["calibration"] = calibration(probabilities, references)
+    return results
 
 
 def _of_parts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,19 +37,19 @@ class RegressionSettings(Paired):
 
 
 def with_labels(settings: Labelled, records: Sequence[Record]) -> Labelled:
-    """The settings with the classes of the training records, unless given.
+    """The settings with the classes of the training records and their weights, unless given.
 
     Raises:
         UniclozeError: There are fewer than two classes, or a record has no class.
     """
-    if settings.labels is not None:
+    if settings.labels is not None and settings.class_weights != "balanced":
         return settings
-    labels = sorted({label_of(record, settings) for record in records})
-    if len(labels) < 2:
+    answers = [label_of(record, settings) for record in records]
+    if settings.labels is None and len(set(answers)) < 2:
         raise UniclozeError(
-            f"{records[0].place}: all records have the label '{labels[0]}'; give records of at least two classes"
+            f"{records[0].place}: all records have the label '{answers[0]}'; give records of at least two classes"
         )
-    return dataclasses.replace(settings, labels=labels)
+    return settings.with_classes(answers)
 
 
 def label_of(record: Record, settings: Labelled) -> str:

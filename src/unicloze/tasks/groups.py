@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, Problem
 from unicloze.settings import Recipe, TaskPooling, TaskSettings
@@ -69,15 +72,38 @@ class Labelled(TaskSettings):
 
     Args:
         labels: The classes, in the order of their indices; default: sorted labels of the training file.
+        class_weights: Weight of each class in the loss, 1 for a class that is not named; `balanced` gives all classes of the
+            training file the same total weight.
     """
 
     labels: list[str] | None = None
+    class_weights: Literal["balanced"] | dict[str, float] | None = None
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Reject duplicate classes."""
+        """Reject duplicate classes, and weights that are not positive or of no class."""
         yield from super().problems(recipe)
         if self.labels is not None and len(set(self.labels)) != len(self.labels):
             yield "task.labels", "name each class once"
+        if not isinstance(self.class_weights, dict):
+            return
+        if not all(0 < weight < math.inf for weight in self.class_weights.values()):
+            yield "task.class_weights", "every weight must be above 0 and finite"
+        unknown = [label for label in self.class_weights if label not in (self.labels or self.class_weights)]
+        if unknown:
+            yield "task.class_weights", f"{unknown[0]!r} is not a label of the task ({', '.join(self.labels or ())})"
+
+    def with_classes(self, answers: Sequence[str]) -> Self:
+        """The settings with the classes and, if balanced, their weights in the training records.
+
+        Args:
+            answers: The class of each prediction of the training records.
+        """
+        labels = sorted(set(answers)) if self.labels is None else self.labels
+        weights = self.class_weights
+        if weights == "balanced":
+            counts = Counter(answers)
+            weights = {label: len(answers) / (len(counts) * count) for label, count in sorted(counts.items())}
+        return dataclasses.replace(self, labels=labels, class_weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,8 +11,8 @@ import numpy.typing as npt
 
 from unicloze.arrays import Int32s
 from unicloze.example import Examples, Kind, Target
-from unicloze.settings import Recipe, TaskPooling
-from unicloze.tasks.groups import Delimited, Headed
+from unicloze.settings import Recipe, TaskPooling, TaskSettings
+from unicloze.tasks.groups import Delimited, Headed, Labelled
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.visibility import Intervals, TextVisibility, nearby, packed_rows, prefix_rows
 
@@ -99,7 +100,9 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
         mutual=np.where(sources > 0, sources, np.where(alone & both_ways, lengths, 0)).astype(np.int32),
         text_tokens=lengths,
         local=None if width is None else nearby(intervals, width),
-        targets={name: _target([row.targets[name] for row in rows]) for name in rows[0].targets},
+        targets={
+            name: _weighted(_target([row.targets[name] for row in rows]), recipe.task) for name in rows[0].targets
+        },
     )
 
 
@@ -152,6 +155,14 @@ def _target(targets: Sequence[RowTarget]) -> Target:
         if target.labels is not None:
             labels[row, : len(target.labels)] = target.labels
     return Target(slots=slots[:, :, 0] if together == 1 else slots, labels=labels, weights=weights)
+
+
+def _weighted(target: Target, task: TaskSettings) -> Target:
+    """The target with the weight of each prediction's class."""
+    if not isinstance(task, Labelled) or not isinstance(task.class_weights, dict):
+        return target
+    of_classes = np.array([task.class_weights.get(label, 1.0) for label in task.labels or ()], dtype=np.float32)
+    return dataclasses.replace(target, weights=target.weights * of_classes[target.labels])
 
 
 def cut_pair(first: Int32s, second: Int32s, room: int) -> tuple[Int32s, Int32s]:

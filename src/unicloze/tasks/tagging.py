@@ -14,7 +14,6 @@ that does not contain the predicate shows it only with `repeat`.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,17 +54,17 @@ class TaggingSettings(Headed, Delimited, Labelled):
 
 
 def with_tags(settings: TaggingSettings, records: Sequence[Record]) -> TaggingSettings:
-    """The settings with the tags of the training records as labels, unless given.
+    """The settings with the tags of the training records as labels and their weights, unless given.
 
     Raises:
         UniclozeError: A record has no tags, or not one per word; the message names its line.
     """
-    if settings.labels is not None:
+    if settings.labels is not None and settings.class_weights != "balanced":
         return settings
-    labels = sorted({tag for record in records for tag in tags_of(record, settings)})
-    if not labels:
+    answers = [tag for record in records for tag in tags_of(record, settings)]
+    if not answers:
         raise UniclozeError(f"{records[0].place}: no record has any words, so there are no tags to train on")
-    return dataclasses.replace(settings, labels=labels)
+    return settings.with_classes(answers)
 
 
 def tags_of(record: Record, settings: TaskSettings) -> list[str]:
