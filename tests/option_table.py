@@ -85,6 +85,7 @@ class Row:
 
 WSD = "--training.schedule wsd"
 RELATIVE = "--model.relative_bias true"
+CHARACTERS = "--model.embeddings characters --model.tied_output false --model.character_filters 4 4"
 PROJECTED = "--model.projection true"
 TAUGHT = "--distillation.teacher {TASK:classes}"
 LORA = "--finetuning.lora_rank 2"
@@ -159,6 +160,10 @@ SETTINGS = {
     "model.max_positions": Row("unilmv2", "40"),
     "model.num_segments": Row("unilmv2", "3"),
     "model.embedding_size": Row("unilmv2", "8"),
+    "model.embeddings": Row("recurrent", "characters", "table", beside="--model.tied_output false"),
+    "model.character_size": Row("recurrent", "4", beside=CHARACTERS),
+    "model.character_filters": Row("recurrent", "4 8", "4 4", beside=CHARACTERS.rpartition(" --")[0]),
+    "model.character_highways": Row("recurrent", "1", beside=CHARACTERS),
     "model.positions": Row("unilmv2", "none"),
     "model.scale_embeddings": Row("unilmv2", "true"),
     "model.memory": Row("streams", "8"),

@@ -1,8 +1,8 @@
 """Counts the floating-point operations of matrix products, a multiply and an add as two.
 
-Cheap operations are ignored: look-ups, normalisations, activations, softmax, dropout, losses and the optimiser; in
-Transformer-XL's encoding also the projection of distances, once per batch and layer, and the segment term. Only necessary
-work counts: no padding, and no keys that a slot does not read.
+Cheap operations are ignored: look-ups (with them the character convolutions, once per distinct token), normalisations,
+activations, softmax, dropout, losses and the optimiser; in Transformer-XL's encoding also the projection of distances, once
+per batch and layer, and the segment term. Only necessary work counts: no padding, and no keys that a slot does not read.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from unicloze.training.filled_samples import heldout_samples
 from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.initial import initialize_from
 from unicloze.training.ledger import read_ledger
-from unicloze.training.loading import Open, load_model, ready_model
+from unicloze.training.loading import Open, load_model, ready_model, spell_tokens
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, NonFiniteError, TrainState, evaluate
 from unicloze.training.nt_asgd import NtAsgd, averaged
@@ -314,6 +314,7 @@ class _Run(RunProcess):
 
     def _initial_state(self, recipe: Recipe, device: torch.device, open_model: Open | None) -> TrainState:
         model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, device)
+        spell_tokens(model, self.prepared.tokenizer.symbols)
         if recipe.training.initialize_from is not None and open_model is not None:
             other = open_model(Path(recipe.training.initialize_from))
             initialize_from(model, other, self.prepared.tokenizer, recipe)
