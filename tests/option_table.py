@@ -262,6 +262,8 @@ SETTINGS = {
     "task.delimiter": Row("classes", "true"),
     "task.both_orders": Row("classes", "true", beside="--task.pooling first"),
     "task.predicate": Row("tags", "repeat"),
+    "task.encoder_size": Row("tags", "4"),
+    "task.output_mix": Row("tags", "true", beside="--task.encoder_size 4 --model.layer_mix true"),
     "task.max_question": Row("questions", "1"),
     "task.stride": Row("questions", "2"),
     "task.max_answer": Row("questions", "1"),

@@ -381,13 +381,14 @@ def test_another_vocabulary_keeps_the_characters(run: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_task_reads_the_mix_of_frozen_characters(run: Path, tmp_path: Path) -> None:
+def test_a_tagger_reads_two_mixes_of_a_frozen_network(run: Path, tmp_path: Path) -> None:
     records = [{"tokens": ["the", "old", "cat"], "tags": ["D", "A", "N"]}, {"tokens": ["a", "cat"], "tags": ["D", "N"]}]
     file = tmp_path / "records.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in records * 8), encoding="utf-8")
     settings = {
         "use.visibility": "both_directions", "model.layer_mix": True, "training.frozen": ["backbone"], "task.head": "plain",
         "task.metrics": ["tag-accuracy"], "finetuning.epochs": 8, "training.learning_rate": 0.05, "training.batch_size": 8,
+        "task.encoder_size": 8, "task.output_mix": True,
     }  # fmt: skip
     finetune("tagging", run / "run", file, file, tmp_path / "tagger", overrides=settings, quiet=True)
     before, after = weights(run / "run"), weights(tmp_path / "tagger")

@@ -303,6 +303,9 @@ class HeadSettings:
         pooling: Combine the slots of a prediction by their `mean` or `sum`, or `concat`: the last of them, their maximum and
             their mean.
         dropout: Dropout before the output layer; default: the model's.
+        encoder_size: Cells of each direction of a biLSTM that reads the predictions of a row before the other layers; 0 for
+            none.
+        output_mix: Give these layers a second mix of the network's layers beside the output of that biLSTM.
     """
 
     kind: Literal["classes", "quantities", "choice"]
@@ -312,6 +315,8 @@ class HeadSettings:
     batch_norm: bool = False
     pooling: Literal["mean", "sum", "concat"] = "mean"
     dropout: float | None = None
+    encoder_size: int = 0
+    output_mix: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
