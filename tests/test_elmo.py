@@ -387,7 +387,7 @@ def test_a_tagger_reads_two_mixes_of_a_frozen_network(run: Path, tmp_path: Path)
     file.write_text("".join(json.dumps(each) + "\n" for each in records * 8), encoding="utf-8")
     settings = {
         "use.visibility": "both_directions", "model.layer_mix": True, "training.frozen": ["backbone"], "task.head": "plain",
-        "task.metrics": ["tag-accuracy"], "finetuning.epochs": 8, "training.learning_rate": 0.05, "training.batch_size": 8,
+        "task.metrics": ["tag-accuracy"], "finetuning.epochs": 20, "training.learning_rate": 0.02, "training.batch_size": 8,
         "task.encoder_size": 8, "task.output_mix": True,
     }  # fmt: skip
     finetune("tagging", run / "run", file, file, tmp_path / "tagger", overrides=settings, quiet=True)
