@@ -323,6 +323,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+def test_the_recipe_takes_a_step_at_full_size() -> None:
+    recipe = load_recipe("elmo")
+    model = build_model(recipe, 32000)
+    spell_tokens(model, lambda: spell([str(number).encode() for number in range(32000)], [True] * 32000))
+    assert sum(weight.numel() for weight in model.parameters()) == 110_082_384
+    batch = batch_of(random_windows(1, 22))
+    with torch.no_grad():
+        before = {name: loss.total.item() / loss.weight for name, loss in model(batch).items()}
+    assert all(value == pytest.approx(math.log(32000), abs=0.5) for value in before.values())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    torch.stack([loss.total / loss.weight for loss in model(batch, DropoutKey(1)).values()]).sum().backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+    optimizer.step()
+    with torch.no_grad():
+        after = {name: loss.total.item() / loss.weight for name, loss in model(batch).items()}
+    assert all(after[name] < before[name] for name in before)
+
+
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "run", tmp_path / "cut")
     shutil.rmtree(list_checkpoints(tmp_path / "cut" / "checkpoints")[-1])
