@@ -85,6 +85,7 @@ class Row:
 
 WSD = "--training.schedule wsd"
 RELATIVE = "--model.relative_bias true"
+CHARACTERS = "--model.embeddings characters --model.tied_output false --model.character_filters 4 4"
 PROJECTED = "--model.projection true"
 TAUGHT = "--distillation.teacher {TASK:classes}"
 LORA = "--finetuning.lora_rank 2"
@@ -159,6 +160,10 @@ SETTINGS = {
     "model.max_positions": Row("unilmv2", "40"),
     "model.num_segments": Row("unilmv2", "3"),
     "model.embedding_size": Row("unilmv2", "8"),
+    "model.embeddings": Row("recurrent", "characters", "table", beside="--model.tied_output false"),
+    "model.character_size": Row("recurrent", "4", beside=CHARACTERS),
+    "model.character_filters": Row("recurrent", "4 8", "4 4", beside=CHARACTERS.rpartition(" --")[0]),
+    "model.character_highways": Row("recurrent", "1", beside=CHARACTERS),
     "model.positions": Row("unilmv2", "none"),
     "model.scale_embeddings": Row("unilmv2", "true"),
     "model.memory": Row("streams", "8"),
@@ -258,6 +263,8 @@ SETTINGS = {
     "task.delimiter": Row("classes", "true"),
     "task.both_orders": Row("classes", "true", beside="--task.pooling first"),
     "task.predicate": Row("tags", "repeat"),
+    "task.encoder_size": Row("tags", "4"),
+    "task.output_mix": Row("tags", "true", beside="--task.encoder_size 4 --model.layer_mix true"),
     "task.max_question": Row("questions", "1"),
     "task.stride": Row("questions", "2"),
     "task.max_answer": Row("questions", "1"),

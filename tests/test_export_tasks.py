@@ -174,6 +174,8 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
                   r"task.pooling is last.*predicts from the first slot.*fine-tune it with --task.pooling first"),
     "whole words": ("bert", "tagging", {"head": "plain", "pooling": "mean", "labels": ["O"]},
                     r"task.pooling is mean.*predicts from each slot alone.*fine-tune it with --task.pooling first"),
+    "encoder": ("bert", "tagging", {"head": "plain", "encoder_size": 4, "labels": ["O"]},
+                r"task.encoder_size is 4.*has no LSTM before its head: fine-tune it with --task.encoder_size 0"),
     "delimiter": ("bert", "classification", TWO | {"delimiter": True}, r"task.delimiter is true.*puts \[EOS\] between"),
     "orders": ("bert", "classification", TWO | {"both_orders": True}, r"task.both_orders is true.*reads a pair once"),
     "ELECTRA": ("electra", "classification", TWO, r"uses gelu instead of tanh in its classifier: export it with --to bert"),

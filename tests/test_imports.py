@@ -35,7 +35,7 @@ FLOORS = (
         "progress",
         "version",
     },
-    {"arrays", "keyed", "ragged", "visibility", "visibility_masks", "example", "packing"},
+    {"arrays", "keyed", "ragged", "spelling", "visibility", "visibility_masks", "example", "packing"},
     {"text", "model"},
     {"objectives"},
     {"mixtures"},

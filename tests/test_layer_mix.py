@@ -12,13 +12,14 @@ import torch
 from recurrent_toys import recurrent_model
 from toys import random_windows, vocabulary
 from unicloze.errors import UsageError
-from unicloze.example import Batch, Target, collate
+from unicloze.example import Batch, Examples, Target, collate
 from unicloze.model.build import build
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
 from unicloze.recipes import load_recipe
 from unicloze.settings import HeadSettings, ModelSettings
 from unicloze.tasks.rows import Row, RowTarget, lay_out
+from unicloze.training.batches import MicroBatch
 from unicloze.training.loading import freeze
 
 HEADS = {"label": HeadSettings(kind="classes", outputs=3, dense=False, dropout=0.0)}
@@ -115,6 +116,68 @@ def test_a_head_reads_both_directions_side_by_side() -> None:
             torch.testing.assert_close(found[0, prediction], head.output(sides))
         alone = model.outputs(collate(lay_out([short], vocabulary(), recipe)))["label"]
         torch.testing.assert_close(found[1, :1], alone[0])
+
+
+def tagged_rows(lengths: list[int]) -> Examples:
+    """Sentences of one-token words, read in both directions."""
+    recipe = load_recipe(
+        "pos", {"use.visibility": "both_directions", "model.kind": "recurrent", "model.directions": "both"}
+    )
+    rng, rows = np.random.default_rng(3), []
+    for number, length in enumerate(lengths):
+        words = rng.integers(7, 50, length + 2).astype(np.int32)
+        target = RowTarget(slots=[[1 + word] for word in range(length)], labels=[word % 3 for word in range(length)])
+        segments = np.zeros(length + 2, np.int32)
+        rows.append(Row(record=number, input_ids=words, segment_ids=segments, targets={"label": target}))
+    return lay_out(rows, vocabulary(), recipe)
+
+
+@pytest.mark.parametrize("output_mix", [False, True])
+def test_a_bilstm_reads_the_words_of_each_sentence(output_mix: bool) -> None:
+    """By `nn.LSTM` on each sentence alone; the second mix stands beside its output."""
+    head = dataclasses.replace(HEADS["label"], directions=2, encoder_size=5, output_mix=output_mix)
+    model = recurrent_model(targets=(), heads={"label": head}, directions="both", **LSTM).eval()
+    encoder, task_head = model.task_head("label").encoder, model.task_head("label")
+    mixes = [mix for mix in (model.layer_mix, model.output_mix) if mix is not None]
+    assert encoder is not None and len(mixes) == 1 + output_mix
+    assert 0.4 < encoder.lstm.weight_ih_l0.abs().max() <= 5**-0.5
+    examples = tagged_rows([4, 1, 3])
+    with torch.no_grad():
+        for number, mix in enumerate(mixes):
+            mix.s.copy_(torch.tensor([0.5, -1.0, 2.0]) * (1 - 2 * number))
+        batch = collate(examples)
+        states, found = model.backbone(batch), model.outputs(batch)["label"]
+        for row, length in enumerate([4, 1, 3]):
+            forward = slice(1, 1 + length)
+            back = slice(length + 3, 2 * length + 3)
+            both = [torch.cat([mix(states)[row, forward], mix(states)[row, back]], dim=1) for mix in mixes]
+            read = encoder.lstm(both[0][None])[0][0]
+            wanted = task_head.output(torch.cat([read, *both[1:]], dim=1))  # type: ignore[operator]
+            torch.testing.assert_close(found[row, :length], wanted)
+
+
+def test_a_bilstm_reads_packed_sentences_apart() -> None:
+    head = dataclasses.replace(HEADS["label"], directions=2, encoder_size=5, output_mix=True)
+    model = recurrent_model(targets=(), heads={"label": head}, directions="both", **LSTM).train()
+    examples, gradients, totals = tagged_rows([6, 5, 2, 1]), [], []
+    for buckets in ([], [2, 2], [1, 3]):
+        loss = model(MicroBatch(examples, None, buckets=buckets).batch(torch.device("cpu")))["label"]
+        model.zero_grad()
+        loss.total.backward()
+        totals.append(loss.total.item())
+        gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})  # type: ignore[union-attr]
+    assert totals[0] == pytest.approx(totals[1], rel=1e-5) == pytest.approx(totals[2], rel=1e-5)
+    for name, gradient in gradients[0].items():
+        assert gradient.abs().max() > 0, name
+        for other in gradients[1:]:
+            torch.testing.assert_close(other[name], gradient, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("missing", ["task.encoder_size", "model.layer_mix"])
+def test_a_second_mix_needs_a_bilstm_that_reads_the_first(missing: str) -> None:
+    settings = {"task.output_mix": True, "task.encoder_size": 8, "model.layer_mix": True}
+    with pytest.raises(UsageError, match=r"task\.output_mix is True; it needs a biLSTM that reads the first mix"):
+        load_recipe("pos", {**settings, missing: 0 if missing.startswith("task") else False})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from unicloze.mixtures import parts
 from unicloze.model.dropout import DropoutKey
 from unicloze.objectives import make_examples
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
-from unicloze.training.loading import shape_model
+from unicloze.spelling import spell
+from unicloze.training.loading import shape_model, spell_tokens
 
 STEPS, RATE = {"transformer": 260, "recurrent": 2000}, 4e-3
 OF_LSTMS = (
@@ -52,6 +53,7 @@ def test_every_part_of_every_recipe_memorises_a_row(name: str, number: int) -> N
     batch = collate(make_examples(windows, words, settings))
     model = shape_model(recipe, words.size)
     model.initialize(0)
+    spell_tokens(model, lambda: spell([str(number).encode() for number in range(words.size)], [True] * words.size))
     steps = STEPS[recipe.model.kind]
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     for step in range(steps):

@@ -44,6 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "unilmv2-base": {},
     "electra-base": {},
     "xlnet-base": {"training.leaves": 4},
+    "elmo": {},
     "quickstart": {
         "training.optimizer": "muon",
         "training.leaves": 2,

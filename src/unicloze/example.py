@@ -181,7 +181,7 @@ class TargetBatch:
     """A `Target` as tensors, with its normaliser summed over the rows.
 
     Missing slots hold 0 and are False in `present`, which is None if no slot is missing. In a training step a teacher may
-    add `soft` labels.
+    add `soft` labels. If rows are packed into one, `shapes` has the rows and predictions of each bucket.
     """
 
     slots: torch.Tensor
@@ -191,6 +191,7 @@ class TargetBatch:
     places: torch.Tensor | None = None
     present: torch.Tensor | None = None
     soft: SoftLabels | None = None
+    shapes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -303,6 +303,9 @@ class HeadSettings:
         pooling: Combine the slots of a prediction by their `mean` or `sum`, or `concat`: the last of them, their maximum and
             their mean.
         dropout: Dropout before the output layer; default: the model's.
+        encoder_size: Cells of each direction of a biLSTM that reads the predictions of a row before the other layers; 0 for
+            none.
+        output_mix: Give these layers a second mix of the network's layers beside the output of that biLSTM.
     """
 
     kind: Literal["classes", "quantities", "choice"]
@@ -312,6 +315,8 @@ class HeadSettings:
     batch_norm: bool = False
     pooling: Literal["mean", "sum", "concat"] = "mean"
     dropout: float | None = None
+    encoder_size: int = 0
+    output_mix: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,6 +338,11 @@ class ModelSettings:
             `transformer_xl` there is no table; any number above 0 lets attention see whether two slots share a segment.
         embedding_size: Width of the token, position and segment embeddings, projected to the hidden size (ALBERT,
             ELECTRA); default: `hidden_size`.
+        embeddings: `table` has a vector for each token; `characters` makes it of the token's bytes by convolutions (ELMo),
+            for LSTMs and without `tied_output`.
+        character_size: Width of the embeddings of bytes.
+        character_filters: Number of filters of width 1, 2, 3, ... over the bytes of a token.
+        character_highways: Number of highway layers between the filters and the projection to the embedding width.
         positions: `learned` (a table), `sinusoidal` (Transformer), `transformer_xl` (relative, inside attention; XLNet) or
             `none`.
         scale_embeddings: Multiply the token embeddings by the square root of their width (Transformer, MASS).
@@ -340,7 +350,7 @@ class ModelSettings:
             a row begins with the state in which the text before it ended.
         share_layers: Which weights all layers share (ALBERT): `none`, `all`, `attention` or `feed_forward`.
         layer_visibility: Visibility of each layer, `full` or `local`, repeated over the layers (GPT-3).
-        activation: `gelu`, its approximation `gelu_tanh` (GPT-2, ALBERT), or `relu`.
+        activation: `gelu`, its approximation `gelu_tanh` (GPT-2, ALBERT), or `relu`; of character filters as well.
         gated: Multiply the activations by a second projection of the same input (T5 1.1's gated GELU).
         biases: Give the linear layers of attention and feed-forward network biases; T5 has none.
         scale_scores: Divide attention scores by the square root of the head size; T5 does not.
@@ -395,6 +405,10 @@ class ModelSettings:
     max_positions: int | None = None
     num_segments: int = 2
     embedding_size: int | None = None
+    embeddings: Literal["table", "characters"] = "table"
+    character_size: int = 16
+    character_filters: list[int] = field(default_factory=lambda: [32, 32, 64, 128, 256, 512, 1024])
+    character_highways: int = 2
     positions: Literal["learned", "sinusoidal", "transformer_xl", "none"] = "learned"
     scale_embeddings: bool = False
     memory: int = 0

@@ -13,7 +13,7 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.roles import resolved
 from unicloze.tasks.targets import has_target, targets_of, texts_of
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.loading import LoadedModel, build_model
+from unicloze.training.loading import LoadedModel, build_model, spell_tokens
 
 
 def untrained(network: Recipe, task: Recipe, train: Path) -> LoadedModel:
@@ -40,6 +40,7 @@ def untrained(network: Recipe, task: Recipe, train: Path) -> LoadedModel:
         ]
         tokenizer = Tokenizer.train(texts, network.tokenizer)
     model = build_model(network, len(tokenizer)).for_use()
+    spell_tokens(model, tokenizer.symbols)
     return LoadedModel(model.eval(), tokenizer, network, Path(f"{network.name} (untrained)"), 0)
 
 

@@ -72,7 +72,7 @@ from unicloze.training.checkpoint import (
 from unicloze.training.distillation import Teacher
 from unicloze.training.forecast import refuse_task_that_cannot_fit
 from unicloze.training.ledger import trained_on
-from unicloze.training.loading import LoadedModel, ready_model
+from unicloze.training.loading import LoadedModel, ready_model, spell_tokens
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.optimizers import build_optimizers
@@ -231,6 +231,7 @@ class _Run(RunProcess):
         device = world.device(choose_device(recipe.training))
         compute = Compute(device=device, precision=recipe.training.precision, world=world, soften=teacher)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
+        spell_tokens(model, start.tokenizer.symbols)
         if world.size > 1 and next(model.buffers(), None) is not None:
             raise UsageError(
                 "task.head is batch_norm, whose statistics are those of one process: start a single process, or set "

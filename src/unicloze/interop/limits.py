@@ -210,6 +210,9 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
         yield Limit("task.pooling", pooling, "predicts from each slot alone", _again("task.pooling", "first"))
     if task.kind != "tagging" and pooling != "first":
         yield Limit("task.pooling", pooling, "predicts from the first slot", _again("task.pooling", "first"))
+    encoder = max(head.encoder_size for head in heads.values())
+    if encoder:
+        yield Limit("task.encoder_size", encoder, "has no LSTM before its head", _again("task.encoder_size", "0"))
     if isinstance(task, Delimited) and task.delimiter:
         yield Limit("task.delimiter", True, "puts [EOS] between two texts", _again("task.delimiter", "false"))
     if any(head.pooling == "sum" for head in heads.values()):

@@ -1,8 +1,8 @@
 """Counts the floating-point operations of matrix products, a multiply and an add as two.
 
-Cheap operations are ignored: look-ups, normalisations, activations, softmax, dropout, losses and the optimiser; in
-Transformer-XL's encoding also the projection of distances, once per batch and layer, and the segment term. Only necessary
-work counts: no padding, and no keys that a slot does not read.
+Cheap operations are ignored: look-ups (with them the character convolutions, once per distinct token), normalisations,
+activations, softmax, dropout, losses and the optimiser; in Transformer-XL's encoding also the projection of distances, once
+per batch and layer, and the segment term. Only necessary work counts: no padding, and no keys that a slot does not read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ TRAINING = 3
 
 
 def linear_flops(module: nn.Module) -> int:
-    """Forward operations of a module's linear layers for one vector."""
-    return sum(2 * layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
+    """Forward operations of a module's linear layers and LSTMs for one vector."""
+    products = 0
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            products += layer.weight.numel()
+        elif isinstance(layer, nn.LSTM):
+            products += sum(weight.numel() for weight in layer.parameters() if weight.ndim == 2)
+    return 2 * products
 
 
 def backbone_flops(settings: ModelSettings, *, slots: int, selected: int, keys: float, memory_slots: int = 0) -> float:

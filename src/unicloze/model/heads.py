@@ -35,21 +35,25 @@ class TokenHead(nn.Module):
         self.output = None if settings.tied_output else nn.Parameter(torch.zeros(vocab_size, width))
         self.factor = width**-0.5 if settings.scale_output else 1.0
 
-    def matrix(self, embeddings: Tensor) -> Tensor:
+    def matrix(self, embeddings: Tensor | None) -> Tensor:
         """The output matrix: the token embeddings given, or the head's own. *Shape:* (vocabulary, width)"""
-        return embeddings if self.output is None else self.output
+        if self.output is not None:
+            return self.output
+        assert embeddings is not None  # a recipe without a table has an output matrix of its own
+        return embeddings
 
     def transform(self, hidden: Tensor) -> Tensor:
         """The vectors multiplied with the output matrix. *Shape:* (predictions, hidden size) to (predictions, width)"""
         transformed: Tensor = self.norm(self.activation(self.dense(hidden)))
         return transformed if self.factor == 1 else transformed * self.factor
 
-    def forward(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, embeddings: Tensor | None) -> Tensor:
         """Logits over the vocabulary.
 
         Args:
             hidden: *Shape:* (predictions, hidden size)
-            embeddings: The token embeddings. *Shape:* (vocabulary, width)
+            embeddings: The token embeddings; None if this head has an output matrix of its own.
+                *Shape:* (vocabulary, width)
 
         Returns:
             *Shape:* (predictions, vocabulary)

@@ -78,7 +78,7 @@ class IncrementalModel:
                 if isinstance(part, nn.Linear | LowRankLinear):
                     weight = part.merged_weight() if isinstance(part, LowRankLinear) else part.weight
                     setattr(module, name, linear_for(weight, part.bias, dtype))
-        tokens = model.backbone.embeddings.tokens.weight
+        tokens = model.transformer.embeddings.tokens.weight
         self.settings, self.max_positions, self.vocab_size = model.settings, model.max_positions, model.vocab_size
         self.device, self.dtype = tokens.device, dtype
         self._output = linear_for(model.token_head.matrix(tokens), model.token_head.bias, dtype)

@@ -18,6 +18,7 @@ from unicloze.model.layers import FeedForward
 from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.recurrent.backbone import RecurrentBackbone
 from unicloze.model.relative_bias import RelativeBias
+from unicloze.model.word_encoder import WordEncoder
 from unicloze.settings import ModelSettings
 
 Deviations = Mapping[int, Sequence[float]]
@@ -27,7 +28,8 @@ Deviations = Mapping[int, Sequence[float]]
 def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed: int) -> None:
     """Draw the weights from normal distributions; biases are zero and normalisations one.
 
-    Adapters start near the identity. Low-rank updates are drawn last, so that heads start the same with and without.
+    Adapters start near the identity. Low-rank updates and biLSTMs of heads are drawn last, so that the other weights of
+    heads start the same with and without.
 
     Args:
         model: The model.
@@ -40,6 +42,7 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed:
     adapters = [module for module in model.modules() if isinstance(module, Adapter)]
     deviations |= {id(linear): (DEVIATION,) for adapter in adapters for linear in (adapter.down, adapter.up)}
     updated = [module for module in model.modules() if isinstance(module, LowRankLinear)]
+    encoders = [module for module in model.modules() if isinstance(module, WordEncoder)]
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.BatchNorm1d):
@@ -49,6 +52,8 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed:
                 continue
             if isinstance(module, LayerMix):
                 module.initialize()
+                continue
+            if any(module is encoder.lstm for encoder in encoders):
                 continue
             for name, parameter in module.named_parameters(recurse=False):
                 if name == "bias":
@@ -64,6 +69,8 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed:
                     part.normal_(0, deviation, generator=generator)
         for layer in updated:
             layer.draw(generator)
+        for encoder in encoders:
+            encoder.initialize(generator)
 
 
 def _scaled(backbone: Backbone | RecurrentBackbone) -> Deviations:

@@ -92,6 +92,8 @@ class UnifiedModel(nn.Module):
         if "sbo" in targets:
             self.boundary_head = BoundaryHead(settings, vocab_size=vocab_size)
         self.layer_mix = LayerMix(settings.num_layers) if settings.layer_mix and heads else None
+        twice = self.layer_mix is not None and any(head.output_mix for head in (heads or {}).values())
+        self.output_mix = LayerMix(settings.num_layers) if twice else None
         self.task_heads = nn.ModuleDict({name: TaskHead(settings, head) for name, head in (heads or {}).items()})
 
     @property
@@ -157,9 +159,10 @@ class UnifiedModel(nn.Module):
     def _from_layers(self, batch: Batch, states: Sequence[Tensor]) -> dict[str, Tensor]:
         """States of the predicted slots by target, from those of all slots after the embeddings and each layer."""
         hidden = self._by_target(batch, predicted(batch, states[-1]))
-        if self.layer_mix is None:
+        mixes = [mix for mix in (self.layer_mix, self.output_mix) if mix is not None]
+        if not mixes:
             return hidden
-        mixed = self._by_target(batch, predicted(batch, self.layer_mix(states)))
+        mixed = self._by_target(batch, torch.cat([predicted(batch, mix(states)) for mix in mixes], dim=-1))
         return {name: mixed[name] if name in self.task_heads else last for name, last in hidden.items()}
 
     @staticmethod
@@ -205,8 +208,14 @@ class UnifiedModel(nn.Module):
 
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary. *Shape:* (..., hidden size) to (..., vocabulary)"""
-        logits: Tensor = self.token_head(hidden, self.backbone.embeddings.tokens.weight)
+        logits: Tensor = self.token_head(hidden, self._token_table)
         return logits
+
+    @property
+    def _token_table(self) -> Tensor | None:
+        """The table of token embeddings; None if they are made of characters."""
+        tokens = self.backbone.embeddings.tokens
+        return tokens.weight if isinstance(tokens, nn.Embedding) else None
 
     def _other_losses(self, name: str, hidden: Tensor, target: TargetBatch) -> Tensor:
         """Loss of every prediction of a target with its own head. *Shape:* (rows, predictions)"""
@@ -224,7 +233,7 @@ class UnifiedModel(nn.Module):
         predicted = target.weights.flatten().nonzero().squeeze(1)
         boundary = hidden.reshape(-1, 2, hidden.shape[2]).index_select(0, predicted)
         places, labels = (ids.flatten().index_select(0, predicted) for ids in (target.places, target.labels))
-        logits = self.boundary_head(boundary, places, self.backbone.embeddings.tokens.weight)
+        logits = self.boundary_head(boundary, places, self._token_table)
         return _scatter(self.token_losses(logits, labels), predicted, target.weights)
 
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:

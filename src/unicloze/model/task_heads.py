@@ -10,6 +10,7 @@ from unicloze.example import TargetBatch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import cross_entropy
 from unicloze.model.soft_labels import mixed_losses
+from unicloze.model.word_encoder import WordEncoder
 from unicloze.settings import HeadSettings, ModelSettings
 
 INNER, INNER_RATE = 50, 0.1
@@ -41,6 +42,8 @@ class NormedLinear(nn.Module):
 class TaskHead(nn.Module):
     """Dropout and a linear layer, optionally after a dense layer and tanh (Devlin et al. 2019, Section 4) or after ULMFiT's.
 
+    A biLSTM over the predictions of a row may come first (Peters et al. 2018, Section 3.3).
+
     Args:
         settings: Shape of the model.
         head: Settings of this head.
@@ -51,6 +54,9 @@ class TaskHead(nn.Module):
         self.head = head
         self.rate = settings.dropout if head.dropout is None else head.dropout
         width = settings.hidden_size * (3 if head.pooling == "concat" else head.directions)
+        self.encoder = WordEncoder(width, head.encoder_size, self.rate) if head.encoder_size else None
+        if self.encoder is not None:
+            width = 2 * head.encoder_size + (width if head.output_mix else 0)
         outputs = 1 if head.kind == "choice" else head.outputs
         self.dense = nn.Linear(width, settings.hidden_size) if head.dense else None
         self.inner = NormedLinear(width, INNER, self.rate) if head.batch_norm else None
@@ -64,8 +70,8 @@ class TaskHead(nn.Module):
         """Logits of the classes or of the slots to choose from (-inf where a slot is absent), or quantities.
 
         Args:
-            hidden: States of the predicted slots, in the order of `predicted_slots`.
-                *Shape:* (rows, predictions x slots of a prediction, hidden size)
+            hidden: States of the predicted slots, in the order of `predicted_slots`; with `output_mix`, both mixes.
+                *Shape:* (rows, predictions x slots of a prediction, hidden size, or twice that)
             target: The target.
             dropout: Dropout of this forward pass; none if None.
 
@@ -78,8 +84,12 @@ class TaskHead(nn.Module):
         states = hidden.view(*shape, hidden.shape[-1])
         if self.head.pooling == "concat" and states.ndim == 3:  # a single slot in all rows
             states, present = states.unsqueeze(2), None if present is None else present[..., None]
+        mixes = states.chunk(2, dim=-1) if self.head.output_mix else (states,)
         if self.head.kind != "choice" and states.ndim == 4:
-            states = self._pooled(states, present)
+            mixes = tuple(self._pooled(mix, present) for mix in mixes)
+        states = mixes[0]
+        if self.encoder is not None:
+            states = torch.cat([self.encoder(states, target, dropout), *mixes[1:]], dim=-1)
         if self.inner is not None:
             return self._normed(states, target.weights > 0, dropout)
         if self.dense is not None:

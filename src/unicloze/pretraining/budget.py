@@ -24,7 +24,7 @@ from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, training_steps
-from unicloze.training.loading import ready_model, shape_model
+from unicloze.training.loading import ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device
@@ -220,6 +220,7 @@ def _seconds_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf
     device = choose_device(training)
     compute = Compute(device=device, precision=training.precision)
     model = ready_model(recipe, prepared.tokenizer.vocabulary.size, device)
+    spell_tokens(model, prepared.tokenizer.symbols)
     state = TrainState(model=model, optimizers=build_optimizers(model, training))
     return sum(share * _seconds_in(phase, recipe, state, compute, sampler_of) for phase, share in _phases(recipe))
 

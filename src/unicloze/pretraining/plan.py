@@ -27,13 +27,14 @@ from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import shapes_only
 from unicloze.progress import short
 from unicloze.settings import Recipe
+from unicloze.spelling import spell
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.forecast import memory_of
-from unicloze.training.loading import ready_model, shape_model
+from unicloze.training.loading import ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
 from unicloze.training.optimizers import build_optimizers, set_learning
 from unicloze.training.precision import choose_device, choose_precision
@@ -311,6 +312,7 @@ def _measured(
         if len(micro_batch.examples) == rows:
             chosen.setdefault(micro_batch.part, micro_batch)
     model = ready_model(recipe, vocab_size, compute.device)
+    spell_tokens(model, lambda: spell([f"{number:016}".encode() for number in range(vocab_size)], [True] * vocab_size))
     state = TrainState(model=model, optimizers=build_optimizers(model, training))
     found = [_one_step(state, chosen[part], recipe, compute) for part in sorted(chosen)]
     seconds = sum(share * step.seconds for share, step in zip(shares, found, strict=False))

@@ -43,7 +43,7 @@ from unicloze.training.distillation import Teacher
 from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.initial import initialize_from
 from unicloze.training.ledger import read_ledger
-from unicloze.training.loading import ready_model
+from unicloze.training.loading import ready_model, spell_tokens
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, NonFiniteError, TrainState, evaluate
 from unicloze.training.nt_asgd import NtAsgd, averaged
@@ -271,6 +271,7 @@ class _Run(RunProcess):
     def _initial_state(self, recipe: Recipe, device: torch.device, checkpoint: Checkpoint | None) -> TrainState:
         """The state before the first step, or, for a run that resumes, the one to restore a checkpoint into."""
         model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, device)
+        spell_tokens(model, self.prepared.tokenizer.symbols)
         if recipe.training.initialize_from is not None and checkpoint is None:
             initialize_from(model, open_model(recipe.training.initialize_from), self.prepared.tokenizer, recipe)
         return TrainState(

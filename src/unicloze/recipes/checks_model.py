@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from unicloze.mixtures import positions
 from unicloze.rules import Problem
-from unicloze.settings import Recipe
+from unicloze.settings import ModelSettings, Recipe
 
 LONGEST_DISTANCE = 16384
+LONGEST_WORD = 50
+"""Symbols of a word that is made of characters, as in `unicloze.spelling`, which imports numpy."""
 
 
 def model_problems(recipe: Recipe) -> Iterator[Problem]:
@@ -21,6 +23,8 @@ def model_problems(recipe: Recipe) -> Iterator[Problem]:
     if model.kind == "recurrent":
         yield from _recurrent_problems(recipe)
         return
+    if model.embeddings == "characters":
+        yield "model.embeddings", "only LSTMs read characters: set model.kind recurrent, or this to table"
     if model.num_heads > 0 and model.head_size is None and model.hidden_size % model.num_heads:
         yield "model.hidden_size", f"it must be a multiple of model.num_heads, {model.num_heads}"
     if not 0 <= model.generator_size <= 1:
@@ -95,6 +99,8 @@ def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
     for name in ("residual", "projection_clip"):
         if getattr(model, name) and not model.projection:
             yield f"model.{name}", "it needs model.projection true"
+    if model.embeddings == "characters":
+        yield from _character_problems(model)
     if model.generator_size > 0:
         yield "model.generator_size", "a recurrent model has no generator; it must be 0"
     if model.memory > 1:
@@ -120,6 +126,17 @@ def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
         yield "model.directions", f"objective {objective.name} reads in both directions: set it to both"
     elif model.directions not in (read, "both"):
         yield "model.directions", f"{key} is {visibility}, which is read {read}: set it to {read} or both"
+
+
+def _character_problems(model: ModelSettings) -> Iterator[Problem]:
+    """Invalid settings of embeddings made of characters."""
+    if model.tied_output:
+        yield "model.tied_output", "embeddings made of characters are no table to share: it must be false"
+    if not 1 <= len(model.character_filters) <= LONGEST_WORD or min(model.character_filters) < 1:
+        yield (
+            "model.character_filters",
+            f"it lists a number of filters, at least 1, for each of up to {LONGEST_WORD} widths",
+        )
 
 
 def _transformer_xl_problems(recipe: Recipe) -> Iterator[Problem]:

@@ -29,6 +29,7 @@ _word_pieces = Needs("tokenizer.kind wordpiece", lambda recipe: recipe.tokenizer
 _relative = Needs("model.relative_bias true", lambda recipe: recipe.model.relative_bias)
 _recurrent = Needs("model.kind recurrent", lambda recipe: recipe.model.kind == "recurrent")
 _transformer = Needs("model.kind transformer", lambda recipe: recipe.model.kind == "transformer")
+_characters = Needs("model.embeddings characters", lambda recipe: recipe.model.embeddings == "characters")
 _teacher = Needs("distillation.teacher", lambda recipe: recipe.distillation.teacher is not None)
 _moments = Needs(
     "training.optimizer adamw, adamax, lamb or muon",
@@ -38,7 +39,7 @@ _muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimize
 
 OF_LSTMS = (
     "directions", "projection", "residual", "cell_clip", "projection_clip", "embedding_dropout", "input_dropout",
-    "hidden_dropout", "weight_dropout", "activation_penalty", "temporal_penalty",
+    "hidden_dropout", "weight_dropout", "activation_penalty", "temporal_penalty", "embeddings",
 )  # fmt: skip
 OF_TRANSFORMERS = (
     "num_heads", "num_segments", "positions", "share_layers", "layer_visibility", "generator_size", "norm",
@@ -47,6 +48,7 @@ OF_TRANSFORMERS = (
 ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     **{f"model.{name}": (_recurrent,) for name in OF_LSTMS},
     **{f"model.{name}": (_transformer,) for name in OF_TRANSFORMERS},
+    **{f"model.character_{name}": (_recurrent, _characters) for name in ("size", "filters", "highways")},
     "model.relative_buckets": (_transformer, _relative),
     "model.relative_max_distance": (_transformer, _relative),
     "training.average_patience": (

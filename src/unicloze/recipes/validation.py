@@ -30,13 +30,13 @@ _POSITIVE = (
     "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
     "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
     "training.threads", "model.cell_clip", "model.projection_clip", "data.decontaminate_ngram",
-    "distillation.temperature", "training.layer_decay", "training.average_patience",
+    "distillation.temperature", "training.layer_decay", "training.average_patience", "model.character_size",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "model.decoder_layers", "model.num_segments", "model.memory", "model.adapter_size", "training.weight_decay",
     "training.warmup_steps",
     "training.clip_norm", "training.seed", "training.evaluate_every", "training.save_every", "tokenizer.extra_tokens",
-    "model.activation_penalty", "model.temporal_penalty",
+    "model.activation_penalty", "model.temporal_penalty", "model.character_highways",
 )  # fmt: skip
 _BELOW_ONE = (
     "data.heldout_share",

@@ -25,7 +25,7 @@ import numpy as np
 from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.records.record import Record
-from unicloze.rules import Needs
+from unicloze.rules import NOT_NEGATIVE, Needs, Problem
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Delimited, Headed, Labelled, task_of
 from unicloze.tasks.rows import Row, RowTarget, pair_marks, pooled_slots, pooling_of, text_row
@@ -45,12 +45,28 @@ class TaggingSettings(Headed, Delimited, Labelled):
 
     Args:
         predicate: How to mark the predicate of a sentence, if any: `segment` gives it segment 1, `repeat` appends it.
+        encoder_size: Cells of each direction of a biLSTM that reads the words before the head, as ELMo's taggers do; 0 for
+            none.
+        output_mix: Give the head a second mix of the layers (`model.layer_mix`), with weights of its own, beside the output
+            of that biLSTM (ELMo, Section 3.3).
     """
 
     kind: str = "tagging"
     predicate: Literal["segment", "repeat"] = "segment"
+    encoder_size: int = 0
+    output_mix: bool = False
 
+    ranges: ClassVar = {"encoder_size": NOT_NEGATIVE}
     needs: ClassVar = {"delimiter": (Needs("task.predicate repeat", lambda recipe: recipe.task.predicate == "repeat"),)}
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Reject a second mix beside nothing."""
+        yield from super().problems(recipe)
+        if self.output_mix and not (self.encoder_size and recipe.model.layer_mix):
+            yield (
+                "task.output_mix",
+                "it needs a biLSTM that reads the first mix: set task.encoder_size and model.layer_mix",
+            )
 
 
 def with_tags(settings: TaggingSettings, records: Sequence[Record]) -> TaggingSettings:
@@ -88,7 +104,16 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
 def heads(settings: TaggingSettings) -> Mapping[str, HeadSettings]:
     """One head, for the tag of a word."""
     count, dense = len(settings.labels or ()), settings.head == "dense"
-    return {TARGET: HeadSettings(kind="classes", outputs=count, dense=dense, dropout=settings.head_dropout)}
+    return {
+        TARGET: HeadSettings(
+            kind="classes",
+            outputs=count,
+            dense=dense,
+            dropout=settings.head_dropout,
+            encoder_size=settings.encoder_size,
+            output_mix=settings.output_mix,
+        )
+    }
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:

@@ -18,11 +18,13 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from unicloze.arrays import Int64s
 from unicloze.bounded import parse_json, read_bytes
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.run_files import TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import TokenizerSettings
+from unicloze.spelling import BEGIN_TEXT, END_TEXT, spell
 from unicloze.text.boundaries import BYTE_LEVEL, SENTENCEPIECE, Boundaries, text_of
 from unicloze.text.exported import dressed, undressed
 from unicloze.text.joining import join_words
@@ -288,6 +290,27 @@ class Tokenizer:
     def texts(self) -> list[bytes]:
         """UTF-8 text of each id, including its leading space; for some ids it is part of a character."""
         return [text_of(token, self._mark) for token in self.tokens(range(self.vocabulary.size))]
+
+    def symbols(self) -> Int64s:
+        """Symbols of each id as a word, see `unicloze.spelling`.
+
+        Tokens that continue a word have no mark of its beginning. The tokens that begin and end a text have symbols of
+        their own, and other special tokens are spelled by their names. *Shape:* (size, symbols)
+        """
+        vocabulary, words, begins = self.vocabulary, [], []
+        special = set(vocabulary.special.tolist())
+        for number, text in enumerate(self.texts()):
+            if number in (vocabulary.sos, vocabulary.eos):
+                words.append([BEGIN_TEXT if number == vocabulary.sos else END_TEXT])
+                begins.append(True)
+            elif self._mark is None or number in special:
+                continues = bool(vocabulary.continues[number])
+                words.append([*(text.removeprefix(b"##") if continues else text)])
+                begins.append(not continues)
+            else:
+                words.append([*text.removeprefix(b" ")])
+                begins.append(text.startswith(b" "))
+        return spell(words, begins)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token; None if the vocabulary lacks it."""

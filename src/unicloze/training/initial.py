@@ -35,7 +35,8 @@ INHERITED = (
     "num_heads", "intermediate_size", "max_positions", "num_segments", "embedding_size", "positions",
     "share_layers", "activation", "head_bias", "norm", "embedding_norm", "relative_bias",
     "relative_buckets", "relative_max_distance", "layer_norm_eps", "head", "decoder_layers", "head_size", "norm_kind",
-    "biases", "scale_scores", "gated", "tied_output", "scale_output", "scale_embeddings",
+    "biases", "scale_scores", "gated", "tied_output", "scale_output", "scale_embeddings", "embeddings", "character_size",
+    "character_filters", "character_highways",
 )  # fmt: skip
 """Model settings the weights depend on; a run that starts from a model inherits them."""
 

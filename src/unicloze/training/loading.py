@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from unicloze import keyed
+from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.adaptation import add_low_rank, learning, merge_low_rank
 from unicloze.model.build import Model, build
 from unicloze.model.model import WITHOUT_VOCABULARY, UnifiedModel
+from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.recipes import load_recipe
 from unicloze.run_files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER
 from unicloze.settings import Recipe
@@ -79,6 +81,19 @@ def build_model(recipe: Recipe, vocab_size: int) -> Model:
     model = shape_model(recipe, vocab_size)
     model.initialize(int(keyed.key(recipe.training.seed)[0] >> 1))
     return model
+
+
+def spell_tokens(model: Model, symbols: Callable[[], Int64s]) -> None:
+    """Give a model that reads characters those of each token; does nothing to other models.
+
+    Args:
+        model: The model.
+        symbols: Makes the table, see `Tokenizer.symbols`.
+    """
+    for network in model.networks:
+        tokens = network.backbone.embeddings.tokens
+        if isinstance(tokens, CharacterCnn):
+            tokens.symbols = torch.from_numpy(symbols())
 
 
 def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
@@ -234,6 +249,7 @@ def load_model(path: str | os.PathLike[str], opens: Open | None = None) -> Loade
     recipe = load_recipe(checkpoint.path / RECIPE)
     tokenizer = Tokenizer.load(checkpoint.path / TOKENIZER)
     model = build_model(recipe, tokenizer.vocabulary.size)
+    spell_tokens(model, tokenizer.symbols)
     fit_weights(model, checkpoint, _left_out(checkpoint, opens or load_model))
     merge_low_rank(model)
     return LoadedModel(model.for_use().eval(), tokenizer, recipe, checkpoint.path, checkpoint.state["step"])

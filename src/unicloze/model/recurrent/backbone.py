@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.model.recurrent.layer import RecurrentLayer, State
 from unicloze.model.recurrent.runs import BACKWARD, FORWARD, Direction, Runs, find_runs
 from unicloze.settings import ModelSettings
@@ -61,19 +62,26 @@ class Reading:
 
 
 class Embeddings(nn.Module):
-    """Token embeddings; dropout drops all occurrences of a token at once (Gal and Ghahramani 2016)."""
+    """Token embeddings, of a table or made of characters.
+
+    Dropout drops all occurrences of a token at once (Gal and Ghahramani 2016).
+    """
 
     def __init__(self, settings: ModelSettings, *, vocab_size: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocab_size, settings.embedding_size or settings.hidden_size)
-        self.rate = settings.embedding_dropout
+        self.vocab_size, self.rate = vocab_size, settings.embedding_dropout
+        self.tokens: nn.Embedding | CharacterCnn
+        if settings.embeddings == "characters":
+            self.tokens = CharacterCnn(settings)
+        else:
+            self.tokens = nn.Embedding(vocab_size, settings.embedding_size or settings.hidden_size)
 
     def forward(self, input_ids: Tensor, dropout: DropoutKey | None = None) -> Tensor:
         """*Shape:* (rows, slots) to (rows, slots, width)"""
         embedded: Tensor = self.tokens(input_ids)
         if dropout is None or self.rate == 0:
             return embedded
-        kept = dropout(torch.ones(self.tokens.num_embeddings, 1, device=embedded.device), self.rate)
+        kept = dropout(torch.ones(self.vocab_size, 1, device=embedded.device), self.rate)
         return embedded * kept[input_ids]
 
 

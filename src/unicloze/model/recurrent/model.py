@@ -11,14 +11,18 @@ from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING
 from unicloze.model.model import TargetLoss, UnifiedModel
-from unicloze.model.recurrent.backbone import RecurrentBackbone, layer_widths
+from unicloze.model.recurrent.backbone import Embeddings, RecurrentBackbone, layer_widths
+from unicloze.model.recurrent.characters import CharacterCnn
 
 
 class RecurrentModel(UnifiedModel):
     """LSTMs in place of the Transformer, with the same heads and tied token embeddings; arguments as of `UnifiedModel`."""
 
     def initialize(self, seed: int) -> None:
-        """Initialise the weights: embeddings uniform within the initializer range, LSTMs as `nn.LSTM` does, heads normal."""
+        """Initialise the weights: embeddings uniform within the initializer range, LSTMs as `nn.LSTM` does, heads normal.
+
+        Character convolutions start as in ELMo's released code.
+        """
         super().initialize(seed)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -27,9 +31,11 @@ class RecurrentModel(UnifiedModel):
                     bound = module.hidden_size**-0.5
                     for parameter in module.parameters():
                         parameter.uniform_(-bound, bound, generator=generator)
-                elif isinstance(module, nn.Embedding):
+                elif isinstance(module, CharacterCnn):
+                    module.initialize(generator)
+                elif isinstance(module, Embeddings) and isinstance(module.tokens, nn.Embedding):
                     common = self.settings.initializer_range
-                    module.weight.uniform_(-common, common, generator=generator)
+                    module.tokens.weight.uniform_(-common, common, generator=generator)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch; their gradients, but not their values, include AR and TAR.

@@ -1,0 +1,33 @@
+"""The symbols of words: their UTF-8 bytes between marks, as the character convolutions of ELMo's released code read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from unicloze.arrays import Int64s
+
+BEGIN_TEXT, END_TEXT, BEGIN_WORD, END_WORD, PADDING = range(256, 261)
+"""Symbols that are no byte. The first two are the only symbols of the words that begin and end a text."""
+SYMBOLS = 261
+"""Number of symbols."""
+LONGEST = 50
+"""Symbols of a word, its marks included; longer words are cut."""
+
+
+def spell(words: Sequence[Sequence[int]], begins: Sequence[bool]) -> Int64s:
+    """The symbols of words, padded to one length.
+
+    Args:
+        words: Bytes of each word, or the symbols of one that has no spelling.
+        begins: Whether each begins with `BEGIN_WORD`: all but those that continue a word. All end with `END_WORD`.
+
+    Returns:
+        *Shape:* (words, `LONGEST`)
+    """
+    table = np.full((len(words), LONGEST), PADDING, dtype=np.int64)
+    for row, word, whole in zip(table, words, begins, strict=True):
+        marked = [*([BEGIN_WORD] if whole else []), *word[: LONGEST - 2], END_WORD]
+        row[: len(marked)] = marked
+    return table
