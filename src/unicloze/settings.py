@@ -327,7 +327,7 @@ class ModelSettings:
         num_heads: Attention heads of a layer.
         head_size: Width of an attention head; default: `hidden_size` / `num_heads` (some T5 models differ).
         intermediate_size: Inner width of the feed-forward network; of LSTMs, the number of cells of each layer but the last,
-            or of every layer with `projection`.
+            or of every layer with `projection` unless they are bidirectional.
         max_positions: Rows of the position table; default: the number of positions in the objective's rows.
         num_segments: Rows of the segment table; 0 for none; with 1, all slots have the same segment (RoBERTa). With
             `transformer_xl` there is no table; any number above 0 lets attention see whether two slots share a segment.
@@ -361,8 +361,10 @@ class ModelSettings:
         relative_buckets: Buckets of that bias.
         relative_max_distance: Distance from which all positions share a bucket.
         directions: Directions that LSTMs read in: `forward` (from left to right), `backward` or `both`, each with a stack of
-            its own.
-        projection: Project the cells of every LSTM layer to `hidden_size` outputs (ELMo).
+            its own; or `bidirectional`: each layer reads both directions of the layer below, and either direction makes one
+            half of its output (CVT).
+        projection: Project the cells of every LSTM layer to `hidden_size` outputs (ELMo); of bidirectional ones, the cells of
+            every layer but the last to half of that (CVT).
         residual: Add the input of each LSTM layer but the first to its output (ELMo).
         cell_clip: Largest absolute value of a cell (ELMo); default: no limit.
         projection_clip: Largest absolute value of a projected output (ELMo); default: no limit.
@@ -417,7 +419,7 @@ class ModelSettings:
     relative_bias: bool = True
     relative_buckets: int = 32
     relative_max_distance: int = 128
-    directions: Literal["forward", "backward", "both"] = "forward"
+    directions: Literal["forward", "backward", "both", "bidirectional"] = "forward"
     projection: bool = False
     residual: bool = False
     cell_clip: float | None = None

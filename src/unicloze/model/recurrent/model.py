@@ -48,11 +48,11 @@ class RecurrentModel(UnifiedModel):
         return losses
 
     def _recurrent_flops(self) -> int:
-        """Forward operations of all layers of one direction for one slot."""
+        """Forward operations of all layers for one slot, in the directions it is read in."""
         total = 0
         for inputs, cells, outputs in layer_widths(self.settings):
             total += 2 * 4 * cells * (inputs + outputs) + (2 * cells * outputs if outputs != cells else 0)
-        return total
+        return 2 * total if self.settings.directions == "bidirectional" else total
 
     def flops(
         self,
@@ -65,6 +65,6 @@ class RecurrentModel(UnifiedModel):
         source_slots: int = 0,
         source_pairs: int = 0,
     ) -> float:
-        """As of `UnifiedModel`; each slot is read in one direction."""
+        """As of `UnifiedModel`; each slot is read in one direction, or in both by bidirectional LSTMs."""
         heads = sum(self._head_flops(name, predictions[name], predicting_slots[name]) for name in predictions)
         return TRAINING * (slots * self._recurrent_flops() + heads)
