@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recurrent_toys import backbone_of, recurrent_model
 from toys import vocabulary
@@ -130,7 +130,7 @@ def test_only_whole_texts_are_read() -> None:
     wider = rows.copy()
     wider[0, 1, 1] = 3
     for other in (left_to_right_rows(np.array([4, 2]), capacity=4), wider):
-        with pytest.raises(UsageError, match="model.directions bidirectional reads whole texts"):
+        with pytest.raises(UsageError, match=r"model\.directions bidirectional reads whole texts"):
             find_texts(other)
 
 

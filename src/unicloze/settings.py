@@ -49,6 +49,9 @@ Pairing = Literal["contiguous", "next_sentence", "sentence_order"]
 """How the second segment of a window relates to the first: it follows the first, comes from another document half the time
 (BERT), or is swapped with the first half the time (ALBERT)."""
 
+ViewName = Literal["full", "forward", "backward", "future", "past"]
+"""What a prediction module of cross-view training sees of a text, see `unicloze.model.recurrent.views`."""
+
 Auto = Literal["auto"]
 """A value that the run chooses when it starts, from its model and records."""
 
@@ -300,6 +303,8 @@ class HeadSettings:
         directions: Number of directions that a text is read in, one half of the slots of a prediction each. The halves are
             pooled apart and concatenated.
         batch_norm: Put a layer of 50 units with ReLU before the output layer, and batch normalisation before both (ULMFiT).
+        relu: Put a layer with ReLU before the output layer, as wide as one direction of bidirectional LSTMs (CVT).
+        view: What it reads of bidirectional LSTMs; default: the last layer's output.
         pooling: Combine the slots of a prediction by their `mean` or `sum`, or `concat`: the last of them, their maximum and
             their mean.
         dropout: Dropout before the output layer; default: the model's.
@@ -310,6 +315,8 @@ class HeadSettings:
     dense: bool = True
     directions: int = 1
     batch_norm: bool = False
+    relu: bool = False
+    view: ViewName | None = None
     pooling: Literal["mean", "sum", "concat"] = "mean"
     dropout: float | None = None
 
@@ -726,6 +733,12 @@ class FinetuningSettings:
         patience: Stop after this many evaluations without improvement; default: never.
         auxiliary: Targets of the model's own objective to train on the task's rows as well, and the factor of each loss:
             {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; default: none.
+        unlabelled: Files or folders of unlabelled text for cross-view training: .txt with one sentence per line, or records
+            whose labels are ignored. Every second step then trains auxiliary heads, each with a restricted view of the text,
+            to predict what the task's own head predicts, as it stands and without dropout (CVT).
+        views: Views of the auxiliary heads: `full` sees the whole text, `forward` and `backward` the word and the text on one
+            side of it, `future` and `past` only that text.
+        unlabelled_dropout: Factor of all dropout rates in steps on unlabelled text.
         layer_decay: Factor of the learning rate from each layer to the one below; the head has `training.learning_rate`, the
             embeddings the lowest. ULMFiT divides by 2.6, a factor of 0.385.
         unfreeze_epochs: Epochs between unfreezing one more layer, starting with the head alone and ending with the
@@ -745,6 +758,9 @@ class FinetuningSettings:
     evaluations: float = 1.0
     patience: int | None = None
     auxiliary: dict[str, float] = field(default_factory=dict)
+    unlabelled: list[str] = field(default_factory=list)
+    views: list[ViewName] = field(default_factory=lambda: ["full", "forward", "backward", "future", "past"])
+    unlabelled_dropout: float = 1.0
     layer_decay: float = 1.0
     unfreeze_epochs: float | None = None
     lora_rank: int | None = None
@@ -757,6 +773,11 @@ class FinetuningSettings:
     def few(self) -> bool:
         """Whether only a few weights learn, which are saved apart from the model they were added to."""
         return self.lora_rank is not None or self.adapter_size is not None
+
+    @property
+    def steps_between(self) -> int:
+        """Steps from one on labelled records to the next."""
+        return 2 if self.unlabelled else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,10 +105,17 @@ def check_answers(dev: TaskData, recipe: Recipe) -> None:
             refuse_repeated(dev.records)
 
 
-def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None, teacher: str | None = None) -> Origin:
+def origin_of(
+    start: LoadedModel,
+    train: TaskData,
+    dev: TaskData | None,
+    teacher: str | None = None,
+    unlabelled: TaskData | None = None,
+) -> Origin:
     """Fingerprints of the models and files of a new run."""
     return {
         **({} if teacher is None else {"teacher": teacher}),
+        **({} if unlabelled is None else {"unlabelled text": unlabelled.fingerprint}),
         "training file": train.fingerprint,
         "development file": None if dev is None else dev.fingerprint,
         "model": model_fingerprint(start),

@@ -15,6 +15,7 @@ from unicloze import keyed
 from unicloze.digest import digest
 from unicloze.errors import option_of
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
+from unicloze.finetuning.cross_view import unlabelled_records, with_views
 from unicloze.finetuning.mixing import Mixture
 from unicloze.progress import say
 from unicloze.records.record import Record
@@ -116,21 +117,43 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
     return -(-rows // batch_size)
 
 
+def unlabelled_text(recipe: Recipe, tokenizer: Tokenizer) -> TaskData | None:
+    """The unlabelled text of a recipe, with targets for every view; None if it has none.
+
+    Raises:
+        UsageError: As `unlabelled_records`.
+        UniclozeError: As `unlabelled_records`.
+    """
+    if not recipe.finetuning.unlabelled:
+        return None
+    data = encoded(unlabelled_records(recipe), recipe, tokenizer, answers=False)
+    return dataclasses.replace(data, rows=with_views(data.rows, recipe))
+
+
 def finetuning_steps(
-    data: TaskData, recipe: Recipe, vocabulary: Vocabulary, device: str, first_step: int
+    data: TaskData,
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    device: str,
+    first_step: int,
+    unlabelled: TaskData | None = None,
 ) -> Iterator[list[MicroBatch]]:
     """The micro-batches of each step from `first_step` to the last; a function of the seed and the step only.
 
     Each epoch visits the rows in a random order. The rows of a step are packed end to end in buckets of similar length,
-    which changes the padding but not the gradient.
+    which changes the padding but not the gradient. With unlabelled text every second step is of its rows, in epochs of
+    their own.
     """
     batch_size, seed = recipe.training.batch_size, recipe.training.seed
     weights = recipe.finetuning.auxiliary
     beside = auxiliary_objective(recipe) if weights else None
-    each_epoch = steps_per_epoch(len(data.rows), batch_size)
     mixture = Mixture.of(data.records, data.rows, recipe.task)
     for step in range(first_step, recipe.training.steps):
-        epoch, number = divmod(step, each_epoch)
+        turn, labels_are_left_out = divmod(step, 2 if unlabelled is not None else 1)
+        if unlabelled is not None and labels_are_left_out:
+            yield _unlabelled_step(unlabelled, turn, recipe, vocabulary, device)
+            continue
+        epoch, number = divmod(turn, steps_per_epoch(len(data.rows), batch_size))
         places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
         if mixture is None:
             chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, keyed.Purpose.RECORD_ORDER, epoch)[0])
@@ -147,6 +170,25 @@ def finetuning_steps(
             keys = keyed.key(seed, keyed.Purpose.RECORD_OF_AUXILIARY, epoch, numbers)
             step_batches += [batch] if beside is None else with_auxiliary(batch, beside, weights, vocabulary, keys)
         yield step_batches
+
+
+def _unlabelled_step(
+    data: TaskData, turn: int, recipe: Recipe, vocabulary: Vocabulary, device: str
+) -> list[MicroBatch]:
+    """The micro-batches of a step on unlabelled text; `turn` counts these steps."""
+    batch_size, seed, count = recipe.training.batch_size, recipe.training.seed, len(data.rows)
+    epoch, number = divmod(turn, steps_per_epoch(count, batch_size))
+    places = np.arange(number * batch_size, min((number + 1) * batch_size, count))
+    chosen = keyed.permutation(places, count, keyed.key(seed, keyed.Purpose.UNLABELLED_ORDER, epoch)[0])
+    lengths = np.array([data.rows[number].slots for number in chosen])
+    chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
+    found = []
+    for first in range(0, len(chosen), most):
+        numbers = chosen[first : first + most]
+        keys = keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers)
+        batch = _micro_batch(data, numbers, recipe, vocabulary, keys, device)
+        found.append(dataclasses.replace(batch, dropout=recipe.finetuning.unlabelled_dropout))
+    return found
 
 
 def bucket_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:

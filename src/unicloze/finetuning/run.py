@@ -27,6 +27,7 @@ from unicloze.finetuning.checks import (
     origin_of,
     refuse_other_origin,
 )
+from unicloze.finetuning.cross_view import OwnTeacher
 from unicloze.finetuning.data import (
     TaskData,
     encoded,
@@ -36,6 +37,7 @@ from unicloze.finetuning.data import (
     reading_columns,
     segments_of,
     steps_per_epoch,
+    unlabelled_text,
 )
 from unicloze.finetuning.generated import target_loss
 from unicloze.finetuning.initial import changed_settings, start_weights, unchanged, what_changed, what_learns
@@ -159,7 +161,8 @@ def finetune_run(
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps, since the saved recipe is validated when loaded
         teacher = open_teacher(recipe, start.tokenizer, open_model)
-        origin = origin_of(start, training, development, None if teacher is None else teacher.digest)
+        unlabelled = unlabelled_text(recipe, start.tokenizer)
+        origin = origin_of(start, training, development, None if teacher is None else teacher.digest, unlabelled)
         world.same("the model or the records", digest(origin), "give all processes the same files")
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
         if checkpoint is not None and former is not None:
@@ -173,7 +176,7 @@ def finetune_run(
         refuse_task_that_cannot_fit(recipe, choose_device(recipe.training), start.model.vocab_size, slots)
         world.only_first(lambda: _write_settings(recipe, start, out, checkpoint))
         with _Run(
-            recipe, start, training, development, out, checkpoint, origin, files, teacher, progress, world
+            recipe, start, training, development, unlabelled, out, checkpoint, origin, files, teacher, progress, world
         ) as run:
             result = run.train()
     run.heed(result.stopped_by)
@@ -190,7 +193,7 @@ def _write_settings(recipe: Recipe, start: LoadedModel, out: Path, checkpoint: C
 
 def with_steps(recipe: Recipe, rows: int) -> Recipe:
     """The recipe with its number of epochs converted to steps."""
-    each_epoch = steps_per_epoch(rows, recipe.training.batch_size)
+    each_epoch = steps_per_epoch(rows, recipe.training.batch_size) * recipe.finetuning.steps_between
     steps = max(1, math.ceil(chosen(recipe.finetuning.epochs) * each_epoch))
     settings = dataclasses.replace(
         recipe.training,
@@ -210,6 +213,7 @@ class _Run(RunProcess):
         start: LoadedModel,
         train: TaskData,
         dev: TaskData | None,
+        unlabelled: TaskData | None,
         out: Path,
         checkpoint: Checkpoint | None,
         origin: Origin,
@@ -219,7 +223,7 @@ class _Run(RunProcess):
         world: World,
     ) -> None:
         self.start, self.train_data, self.dev, self.origin = start, train, dev, origin
-        self.files = files
+        self.files, self.unlabelled = files, unlabelled
         self.measured = dev and evenly_chosen(dev, recipe.task.evaluate_records)
         if dev and self.measured and len(self.measured.records) < len(dev.records):
             warnings.warn(
@@ -230,6 +234,8 @@ class _Run(RunProcess):
         device = world.device(choose_device(recipe.training))
         compute = Compute(device=device, precision=recipe.training.precision, world=world, soften=teacher)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
+        if unlabelled is not None:
+            compute = dataclasses.replace(compute, soften=OwnTeacher(model.for_use(), recipe))
         if world.size > 1 and next(model.buffers(), None) is not None:
             raise UsageError(
                 "task.head is batch_norm, whose statistics are those of one process: start a single process, or set "
@@ -256,7 +262,7 @@ class _Run(RunProcess):
     def _optimizers(self, model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
         """The optimizers; warns if gradual unfreezing never reaches some of the lower layers."""
         settings, training = recipe.finetuning, recipe.training
-        each_epoch = steps_per_epoch(len(self.train_data.rows), training.batch_size)
+        each_epoch = steps_per_epoch(len(self.train_data.rows), training.batch_size) * settings.steps_between
         every = (settings.unfreeze_epochs or 0.0) * each_epoch
         optimizers = build_optimizers(model, training, layer_decay=settings.layer_decay, unfreeze_every=every)
         first_steps = {group["first_step"] for optimizer in optimizers for group in optimizer.param_groups}
@@ -288,7 +294,12 @@ class _Run(RunProcess):
             self._write_start()
         if not done:
             steps = finetuning_steps(
-                self.train_data, self.recipe, self.tokenizer.vocabulary, self.compute.device.type, self.state.step
+                self.train_data,
+                self.recipe,
+                self.tokenizer.vocabulary,
+                self.compute.device.type,
+                self.state.step,
+                self.unlabelled,
             )
             self.learn(steps, training, self._evaluate, self._save, _describe)
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
@@ -354,7 +365,11 @@ class _Run(RunProcess):
             lineage=trained_on(self.start.path),
             files=self.files,
             fingerprints=self.origin,
-            records={"train": len(self.train_data.records), "dev": len(self.dev.records) if self.dev else 0},
+            records={
+                "train": len(self.train_data.records),
+                "dev": len(self.dev.records) if self.dev else 0,
+                **({} if self.unlabelled is None else {"unlabelled": len(self.unlabelled.records)}),
+            },
             baseline=self.baseline.to_dict() if self.baseline else None,
         )
 

@@ -23,10 +23,12 @@ class RowTarget:
     Args:
         slots: The slots of each prediction; several if they predict together.
         labels: The answers; None if unknown.
+        units: First slot of what each prediction is about, such as a word, and the slot after its last; empty if not known.
     """
 
     slots: Sequence[Sequence[int] | npt.NDArray[np.integer]]
     labels: Sequence[int] | Sequence[float] | None
+    units: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,8 +88,15 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
 
 def heads(settings: TaggingSettings) -> Mapping[str, HeadSettings]:
     """One head, for the tag of a word."""
-    count, dense = len(settings.labels or ()), settings.head == "dense"
-    return {TARGET: HeadSettings(kind="classes", outputs=count, dense=dense, dropout=settings.head_dropout)}
+    head = HeadSettings(
+        kind="classes",
+        outputs=len(settings.labels or ()),
+        dense=settings.head == "dense",
+        relu=settings.head == "relu",
+        view="full" if settings.layers == "all" else None,
+        dropout=settings.head_dropout,
+    )
+    return {TARGET: head}
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
@@ -117,11 +124,11 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
             tags = None if answers is None else [answers[number][word] for word in predicted]
             shown = [words[word][:room] for word in window]
             places = [word - window.start for word in predicted]
-            input_ids, segment_ids, slots = _row(shown, places, repeated, tokenizer, recipe)
+            input_ids, segment_ids, slots, units = _row(shown, places, repeated, tokenizer, recipe)
             if predicate is not None and predicate in window and repeated is None:
                 first = 1 + sum(len(word) for word in shown[: predicate - window.start])
                 segment_ids[first : first + len(shown[predicate - window.start])] = 1
-            target = RowTarget(slots=slots, labels=tags)
+            target = RowTarget(slots=slots, labels=tags, units=units)
             rows.append(Row(record=number, input_ids=input_ids, segment_ids=segment_ids, targets={TARGET: target}))
     if windowed:
         warnings.warn(
@@ -160,8 +167,8 @@ def windows(sizes: Sequence[int], room: int) -> Iterator[tuple[range, range]]:
 
 def _row(
     words: Sequence[Int32s], predicted: Sequence[int], repeated: Int32s | None, tokenizer: Tokenizer, recipe: Recipe
-) -> tuple[Int32s, Int32s, list[list[int]]]:
-    """Tokens and segments of a window, and the slots of the words predicted in it."""
+) -> tuple[Int32s, Int32s, list[list[int]], list[tuple[int, int]]]:
+    """Tokens and segments of a window, and the pooled slots and the range of slots of each word predicted in it."""
     sizes = [len(word) for word in words]
     sentence = np.concatenate([*words, np.zeros(0, np.int32)])
     segments, between = pair_marks(recipe, tokenizer.vocabulary)
@@ -169,7 +176,8 @@ def _row(
     input_ids, segment_ids = text_row(texts, tokenizer.vocabulary, segments, between)
     starts = 1 + np.cumsum([0, *sizes[:-1]])
     slots = [[int(starts[word]) + slot for slot in pooled_slots(sizes[word], pooling_of(recipe))] for word in predicted]
-    return input_ids, segment_ids, slots
+    units = [(int(starts[word]), int(starts[word]) + sizes[word]) for word in predicted]
+    return input_ids, segment_ids, slots, units
 
 
 def _word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> list[Int32s]:

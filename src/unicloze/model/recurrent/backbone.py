@@ -22,9 +22,8 @@ _NAMES: Mapping[Direction, str] = {FORWARD: "left_to_right", BACKWARD: "right_to
 
 def directions_of(settings: ModelSettings) -> tuple[Direction, ...]:
     """The directions a model reads in."""
-    if settings.directions in ("both", "bidirectional"):
-        return FORWARD, BACKWARD
-    return (settings.directions,)
+    asked = settings.directions
+    return (FORWARD, BACKWARD) if asked == "both" or asked == "bidirectional" else (asked,)
 
 
 def side_width(settings: ModelSettings) -> int:
@@ -299,7 +298,11 @@ class _Carried:
 
 def predicted(batch: Batch, states: Tensor) -> Tensor:
     """The states of the predicted slots, concatenated in the order of the targets. *Shape:* (rows, predictions, width)"""
-    slots = torch.cat([target.slots.flatten(1) for target in batch.targets.values()], dim=1)
+    return states_at(torch.cat([target.slots.flatten(1) for target in batch.targets.values()], dim=1), states)
+
+
+def states_at(slots: Tensor, states: Tensor) -> Tensor:
+    """The states of some slots of each row. *Shape:* (rows, slots) and (rows, all slots, width) to (rows, slots, width)"""
     return states.gather(1, slots[:, :, None].expand(-1, -1, states.shape[2]))
 
 
