@@ -159,10 +159,8 @@ def test_primary_and_auxiliary_heads_by_hand(tiny: LoadedModel, tmp_path: Path) 
 
 
 def unlabelled_batch(recipe: Recipe, model: LoadedModel, data: TaskData) -> Any:
-    steps = finetuning_steps(
-        data, recipe, model.tokenizer.vocabulary, "cpu", 1, unlabelled_text(recipe, model.tokenizer)
-    )
-    (micro_batch,) = next(steps)
+    data = dataclasses.replace(data, unlabelled=unlabelled_text(recipe, model.tokenizer))
+    (micro_batch,) = next(finetuning_steps(data, recipe, model.tokenizer.vocabulary, "cpu", 1))
     return micro_batch
 
 
@@ -242,10 +240,10 @@ def test_steps_alternate_and_depend_on_their_number_alone(tiny: LoadedModel, tmp
     recipe = with_steps(recipe, 10)
     data, text = data_of(tagged(), recipe, tiny), unlabelled_text(recipe, tiny.tokenizer)
     vocabulary = tiny.tokenizer.vocabulary
-    assert text is not None
+    data = dataclasses.replace(data, unlabelled=text)
 
     def places(first: int) -> list[list[tuple[str, tuple[str, ...], float]]]:
-        steps = finetuning_steps(data, recipe, vocabulary, "cpu", first, text)
+        steps = finetuning_steps(data, recipe, vocabulary, "cpu", first)
         return [[(each.place, tuple(each.examples.targets), each.dropout) for each in step] for step in steps]
 
     whole = places(0)
@@ -267,7 +265,8 @@ def test_an_epoch_of_text_reads_every_line_once(tiny: LoadedModel, tmp_path: Pat
     recipe = with_steps(recipe_of(tiny, text_at(tmp_path, count=9), finetuning__epochs=4), 10)
     data, text = data_of(tagged(), recipe, tiny), unlabelled_text(recipe, tiny.tokenizer)
     assert text is not None and text.fingerprint != data.fingerprint
-    steps = list(finetuning_steps(data, recipe, tiny.tokenizer.vocabulary, "cpu", 0, text))[1::2]
+    data = dataclasses.replace(data, unlabelled=text)
+    steps = list(finetuning_steps(data, recipe, tiny.tokenizer.vocabulary, "cpu", 0))[1::2]
     made = [step.examples for (step,) in steps]
     rows = [[tuple(ids[:n]) for ids, n in zip(one.input_ids, one.lengths, strict=True)] for one in made]
     first, second = (list(itertools.chain(*rows[start : start + 3])) for start in (0, 3))

@@ -16,14 +16,14 @@ from unicloze.digest import digest
 from unicloze.errors import option_of
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.finetuning.cross_view import unlabelled_records, with_views
-from unicloze.finetuning.mixing import Mixture
+from unicloze.finetuning.mixing import Mixture, Turns
 from unicloze.progress import say
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import with_columns
 from unicloze.tasks.roles import check_roles
-from unicloze.tasks.several import records_of
+from unicloze.tasks.several import TAGGING, records_of
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch
 
@@ -42,11 +42,13 @@ class TaskData:
         records: Records in file order.
         rows: Rows of the records; those of one record are consecutive.
         fingerprint: SHA-256 of the records.
+        unlabelled: Unlabelled text to learn from in every second step, if any.
     """
 
     records: Sequence[Record]
     rows: Sequence[Any]
     fingerprint: str
+    unlabelled: TaskData | None = None
 
 
 def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
@@ -118,7 +120,7 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
 
 
 def unlabelled_text(recipe: Recipe, tokenizer: Tokenizer) -> TaskData | None:
-    """The unlabelled text of a recipe, with targets for every view; None if it has none.
+    """The unlabelled text of a recipe, with targets for every view; None without any.
 
     Raises:
         UsageError: As `unlabelled_records`.
@@ -131,12 +133,7 @@ def unlabelled_text(recipe: Recipe, tokenizer: Tokenizer) -> TaskData | None:
 
 
 def finetuning_steps(
-    data: TaskData,
-    recipe: Recipe,
-    vocabulary: Vocabulary,
-    device: str,
-    first_step: int,
-    unlabelled: TaskData | None = None,
+    data: TaskData, recipe: Recipe, vocabulary: Vocabulary, device: str, first_step: int
 ) -> Iterator[list[MicroBatch]]:
     """The micro-batches of each step from `first_step` to the last; a function of the seed and the step only.
 
@@ -148,14 +145,19 @@ def finetuning_steps(
     weights = recipe.finetuning.auxiliary
     beside = auxiliary_objective(recipe) if weights else None
     mixture = Mixture.of(data.records, data.rows, recipe.task)
+    turns = None
+    if mixture is not None and recipe.task.kind == TAGGING:
+        turns = Turns.of(mixture, recipe.training.steps, seed)
     for step in range(first_step, recipe.training.steps):
-        turn, labels_are_left_out = divmod(step, 2 if unlabelled is not None else 1)
-        if unlabelled is not None and labels_are_left_out:
-            yield _unlabelled_step(unlabelled, turn, recipe, vocabulary, device)
+        turn, place = divmod(step, recipe.finetuning.steps_between)
+        if data.unlabelled is not None and place:
+            yield _unlabelled_step(data.unlabelled, turn, recipe, vocabulary, device)
             continue
         epoch, number = divmod(turn, steps_per_epoch(len(data.rows), batch_size))
         places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
-        if mixture is None:
+        if turns is not None:
+            chosen = turns.rows(turn, batch_size, seed)
+        elif mixture is None:
             chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, keyed.Purpose.RECORD_ORDER, epoch)[0])
         else:
             chosen = mixture.rows(places, epoch, seed)

@@ -154,15 +154,15 @@ def finetune_run(
                 say(f"chosen: {choices}")
             mixture = Mixture.of(training.records, training.rows, recipe.task)
             if mixture is not None and progress:
-                say(str(mixture))
+                say(str(mixture) if recipe.task.kind == "generation" else mixture.chances)
             changes = what_changed(changed_settings(recipe, start), start)
             if changes and progress:
                 say(changes)
         recipe = with_steps(recipe, len(training.rows))
         validate(recipe)  # with its steps, since the saved recipe is validated when loaded
         teacher = open_teacher(recipe, start.tokenizer, open_model)
-        unlabelled = unlabelled_text(recipe, start.tokenizer)
-        origin = origin_of(start, training, development, None if teacher is None else teacher.digest, unlabelled)
+        training = dataclasses.replace(training, unlabelled=unlabelled_text(recipe, start.tokenizer))
+        origin = origin_of(start, training, development, None if teacher is None else teacher.digest)
         world.same("the model or the records", digest(origin), "give all processes the same files")
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
         if checkpoint is not None and former is not None:
@@ -176,7 +176,7 @@ def finetune_run(
         refuse_task_that_cannot_fit(recipe, choose_device(recipe.training), start.model.vocab_size, slots)
         world.only_first(lambda: _write_settings(recipe, start, out, checkpoint))
         with _Run(
-            recipe, start, training, development, unlabelled, out, checkpoint, origin, files, teacher, progress, world
+            recipe, start, training, development, out, checkpoint, origin, files, teacher, progress, world
         ) as run:
             result = run.train()
     run.heed(result.stopped_by)
@@ -213,7 +213,6 @@ class _Run(RunProcess):
         start: LoadedModel,
         train: TaskData,
         dev: TaskData | None,
-        unlabelled: TaskData | None,
         out: Path,
         checkpoint: Checkpoint | None,
         origin: Origin,
@@ -223,7 +222,7 @@ class _Run(RunProcess):
         world: World,
     ) -> None:
         self.start, self.train_data, self.dev, self.origin = start, train, dev, origin
-        self.files, self.unlabelled = files, unlabelled
+        self.files = files
         self.measured = dev and evenly_chosen(dev, recipe.task.evaluate_records)
         if dev and self.measured and len(self.measured.records) < len(dev.records):
             warnings.warn(
@@ -234,7 +233,7 @@ class _Run(RunProcess):
         device = world.device(choose_device(recipe.training))
         compute = Compute(device=device, precision=recipe.training.precision, world=world, soften=teacher)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
-        if unlabelled is not None:
+        if train.unlabelled is not None:
             compute = dataclasses.replace(compute, soften=OwnTeacher(model.for_use(), recipe))
         if world.size > 1 and next(model.buffers(), None) is not None:
             raise UsageError(
@@ -294,12 +293,7 @@ class _Run(RunProcess):
             self._write_start()
         if not done:
             steps = finetuning_steps(
-                self.train_data,
-                self.recipe,
-                self.tokenizer.vocabulary,
-                self.compute.device.type,
-                self.state.step,
-                self.unlabelled,
+                self.train_data, self.recipe, self.tokenizer.vocabulary, self.compute.device.type, self.state.step
             )
             self.learn(steps, training, self._evaluate, self._save, _describe)
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
@@ -356,6 +350,7 @@ class _Run(RunProcess):
         return False
 
     def _write_start(self) -> None:
+        unlabelled = self.train_data.unlabelled
         self.write_start(
             task=self.recipe.task.kind,
             model=str(self.start.path),
@@ -368,7 +363,7 @@ class _Run(RunProcess):
             records={
                 "train": len(self.train_data.records),
                 "dev": len(self.dev.records) if self.dev else 0,
-                **({} if self.unlabelled is None else {"unlabelled": len(self.unlabelled.records)}),
+                **({} if unlabelled is None else {"unlabelled": len(unlabelled.records)}),
             },
             baseline=self.baseline.to_dict() if self.baseline else None,
         )

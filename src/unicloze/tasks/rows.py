@@ -61,7 +61,7 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
     """Pad rows to one length.
 
     Args:
-        rows: All with the same targets.
+        rows: A row without a target that another has makes no predictions of it.
         vocabulary: Provides the id of padding.
         recipe: Provides the visibility.
     """
@@ -101,8 +101,17 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
         mutual=np.where(sources > 0, sources, np.where(alone & both_ways, lengths, 0)).astype(np.int32),
         text_tokens=lengths,
         local=None if width is None else nearby(intervals, width),
-        targets={name: _target([row.targets[name] for row in rows]) for name in rows[0].targets},
+        targets={name: _target([row.targets.get(name, _NONE) for row in rows]) for name in _names(rows)},
     )
+
+
+_NONE = RowTarget(slots=(), labels=None)
+"""No predictions."""
+
+
+def _names(rows: Sequence[Row]) -> dict[str, None]:
+    """The targets of all rows, in order."""
+    return {name: None for row in rows for name in row.targets}
 
 
 def _begins(packed: Sequence[Sequence[int]], capacity: int) -> Int32s:
