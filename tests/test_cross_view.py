@@ -21,19 +21,22 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.finetuning.cross_view import OwnTeacher, unlabelled_records, with_views
 from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, unlabelled_text
+from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.predict import outputs_of
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.finetuning.task_model import load_task_model
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.model import RecurrentModel
 from unicloze.model.recurrent.views import VIEWS
+from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe, ViewName
 from unicloze.tasks import TASKS, of_view
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.loading import LoadedModel, build_model, load_model
-from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient, update
+from unicloze.training.optimizers import build_optimizers
 
 SMALL = {
     "model__hidden_size": 16, "model__intermediate_size": 12, "model__embedding_size": 8, "model__dropout": 0.0,
@@ -424,3 +427,43 @@ def test_what_has_no_views_is_refused(
 def test_layers_side_by_side_need_bidirectional_lstms() -> None:
     with pytest.raises(UsageError, match=r"task\.layers is all, which only bidirectional LSTMs have"):
         recipe_for(start("bert-base"), "cvt-tagging")
+
+
+# The paper's size
+
+
+@pytest.mark.slow
+def test_the_papers_network_takes_a_step_of_either_kind(tiny: LoadedModel, tmp_path: Path) -> None:
+    """1024 and 512 cells, projections and hidden layers of 512, embeddings of 300 (Sections 3.1, 3.2 and 4.1)."""
+    loaded = LoadedModel(tiny.model, tiny.tokenizer, load_recipe("cvt"), Path("none"), 0)
+    given = {"task.labels": ["early", "late"], "finetuning.unlabelled": [str(text_at(tmp_path))]}
+    recipe = task_recipe(load_recipe("cvt-tagging", {**given, "task.metrics": ["tag-accuracy"]}), loaded)
+    recipe = with_steps(recipe, 10)
+    model = build_model(recipe, tiny.model.vocab_size)
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    for side in ("left_to_right", "right_to_left"):
+        first, second = (f"backbone.layers.{layer}.cells.{side}.lstm." for layer in (0, 1))
+        assert shapes[f"{first}weight_ih_l0"] == (4 * 1024, 300) and shapes[f"{first}weight_hr_l0"] == (512, 1024)
+        assert shapes[f"{second}weight_ih_l0"] == (4 * 512, 1024) and shapes[f"{second}weight_hh_l0"] == (4 * 512, 512)
+    widths = {"tags": 2048, "tags:full": 2048} | {f"tags:{name}": 512 for name in NAMES[1:]}
+    for name, width in widths.items():
+        assert shapes[f"task_heads.{name}.hidden.weight"] == (512, width)
+        assert shapes[f"task_heads.{name}.output.weight"] == (2, 512)
+    assert sum(name.startswith("task_heads.") for name in shapes) == 4 * len(widths)
+    data = data_of(tagged(4), recipe, tiny)
+    data = dataclasses.replace(data, unlabelled=unlabelled_text(recipe, tiny.tokenizer))
+    compute = dataclasses.replace(CPU, soften=OwnTeacher(model.for_use(), recipe))
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    state = TrainState(model, build_optimizers(model, recipe.training))
+    for step, names in zip(
+        finetuning_steps(data, recipe, tiny.tokenizer.vocabulary, "cpu", 0), (["tags"], [*widths][1:]), strict=False
+    ):
+        losses = accumulate_gradients(state, step, recipe.training, compute, lambda _: "")
+        assert list(losses) == names and all(np.isfinite(each) for each in losses.values())
+        update(state, clip_gradient(model, 1.0), recipe.training)
+        state.step += 1
+    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert {name for name in moved if name.startswith("task_heads.")} == {
+        n for n in shapes if n.startswith("task_heads.")
+    }
+    assert all(name in moved for name in shapes if "lstm" in name)
