@@ -46,6 +46,7 @@ SCENES = {
     "numbers": _finetune("regression", "numbers", "--task.pooling first"),
     "choices": _finetune("choice", "choices", "--task.head dense"),
     "tags": _finetune("tagging", "tags", "--task.metrics tag-accuracy --task.head dense"),
+    "two ways": _finetune("tagging", "tags", "--task.metrics tag-accuracy", model="two_ways"),
     "questions": _finetune("squad-v2", "questions", "--task.max_length 20 --task.head dense"),
     "turns": _finetune("coqa-extractive", "turns", "--task.max_length 20 --task.head dense"),
     "sources": _finetune("generation", "sources", "--decoding.beams 1 --decoding.max_length 6"),
@@ -89,6 +90,7 @@ CHARACTERS = "--model.embeddings characters --model.tied_output false --model.ch
 PROJECTED = "--model.projection true"
 TAUGHT = "--distillation.teacher {TASK:classes}"
 LORA = "--finetuning.lora_rank 2"
+UNLABELLED = "--finetuning.unlabelled {tags.jsonl}"
 MUON = "--training.optimizer muon"
 SAMPLE = "--decoding.sample true"
 BEAMS = "--decoding.beams 4"
@@ -258,6 +260,7 @@ SETTINGS = {
     "task.metrics": Row("classes", "matthews"),
     "task.max_length": Row("classes", "8"),
     "task.head": Row("classes", "plain"),
+    "task.layers": Row("two ways", "all"),
     "task.pooling": Row("classes", "last"),
     "task.head_dropout": Row("classes", "0.5"),
     "task.delimiter": Row("classes", "true"),
@@ -312,6 +315,9 @@ SETTINGS = {
     "finetuning.evaluations": Row("classes", "3"),
     "finetuning.patience": Row("classes", "1", beside="--finetuning.epochs 4"),
     "finetuning.auxiliary": Row("classes", "'{ae: 1.0}'"),
+    "finetuning.unlabelled": Row("two ways", "{tags.jsonl}"),
+    "finetuning.views": Row("two ways", "past", beside=UNLABELLED),
+    "finetuning.unlabelled_dropout": Row("two ways", "0.0", beside=UNLABELLED),
     "finetuning.layer_decay": Row("classes", "0.5"),
     "finetuning.unfreeze_epochs": Row("classes", "0.4"),
     "task.parts": Row("sources", SEVERAL),

@@ -78,6 +78,11 @@ OTHERS: dict[str, dict[str, Any]] = {
         "objective": {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"},
         "model": {"kind": "recurrent", "head": "linear"},
     },
+    "two_ways": {
+        "data": {"segments": 1},
+        "objective": {"name": "masked", "targets": ["ae"]},
+        "model": {"kind": "recurrent", "directions": "bidirectional", "head": "linear"},
+    },
     "electra": {"objective": {"name": "masked", "targets": ["ae", "rtd"]}, "model": {"generator_size": 0.5}},
     "mixture": {
         "objective": {"mixture": [{"label": "one", "mask_rate": 0.2}, {"label": "two", "share": 1, "mask_rate": 0.6}]}

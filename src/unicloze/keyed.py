@@ -71,6 +71,8 @@ class Purpose(IntEnum):
     RECORD_ORDER = 1
     RECORD = 2
     RECORD_OF_AUXILIARY = 3
+    UNLABELLED_ORDER = 4
+    PART_OF_STEP = 5
     SHOTS = 1
     CHOSEN_RECORDS = 1
     OTHER_PASSAGE = 2

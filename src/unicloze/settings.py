@@ -49,6 +49,9 @@ Pairing = Literal["contiguous", "next_sentence", "sentence_order"]
 """How the second segment of a window relates to the first: it follows the first, comes from another document half the time
 (BERT), or is swapped with the first half the time (ALBERT)."""
 
+ViewName = Literal["full", "forward", "backward", "future", "past"]
+"""What a prediction module of cross-view training sees of a text, see `unicloze.model.recurrent.views`."""
+
 Auto = Literal["auto"]
 """A value that the run chooses when it starts, from its model and records."""
 
@@ -300,6 +303,8 @@ class HeadSettings:
         directions: Number of directions that a text is read in, one half of the slots of a prediction each. The halves are
             pooled apart and concatenated.
         batch_norm: Put a layer of 50 units with ReLU before the output layer, and batch normalisation before both (ULMFiT).
+        relu: Put a layer with ReLU before the output layer, as wide as one direction of bidirectional LSTMs (CVT).
+        view: What it reads of bidirectional LSTMs; default: the last layer's output.
         pooling: Combine the slots of a prediction by their `mean` or `sum`, or `concat`: the last of them, their maximum and
             their mean.
         dropout: Dropout before the output layer; default: the model's.
@@ -313,6 +318,8 @@ class HeadSettings:
     dense: bool = True
     directions: int = 1
     batch_norm: bool = False
+    relu: bool = False
+    view: ViewName | None = None
     pooling: Literal["mean", "sum", "concat"] = "mean"
     dropout: float | None = None
     encoder_size: int = 0
@@ -332,7 +339,7 @@ class ModelSettings:
         num_heads: Attention heads of a layer.
         head_size: Width of an attention head; default: `hidden_size` / `num_heads` (some T5 models differ).
         intermediate_size: Inner width of the feed-forward network; of LSTMs, the number of cells of each layer but the last,
-            or of every layer with `projection`.
+            or of every layer with `projection` unless they are bidirectional.
         max_positions: Rows of the position table; default: the number of positions in the objective's rows.
         num_segments: Rows of the segment table; 0 for none; with 1, all slots have the same segment (RoBERTa). With
             `transformer_xl` there is no table; any number above 0 lets attention see whether two slots share a segment.
@@ -371,8 +378,10 @@ class ModelSettings:
         relative_buckets: Buckets of that bias.
         relative_max_distance: Distance from which all positions share a bucket.
         directions: Directions that LSTMs read in: `forward` (from left to right), `backward` or `both`, each with a stack of
-            its own.
-        projection: Project the cells of every LSTM layer to `hidden_size` outputs (ELMo).
+            its own; or `bidirectional`: each layer reads both directions of the layer below, and either direction makes one
+            half of its output (CVT).
+        projection: Project the cells of every LSTM layer to `hidden_size` outputs (ELMo); of bidirectional ones, the cells of
+            every layer but the last to half of that (CVT).
         residual: Add the input of each LSTM layer but the first to its output (ELMo).
         cell_clip: Largest absolute value of a cell (ELMo); default: no limit.
         projection_clip: Largest absolute value of a projected output (ELMo); default: no limit.
@@ -431,7 +440,7 @@ class ModelSettings:
     relative_bias: bool = True
     relative_buckets: int = 32
     relative_max_distance: int = 128
-    directions: Literal["forward", "backward", "both"] = "forward"
+    directions: Literal["forward", "backward", "both", "bidirectional"] = "forward"
     projection: bool = False
     residual: bool = False
     cell_clip: float | None = None
@@ -738,6 +747,12 @@ class FinetuningSettings:
         patience: Stop after this many evaluations without improvement; default: never.
         auxiliary: Targets of the model's own objective to train on the task's rows as well, and the factor of each loss:
             {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; default: none.
+        unlabelled: Files or folders of unlabelled text for cross-view training: .txt with one sentence per line, or records
+            whose labels are ignored. Every second step then trains auxiliary heads, each with a restricted view of the text,
+            to predict what the task's own head predicts, as it stands and without dropout (CVT).
+        views: Views of the auxiliary heads: `full` sees the whole text, `forward` and `backward` the word and the text on one
+            side of it, `future` and `past` only that text.
+        unlabelled_dropout: Factor of all dropout rates in steps on unlabelled text.
         layer_decay: Factor of the learning rate from each layer to the one below; the head has `training.learning_rate`, the
             embeddings the lowest. ULMFiT divides by 2.6, a factor of 0.385.
         unfreeze_epochs: Epochs between unfreezing one more layer, starting with the head alone and ending with the
@@ -757,6 +772,9 @@ class FinetuningSettings:
     evaluations: float = 1.0
     patience: int | None = None
     auxiliary: dict[str, float] = field(default_factory=dict)
+    unlabelled: list[str] = field(default_factory=list)
+    views: list[ViewName] = field(default_factory=lambda: ["full", "forward", "backward", "future", "past"])
+    unlabelled_dropout: float = 1.0
     layer_decay: float = 1.0
     unfreeze_epochs: float | None = None
     lora_rank: int | None = None
@@ -769,6 +787,11 @@ class FinetuningSettings:
     def few(self) -> bool:
         """Whether only a few weights learn, which are saved apart from the model they were added to."""
         return self.lora_rank is not None or self.adapter_size is not None
+
+    @property
+    def steps_between(self) -> int:
+        """Steps from one on labelled records to the next."""
+        return 2 if self.unlabelled else 1
 
 
 @dataclass(frozen=True, kw_only=True)

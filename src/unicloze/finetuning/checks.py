@@ -36,10 +36,12 @@ def check_metrics(recipe: Recipe) -> None:
                 f"it out ({option_of('task.metric_options')} '{{}}')"
             )
     allowed = TASKS[recipe.task.kind].compares
+    taggers = "tags" in allowed
     for part in parts_of(recipe.task):
         for name in part.metrics:
-            if metric(name).compares not in ("labels", "numbers", "texts"):
-                raise UsageError(f"task.parts: {name} of {part.label} does not compare labels, numbers or texts")
+            if metric(name).compares not in (("tags",) if taggers else ("labels", "numbers", "texts")):
+                what = "tags" if taggers else "labels, numbers or texts"
+                raise UsageError(f"task.parts: {name} of {part.label} does not compare {what}")
     for name in recipe.task.metrics:
         compares = metric(name).compares
         if allowed and compares not in allowed:
@@ -109,6 +111,7 @@ def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None, teacher
     """Fingerprints of the models and files of a new run."""
     return {
         **({} if teacher is None else {"teacher": teacher}),
+        **({} if train.unlabelled is None else {"unlabelled text": train.unlabelled.fingerprint}),
         "training file": train.fingerprint,
         "development file": None if dev is None else dev.fingerprint,
         "model": model_fingerprint(start),

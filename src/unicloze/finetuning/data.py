@@ -15,14 +15,15 @@ from unicloze import keyed
 from unicloze.digest import digest
 from unicloze.errors import option_of
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
-from unicloze.finetuning.mixing import Mixture
+from unicloze.finetuning.cross_view import unlabelled_records, with_views
+from unicloze.finetuning.mixing import Mixture, Turns
 from unicloze.progress import say
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import with_columns
 from unicloze.tasks.roles import check_roles
-from unicloze.tasks.several import records_of
+from unicloze.tasks.several import TAGGING, records_of
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.batches import MicroBatch
 
@@ -41,11 +42,13 @@ class TaskData:
         records: Records in file order.
         rows: Rows of the records; those of one record are consecutive.
         fingerprint: SHA-256 of the records.
+        unlabelled: Unlabelled text to learn from in every second step, if any.
     """
 
     records: Sequence[Record]
     rows: Sequence[Any]
     fingerprint: str
+    unlabelled: TaskData | None = None
 
 
 def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
@@ -116,23 +119,45 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
     return -(-rows // batch_size)
 
 
+def unlabelled_text(recipe: Recipe, tokenizer: Tokenizer) -> TaskData | None:
+    """The unlabelled text of a recipe, with targets for every view; None without any.
+
+    Raises:
+        UsageError: As `unlabelled_records`.
+        UniclozeError: As `unlabelled_records`.
+    """
+    if not recipe.finetuning.unlabelled:
+        return None
+    data = encoded(unlabelled_records(recipe), recipe, tokenizer, answers=False)
+    return dataclasses.replace(data, rows=with_views(data.rows, recipe))
+
+
 def finetuning_steps(
     data: TaskData, recipe: Recipe, vocabulary: Vocabulary, device: str, first_step: int
 ) -> Iterator[list[MicroBatch]]:
     """The micro-batches of each step from `first_step` to the last; a function of the seed and the step only.
 
     Each epoch visits the rows in a random order. The rows of a step are packed end to end in buckets of similar length,
-    which changes the padding but not the gradient.
+    which changes the padding but not the gradient. With unlabelled text every second step is of its rows, in epochs of
+    their own.
     """
     batch_size, seed = recipe.training.batch_size, recipe.training.seed
     weights = recipe.finetuning.auxiliary
     beside = auxiliary_objective(recipe) if weights else None
-    each_epoch = steps_per_epoch(len(data.rows), batch_size)
     mixture = Mixture.of(data.records, data.rows, recipe.task)
+    turns = None
+    if mixture is not None and recipe.task.kind == TAGGING:
+        turns = Turns.of(mixture, recipe.training.steps, seed)
     for step in range(first_step, recipe.training.steps):
-        epoch, number = divmod(step, each_epoch)
+        turn, place = divmod(step, recipe.finetuning.steps_between)
+        if data.unlabelled is not None and place:
+            yield _unlabelled_step(data.unlabelled, turn, recipe, vocabulary, device)
+            continue
+        epoch, number = divmod(turn, steps_per_epoch(len(data.rows), batch_size))
         places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
-        if mixture is None:
+        if turns is not None:
+            chosen = turns.rows(turn, batch_size, seed)
+        elif mixture is None:
             chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, keyed.Purpose.RECORD_ORDER, epoch)[0])
         else:
             chosen = mixture.rows(places, epoch, seed)
@@ -147,6 +172,25 @@ def finetuning_steps(
             keys = keyed.key(seed, keyed.Purpose.RECORD_OF_AUXILIARY, epoch, numbers)
             step_batches += [batch] if beside is None else with_auxiliary(batch, beside, weights, vocabulary, keys)
         yield step_batches
+
+
+def _unlabelled_step(
+    data: TaskData, turn: int, recipe: Recipe, vocabulary: Vocabulary, device: str
+) -> list[MicroBatch]:
+    """The micro-batches of a step on unlabelled text; `turn` counts these steps."""
+    batch_size, seed, count = recipe.training.batch_size, recipe.training.seed, len(data.rows)
+    epoch, number = divmod(turn, steps_per_epoch(count, batch_size))
+    places = np.arange(number * batch_size, min((number + 1) * batch_size, count))
+    chosen = keyed.permutation(places, count, keyed.key(seed, keyed.Purpose.UNLABELLED_ORDER, epoch)[0])
+    lengths = np.array([data.rows[number].slots for number in chosen])
+    chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
+    found = []
+    for first in range(0, len(chosen), most):
+        numbers = chosen[first : first + most]
+        keys = keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers)
+        batch = _micro_batch(data, numbers, recipe, vocabulary, keys, device)
+        found.append(dataclasses.replace(batch, dropout=recipe.finetuning.unlabelled_dropout))
+    return found
 
 
 def bucket_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unicloze.errors import UsageError
-from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.roles import resolved
+from unicloze.tasks.several import records_of
 from unicloze.tasks.targets import has_target, targets_of, texts_of
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel, build_model, spell_tokens
@@ -33,7 +33,7 @@ def untrained(network: Recipe, task: Recipe, train: Path) -> LoadedModel:
     if network.tokenizer.path is not None:
         tokenizer = Tokenizer.load(network.tokenizer.path)
     else:
-        records = read_records(train, task.task)
+        records = records_of(train, task.task)
         settings = resolved(task.task, records)
         texts = [
             text for record in records for text in _texts(record, Recipe(task=settings, generation=task.generation))

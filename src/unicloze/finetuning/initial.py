@@ -12,6 +12,7 @@ from unicloze.decoding.abilities import objective_of
 from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.registry import measurable
 from unicloze.finetuning.auxiliary import auxiliary_objective
+from unicloze.finetuning.cross_view import check_views
 from unicloze.finetuning.generated import ready_to_generate
 from unicloze.mixtures import positions
 from unicloze.recipes import with_overrides
@@ -87,6 +88,7 @@ def task_recipe(
     recipe = _pooled(recipe)
     if TASKS[recipe.task.kind].predict is None:
         recipe = ready_to_generate(recipe, start.tokenizer)
+    check_views(recipe)
     if recipe.finetuning.auxiliary:
         auxiliary = auxiliary_objective(recipe)
         if not hasattr(start.model, "token_head"):

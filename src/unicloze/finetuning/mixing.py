@@ -1,4 +1,4 @@
-"""The order in which training visits rows: each once per epoch, or those of several tasks in their shares."""
+"""The order in which training visits rows of several tasks: in their shares of each epoch, or one task per step."""
 
 from __future__ import annotations
 
@@ -50,16 +50,60 @@ class Mixture:
         found = np.empty_like(order)
         for number, (name, count) in enumerate(self.counts.items()):
             own, members = part == number, self.members[name]
-            visit = epoch * count + order[own] - (ends[number] - count)
-            passes, place = np.divmod(visit, len(members))
-            row = np.empty_like(visit)
-            for each in np.unique(passes):
-                seen = passes == each
-                key = keyed.key(seed, keyed.Purpose.RECORD_ORDER, int(each), number + 1)[0]
-                row[seen] = keyed.permutation(place[seen], len(members), key)
-            found[own] = members[row]
+            found[own] = _visited(members, epoch * count + order[own] - (ends[number] - count), seed, number)
         return found
+
+    @property
+    def chances(self) -> str:
+        """The chance of each part to be that of a step, in words."""
+        total = sum(self.counts.values())
+        return "steps: " + ", ".join(f"{100 * count / total:.0f} % of {name}" for name, count in self.counts.items())
 
     def __str__(self) -> str:
         each = ", ".join(f"{count:,} of {len(self.members[name]):,} {name}" for name, count in self.counts.items())
         return f"rows per epoch: {each}"
+
+
+def _visited(members: Int64s, visits: Int64s, seed: int, part: int) -> Int64s:
+    """The rows of a part at some of its visits: all its rows in a random order, then all in another, and so on."""
+    passes, place = np.divmod(visits, len(members))
+    row = np.empty_like(visits)
+    for each in np.unique(passes):
+        seen = passes == each
+        key = keyed.key(seed, keyed.Purpose.RECORD_ORDER, int(each), part + 1)[0]
+        row[seen] = keyed.permutation(place[seen], len(members), key)
+    found: Int64s = members[row]
+    return found
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Steps of several tasks with heads of their own: each is of one task, drawn at random (Clark et al. 2018, Section 2.2).
+
+    Args:
+        members: Indices of the rows of each part.
+        parts: Index of the part of each step. *Shape:* (steps,)
+        earlier: Number of earlier steps of the same part. *Shape:* (steps,)
+    """
+
+    members: Sequence[Int64s]
+    parts: Int64s
+    earlier: Int64s
+
+    @classmethod
+    def of(cls, mixture: Mixture, steps: int, seed: int) -> Turns:
+        """The steps of a mixture, whose counts are the chances of its parts; a function of the arguments only."""
+        chances = np.cumsum(list(mixture.counts.values())) / sum(mixture.counts.values())
+        drawn = keyed.bits(keyed.key(seed, keyed.Purpose.PART_OF_STEP), keyed.Stream.ONLY, np.arange(steps))
+        parts = np.searchsorted(chances[:-1], keyed.uniform(drawn), side="right")
+        earlier = np.zeros(steps, dtype=np.int64)
+        for part in range(len(chances)):
+            own = parts == part
+            earlier[own] = np.arange(own.sum())
+        return cls([mixture.members[name] for name in mixture.counts], parts, earlier)
+
+    def rows(self, step: int, count: int, seed: int) -> Int64s:
+        """The rows of a step."""
+        part = int(self.parts[step])
+        visits = self.earlier[step] * count + np.arange(count, dtype=np.int64)
+        return _visited(self.members[part], visits, seed, part)

@@ -27,6 +27,7 @@ from unicloze.finetuning.checks import (
     origin_of,
     refuse_other_origin,
 )
+from unicloze.finetuning.cross_view import OwnTeacher
 from unicloze.finetuning.data import (
     TaskData,
     encoded,
@@ -36,6 +37,7 @@ from unicloze.finetuning.data import (
     reading_columns,
     segments_of,
     steps_per_epoch,
+    unlabelled_text,
 )
 from unicloze.finetuning.generated import target_loss
 from unicloze.finetuning.initial import changed_settings, start_weights, unchanged, what_changed, what_learns
@@ -152,7 +154,7 @@ def finetune_run(
                 say(f"chosen: {choices}")
             mixture = Mixture.of(training.records, training.rows, recipe.task)
             if mixture is not None and progress:
-                say(str(mixture))
+                say(str(mixture) if recipe.task.kind == "generation" else mixture.chances)
             changes = what_changed(changed_settings(recipe, start), start)
             if changes and progress:
                 say(changes)
@@ -160,6 +162,7 @@ def finetune_run(
         validate(recipe)  # with its steps, since the saved recipe is validated when loaded
         taught_by = recipe.distillation.teacher
         teacher = None if taught_by is None else Teacher.of(open_model(taught_by), recipe, start.tokenizer)
+        training = dataclasses.replace(training, unlabelled=unlabelled_text(recipe, start.tokenizer))
         origin = origin_of(start, training, development, None if teacher is None else teacher.digest)
         world.same("the model or the records", digest(origin), "give all processes the same files")
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
@@ -191,7 +194,7 @@ def _write_settings(recipe: Recipe, start: LoadedModel, out: Path, checkpoint: C
 
 def with_steps(recipe: Recipe, rows: int) -> Recipe:
     """The recipe with its number of epochs converted to steps."""
-    each_epoch = steps_per_epoch(rows, recipe.training.batch_size)
+    each_epoch = steps_per_epoch(rows, recipe.training.batch_size) * recipe.finetuning.steps_between
     steps = max(1, math.ceil(chosen(recipe.finetuning.epochs) * each_epoch))
     settings = dataclasses.replace(
         recipe.training,
@@ -232,6 +235,8 @@ class _Run(RunProcess):
         compute = Compute(device=device, precision=recipe.training.precision, world=world, soften=teacher)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
         spell_tokens(model, start.tokenizer.symbols)
+        if train.unlabelled is not None:
+            compute = dataclasses.replace(compute, soften=OwnTeacher(model.for_use(), recipe))
         if world.size > 1 and next(model.buffers(), None) is not None:
             raise UsageError(
                 "task.head is batch_norm, whose statistics are those of one process: start a single process, or set "
@@ -258,7 +263,7 @@ class _Run(RunProcess):
     def _optimizers(self, model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
         """The optimizers; warns if gradual unfreezing never reaches some of the lower layers."""
         settings, training = recipe.finetuning, recipe.training
-        each_epoch = steps_per_epoch(len(self.train_data.rows), training.batch_size)
+        each_epoch = steps_per_epoch(len(self.train_data.rows), training.batch_size) * settings.steps_between
         every = (settings.unfreeze_epochs or 0.0) * each_epoch
         optimizers = build_optimizers(model, training, layer_decay=settings.layer_decay, unfreeze_every=every)
         first_steps = {group["first_step"] for optimizer in optimizers for group in optimizer.param_groups}
@@ -347,6 +352,7 @@ class _Run(RunProcess):
         return False
 
     def _write_start(self) -> None:
+        unlabelled = self.train_data.unlabelled
         self.write_start(
             task=self.recipe.task.kind,
             model=str(self.start.path),
@@ -356,7 +362,11 @@ class _Run(RunProcess):
             lineage=trained_on(self.start.path),
             files=self.files,
             fingerprints=self.origin,
-            records={"train": len(self.train_data.records), "dev": len(self.dev.records) if self.dev else 0},
+            records={
+                "train": len(self.train_data.records),
+                "dev": len(self.dev.records) if self.dev else 0,
+                **({} if unlabelled is None else {"unlabelled": len(unlabelled.records)}),
+            },
             baseline=self.baseline.to_dict() if self.baseline else None,
         )
 

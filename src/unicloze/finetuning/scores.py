@@ -56,7 +56,7 @@ def measure(predictions: Sequence[Prediction], records: Sequence[Record], recipe
 
 
 def _of_parts(
-    parts: Sequence[TaskPart], answers: Sequence[str], references: Sequence[Sequence[str]], records: Sequence[Record]
+    parts: Sequence[TaskPart], answers: Sequence[Any], references: Sequence[Sequence[str]], records: Sequence[Record]
 ) -> Mapping[str, MetricResult]:
     """The mean of the tasks, by the first metric of each, and the scores of every task."""
     numbers, results, firsts = by_part(records), dict[str, MetricResult](), list[float]()
@@ -68,7 +68,7 @@ def _of_parts(
             compared = metric(name)
             said = [part.answer_of(answers[number], compares=compared.compares) for number in own]
             right = [
-                references[number] if compared.compares == "texts"
+                references[number] if compared.compares in ("texts", "tags")
                 else part.answer_of(references[number][0], compares=compared.compares)
                 for number in own
             ]  # fmt: skip

@@ -40,7 +40,7 @@ class BaselineScores:
 
 def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Recipe) -> BaselineScores | None:
     """Scores of a task's baseline; None if the task has none for these records."""
-    if parts_of(recipe.task):
+    if parts_of(recipe.task) and recipe.task.kind == "generation":
         baseline: Baseline | None = most_common(train, dev)
     else:
         baseline = TASKS[recipe.task.kind].baseline(train, dev, recipe)

@@ -143,10 +143,12 @@ class DropoutKey:
 
     Args:
         parts: Integers that identify the pass, for instance (seed, step, micro-batch).
+        factor: Factor of all probabilities.
     """
 
-    def __init__(self, *parts: int) -> None:
+    def __init__(self, *parts: int, factor: float = 1.0) -> None:
         self._key = keyed.key(*parts)
+        self._factor = factor
         self._site = 0
         if torch.cuda.is_available():
             torch.cuda.manual_seed_all(int(self._key[0] >> np.uint64(1)))
@@ -158,6 +160,7 @@ class DropoutKey:
 
     def __call__(self, x: Tensor, probability: float) -> Tensor:
         """Zero each element of `x` with the given probability and scale the rest; the order of calls numbers the sites."""
+        probability *= self._factor
         if probability == 0:
             return x
         if x.device.type != "cpu":

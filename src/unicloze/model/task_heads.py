@@ -9,6 +9,8 @@ from torch.nn import functional
 from unicloze.example import TargetBatch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import cross_entropy
+from unicloze.model.recurrent.backbone import side_width
+from unicloze.model.recurrent.views import view_width
 from unicloze.model.soft_labels import mixed_losses
 from unicloze.model.word_encoder import WordEncoder
 from unicloze.settings import HeadSettings, ModelSettings
@@ -40,7 +42,7 @@ class NormedLinear(nn.Module):
 
 
 class TaskHead(nn.Module):
-    """Dropout and a linear layer, optionally after a dense layer and tanh (Devlin et al. 2019, Section 4) or after ULMFiT's.
+    """Dropout and a linear layer, optionally after another with tanh (Devlin et al. 2019, Section 4), ReLU (CVT) or ULMFiT's.
 
     A biLSTM over the predictions of a row may come first (Peters et al. 2018, Section 3.3).
 
@@ -53,18 +55,21 @@ class TaskHead(nn.Module):
         super().__init__()
         self.head = head
         self.rate = settings.dropout if head.dropout is None else head.dropout
-        width = settings.hidden_size * (3 if head.pooling == "concat" else head.directions)
+        seen = settings.hidden_size if head.view is None else view_width(settings, head.view)
+        width = seen * (3 if head.pooling == "concat" else head.directions)
         self.encoder = WordEncoder(width, head.encoder_size, self.rate) if head.encoder_size else None
         if self.encoder is not None:
             width = 2 * head.encoder_size + (width if head.output_mix else 0)
         outputs = 1 if head.kind == "choice" else head.outputs
         self.dense = nn.Linear(width, settings.hidden_size) if head.dense else None
         self.inner = NormedLinear(width, INNER, self.rate) if head.batch_norm else None
+        self.hidden = nn.Linear(width, side_width(settings)) if head.relu else None
         self.output: nn.Linear | NormedLinear
         if head.batch_norm:
             self.output = NormedLinear(INNER, outputs, INNER_RATE)
         else:
-            self.output = nn.Linear(settings.hidden_size if head.dense else width, outputs)
+            inputs = side_width(settings) if head.relu else settings.hidden_size if head.dense else width
+            self.output = nn.Linear(inputs, outputs)
 
     def outputs(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
         """Logits of the classes or of the slots to choose from (-inf where a slot is absent), or quantities.
@@ -94,6 +99,8 @@ class TaskHead(nn.Module):
             return self._normed(states, target.weights > 0, dropout)
         if self.dense is not None:
             states = torch.tanh(self.dense(states))
+        if self.hidden is not None:
+            states = functional.relu(self.hidden(states))
         if dropout is not None:
             states = dropout(states, self.rate)
         with torch.autocast(states.device.type, enabled=False):  # bf16 is too coarse for scores and quantities

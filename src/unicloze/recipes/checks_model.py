@@ -94,8 +94,13 @@ def _decoder_problems(recipe: Recipe) -> Iterator[Problem]:
 def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
     """Settings of a recurrent model that contradict each other, the objective or the way its text is read."""
     data, objective, model, training = recipe.data, recipe.objective, recipe.model, recipe.training
-    if model.projection and model.intermediate_size <= model.hidden_size:
-        yield "model.projection", "it projects model.intermediate_size cells to fewer outputs, model.hidden_size"
+    both_ways = model.directions == "bidirectional"
+    if both_ways and model.hidden_size % 2:
+        yield "model.hidden_size", "it must be even: either direction makes one half of a bidirectional layer's output"
+    outputs = model.hidden_size // 2 if both_ways else model.hidden_size
+    if model.projection and model.intermediate_size <= outputs:
+        half = "half of " * both_ways
+        yield "model.projection", f"it projects model.intermediate_size cells to fewer outputs, {half}model.hidden_size"
     for name in ("residual", "projection_clip"):
         if getattr(model, name) and not model.projection:
             yield f"model.{name}", "it needs model.projection true"
@@ -118,10 +123,15 @@ def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
     if training.compile:
         yield "training.compile", "LSTMs are compiled already; it must be false"
     visibility = recipe.use.visibility if recipe.task.kind else objective.reading.visibility
-    read = {"left_to_right": "forward", "right_to_left": "backward", "both_directions": "both"}.get(visibility)
+    read = {
+        "left_to_right": "forward", "right_to_left": "backward", "both_directions": "both",
+        "bidirectional": "bidirectional",
+    }.get(visibility)  # fmt: skip
     key = "use.visibility" if recipe.task.kind else "objective.visibility"
-    if read is None:
+    if read is None or (read == "bidirectional" and not both_ways):
         yield "model.kind", f"it reads left_to_right or right_to_left, but {key} is {visibility}"
+    elif both_ways and read != "bidirectional":
+        yield "model.directions", f"{key} is {visibility}, and bidirectional layers read whole texts: set it to {read}"
     elif read == "both" and model.directions != "both":
         yield "model.directions", f"objective {objective.name} reads in both directions: set it to both"
     elif model.directions not in (read, "both"):

@@ -42,6 +42,10 @@ def task_problems(recipe: Recipe) -> Iterator[Problem]:
         yield "finetuning.patience", "it must be at least 1, or left out"
     if not all(0 < weight < math.inf for weight in finetuning.auxiliary.values()):
         yield "finetuning.auxiliary", "each factor must be above 0 and finite"
+    if not finetuning.views or len(set(finetuning.views)) < len(finetuning.views):
+        yield "finetuning.views", "name at least one view, and each once"
+    if not 0 <= finetuning.unlabelled_dropout < math.inf:
+        yield "finetuning.unlabelled_dropout", "it must be at least 0 and finite"
     if not 0 < finetuning.layer_decay <= 1:
         yield "finetuning.layer_decay", "it must be above 0 and at most 1"
     if finetuning.unfreeze_epochs is not None and not 0 < finetuning.unfreeze_epochs < math.inf:

@@ -100,6 +100,7 @@ _tokens = Needs(
 )
 _auxiliary = Needs("finetuning.auxiliary", lambda recipe: bool(recipe.finetuning.auxiliary))
 _lora = Needs("finetuning.lora_rank", lambda recipe: recipe.finetuning.lora_rank is not None)
+_unlabelled = Needs("finetuning.unlabelled", lambda recipe: bool(recipe.finetuning.unlabelled))
 _generation = _kind("generation")
 _draws = Needs(
     "generation.learning pseudo or masked", lambda recipe: recipe.generation.learning in ("pseudo", "masked")
@@ -125,6 +126,7 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
         Needs("task.pooling null", lambda recipe: recipe.task.pooling is None),
     ),
     **dict.fromkeys(("finetuning.lora_alpha", "finetuning.lora_dropout", "finetuning.lora_projections"), (_lora,)),
+    **dict.fromkeys(("finetuning.views", "finetuning.unlabelled_dropout"), (_unlabelled,)),
     **{key: (_generation,) for key in KEYS if key.startswith(("generation.", "decoding."))},
     "generation.chunk_by": (
         _generation,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from unicloze.registry import Registry
-from unicloze.settings import HeadSettings, Recipe
+from unicloze.settings import HeadSettings, Recipe, ViewName
 
 if TYPE_CHECKING:
     from unicloze.tasks.task import Task
@@ -41,9 +41,21 @@ def task_settings(kind: str, **values: Any) -> Any:
     return TASKS[kind].settings(kind=kind, **values)
 
 
+def of_view(target: str, view: ViewName) -> str:
+    """The target of an auxiliary head of cross-view training."""
+    return f"{target}:{view}"
+
+
 def task_heads(recipe: Recipe) -> Mapping[str, HeadSettings]:
-    """Task heads of a recipe's model; none in pre-training."""
+    """Task heads of a recipe's model, those of its views included; none in pre-training."""
     heads = TASKS[recipe.task.kind].heads(recipe.task) if recipe.task.kind else {}
+    if recipe.finetuning.unlabelled:
+        views = {
+            of_view(name, view): dataclasses.replace(head, view=view)
+            for name, head in heads.items()
+            for view in recipe.finetuning.views
+        }
+        return {**heads, **views}
     if recipe.use.visibility != "both_directions":
         return heads
     return {name: dataclasses.replace(head, directions=2) for name, head in heads.items()}

@@ -14,6 +14,7 @@ from unicloze.tasks.choice import right_choice
 from unicloze.tasks.classification import label_of, quantity_of
 from unicloze.tasks.extraction import ExtractionSettings
 from unicloze.tasks.groups import Labelled, task_of
+from unicloze.tasks.several import TASK
 from unicloze.tasks.tagging import tags_of
 from unicloze.tasks.targets import texts_of
 from unicloze.tasks.task import Baseline
@@ -43,14 +44,19 @@ def mean(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> 
 
 def majority_tags(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
     """The most common tag of each word; for words not in the training records, the most common tag overall."""
-    seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    seen: defaultdict[tuple[str | None, str], Counter[str]] = defaultdict(Counter)
     for record in train:
+        part = record.fields.get(TASK)  # of several taggers
         for word, tag in zip(record.texts(recipe.task, "tokens"), tags_of(record, recipe.task), strict=True):
-            seen[word][tag] += 1
-    every: Counter[str] = sum(seen.values(), Counter())
-    common = {word: counts.most_common(1)[0][0] for word, counts in seen.items()}
-    otherwise = every.most_common(1)[0][0]
-    answers = [[common.get(word, otherwise) for word in record.texts(recipe.task, "tokens")] for record in records]
+            seen[part, word][tag] += 1
+    every: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
+    for (part, _), counts in seen.items():
+        every[part] += counts
+    answers = []
+    for record in records:
+        part = record.fields.get(TASK)
+        found = [seen.get((part, word), every[part]) for word in record.texts(recipe.task, "tokens")]
+        answers.append([counts.most_common(1)[0][0] if counts else "" for counts in found])
     return Baseline("the most common tag of each word", answers)
 
 

@@ -81,6 +81,8 @@ def heads(settings: Paired) -> Mapping[str, HeadSettings]:
         outputs=len(settings.labels or ()) if isinstance(settings, Labelled) else 1,
         dense=settings.head == "dense",
         batch_norm=settings.head == "batch_norm",
+        relu=settings.head == "relu",
+        view="full" if settings.layers == "all" else None,
         pooling=_pooling(settings),
         dropout=settings.head_dropout,
     )

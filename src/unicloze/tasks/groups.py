@@ -36,7 +36,9 @@ class Headed(TaskSettings):
 
     Args:
         head: `dense` puts BERT's dense layer and tanh before the output layer (exportable); `plain` does not (as in both
-            UniLM papers); `batch_norm` puts 50 units and batch normalisation before it (ULMFiT), for one prediction per text.
+            UniLM papers); `batch_norm` puts 50 units and batch normalisation before it (ULMFiT), for one prediction per text,
+            and `relu` a layer with ReLU (CVT), for tags and texts.
+        layers: What the head reads, for tags and texts: the `last` layer, or `all` of bidirectional LSTMs side by side (CVT).
         pooling: Representation of a text: its `first` slot, its `last`, or the `mean` of all, or their `concat`: the last one
             read, the maximum and the mean of all (ULMFiT); default: `use.pooling` of the model's recipe. In tagging, the
             representation of a word; for choices, no answer and the kind of an answer, one slot: by default the `last` if the
@@ -45,7 +47,8 @@ class Headed(TaskSettings):
         head_dropout: Dropout of the output layer's input; default: `model.dropout`.
     """
 
-    head: Literal["dense", "plain", "batch_norm"] = "dense"
+    head: Literal["dense", "plain", "batch_norm", "relu"] = "dense"
+    layers: Literal["last", "all"] = "last"
     pooling: TaskPooling | None = None
     head_dropout: float | None = None
 
@@ -60,6 +63,11 @@ class Headed(TaskSettings):
         yield from super().problems(recipe)
         if self.head == "batch_norm" and not self.of_texts:
             yield "task.head", "only one prediction per text is normalised over a batch: set it to dense or plain"
+        takes_views = self.of_texts or self.kind == "tagging"
+        if self.head == "relu" and not takes_views:
+            yield "task.head", "only tags and texts are predicted through ReLU: set it to dense or plain"
+        if self.layers == "all" and not takes_views:
+            yield "task.layers", "only tags and texts are predicted from all layers: set it to last"
         if self.pooling == "concat" and not self.of_texts:
             yield "task.pooling", "only the slots of a whole text are concatenated: set it to first or last"
         elif self.one_slot and self.pooling == "mean":

@@ -24,10 +24,12 @@ class RowTarget:
     Args:
         slots: The slots of each prediction; several if they predict together.
         labels: The answers; None if unknown.
+        units: First slot of what each prediction is about, such as a word, and the slot after its last; empty if not known.
     """
 
     slots: Sequence[Sequence[int] | npt.NDArray[np.integer]]
     labels: Sequence[int] | Sequence[float] | None
+    units: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
     """Pad rows to one length.
 
     Args:
-        rows: All with the same targets.
+        rows: A row without a target that another has makes no predictions of it.
         vocabulary: Provides the id of padding.
         recipe: Provides the visibility.
     """
@@ -101,9 +103,19 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
         text_tokens=lengths,
         local=None if width is None else nearby(intervals, width),
         targets={
-            name: _weighted(_target([row.targets[name] for row in rows]), recipe.task) for name in rows[0].targets
+            name: _weighted(_target([row.targets.get(name, _NONE) for row in rows]), recipe.task)
+            for name in _names(rows)
         },
     )
+
+
+_NONE = RowTarget(slots=(), labels=None)
+"""No predictions."""
+
+
+def _names(rows: Sequence[Row]) -> dict[str, None]:
+    """The targets of all rows, in order."""
+    return {name: None for row in rows for name in row.targets}
 
 
 def _begins(packed: Sequence[Sequence[int]], capacity: int) -> Int32s:

@@ -1,8 +1,9 @@
-"""Several tasks as one: every record becomes a source with the name of its task, and a target text (Raffel et al. 2020).
+"""Several tasks as one: texts (Raffel et al. 2020), or taggers that share all but their heads (Clark et al. 2018).
 
-A source is "stsb sentence1: ... sentence2: ..." as in T5's Appendix D, a class is a word and a similarity is its number
-rounded to a step of 0.2 (Section 2.4). A part without labels continues the beginning of a text, T5's prefix language model
-(Section 3.3.1).
+Of texts every record becomes a source with the name of its task, and a target text. A source is "stsb sentence1: ...
+sentence2: ..." as in T5's Appendix D, a class is a word and a similarity is its number rounded to a step of 0.2 (Section
+2.4). A part without labels continues the beginning of a text, T5's prefix language model (Section 3.3.1). Of taggers each
+has tags and a head of its own, and every step is of one of them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from unicloze.settings import TaskSettings
 from unicloze.tasks.targets import TARGET
 from unicloze.tasks.task import Baseline
 
+TAGGING = "tagging"
 TASK = "task"
 """Field of a record that names its part."""
 SOURCE = "source"
@@ -40,8 +42,9 @@ class TaskPart:
         train: Its training file, in the folder `--train`.
         dev: Its development file, in the folder `--dev`; without one it is not evaluated.
         format: File format, as `task.format`.
-        source: Field of each text of the source, by the name shown before it.
-        target: Field of the answer.
+        source: Field of each text of the source, by the name shown before it; of a tagger, `{tokens: FIELD}`.
+        target: Field of the answer; of a tagger, by default `tags`.
+        labels: Tags of a tagger; default: sorted tags of the training file.
         classes: Target text of each class; default: the class itself.
         step: Round numbers to a multiple of this (STS-B: 0.2).
         metrics: Metrics of its predictions; the first counts in the mean that selects the checkpoint.
@@ -55,6 +58,7 @@ class TaskPart:
     format: str = "auto"
     source: Mapping[str, str] = field(default_factory=lambda: {"text": "text"})
     target: str = "label"
+    labels: Sequence[str] | None = None
     classes: Mapping[str, str] | None = None
     step: float | None = None
     metrics: Sequence[str] = ("accuracy",)
@@ -89,16 +93,19 @@ class TaskPart:
             )
         return str(value) if self.classes is None else self.classes[str(value)]
 
-    def answer_of(self, text: str, *, compares: str) -> Any:
+    def answer_of(self, text: Any, *, compares: str) -> Any:
         """The class or number that a text stands for, to compare it by a metric.
 
         Args:
-            text: A target or a generated text.
-            compares: `labels`, `numbers` or `texts`, see `unicloze.evaluation.metrics.registry`.
+            text: A target or a generated text, or the tags of a sentence.
+            compares: `labels`, `numbers`, `texts` or `tags`, see `unicloze.evaluation.metrics.registry`.
 
         Returns:
-            The class of its text, or the text if it is of none; a number, -1 if it is none, as T5's evaluation has it.
+            The class of its text, or the text if it is of none; a number, -1 if it is none, as T5's evaluation has it; texts
+            and tags as they are.
         """
+        if compares not in ("labels", "numbers"):
+            return text
         bare = _bare(text)
         if compares == "numbers":
             try:
@@ -106,8 +113,6 @@ class TaskPart:
             except ValueError:
                 return -1.0
             return number if np.isfinite(number) else -1.0
-        if compares != "labels":
-            return text
         classes = {_bare(each): name for name, each in (self.classes or {}).items()}
         return classes.get(bare, bare)
 
@@ -120,9 +125,16 @@ def _bare(text: str) -> str:
 _KINDS = typing.get_type_hints(TaskPart)
 
 
-def part_problems(entries: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
+_OF_TEXTS = "classes", "step", "unsupervised"
+"""Fields of an entry that taggers do not have."""
+_OF_TAGGERS: Mapping[str, Any] = {"source": {"tokens": "tokens"}, "target": "tags", "metrics": ("tag-accuracy",)}
+"""Defaults of a tagger's entry."""
+
+
+def part_problems(entries: Sequence[Mapping[str, Any]], *, taggers: bool = False) -> Iterator[Problem]:
     """Invalid entries of `task.parts`: the key and what they must be."""
-    fields = {each.name for each in dataclasses.fields(TaskPart)}
+    foreign = _OF_TEXTS if taggers else ("labels",)
+    fields = {each.name for each in dataclasses.fields(TaskPart)} - {*foreign}
     labels = [entry.get("label") for entry in entries]
     for number, entry in enumerate(entries, 1):
         said = f"entry {number}"
@@ -134,6 +146,13 @@ def part_problems(entries: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
             return
         if labels.count(entry["label"]) > 1:
             yield "task.parts", f"two entries are labelled '{entry['label']}'"
+            return
+        tags = entry.get("labels")
+        if tags is not None and (not isinstance(tags, list) or len(set(map(str, tags))) < max(1, len(tags))):
+            yield "task.parts", f"{said}: labels is not a list of different tags"
+            return
+        if taggers and not {*entry.get("source", ())} <= {"tokens"}:
+            yield "task.parts", f"{said}: the source of a tagger is {{tokens: FIELD}}"
             return
         for name in ("source", "classes"):
             if name in entry and not isinstance(entry[name], Mapping):
@@ -156,13 +175,20 @@ def part_problems(entries: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
 def parts_of(settings: TaskSettings) -> list[TaskPart]:
     """The parts of a task; empty for a single task."""
     entries: Sequence[Mapping[str, Any]] = getattr(settings, "parts", [])
-    return [TaskPart(**{**entry, **_as_texts(entry)}) for entry in entries]
+    defaults = _OF_TAGGERS if settings.kind == TAGGING else {}
+    return [TaskPart(**{**defaults, **entry, **_as_texts(entry)}) for entry in entries]
 
 
 def _as_texts(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The classes of an entry by text: YAML reads 0 and 1 as numbers."""
-    classes = entry.get("classes")
-    return {} if classes is None else {"classes": {str(name): str(text) for name, text in classes.items()}}
+    """The names of an entry as texts: YAML reads 0 and 1, which may be columns, classes or tags, as numbers."""
+    mappings = {
+        key: {str(name): str(text) for name, text in entry[key].items()}
+        for key in ("source", "classes")
+        if entry.get(key) is not None
+    }
+    target = {"target": str(entry["target"])} if "target" in entry else {}
+    labels = {} if entry.get("labels") is None else {"labels": [str(label) for label in entry["labels"]]}
+    return {**mappings, **target, **labels}
 
 
 def records_of(path: Path, settings: TaskSettings, *, dev: bool = False) -> list[Record]:
@@ -185,13 +211,14 @@ def records_of(path: Path, settings: TaskSettings, *, dev: bool = False) -> list
         return read_records(path, settings)
     if not path.is_dir():
         known = {part.label: part for part in parts}
-        return [_converted(record, _named(record, known)) for record in read_records(path, _reading("auto"))]
+        read = read_records(path, _reading("auto"))
+        return [_converted(record, _named(record, known), settings.kind) for record in read]
     found = []
     for part in parts:
         name = part.dev if dev else part.train
         if name is not None:
             texts = read_records(path / name, _reading(part.format), cure=None)
-            found += [one for record in texts if (one := _converted(record, part)).fields]
+            found += [one for record in texts if (one := _converted(record, part, settings.kind)).fields]
     if not found:
         raise UniclozeError(f"{path}: no entry of task.parts has records there: name a `dev` file in one")
     return found
@@ -208,8 +235,13 @@ def _named(record: Record, known: Mapping[str, TaskPart]) -> TaskPart:
     return known[str(label)]
 
 
-def _converted(record: Record, part: TaskPart) -> Record:
-    """The record as source and target; without fields if an unsupervised text has a single word."""
+def _converted(record: Record, part: TaskPart, kind: str) -> Record:
+    """The record as source and target, or as words and tags; without fields if an unsupervised text has a single word."""
+    if kind == TAGGING:
+        named = TaskSettings(fields={**part.source, "tags": part.target})
+        roles = {role: record.get(named, role) for role in ("tokens", "tags")}
+        fields = {TASK: part.label, **{role: value for role, value in roles.items() if value is not None}}
+        return dataclasses.replace(record, id=f"{part.label}-{record.id}", fields=fields)
     settings = TaskSettings(fields=dict(part.source))
     texts = {name: record.text(settings, name) for name in part.source}
     if part.unsupervised:

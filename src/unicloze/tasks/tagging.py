@@ -10,6 +10,9 @@ two windows predicts half of their overlap, so that words have context on both s
 A record for semantic roles has `predicate`, the index of its word from 0, and tags its arguments. `task.predicate: segment`
 gives the predicate segment 1; `repeat` reads "[SOS] sentence [EOS] predicate [EOS]" (Shi and Lin 2019, Section 3). A window
 that does not contain the predicate shows it only with `repeat`.
+
+With `task.parts` several taggers share the network: each has its own tags and head, and a target named after it. A record
+that names none of them in the field `task`, such as unlabelled text, is tagged by all.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -25,10 +28,11 @@ import numpy as np
 from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.records.record import Record
-from unicloze.rules import NOT_NEGATIVE, Needs, Problem
+from unicloze.rules import AT_LEAST_ONE, NOT_NEGATIVE, Needs, Problem
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Delimited, Headed, Labelled, task_of
 from unicloze.tasks.rows import Row, RowTarget, pair_marks, pooled_slots, pooling_of, text_row
+from unicloze.tasks.several import TAGGING, TASK, by_part, part_problems, parts_of
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 
@@ -49,19 +53,44 @@ class TaggingSettings(Headed, Delimited, Labelled):
             none.
         output_mix: Give the head a second mix of the layers (`model.layer_mix`), with weights of its own, beside the output
             of that biLSTM (ELMo, Section 3.3).
+        parts: Several taggers to train together (CVT): for each a mapping of `label`, `train` and `dev` (its files in the
+            folders --train and --dev), `source` (`{tokens: FIELD}`), `target` (the field of its tags), `labels`, `metrics`,
+            `format` and `share`; see `unicloze.tasks.several.TaskPart`. Every step is of one of them, drawn at random.
+        mixing_cap: Most rows of a part that count when a step's part is drawn; default: all.
+        mixing_temperature: Temperature of that draw: 1 draws parts by their number of rows, 2 by its square root.
     """
 
-    kind: str = "tagging"
+    kind: str = TAGGING
     predicate: Literal["segment", "repeat"] = "segment"
     encoder_size: int = 0
     output_mix: bool = False
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    mixing_cap: int | None = None
+    mixing_temperature: float = 2.0
 
-    ranges: ClassVar = {"encoder_size": NOT_NEGATIVE}
-    needs: ClassVar = {"delimiter": (Needs("task.predicate repeat", lambda recipe: recipe.task.predicate == "repeat"),)}
+    ranges: ClassVar = {
+        "encoder_size": NOT_NEGATIVE,
+        "mixing_cap": AT_LEAST_ONE,
+        "mixing_temperature": AT_LEAST_ONE,
+    }
+    needs: ClassVar = {
+        "delimiter": (Needs("task.predicate repeat", lambda recipe: recipe.task.predicate == "repeat"),),
+        **dict.fromkeys(
+            ("mixing_cap", "mixing_temperature"), (Needs("task.parts", lambda recipe: bool(recipe.task.parts)),)
+        ),
+    }
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Reject a second mix beside nothing."""
+        """Reject invalid parts, and a second mix beside nothing."""
         yield from super().problems(recipe)
+        yield from part_problems(self.parts, taggers=True)
+        if self.parts and (self.fields or self.format != "auto" or self.labels is not None):
+            yield (
+                "task.parts",
+                "each entry names its own fields, format and labels: leave out task.fields, task.format and task.labels",
+            )
+        if self.parts and self.class_weights is not None:
+            yield "task.class_weights", "the taggers of task.parts have no weights of classes: leave it out"
         if self.output_mix and not (self.encoder_size and recipe.model.layer_mix):
             yield (
                 "task.output_mix",
@@ -70,17 +99,47 @@ class TaggingSettings(Headed, Delimited, Labelled):
 
 
 def with_tags(settings: TaggingSettings, records: Sequence[Record]) -> TaggingSettings:
-    """The settings with the tags of the training records as labels and their weights, unless given.
+    """The settings with the tags of the training records as labels and their weights, unless given; those of each part apart.
 
     Raises:
         UniclozeError: A record has no tags, or not one per word; the message names its line.
     """
+    if settings.parts:
+        parts, numbers = [], by_part(records)
+        for part, entry in zip(parts_of(settings), settings.parts, strict=True):
+            if part.label not in numbers:
+                raise UniclozeError(
+                    f"{records[0].place}: no training record is of {part.label}, an entry of task.parts"
+                )
+            labels = part.labels or sorted(set(_tags_in([records[number] for number in numbers[part.label]], settings)))
+            parts.append({**entry, "labels": list(labels)})
+        return dataclasses.replace(settings, parts=parts)
     if settings.labels is not None and settings.class_weights != "balanced":
         return settings
+    return settings.with_classes(_tags_in(records, settings))
+
+
+def _tags_in(records: Sequence[Record], settings: TaskSettings) -> list[str]:
+    """The tags of all words, in order."""
     answers = [tag for record in records for tag in tags_of(record, settings)]
     if not answers:
         raise UniclozeError(f"{records[0].place}: no record has any words, so there are no tags to train on")
-    return settings.with_classes(answers)
+    return answers
+
+
+def taggers_of(settings: TaggingSettings) -> dict[str, Sequence[str]]:
+    """The tags of each tagger by its target."""
+    parts = parts_of(settings)
+    if not parts:
+        return {TARGET: settings.labels or ()}
+    return {f"{TARGET}:{part.label}": part.labels or () for part in parts}
+
+
+def _targets(record: Record, settings: TaggingSettings) -> list[str]:
+    """The targets of a record: that of the part it names, or all."""
+    named = record.fields.get(TASK)
+    every = list(taggers_of(settings))
+    return [f"{TARGET}:{named}"] if settings.parts and named is not None else every
 
 
 def tags_of(record: Record, settings: TaskSettings) -> list[str]:
@@ -92,7 +151,9 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
     tags, words = record.texts(settings, "tags"), record.texts(settings, "tokens")
     if len(tags) != len(words):
         raise UniclozeError(f"{record.place}: {len(tags)} tags for {len(words)} tokens; give one for each")
-    wrong = next((tag for tag in tags if not _BIO.fullmatch(tag)), None) if "entity-f1" in settings.metrics else None
+    own = {part.label: part.metrics for part in parts_of(settings)}
+    metrics = own.get(str(record.fields.get(TASK)), ()) if own else settings.metrics
+    wrong = next((tag for tag in tags if not _BIO.fullmatch(tag)), None) if "entity-f1" in metrics else None
     if wrong is not None:
         raise UniclozeError(
             f"{record.place}: the tag '{wrong}' is not one of B-KIND, I-KIND and O, which entity-f1 needs; for tags of "
@@ -102,17 +163,19 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
 
 
 def heads(settings: TaggingSettings) -> Mapping[str, HeadSettings]:
-    """One head, for the tag of a word."""
-    count, dense = len(settings.labels or ()), settings.head == "dense"
+    """One head for the tag of a word, or one for each part."""
     return {
-        TARGET: HeadSettings(
+        name: HeadSettings(
             kind="classes",
-            outputs=count,
-            dense=dense,
+            outputs=len(labels),
+            dense=settings.head == "dense",
+            relu=settings.head == "relu",
+            view="full" if settings.layers == "all" else None,
             dropout=settings.head_dropout,
             encoder_size=settings.encoder_size,
             output_mix=settings.output_mix,
         )
+        for name, labels in taggers_of(settings).items()
     }
 
 
@@ -141,12 +204,13 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
             tags = None if answers is None else [answers[number][word] for word in predicted]
             shown = [words[word][:room] for word in window]
             places = [word - window.start for word in predicted]
-            input_ids, segment_ids, slots = _row(shown, places, repeated, tokenizer, recipe)
+            input_ids, segment_ids, slots, units = _row(shown, places, repeated, tokenizer, recipe)
             if predicate is not None and predicate in window and repeated is None:
                 first = 1 + sum(len(word) for word in shown[: predicate - window.start])
                 segment_ids[first : first + len(shown[predicate - window.start])] = 1
-            target = RowTarget(slots=slots, labels=tags)
-            rows.append(Row(record=number, input_ids=input_ids, segment_ids=segment_ids, targets={TARGET: target}))
+            target = RowTarget(slots=slots, labels=tags, units=units)
+            targets = dict.fromkeys(_targets(record, task), target)
+            rows.append(Row(record=number, input_ids=input_ids, segment_ids=segment_ids, targets=targets))
     if windowed:
         warnings.warn(
             f"{windowed} of {len(records)} sentences are longer than the {task.max_length} tokens of a row "
@@ -184,8 +248,8 @@ def windows(sizes: Sequence[int], room: int) -> Iterator[tuple[range, range]]:
 
 def _row(
     words: Sequence[Int32s], predicted: Sequence[int], repeated: Int32s | None, tokenizer: Tokenizer, recipe: Recipe
-) -> tuple[Int32s, Int32s, list[list[int]]]:
-    """Tokens and segments of a window, and the slots of the words predicted in it."""
+) -> tuple[Int32s, Int32s, list[list[int]], list[tuple[int, int]]]:
+    """Tokens and segments of a window, and the pooled slots and the range of slots of each word predicted in it."""
     sizes = [len(word) for word in words]
     sentence = np.concatenate([*words, np.zeros(0, np.int32)])
     segments, between = pair_marks(recipe, tokenizer.vocabulary)
@@ -193,7 +257,8 @@ def _row(
     input_ids, segment_ids = text_row(texts, tokenizer.vocabulary, segments, between)
     starts = 1 + np.cumsum([0, *sizes[:-1]])
     slots = [[int(starts[word]) + slot for slot in pooled_slots(sizes[word], pooling_of(recipe))] for word in predicted]
-    return input_ids, segment_ids, slots
+    units = [(int(starts[word]), int(starts[word]) + sizes[word]) for word in predicted]
+    return input_ids, segment_ids, slots, units
 
 
 def _word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> list[Int32s]:
@@ -207,10 +272,17 @@ def _answers(records: Sequence[Record], settings: TaggingSettings) -> list[list[
     """Tag indices of all records, or None if no record has tags."""
     if all(record.get(settings, "tags") is None for record in records):
         return None
-    numbers = {label: number for number, label in enumerate(settings.labels or ())}
+    of_tagger = {
+        name: {label: number for number, label in enumerate(labels)} for name, labels in taggers_of(settings).items()
+    }
     found = []
     for record in records:
-        tags = tags_of(record, settings)
+        tags, (target, *others) = tags_of(record, settings), _targets(record, settings)
+        if others:
+            raise UniclozeError(
+                f"{record.place}: the field 'task' must name the part of task.parts that the tags are of"
+            )
+        numbers = of_tagger[target]
         unknown = next((tag for tag in tags if tag not in numbers), None)
         if unknown is not None:
             raise UniclozeError(
@@ -243,12 +315,21 @@ def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
 def predict(
     records: Sequence[Record], rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe
 ) -> list[Prediction]:
-    """The most likely tag of each word of each record."""
-    labels = task_of(recipe, TaggingSettings).labels or []
-    found: list[list[str]] = [[] for _ in records]
+    """The most likely tag of each word of each record; by part if it is tagged by all."""
+    task = task_of(recipe, TaggingSettings)
+    taggers = taggers_of(task)
+    found: list[dict[str, list[str]]] = [{name: [] for name in _targets(record, task)} for record in records]
     for row, output in zip(rows, outputs, strict=True):
-        found[row.record] += [labels[number] for number in output[TARGET].argmax(axis=-1)]
-    return [{"id": record.id, "prediction": tags} for record, tags in zip(records, found, strict=True)]
+        for name, tags in found[row.record].items():
+            tags += [taggers[name][number] for number in output[name].argmax(axis=-1)]
+    return [
+        {"id": record.id, "prediction": _by_part(tags) if len(tags) > 1 else next(iter(tags.values()))}
+        for record, tags in zip(records, found, strict=True)
+    ]
+
+
+def _by_part(tags: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    return {name.removeprefix(f"{TARGET}:"): each for name, each in tags.items()}
 
 
 def reference(record: Record, settings: TaskSettings) -> Any:

@@ -44,6 +44,7 @@ class MicroBatch:
         repeats: Whether it lays out the text of another micro-batch of the same step again.
         part: Index of its mixture part.
         rate: Factor of the learning rate of its step.
+        dropout: Factor of the dropout rates.
     """
 
     examples: Examples
@@ -54,6 +55,7 @@ class MicroBatch:
     repeats: bool = False
     part: int = 0
     rate: float = 1.0
+    dropout: float = 1.0
 
     @property
     def text_tokens(self) -> int:

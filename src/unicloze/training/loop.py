@@ -255,7 +255,8 @@ def accumulate_gradients(
                 batch = with_memory(batch, micro_batch, state.memories.get(number), used)
                 batch = batch if compute.soften is None else compute.soften(batch, compute)
                 with compute.autocast(), compute.lookups(state.model):
-                    losses = state.model(batch, DropoutKey(settings.seed, state.step, number))
+                    key = DropoutKey(settings.seed, state.step, number, factor=micro_batch.dropout)
+                    losses = state.model(batch, key)
                 if batch.memory is not None:
                     memories[number] = batch.memory
                 totals: list[Tensor] = [
@@ -274,10 +275,10 @@ def accumulate_gradients(
             gradients.take(leaf)
     except Abandoned:
         report.left = report.problem is None
-    sums = dict.fromkeys(weights, 0.0)
+    sums: dict[str, float] = {}
     for of_micro_batch in _agreed(world.meet(report, lambda: interruption.signal), world, interruption):
         for name, value in of_micro_batch.items():
-            sums[name] += value
+            sums[name] = sums.get(name, 0.0) + value
     gradients.give(world.add(gradients.sums, count, gradients.weights))
     state.memories = memories
     return sums

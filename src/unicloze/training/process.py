@@ -169,7 +169,8 @@ class RunProcess:
         """Show a step, and record it in the ledger at intervals."""
         training = self.recipe.training
         self.bar.update()
-        if state.step % training.log_every and state.step != training.steps:
+        turn = range(state.step, state.step + self.recipe.finetuning.steps_between)  # labelled and unlabelled step
+        if not any(step % training.log_every == 0 or step == training.steps for step in turn):
             return
         losses = {name: round(value, 4) for name, value in measures["loss"].items()}
         speed = measures["text_tokens_per_second"]

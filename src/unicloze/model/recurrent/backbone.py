@@ -1,4 +1,4 @@
-"""The recurrent backbone: embeddings and a stack of LSTMs for each direction (AWD-LSTM, ELMo)."""
+"""The recurrent backbone: embeddings and LSTMs, a stack for each direction (AWD-LSTM, ELMo) or bidirectional (CVT)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.model.recurrent.layer import RecurrentLayer, State
-from unicloze.model.recurrent.runs import BACKWARD, FORWARD, Direction, Runs, find_runs
+from unicloze.model.recurrent.runs import BACKWARD, FORWARD, Direction, Runs, find_runs, find_texts
 from unicloze.settings import ModelSettings
 
 _NAMES: Mapping[Direction, str] = {FORWARD: "left_to_right", BACKWARD: "right_to_left"}
@@ -23,22 +23,30 @@ _NAMES: Mapping[Direction, str] = {FORWARD: "left_to_right", BACKWARD: "right_to
 
 def directions_of(settings: ModelSettings) -> tuple[Direction, ...]:
     """The directions a model reads in."""
-    return (FORWARD, BACKWARD) if settings.directions == "both" else (settings.directions,)
+    asked = settings.directions
+    return (FORWARD, BACKWARD) if asked == "both" or asked == "bidirectional" else (asked,)
+
+
+def side_width(settings: ModelSettings) -> int:
+    """Width of the last layer's output in one direction."""
+    return settings.hidden_size // 2 if settings.directions == "bidirectional" else settings.hidden_size
 
 
 def layer_widths(settings: ModelSettings) -> list[tuple[int, int, int]]:
-    """Inputs, cells and outputs of each layer.
+    """Inputs, cells and outputs of each layer in one direction.
 
     With `model.projection` every layer has `intermediate_size` cells and `hidden_size` outputs; otherwise the last layer has
-    `hidden_size` cells and the others `intermediate_size`.
+    `hidden_size` cells and the others `intermediate_size`. Of bidirectional layers either direction has half of `hidden_size`
+    outputs, the last layer as many cells, and the layers above the first read both directions.
     """
-    widths, inputs = [], settings.embedding_size or settings.hidden_size
+    both_ways = settings.directions == "bidirectional"
+    widths, inputs, last = [], settings.embedding_size or settings.hidden_size, side_width(settings)
     for layer in range(settings.num_layers):
-        is_last = layer == settings.num_layers - 1
-        cells = settings.hidden_size if is_last and not settings.projection else settings.intermediate_size
-        outputs = settings.hidden_size if settings.projection else cells
+        narrow = layer == settings.num_layers - 1 and (both_ways or not settings.projection)
+        cells = last if narrow else settings.intermediate_size
+        outputs = last if settings.projection else cells
         widths.append((inputs, cells, outputs))
-        inputs = outputs
+        inputs = 2 * outputs if both_ways else outputs
     return widths
 
 
@@ -49,10 +57,13 @@ class Reading:
     Args:
         states: Of each slot: the embedding, the output of each layer before dropout, and the output of the last layer after
             dropout. *Shape:* (rows, slots, width) each
+        shown: The output of each bidirectional layer after dropout, as the layer above and the heads read it; empty for
+            others. *Shape:* (rows, slots, width) each
         penalty: AR and TAR of this batch, see `penalty_of`; None if the model has neither or there is no dropout.
     """
 
     states: list[Tensor]
+    shown: list[Tensor]
     penalty: Tensor | None
 
     @property
@@ -132,14 +143,20 @@ class RecurrentBackbone(nn.Module):
         Raises:
             UsageError: A slot reads neither from left to right nor from right to left.
         """
+        both_ways, intervals = self.settings.directions == "bidirectional", batch.intervals.cpu().numpy()
         directions = directions_of(self.settings)
-        found = find_runs(batch.intervals.cpu().numpy(), directions)
+        found = find_texts(intervals) if both_ways else find_runs(intervals, directions)
+        shown: list[Tensor] = []
         with torch.autocast(batch.input_ids.device.type, enabled=False):
             embedded = self.embeddings(batch.input_ids, dropout).float()
-            readings = [self._read(batch, embedded, direction, found[direction], dropout) for direction in directions]
-        layers = [functools.reduce(torch.add, of_layer) for of_layer in zip(*readings, strict=True)]
-        penalty = None if dropout is None else penalty_of(layers[-2], layers[-1], [*found.values()], self.settings)
-        return Reading(states=[embedded, *layers], penalty=penalty)
+            if both_ways:
+                layers, shown = self._read_both_ways(embedded, found, dropout)
+            else:
+                readings = [self._read(batch, embedded, each, found[each], dropout) for each in directions]
+                layers = [functools.reduce(torch.add, of_layer) for of_layer in zip(*readings, strict=True)]
+        runs = [found[FORWARD]] if both_ways else [*found.values()]
+        penalty = None if dropout is None else penalty_of(layers[-2], layers[-1], runs, self.settings)
+        return Reading(states=[embedded, *layers], shown=shown, penalty=penalty)
 
     def _read(
         self, batch: Batch, embedded: Tensor, direction: Direction, runs: Runs, dropout: DropoutKey | None
@@ -168,6 +185,34 @@ class RecurrentBackbone(nn.Module):
         carried.close()
         return [*outputs, sequences.scatter(x, rows, width)]
 
+    def _read_both_ways(
+        self, embedded: Tensor, found: Mapping[Direction, Runs], dropout: DropoutKey | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs of bidirectional layers: before dropout, the last also after it, and all after dropout."""
+        rows, width = embedded.shape[:2]
+        settings = self.settings
+        sequences = {direction: _Sequences(runs, width, embedded.device) for direction, runs in found.items()}
+        x = sequences[FORWARD].locked_slots(embedded, settings.input_dropout, dropout)
+        raw, shown = [], []
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            sides = []
+            for direction, each in sequences.items():
+                cell = layer.of(direction)
+                start = x.new_zeros(each.count, cell.outputs), x.new_zeros(each.count, cell.cells)
+                output, _ = cell(each.gather(x), each.running, start, dropout)
+                sides.append(each.scatter(output, rows, width))
+            output = torch.cat(sides, dim=-1)
+            if settings.residual and number:
+                output = output + x
+            is_last = number == len(self.layers) - 1
+            x = sequences[FORWARD].locked_slots(
+                output, settings.dropout if is_last else settings.hidden_dropout, dropout
+            )
+            raw.append(output)
+            shown.append(x)
+        return [*raw, x], shown
+
     def residual_writers(self) -> list[nn.Module]:
         """The modules whose outputs are added to a residual stream: none, a layer's outputs have their own scale."""
         return []
@@ -181,6 +226,7 @@ class _Sequences:
         self.count = len(runs)
         self.steps = len(running)
         index = torch.from_numpy(runs.rows[run] * width + slot)
+        self._slots = index.to(device)
         self.running: Tensor | None = None
         if runs.alike:
             index = index.view(self.steps, self.count).T.reshape(-1)
@@ -206,6 +252,14 @@ class _Sequences:
             return steps
         mask = dropout(torch.ones(self.count, steps.shape[-1], device=steps.device), rate)
         return steps * (mask[self._run] if self.running is not None else mask[:, None])
+
+    def locked_slots(self, states: Tensor, rate: float, dropout: DropoutKey | None) -> Tensor:
+        """The same for the states of slots, each of which belongs to one run. *Shape:* (rows, slots, width)"""
+        if dropout is None or rate == 0:
+            return states
+        mask = dropout(torch.ones(self.count, states.shape[-1], device=states.device), rate)
+        every = torch.empty_like(self._slots).index_copy(0, self._slots, self._run)
+        return states * mask[every].view(states.shape)
 
 
 class _Carried:
@@ -252,7 +306,11 @@ class _Carried:
 
 def predicted(batch: Batch, states: Tensor) -> Tensor:
     """The states of the predicted slots, concatenated in the order of the targets. *Shape:* (rows, predictions, width)"""
-    slots = torch.cat([target.slots.flatten(1) for target in batch.targets.values()], dim=1)
+    return states_at(torch.cat([target.slots.flatten(1) for target in batch.targets.values()], dim=1), states)
+
+
+def states_at(slots: Tensor, states: Tensor) -> Tensor:
+    """The states of some slots of each row. *Shape:* (rows, slots) and (rows, all slots, width) to (rows, slots, width)"""
     return states.gather(1, slots[:, :, None].expand(-1, -1, states.shape[2]))
 
 

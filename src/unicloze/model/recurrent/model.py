@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING
 from unicloze.model.model import TargetLoss, UnifiedModel
-from unicloze.model.recurrent.backbone import Embeddings, RecurrentBackbone, layer_widths
+from unicloze.model.recurrent.backbone import Embeddings, Reading, RecurrentBackbone, layer_widths, states_at
 from unicloze.model.recurrent.characters import CharacterCnn
+from unicloze.model.recurrent.views import viewed
 
 
 class RecurrentModel(UnifiedModel):
@@ -46,19 +47,32 @@ class RecurrentModel(UnifiedModel):
         """
         assert isinstance(self.backbone, RecurrentBackbone)
         reading = self.backbone.read(batch, dropout)
-        losses = dict(self._losses(batch, self._from_layers(batch, reading.by_layer), dropout))
+        losses = dict(self._losses(batch, self._seen(batch, reading), dropout))
         if reading.penalty is not None and losses:
             name, loss = next(iter(losses.items()))
             added = loss.weight * reading.penalty
             losses[name] = TargetLoss(total=loss.total + (added - added.detach()), weight=loss.weight)
         return losses
 
+    def _selected(self, batch: Batch, dropout: DropoutKey | None) -> dict[str, Tensor]:
+        assert isinstance(self.backbone, RecurrentBackbone)
+        return self._seen(batch, self.backbone.read(batch, dropout))
+
+    def _seen(self, batch: Batch, reading: Reading) -> dict[str, Tensor]:
+        """States of the predicted slots by target; a task head with a view gets what it sees."""
+        hidden = self._from_layers(batch, reading.by_layer)
+        for name, target in batch.targets.items():
+            view = self.task_head(name).head.view if name in self.task_heads else None
+            if view is not None:
+                hidden[name] = states_at(target.slots.flatten(1), viewed(reading.shown, view))
+        return hidden
+
     def _recurrent_flops(self) -> int:
-        """Forward operations of all layers of one direction for one slot."""
+        """Forward operations of all layers for one slot, in the directions it is read in."""
         total = 0
         for inputs, cells, outputs in layer_widths(self.settings):
             total += 2 * 4 * cells * (inputs + outputs) + (2 * cells * outputs if outputs != cells else 0)
-        return total
+        return 2 * total if self.settings.directions == "bidirectional" else total
 
     def flops(
         self,
@@ -71,6 +85,6 @@ class RecurrentModel(UnifiedModel):
         source_slots: int = 0,
         source_pairs: int = 0,
     ) -> float:
-        """As of `UnifiedModel`; each slot is read in one direction."""
+        """As of `UnifiedModel`; each slot is read in one direction, or in both by bidirectional LSTMs."""
         heads = sum(self._head_flops(name, predictions[name], predicting_slots[name]) for name in predictions)
         return TRAINING * (slots * self._recurrent_flops() + heads)

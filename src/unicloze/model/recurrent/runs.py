@@ -1,11 +1,13 @@
 """Runs: the sequences of slots that an LSTM reads, found in the visibility of a batch.
 
 A left-to-right run is a sequence of slots that each read the run's slots up to themselves; in a right-to-left run each
-reads itself and those after it. Every other visibility is refused, because an LSTM cannot follow it.
+reads itself and those after it. A bidirectional LSTM reads whole texts, runs of slots that each read exactly the run. Every
+other visibility is refused, because an LSTM cannot follow it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +28,12 @@ BACKWARD: Direction = "backward"
 NO_RUN = (
     "model.kind recurrent reads a text from left to right or from right to left, but a slot of these rows reads otherwise: "
     "use an objective or use.visibility left_to_right or right_to_left, or model.kind transformer"
+)
+
+
+NO_TEXT = (
+    "model.directions bidirectional reads whole texts in both directions, but a slot of these rows reads otherwise: use an "
+    "objective or use.visibility bidirectional, or other model.directions"
 )
 
 
@@ -108,6 +116,28 @@ def find_runs(intervals: Intervals, directions: Sequence[Direction]) -> dict[Dir
                 f"{direction}, or set model.directions both"
             )
     return {direction: found[direction] for direction in directions}
+
+
+def find_texts(intervals: Intervals) -> dict[Direction, Runs]:
+    """The texts of a batch, runs of slots that each read exactly the run, to be read from left to right and back.
+
+    Args:
+        intervals: *Shape:* (rows, slots, 4)
+
+    Raises:
+        UsageError: A slot reads something else.
+    """
+    first, end = intervals[..., 0].astype(np.int64), intervals[..., 1].astype(np.int64)
+    slot = np.arange(intervals.shape[1])
+    if (intervals[..., 3] > intervals[..., 2]).any() or not ((first <= slot) & (slot < end)).all():
+        raise UsageError(NO_TEXT)
+    member = np.ones(first.shape, dtype=bool)
+    found = _runs(member, first * (intervals.shape[1] + 1) + end, backward=False)
+    if (
+        (found.starts != first[found.rows, found.starts]) | (found.lengths != (end - first)[found.rows, found.starts])
+    ).any():
+        raise UsageError(NO_TEXT)
+    return {FORWARD: found, BACKWARD: dataclasses.replace(found, backward=True)}
 
 
 def _shifted(flags: npt.NDArray[np.bool_], by: int) -> npt.NDArray[np.bool_]:

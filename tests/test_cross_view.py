@@ -1,0 +1,469 @@
+"""Cross-view training: views, soft labels from the model's own primary heads, alternating steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import unicloze.finetuning.run as room
+from nlu_toys import WORDS, recipe_for, start, write
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import collate
+from unicloze.finetuning.cross_view import OwnTeacher, unlabelled_records, with_views
+from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, unlabelled_text
+from unicloze.finetuning.initial import task_recipe
+from unicloze.finetuning.predict import outputs_of
+from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
+from unicloze.finetuning.task_model import load_task_model
+from unicloze.model.dropout import DropoutKey
+from unicloze.model.recurrent.model import RecurrentModel
+from unicloze.model.recurrent.views import VIEWS
+from unicloze.recipes import load_recipe
+from unicloze.records import read_records
+from unicloze.records.record import Record
+from unicloze.settings import Recipe, ViewName
+from unicloze.tasks import TASKS, of_view
+from unicloze.training.checkpoint import load_checkpoint
+from unicloze.training.loading import LoadedModel, build_model, load_model
+from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient, update
+from unicloze.training.optimizers import build_optimizers
+
+SMALL = {
+    "model__hidden_size": 16, "model__intermediate_size": 12, "model__embedding_size": 8, "model__dropout": 0.0,
+    "model__input_dropout": 0.0, "model__hidden_dropout": 0.0,
+}  # fmt: skip
+NAMES: list[ViewName] = ["full", "forward", "backward", "future", "past"]
+CPU = Compute(device=torch.device("cpu"), precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> LoadedModel:
+    return start("cvt", **SMALL)
+
+
+def text_at(folder: Path, count: int = 9, seed: int = 1) -> Path:
+    """Unlabelled sentences, one per line."""
+    rng = random.Random(seed)
+    (folder / "text.txt").write_text("\n".join(" ".join(rng.choices(WORDS, k=rng.randint(2, 6))) for _ in range(count)))
+    return folder / "text.txt"
+
+
+def tagged(count: int = 10, seed: int = 0) -> list[dict[str, Any]]:
+    """Sentences whose words are tagged by their first letter's half of the alphabet."""
+    rng = random.Random(seed)
+    sentences = [rng.choices(WORDS, k=rng.randint(2, 6)) for _ in range(count)]
+    return [{"tokens": words, "tags": ["early" if word < "d" else "late" for word in words]} for words in sentences]
+
+
+def recipe_of(model: LoadedModel, text: Path | None, **more: Any) -> Recipe:
+    given = {
+        "task__metrics": ["tag-accuracy"], "task__labels": ["early", "late"], "training__batch_size": 4,
+        "finetuning__epochs": 2, "finetuning__evaluations": 1, "training__log_every": 1, **more,
+    }  # fmt: skip
+    if text is not None:
+        given["finetuning__unlabelled"] = [str(text)]
+    return recipe_for(model, "cvt-tagging", **given)
+
+
+def ready(recipe: Recipe, model: LoadedModel) -> RecurrentModel:
+    built = build_model(recipe, model.model.vocab_size)
+    assert isinstance(built, RecurrentModel)
+    with torch.no_grad():
+        for parameter in built.task_heads.parameters():
+            parameter.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
+    return built
+
+
+def data_of(records: list[dict[str, Any]], recipe: Recipe, model: LoadedModel) -> TaskData:
+    return encoded([Record(str(n), one, f"line {n}") for n, one in enumerate(records)], recipe, model.tokenizer)
+
+
+# Views
+
+
+def test_each_view_sees_its_side_of_a_word_and_nothing_else(tiny: LoadedModel, tmp_path: Path) -> None:
+    """Measured by another token in each slot in turn, and compared with the definitions of the paper."""
+    recipe = recipe_of(tiny, text_at(tmp_path))
+    model = ready(recipe, tiny).eval()
+    words = ["anna", "zebra-0", "sees", "qqq", "berlin"]  # some of several tokens
+    data = data_of([{"tokens": words, "tags": ["early"] * 5}], recipe, tiny)
+    (row,) = with_views(data.rows, recipe)
+    units, length = row.targets["tags"].units, row.slots
+    assert max(end - first for first, end in units) > 1
+    assert [units[0][0], *(end for _, end in units)] == [first for first, _ in units] + [length - 1]
+    vocabulary = tiny.tokenizer.vocabulary
+
+    def outputs(ids: np.ndarray) -> dict[str, Tensor]:
+        changed = dataclasses.replace(row, input_ids=ids)
+        examples = TASKS["tagging"].lay_out([changed], vocabulary, recipe, None)
+        with torch.no_grad():
+            return {name: each[0] for name, each in model.outputs(collate(examples)).items()}
+
+    before = outputs(row.input_ids)
+    depends: dict[str, list[set[int]]] = {name: [set() for _ in words] for name in before}
+    for slot in range(length):
+        ids = row.input_ids.copy()
+        ids[slot] = vocabulary.mask
+        for name, found in outputs(ids).items():
+            for word in range(len(words)):
+                if not torch.equal(found[word], before[name][word]):
+                    depends[name][word].add(slot)
+    for word, (first, end) in enumerate(units):
+        expected = {
+            "tags": set(range(length)),
+            "tags:full": set(range(length)),
+            "tags:forward": set(range(end)),
+            "tags:backward": set(range(first, length)),
+            "tags:future": set(range(first)),
+            "tags:past": set(range(end, length)),
+        }
+        assert {name: of_words[word] for name, of_words in depends.items()} == expected
+        for name in NAMES:
+            assert set(VIEWS[name].visible(first, end, length)) == expected[of_view("tags", name)]
+
+
+def test_primary_and_auxiliary_heads_by_hand(tiny: LoadedModel, tmp_path: Path) -> None:
+    """softmax(U ReLU(W h) + b) with h of both layers or of one direction of the first layer (Section 3.2)."""
+    recipe = recipe_of(tiny, text_at(tmp_path))
+    model = ready(recipe, tiny).eval()
+    data = data_of([{"tokens": ["anna", "sees", "eva"], "tags": ["early"] * 3}], recipe, tiny)
+    (row,) = with_views(data.rows, recipe)
+    batch = collate(TASKS["tagging"].lay_out([row], tiny.tokenizer.vocabulary, recipe, None))
+    with torch.no_grad():
+        reading = model.backbone.read(batch)  # type: ignore[operator]
+        first, second = (states[0] for states in reading.shown)
+        found = model.outputs(batch)
+        for word, (begin, end) in enumerate(row.targets["tags"].units):
+            inputs = {
+                "tags": torch.cat([first[begin], second[begin]]),
+                "tags:full": torch.cat([first[begin], second[begin]]),
+                "tags:forward": first[end - 1, :8],
+                "tags:backward": first[begin, 8:],
+                "tags:future": first[begin - 1, :8],
+                "tags:past": first[end, 8:],
+            }
+            for name, h in inputs.items():
+                head = model.task_head(name)
+                assert head.hidden is not None and head.hidden.out_features == 8
+                torch.testing.assert_close(found[name][0, word], head.output(functional.relu(head.hidden(h))))
+
+
+# Soft labels
+
+
+def unlabelled_batch(recipe: Recipe, model: LoadedModel, data: TaskData) -> Any:
+    data = dataclasses.replace(data, unlabelled=unlabelled_text(recipe, model.tokenizer))
+    (micro_batch,) = next(finetuning_steps(data, recipe, model.tokenizer.vocabulary, "cpu", 1))
+    return micro_batch
+
+
+def test_views_learn_what_the_primary_head_predicts_without_dropout(tiny: LoadedModel, tmp_path: Path) -> None:
+    """Losses and gradients beside a separate pass for the soft labels and cross-entropy by hand."""
+    rates = {"model__dropout": 0.3, "model__hidden_dropout": 0.4, "model__input_dropout": 0.2}
+    recipe = recipe_of(tiny, text_at(tmp_path), finetuning__unlabelled_dropout=0.5, **rates)
+    recipe = with_steps(recipe, 10)
+    model, data = ready(recipe, tiny), data_of(tagged(), recipe, tiny)
+    micro_batch = unlabelled_batch(recipe, tiny, data)
+    state = TrainState(model=model, optimizers=[], step=1)
+    compute = dataclasses.replace(CPU, soften=OwnTeacher(model, recipe))
+    losses = accumulate_gradients(state, [micro_batch], recipe.training, compute, lambda _: "")
+    assert list(losses) == [of_view("tags", name) for name in NAMES]
+    ours = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+    model.zero_grad()
+    batch = micro_batch.batch(torch.device("cpu"))
+    real = batch.targets["tags"].weights > 0
+    with torch.no_grad():
+        soft = model.eval().outputs(batch)["tags"].softmax(dim=-1)
+    model.train()
+    reading = model.backbone.read(batch, DropoutKey(recipe.training.seed, 1, 0, factor=0.5))  # type: ignore[operator]
+    total = torch.zeros(())
+    for name in NAMES:
+        head, target = model.task_head(of_view("tags", name)), batch.targets[of_view("tags", name)]
+        forward, backward = reading.shown[0].chunk(2, dim=-1)
+        side = {"forward": forward, "future": forward, "backward": backward, "past": backward}
+        states = side.get(name, torch.cat(reading.shown, dim=-1))
+        seen = states[torch.arange(len(states))[:, None], target.slots]
+        assert head.hidden is not None
+        own = head.output(functional.relu(head.hidden(seen))).log_softmax(dim=-1)
+        cross_entropy = -(soft * own).sum(dim=-1)[real].mean()
+        entropy = -(soft * soft.log()).sum(dim=-1)[real].mean()
+        assert losses[of_view("tags", name)] == pytest.approx(float(cross_entropy.detach() - entropy), abs=1e-5)
+        total = total + cross_entropy
+    total.backward()
+    theirs = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    assert ours.keys() == theirs.keys()
+    assert not any(name.startswith("task_heads.tags.") for name in ours)  # the primary head only teaches
+    assert "backbone.layers.0.cells.left_to_right.lstm.weight_hh_l0" in ours
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_a_labelled_step_trains_the_primary_head_alone(tiny: LoadedModel, tmp_path: Path) -> None:
+    """It is the step of a run without unlabelled text: losses and gradients."""
+    recipe = with_steps(recipe_of(tiny, text_at(tmp_path)), 10)
+    plain = with_steps(recipe_of(tiny, None), 10)
+    assert (recipe.training.steps, recipe.training.evaluate_every) == (12, 6)
+    assert (plain.training.steps, plain.training.evaluate_every) == (6, 3)
+    found = []
+    for each in (recipe, plain):
+        model, data = ready(each, tiny), data_of(tagged(), each, tiny)
+        step = next(finetuning_steps(data, each, tiny.tokenizer.vocabulary, "cpu", 0))
+        compute = dataclasses.replace(CPU, soften=OwnTeacher(model, each))
+        losses = accumulate_gradients(TrainState(model, []), step, each.training, compute, lambda _: "")
+        grads = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+        found.append((losses, grads))
+    assert list(found[0][0]) == ["tags"] and found[0][1].keys() == found[1][1].keys()
+    assert found[0][0] == pytest.approx(found[1][0])
+
+
+def test_a_factor_scales_every_dropout_rate() -> None:
+    x = torch.ones(4, 50_000)
+    for factor, share in ((0.5, 0.2), (1.0, 0.4), (0.0, 0.0)):
+        dropped = DropoutKey(1, factor=factor)(x, 0.4)
+        assert float((dropped == 0).float().mean()) == pytest.approx(share, abs=0.01)
+        assert float(dropped.mean()) == pytest.approx(1.0, abs=0.02)
+
+
+# Steps
+
+
+def test_steps_alternate_and_depend_on_their_number_alone(tiny: LoadedModel, tmp_path: Path) -> None:
+    recipe = recipe_of(tiny, text_at(tmp_path, count=9), finetuning__epochs=4, training__micro_batch_size=2)
+    recipe = with_steps(recipe, 10)
+    data, text = data_of(tagged(), recipe, tiny), unlabelled_text(recipe, tiny.tokenizer)
+    vocabulary = tiny.tokenizer.vocabulary
+    data = dataclasses.replace(data, unlabelled=text)
+
+    def places(first: int) -> list[list[tuple[str, tuple[str, ...], float]]]:
+        steps = finetuning_steps(data, recipe, vocabulary, "cpu", first)
+        return [[(each.place, tuple(each.examples.targets), each.dropout) for each in step] for step in steps]
+
+    whole = places(0)
+    assert len(whole) == 24
+    for number, step in enumerate(whole):
+        unlabelled = number % 2 == 1
+        assert all(("text.txt" in place) == unlabelled for place, _, _ in step)
+        names = ("tags", *(f"tags:{name}" for name in NAMES)) if unlabelled else ("tags",)
+        assert all(targets == names for _, targets, _ in step)
+        assert {factor for _, _, factor in step} == ({0.4} if unlabelled else {1.0})
+    for first in (1, 4, 7, 23):
+        assert places(first) == whole[first:]
+    plain = with_steps(recipe_of(tiny, None, finetuning__epochs=4, training__micro_batch_size=2), 10)
+    supervised = [[each.place for each in step] for step in finetuning_steps(data, plain, vocabulary, "cpu", 0)]
+    assert [[place for place, _, _ in step] for step in whole[::2]] == supervised
+
+
+def test_an_epoch_of_text_reads_every_line_once(tiny: LoadedModel, tmp_path: Path) -> None:
+    recipe = with_steps(recipe_of(tiny, text_at(tmp_path, count=9), finetuning__epochs=4), 10)
+    data, text = data_of(tagged(), recipe, tiny), unlabelled_text(recipe, tiny.tokenizer)
+    assert text is not None and text.fingerprint != data.fingerprint
+    data = dataclasses.replace(data, unlabelled=text)
+    steps = list(finetuning_steps(data, recipe, tiny.tokenizer.vocabulary, "cpu", 0))[1::2]
+    made = [step.examples for (step,) in steps]
+    rows = [[tuple(ids[:n]) for ids, n in zip(one.input_ids, one.lengths, strict=True)] for one in made]
+    first, second = (list(itertools.chain(*rows[start : start + 3])) for start in (0, 3))
+    assert sorted(first) == sorted(tuple(row.input_ids) for row in text.rows) == sorted(second)
+    assert first != second
+
+
+# Runs
+
+
+def run(model: LoadedModel, folder: Path, out: str, text: Path | None, **more: Any) -> FinetuneResult:
+    file = folder / "train.jsonl"
+    if not file.exists():
+        write(file, tagged())
+    return finetune_run(recipe_of(model, text, **more), model, file, file, folder / out, progress=False)
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_stopped_run_ends_with_the_same_bits(tiny: LoadedModel, tmp_path: Path) -> None:
+    text, rates = text_at(tmp_path), {"model__dropout": 0.3, "model__hidden_dropout": 0.3}
+    whole = run(tiny, tmp_path, "whole", text, **rates)
+
+    class Stop(Exception):
+        pass
+
+    for count in (3, 8):  # before an unlabelled step and, after an evaluation, before a labelled one
+
+        def stopping(*arguments: Any, count: int = count) -> Any:
+            for number, step in enumerate(finetuning_steps(*arguments)):
+                if number == count:
+                    raise Stop
+                yield step
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(room, "finetuning_steps", stopping)
+            with pytest.raises(Stop):
+                run(tiny, tmp_path, f"broken{count}", text, **rates, training__save_every=1)
+        resumed = run(tiny, tmp_path, f"broken{count}", text, **rates, training__save_every=1)
+        assert (resumed.step, resumed.scores) == (whole.step, whole.scores) and whole.step == 12
+        one, other = (
+            load_checkpoint(tmp_path / name / "checkpoints" / "step-00000012") for name in ("whole", f"broken{count}")
+        )
+        assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+        losses = [
+            {event["step"]: event["loss"] for event in events(tmp_path / name) if event["event"] == "step"}
+            for name in ("whole", f"broken{count}")
+        ]
+        assert losses[0] == losses[1]
+    text.write_text("other text\n")
+    with pytest.raises(UniclozeError, match="holds a run with another unlabelled text"):
+        run(tiny, tmp_path, "whole", text, **rates)
+
+
+@pytest.mark.slow
+def test_the_ledger_has_the_losses_of_both_kinds_of_steps(tiny: LoadedModel, tmp_path: Path) -> None:
+    run(tiny, tmp_path, "run", text_at(tmp_path), training__log_every=4)
+    found = events(tmp_path / "run")
+    losses = {event["step"]: list(event["loss"]) for event in found if event["event"] == "step"}
+    views = [of_view("tags", name) for name in NAMES]
+    assert losses == {3: ["tags"], 4: views, 7: ["tags"], 8: views, 11: ["tags"], 12: views}
+    start_of_run = next(event for event in found if event["event"] == "start")
+    assert start_of_run["records"] == {"train": 10, "dev": 10, "unlabelled": 9}
+    assert "unlabelled text" in start_of_run["fingerprints"]
+
+
+def chain(count: int, seed: int) -> list[dict[str, Any]]:
+    """Sentences in which a word and its tag follow from the tag before: noun, verb, noun, verb, ..."""
+    rng, nouns, verbs = random.Random(seed), WORDS[:6], WORDS[6:]
+    found = []
+    for _ in range(count):
+        first, length = rng.randrange(2), rng.randint(3, 6)
+        words = [rng.choice(verbs if (first + place) % 2 else nouns) for place in range(length)]
+        found.append({"tokens": words, "tags": ["verb" if word in verbs else "noun" for word in words]})
+    return found
+
+
+@pytest.mark.slow
+def test_a_tagger_learns_and_its_views_foresee_the_next_tag(tiny: LoadedModel, tmp_path: Path) -> None:
+    """The future view has not seen the word whose tag it predicts; here the tag before decides it."""
+    train = write(tmp_path / "train.jsonl", chain(12, 0))
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(" ".join(one["tokens"]) for one in chain(40, 1)))
+    recipe = recipe_of(
+        tiny, text, task__labels=["noun", "verb"], finetuning__epochs=40, finetuning__evaluations=0.1,
+        training__learning_rate=0.02,
+    )  # fmt: skip
+    result = finetune_run(recipe, tiny, train, train, tmp_path / "run", progress=False)
+    assert next(iter(result.scores["tag-accuracy"].values.values())) == 100
+    loaded = load_model(tmp_path / "run")
+    data = encoded(read_records(train, loaded.recipe.task), loaded.recipe, loaded.tokenizer)
+    outputs = outputs_of(load_task_model(loaded), with_views(data.rows, loaded.recipe))
+    for name in NAMES:
+        right, known = [], []
+        for row, output in zip(data.rows, outputs, strict=True):
+            said = output[of_view("tags", name)].argmax(axis=-1)
+            right += [*(said == np.array(row.targets["tags"].labels))]
+            last = len(said) - 1
+            known += [
+                not (name == "future" and at == 0) and not (name == "past" and at == last) for at in range(last + 1)
+            ]
+        assert np.mean(np.array(right)[np.array(known)]) == 1.0, name
+        assert name in ("full", "forward", "backward") or not all(right), "no text before the first word tells its tag"
+
+
+# What text may be
+
+
+def test_text_is_read_as_lines_of_words_or_as_records(tiny: LoadedModel, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Anna sees Berlin.\n\n  \nEva leaves\n")
+    (tmp_path / "b.jsonl").write_text('{"tokens": ["carl", "plays"], "tags": ["?", "?"]}\n{"tokens": ["x"]}\n')
+    found = unlabelled_records(recipe_of(tiny, tmp_path))
+    assert [one.fields["tokens"] for one in found] == [
+        ["Anna", "sees", "Berlin", "."], ["Eva", "leaves"], ["carl", "plays"], ["x"],
+    ]  # fmt: skip
+    assert found[1].place.endswith("a.txt, line 4")
+    text = unlabelled_text(recipe_of(tiny, tmp_path), tiny.tokenizer)
+    assert text is not None and len(text.rows) == 4
+    assert all(target.labels is None for row in text.rows for target in row.targets.values())
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "c.txt").write_text("\n \n")
+    with pytest.raises(UniclozeError, match="there is no text: give"):
+        unlabelled_records(recipe_of(tiny, empty))
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "settings", "message"),
+    [
+        ("cvt", "classification", {"task__pooling": "mean"}, r"a classification task has none"),
+        ("bert-base", "tagging", {}, r"finetuning\.unlabelled needs bidirectional LSTMs"),
+        ("cvt", "cvt-tagging", {"distillation__teacher": "it"}, r"has the model teach itself"),
+        ("cvt", "cvt-tagging", {"finetuning__views": []}, r"finetuning\.views is \[\]; name at least one view"),
+        ("cvt", "cvt-tagging", {"finetuning__views": ["past", "past"]}, r"name at least one view, and each once"),
+        (
+            "cvt",
+            "cvt-tagging",
+            {"finetuning__unlabelled_dropout": 12.0, "model__dropout": 0.1},
+            r"makes model\.dropout 1 or more",
+        ),
+        ("cvt", "cvt-tagging", {"finetuning__unlabelled_dropout": -1.0}, r"it must be at least 0 and finite"),
+    ],
+)
+def test_what_has_no_views_is_refused(
+    name: str, task: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    small = {key: value for key, value in SMALL.items() if name == "cvt" or key == "model__dropout"}
+    with pytest.raises(UsageError, match=message):
+        recipe_for(start(name, **small), task, **settings, finetuning__unlabelled=[str(tmp_path)])
+
+
+def test_layers_side_by_side_need_bidirectional_lstms() -> None:
+    with pytest.raises(UsageError, match=r"task\.layers is all, which only bidirectional LSTMs have"):
+        recipe_for(start("bert-base"), "cvt-tagging")
+
+
+# The paper's size
+
+
+@pytest.mark.slow
+def test_the_papers_network_takes_a_step_of_either_kind(tiny: LoadedModel, tmp_path: Path) -> None:
+    """1024 and 512 cells, projections and hidden layers of 512, embeddings of 300 (Sections 3.1, 3.2 and 4.1)."""
+    loaded = LoadedModel(tiny.model, tiny.tokenizer, load_recipe("cvt"), Path("none"), 0)
+    given = {"task.labels": ["early", "late"], "finetuning.unlabelled": [str(text_at(tmp_path))]}
+    recipe = task_recipe(load_recipe("cvt-tagging", {**given, "task.metrics": ["tag-accuracy"]}), loaded)
+    recipe = with_steps(recipe, 10)
+    model = build_model(recipe, tiny.model.vocab_size)
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    for side in ("left_to_right", "right_to_left"):
+        first, second = (f"backbone.layers.{layer}.cells.{side}.lstm." for layer in (0, 1))
+        assert shapes[f"{first}weight_ih_l0"] == (4 * 1024, 300) and shapes[f"{first}weight_hr_l0"] == (512, 1024)
+        assert shapes[f"{second}weight_ih_l0"] == (4 * 512, 1024) and shapes[f"{second}weight_hh_l0"] == (4 * 512, 512)
+    widths = {"tags": 2048, "tags:full": 2048} | {f"tags:{name}": 512 for name in NAMES[1:]}
+    for name, width in widths.items():
+        assert shapes[f"task_heads.{name}.hidden.weight"] == (512, width)
+        assert shapes[f"task_heads.{name}.output.weight"] == (2, 512)
+    assert sum(name.startswith("task_heads.") for name in shapes) == 4 * len(widths)
+    data = data_of(tagged(4), recipe, tiny)
+    data = dataclasses.replace(data, unlabelled=unlabelled_text(recipe, tiny.tokenizer))
+    compute = dataclasses.replace(CPU, soften=OwnTeacher(model.for_use(), recipe))
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    state = TrainState(model, build_optimizers(model, recipe.training))
+    for step, names in zip(
+        finetuning_steps(data, recipe, tiny.tokenizer.vocabulary, "cpu", 0), (["tags"], [*widths][1:]), strict=False
+    ):
+        losses = accumulate_gradients(state, step, recipe.training, compute, lambda _: "")
+        assert list(losses) == names and all(np.isfinite(each) for each in losses.values())
+        update(state, clip_gradient(model, 1.0), recipe.training)
+        state.step += 1
+    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert {name for name in moved if name.startswith("task_heads.")} == {
+        n for n in shapes if n.startswith("task_heads.")
+    }
+    assert all(name in moved for name in shapes if "lstm" in name)

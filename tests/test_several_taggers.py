@@ -1,0 +1,224 @@
+"""Several taggers that share a network, and learn from unlabelled text together."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import nlu_toys
+import unicloze.finetuning.run as room
+from nlu_toys import WORDS, write
+from unicloze import verbs
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, unlabelled_text
+from unicloze.finetuning.from_scratch import untrained
+from unicloze.finetuning.mixing import Mixture, Turns
+from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
+from unicloze.recipes import load_recipe
+from unicloze.settings import Recipe
+from unicloze.tasks import task_heads
+from unicloze.tasks.roles import resolved
+from unicloze.tasks.rows import lay_out
+from unicloze.tasks.several import records_of
+from unicloze.training.checkpoint import load_checkpoint
+from unicloze.training.loading import LoadedModel, load_model
+
+SIDE = {"label": "side", "train": "side.jsonl", "dev": "side.jsonl"}
+SIZE = {
+    "label": "size", "train": "size.conll", "dev": "size.conll", "format": "conll", "source": {"tokens": "0"},
+    "target": "1", "metrics": ["tag-accuracy", "entity-f1"],
+}  # fmt: skip
+
+
+def folder(path: Path) -> Path:
+    """Sixteen sentences tagged by first letter, and four others tagged by length, in files of their own."""
+    path.mkdir(exist_ok=True)
+    rng = random.Random(0)
+    sentences = [rng.choices(WORDS, k=rng.randint(2, 5)) for _ in range(20)]
+    write(
+        path / "side.jsonl",
+        [{"tokens": words, "tags": ["early" if word < "d" else "late" for word in words]} for words in sentences[:16]],
+    )
+    lines = ["\n".join(f"{word} {'B-LONG' if len(word) > 4 else 'O'}" for word in words) for words in sentences[16:]]
+    (path / "size.conll").write_text("\n\n".join(lines) + "\n")
+    (path / "text.txt").write_text("\n".join(" ".join(rng.choices(WORDS, k=4)) for _ in range(9)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def start() -> LoadedModel:
+    return nlu_toys.start(
+        "cvt", model__hidden_size=16, model__intermediate_size=12, model__embedding_size=8, model__dropout=0.0,
+        model__input_dropout=0.0, model__hidden_dropout=0.0,
+    )  # fmt: skip
+
+
+def recipe_for(start: LoadedModel, files: Path, **more: Any) -> Recipe:
+    values = {
+        "task__parts": [SIDE, SIZE], "training__batch_size": 4, "finetuning__epochs": 2, "finetuning__evaluations": 1,
+        "finetuning__unlabelled": [str(files / "text.txt")], "training__log_every": 1,
+    }  # fmt: skip
+    return nlu_toys.recipe_for(start, "cvt-tagging", **{**values, **more})
+
+
+def opened(start: LoadedModel, files: Path, **more: Any) -> tuple[Recipe, TaskData]:
+    """The recipe with its tags and steps, and the training data."""
+    recipe = recipe_for(start, files, **more)
+    records = records_of(files, recipe.task)
+    recipe = Recipe(**{**vars(recipe), "task": resolved(recipe.task, records)})
+    data = encoded(records, recipe, start.tokenizer)
+    return with_steps(recipe, len(data.rows)), data
+
+
+def test_each_tagger_has_its_files_tags_and_heads(start: LoadedModel, tmp_path: Path) -> None:
+    recipe, data = opened(start, folder(tmp_path))
+    assert [part["labels"] for part in recipe.task.parts] == [["early", "late"], ["B-LONG", "O"]]  # type: ignore[attr-defined]
+    assert [record.id for record in data.records[14:18]] == ["side-14", "side-15", "size-0", "size-1"]
+    assert [list(row.targets) for row in data.rows] == [["tags:side"]] * 16 + [["tags:size"]] * 4
+    heads = task_heads(recipe)
+    assert len(heads) == 12 and {"tags:side", "tags:size", "tags:side:future", "tags:size:full"} <= set(heads)
+    text = unlabelled_text(recipe, start.tokenizer)
+    assert text is not None and set(text.rows[0].targets) == set(heads)  # every primary head teaches
+
+
+def test_rows_of_several_targets_are_padded_apart(start: LoadedModel, tmp_path: Path) -> None:
+    recipe, data = opened(start, folder(tmp_path))
+    rows = [data.rows[0], data.rows[16], data.rows[1]]
+    examples = lay_out(rows, start.tokenizer.vocabulary, recipe)
+    for name, own in (("tags:side", [0, 2]), ("tags:size", [1])):
+        target = examples.targets[name]
+        counts = (target.weights > 0).sum(axis=1)
+        assert [int(count) for count in counts] == [
+            len(rows[n].targets[name].slots) if n in own else 0 for n in range(3)
+        ]
+        for row in own:
+            alone = lay_out([rows[row]], start.tokenizer.vocabulary, recipe).targets[name]
+            assert np.array_equal(target.labels[row, : counts[row]], alone.labels[0])
+            assert np.array_equal(target.slots[row, : counts[row]], alone.slots[0])
+
+
+def test_a_step_is_of_one_tagger_drawn_by_the_root_of_its_rows(start: LoadedModel, tmp_path: Path) -> None:
+    recipe, data = opened(start, folder(tmp_path))
+    mixture = Mixture.of(data.records, data.rows, recipe.task)
+    assert mixture is not None and mixture.counts == {"side": 13, "size": 7}  # 4 to 2, of 20
+    assert mixture.chances == "steps: 65 % of side, 35 % of size"
+    turns = Turns.of(mixture, 4000, 3)
+    assert np.mean(turns.parts == 0) == pytest.approx(13 / 20, abs=0.03)
+    assert np.array_equal(turns.parts[:50], Turns.of(mixture, 50, 3).parts)
+    rows = [turns.rows(step, 4, 3) for step in range(200)]
+    for part, (count, first) in enumerate(((16, 0), (4, 16))):
+        own = np.concatenate([each for each, of in zip(rows, turns.parts, strict=False) if of == part])
+        passes = own[: len(own) // count * count].reshape(-1, count)
+        assert np.array_equal(np.sort(passes), np.tile(np.arange(first, first + count), (len(passes), 1)))
+        assert not np.array_equal(passes[0], passes[1])
+    steps = list(finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0))
+    assert all(len(step[0].examples.targets) == 1 for step in steps)
+    later = list(finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 3))
+    assert [step[0].place for step in later] == [step[0].place for step in steps[3:]]
+
+
+def test_from_scratch_the_tokenizer_learns_the_words_of_all(tmp_path: Path) -> None:
+    files = folder(tmp_path)
+    network = load_recipe("cvt", {"tokenizer.vocab_size": 200, "model.hidden_size": 16})
+    model = untrained(network, load_recipe("cvt-tagging", {"task.parts": [SIDE, SIZE]}), files)
+    assert all(len(model.tokenizer.encode(word)) < len(word) for word in WORDS)
+
+
+# Runs
+
+
+def ran(start: LoadedModel, files: Path, out: Path, **more: Any) -> FinetuneResult:
+    return finetune_run(recipe_for(start, files, **more), start, files, files, out)
+
+
+@pytest.mark.slow
+def test_taggers_learn_together_and_are_scored_apart(
+    start: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, out = folder(tmp_path), tmp_path / "run"
+    more = {"finetuning__epochs": 30, "finetuning__evaluations": 0.1, "training__learning_rate": 0.02}
+    result = ran(start, files, out, **more)
+    assert "steps: 65 % of side, 35 % of size" in capsys.readouterr().err
+    each = {name: next(iter(found.values.values())) for name, found in result.scores.items()}
+    assert set(each) == {"mean of tasks", "side tag-accuracy", "size tag-accuracy", "size entity-f1"}
+    assert each["mean of tasks"] == pytest.approx((each["side tag-accuracy"] + each["size tag-accuracy"]) / 2)
+    assert each["mean of tasks"] > 95 and result.chosen_by == "mean of tasks"
+    assert result.baseline is not None and result.baseline.name == "the most common tag of each word"
+
+    events = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    losses = [set(event["loss"]) for event in events if event["event"] == "step"]
+    assert Counter(len(names) for names in losses) == {1: 150, 10: 150}
+    assert {"tags:side"} in losses and {"tags:size"} in losses
+
+    asked = write(tmp_path / "asked.jsonl", [{"task": "size", "0": ["anna", "playing"]}])
+    (prediction,) = verbs.predict(out, file=asked, quiet=True)
+    assert prediction == {"id": "size-0", "prediction": ["O", "B-LONG"]}
+    (tagged,) = verbs.predict(out, text="anna sees dublin", quiet=True)
+    assert tagged["prediction"] == {"side": ["early", "late", "late"], "size": ["O", "O", "B-LONG"]}
+    verbs.report(out)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_ends_with_the_same_bits(start: LoadedModel, tmp_path: Path) -> None:
+    files, rates = folder(tmp_path), {"model__hidden_dropout": 0.3}
+    whole = ran(start, files, tmp_path / "whole", **rates)
+
+    class Stop(Exception):
+        pass
+
+    def stopping(*arguments: Any) -> Any:
+        for number, step in enumerate(finetuning_steps(*arguments)):
+            if number == 13:
+                raise Stop
+            yield step
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "finetuning_steps", stopping)
+        with pytest.raises(Stop):
+            ran(start, files, tmp_path / "broken", **rates)
+    resumed = ran(start, files, tmp_path / "broken", **rates)
+    assert (resumed.step, resumed.scores) == (whole.step, whole.scores)
+    one, other = (load_checkpoint(tmp_path / out / "checkpoints" / "step-00000020") for out in ("whole", "broken"))
+    assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+    assert load_model(tmp_path / "whole").recipe.task == load_model(tmp_path / "broken").recipe.task
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([{**SIDE, "classes": {"a": "b"}}, SIZE], r"entry 1 has 'classes'; an entry has dev, format, label"),
+        ([{**SIDE, "source": {"text": "text"}}], r"entry 1: the source of a tagger is \{tokens: FIELD\}"),
+        ([{**SIDE, "labels": ["a", "a"]}], r"entry 1: labels is not a list of different tags"),
+        ([SIDE, SIDE], r"two entries are labelled 'side'"),
+    ],
+)
+def test_parts_that_make_no_sense_are_refused(parts: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_recipe("cvt-tagging", {"task.parts": parts})
+
+
+def test_fields_and_labels_belong_to_the_entries() -> None:
+    for given in ({"task.labels": ["a"]}, {"task.format": "conllu"}, {"task.fields": {"tags": "pos"}}):
+        with pytest.raises(UsageError, match=r"each entry names its own fields, format and labels"):
+            load_recipe("cvt-tagging", {"task.parts": [SIDE], **given})
+
+
+def test_a_part_without_records_or_with_a_metric_of_texts_is_refused(start: LoadedModel, tmp_path: Path) -> None:
+    files = folder(tmp_path)
+    one = write(tmp_path / "one.jsonl", [{"task": "side", "tokens": ["anna"], "tags": ["early"]}])
+    recipe = recipe_for(start, files)
+    with pytest.raises(UniclozeError, match=r"one\.jsonl, line 1: no training record is of size"):
+        resolved(recipe.task, records_of(one, recipe.task))
+    wrong = recipe_for(start, files, task__parts=[{**SIDE, "metrics": ["accuracy"]}])
+    with pytest.raises(UsageError, match=r"task\.parts: accuracy of side does not compare tags"):
+        finetune_run(wrong, start, files, files, tmp_path / "run", progress=False)
