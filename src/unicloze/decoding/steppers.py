@@ -17,7 +17,8 @@ from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import check_steps, takes_steps
 from unicloze.model.recurrent.model import RecurrentModel
-from unicloze.model.recurrent.steps import RecurrentSteps, StepModel
+from unicloze.model.recurrent.steps import RecurrentSteps, StepModel, TranslationSteps
+from unicloze.model.recurrent.translation_model import TranslationModel
 from unicloze.settings import ModelSettings
 
 Prepared: TypeAlias = IncrementalModel | StepModel
@@ -57,7 +58,9 @@ def prepared(model: UnifiedModel, dtype: torch.dtype) -> Prepared:
     Raises:
         UsageError: It does not predict tokens, or cannot generate token by token.
     """
-    return RecurrentSteps(model, dtype) if isinstance(model, RecurrentModel) else IncrementalModel(model, dtype)
+    if isinstance(model, RecurrentModel):
+        return RecurrentSteps(model, dtype)
+    return TranslationSteps(model, dtype) if isinstance(model, TranslationModel) else IncrementalModel(model, dtype)
 
 
 def stepper(

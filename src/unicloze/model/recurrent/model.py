@@ -14,22 +14,26 @@ from unicloze.model.model import TargetLoss, UnifiedModel
 from unicloze.model.recurrent.backbone import RecurrentBackbone, layer_widths
 
 
+def draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> None:
+    """Draw LSTMs as `nn.LSTM` does, and embeddings uniformly within the initializer range."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in backbone.modules():
+            if isinstance(module, nn.LSTM):
+                bound = module.hidden_size**-0.5
+                for parameter in module.parameters():
+                    parameter.uniform_(-bound, bound, generator=generator)
+            elif isinstance(module, nn.Embedding):
+                module.weight.uniform_(-initializer_range, initializer_range, generator=generator)
+
+
 class RecurrentModel(UnifiedModel):
     """LSTMs in place of the Transformer, with the same heads and tied token embeddings; arguments as of `UnifiedModel`."""
 
     def initialize(self, seed: int) -> None:
         """Initialise the weights: embeddings uniform within the initializer range, LSTMs as `nn.LSTM` does, heads normal."""
         super().initialize(seed)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for module in self.backbone.modules():
-                if isinstance(module, nn.LSTM):
-                    bound = module.hidden_size**-0.5
-                    for parameter in module.parameters():
-                        parameter.uniform_(-bound, bound, generator=generator)
-                elif isinstance(module, nn.Embedding):
-                    common = self.settings.initializer_range
-                    module.weight.uniform_(-common, common, generator=generator)
+        draw_lstms(self.backbone, self.settings.initializer_range, seed)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch; their gradients, but not their values, include AR and TAR.

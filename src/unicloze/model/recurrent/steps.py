@@ -1,4 +1,4 @@
-"""A recurrent language model prepared for generation: it carries its state from token to token.
+"""A recurrent model prepared for generation: it carries its state from token to token.
 
 A state holds what the layers remember of every hypothesis, so a step costs the same after any number of tokens, and
 switching beams moves a few vectors.
@@ -17,10 +17,15 @@ from torch import Tensor, nn
 
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import linear_for
+from unicloze.model.model import UnifiedModel
 from unicloze.model.recurrent.backbone import Layer, RecurrentBackbone
+from unicloze.model.recurrent.decoder import DecoderState, EncodedSource
 from unicloze.model.recurrent.layer import RecurrentLayer, State
 from unicloze.model.recurrent.model import RecurrentModel
+from unicloze.model.recurrent.pairs import Pairs
 from unicloze.model.recurrent.runs import FORWARD
+from unicloze.model.recurrent.translation import TranslationBackbone
+from unicloze.model.recurrent.translation_model import TranslationModel
 
 STEPS_AT_ONCE = 256
 """Steps of the given texts that are read at once, so that a long text needs little memory."""
@@ -187,7 +192,7 @@ class RecurrentSteps:
 class Output:
     """Maps states to logits over the vocabulary, with the output matrix prepared for inference."""
 
-    def __init__(self, model: RecurrentModel, dtype: torch.dtype) -> None:
+    def __init__(self, model: UnifiedModel, dtype: torch.dtype) -> None:
         self._head, self._dtype = model.token_head, dtype
         tokens = model.backbone.embeddings.tokens.weight
         self._output = linear_for(model.token_head.matrix(tokens), model.token_head.bias, dtype)
@@ -198,7 +203,7 @@ class Output:
         return logits.float()
 
 
-def check_predicts(model: RecurrentModel) -> None:
+def check_predicts(model: UnifiedModel) -> None:
     """Reject a model without a head that predicts tokens.
 
     Raises:
@@ -206,3 +211,52 @@ def check_predicts(model: RecurrentModel) -> None:
     """
     if not hasattr(model, "token_head"):
         raise UsageError("this model does not predict tokens, so it cannot generate text: use another objective")
+
+
+class TranslationSteps:
+    """An LSTM encoder-decoder as a `StepModel`. Do not train the model while using it.
+
+    Args:
+        model: The model.
+        dtype: Data type of the product with the output matrix.
+
+    Raises:
+        UsageError: The model does not predict tokens.
+    """
+
+    def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:
+        check_predicts(model)
+        assert isinstance(model.backbone, TranslationBackbone)
+        self._backbone, self._logits = model.backbone, Output(model, dtype)
+        self.device = model.backbone.embeddings.tokens.weight.device
+
+    def begin(self, rows: Sequence[npt.NDArray[np.integer]]) -> tuple[None, StepState]:
+        """See `StepModel.begin`; the opening of the target predicts its first token."""
+        lengths = np.array([len(row) for row in rows])
+        ids = np.zeros((len(rows), int(lengths.max())), dtype=np.int64)
+        ids[np.arange(ids.shape[1]) < lengths[:, None]] = np.concatenate(rows)
+        order = np.argsort(-lengths, kind="stable")
+        none = np.zeros_like(lengths)
+        pairs = Pairs(rows=order, starts=none, lengths=lengths[order], targets=none)
+        back = np.argsort(order)
+        with torch.autocast(self.device.type, enabled=False):
+            _, states, final = self._backbone.encode(torch.from_numpy(ids).to(self.device), pairs)
+        source = self._backbone.source_of(pairs, back, states)
+        index = torch.from_numpy(back).to(self.device)
+        state = self._backbone.decoder.start([(h[index], c[index]) for h, c in final])
+        return None, StepState(carried=_flat(state), shared=(source.states, source.real))
+
+    def step(self, tokens: Tensor, state: StepState) -> tuple[Tensor, StepState]:
+        """See `StepModel.step`."""
+        decoder = self._backbone.decoder
+        *layers, attended = state.carried
+        before = DecoderState(layers=list(zip(layers[::2], layers[1::2], strict=True)), attended=attended)
+        states, real = state.shared
+        with torch.autocast(self.device.type, enabled=False):
+            inputs = decoder.inputs(decoder.embeddings(tokens).float())
+            after = decoder.step(inputs, before, EncodedSource(states=states, real=real))
+        return self._logits(after.attended), StepState(carried=_flat(after), shared=state.shared)
+
+
+def _flat(state: DecoderState) -> tuple[Tensor, ...]:
+    return (*(part for layer in state.layers for part in layer), state.attended)
