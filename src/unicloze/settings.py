@@ -336,6 +336,8 @@ class ModelSettings:
         num_layers: Number of layers; in an encoder-decoder, of the encoder.
         decoder_layers: Number of layers of a decoder, which makes this an encoder-decoder (T5, BART): the encoder reads the
             source of each row, and the decoder its own past and, through cross-attention, the encoder's output. 0 for none.
+            With LSTMs as many as `num_layers`: an attention decoder with input feeding, and an encoder whose layers read both
+            directions of the layer below (CoVe).
         num_heads: Attention heads of a layer.
         head_size: Width of an attention head; default: `hidden_size` / `num_heads` (some T5 models differ).
         intermediate_size: Inner width of the feed-forward network; of LSTMs, the number of cells of each layer but the last,

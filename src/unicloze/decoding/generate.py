@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unicloze.decoding.branches import Branches
 from unicloze.decoding.inputs import check_text
 from unicloze.decoding.model_format import GenerationFormat, generation_format_of
 from unicloze.decoding.parallel import fill_in_parallel
 from unicloze.decoding.sampling import TokenConstraints
 from unicloze.decoding.search import Hypothesis, Settled, search
+from unicloze.decoding.steppers import Prepared, positions_of, prepared, stepper
 from unicloze.decoding.uses import place_of
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
@@ -175,7 +175,7 @@ def generate_parts(
         UsageError: The settings contradict each other or the model, or a source is too long for it.
     """
     check_settings(settings, layout)
-    parts = _parts(IncrementalModel(model, _dtype(settings, model)), sources, settings, layout, first)
+    parts = _parts(prepared(model, _dtype(settings, model)), sources, settings, layout, first)
     return _shown(parts, len(sources), first) if progress else parts
 
 
@@ -187,7 +187,7 @@ def _shown(parts: Iterable[Part], sources: int, first: int) -> Iterator[Part]:
 
 
 def _parts(
-    model: IncrementalModel, sources: Sequence[Ids], settings: DecodingSettings, layout: GenerationFormat, first: int
+    model: Prepared, sources: Sequence[Ids], settings: DecodingSettings, layout: GenerationFormat, first: int
 ) -> Iterator[Part]:
     size = settings.batch_size * BATCHES_OF_A_CHUNK
     for begin in (first, *range(first - first % size + size, len(sources), size)):
@@ -203,7 +203,7 @@ def _parts(
 
 
 def _batch(
-    model: IncrementalModel,
+    model: Prepared,
     sources: Sequence[Ids],
     settings: DecodingSettings,
     layout: GenerationFormat,
@@ -212,10 +212,11 @@ def _batch(
     """Generate for one batch, step by step."""
     rules = TokenConstraints(settings, layout)
     if settings.parallel is not None:
+        assert isinstance(model, IncrementalModel)  # no other model predicts with pseudo masks
         steps = fill_in_parallel(model, sources, rules)
     else:
         count = settings.num_results if settings.sample else settings.beams
-        steps = search(Branches(model, layout, sources, count=count, max_length=settings.max_length), rules, numbers)
+        steps = search(stepper(model, layout, sources, count=count, max_length=settings.max_length), rules, numbers)
     while True:
         try:
             settled = next(steps)
@@ -295,7 +296,7 @@ def ready(
     for i, source in enumerate(sources):
         check_text(source, f"source {i + 1} of {len(sources)}")
     layout = with_token_ids(layout, settings, model.tokenizer)
-    positions = model.model.max_positions
+    positions = positions_of(model.model)
     room = layout.room(positions, settings.max_length) - len(layout.row([]))
     if room < 1:
         most = positions - (len(layout.opening) if layout.restarts else layout.specials + 1)

@@ -11,12 +11,12 @@ import torch
 
 from unicloze.decoding.generate import Part, check_settings, generate_parts, with_token_ids
 from unicloze.decoding.model_format import generation_format_of
+from unicloze.decoding.steppers import check_generates, positions_of
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData, buckets_by_length
 from unicloze.finetuning.task_model import SLOTS_AT_ONCE, TaskModel
-from unicloze.model.readers import check_steps
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, generation
@@ -32,7 +32,7 @@ def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
     Raises:
         UsageError: The decoding settings contradict each other, or the model cannot generate.
     """
-    check_steps(recipe.model)
+    check_generates(recipe.model)
     longest = min(recipe.decoding.max_length, generation.room(recipe)[1])
     decoding = dataclasses.replace(recipe.decoding, max_length=longest)
     check_settings(decoding, generation_format_of(recipe, tokenizer.vocabulary))
@@ -56,7 +56,7 @@ def generated(model: TaskModel, data: TaskData, *, first: int = 0, progress: boo
     layout = with_token_ids(generation_format_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
     longest, positions = (
         max((len(layout.row(source)) for source in sources.values()), default=0),
-        model.model.max_positions,
+        positions_of(model.model),
     )
     if longest > layout.room(positions, decoding.max_length):
         raise UsageError(

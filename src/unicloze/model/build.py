@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from unicloze.model.chain import ReplacedTokenModel
 from unicloze.model.model import UnifiedModel
 from unicloze.model.recurrent.model import RecurrentModel
+from unicloze.model.recurrent.translation_model import TranslationModel
 from unicloze.settings import HeadSettings, ModelSettings
 
 Model: TypeAlias = UnifiedModel | ReplacedTokenModel
@@ -37,7 +38,9 @@ def build(
     """
     if settings.generator_size > 0 and not heads:
         return ReplacedTokenModel(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets)
-    kind = RecurrentModel if settings.kind == "recurrent" else UnifiedModel
+    kind = UnifiedModel
+    if settings.kind == "recurrent":
+        kind = TranslationModel if settings.decoder_layers else RecurrentModel
     return kind(settings, vocab_size=vocab_size, max_positions=max_positions, targets=targets, heads=heads)
 
 

@@ -21,12 +21,15 @@ class TokenHead(nn.Module):
 
     `head: transform` is BERT's: a dense layer, an activation and a normalisation before the output weights. `linear` has
     none of them (GPT, XLNet), except a projection where the embedding width differs from the hidden size. The output
-    matrix is the token embeddings', unless the settings give it weights of its own (T5 1.1).
+    matrix is the token embeddings', unless the settings give it weights of its own (T5 1.1); that of an LSTM
+    encoder-decoder is then as wide as the hidden states (CoVe).
     """
 
     def __init__(self, settings: ModelSettings, *, vocab_size: int) -> None:
         super().__init__()
-        width, hidden = embedding_width(settings), settings.hidden_size
+        hidden = settings.hidden_size
+        untied = settings.kind == "recurrent" and settings.decoder_layers and not settings.tied_output
+        self.width = width = hidden if untied else embedding_width(settings)
         transforms = settings.head == "transform"
         self.dense = nn.Linear(hidden, width) if transforms or width != hidden else nn.Identity()
         self.activation = ACTIVATIONS[settings.activation] if transforms else nn.Identity()

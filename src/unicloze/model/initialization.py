@@ -17,6 +17,7 @@ from unicloze.model.layer_mix import LayerMix
 from unicloze.model.layers import FeedForward
 from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.recurrent.backbone import RecurrentBackbone
+from unicloze.model.recurrent.translation import TranslationBackbone
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.word_encoder import WordEncoder
 from unicloze.settings import ModelSettings
@@ -25,7 +26,7 @@ Deviations = Mapping[int, Sequence[float]]
 """Standard deviations of the weights of some modules, by id; several for equal parts of the rows."""
 
 
-def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed: int) -> None:
+def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | TranslationBackbone, seed: int) -> None:
     """Draw the weights from normal distributions; biases are zero and normalisations one.
 
     Adapters start near the identity. Low-rank updates and biLSTMs of heads are drawn last, so that the other weights of
@@ -73,7 +74,7 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone, seed:
             encoder.initialize(generator)
 
 
-def _scaled(backbone: Backbone | RecurrentBackbone) -> Deviations:
+def _scaled(backbone: Backbone | RecurrentBackbone | TranslationBackbone) -> Deviations:
     """Smaller deviations of the matrices that write into the residual stream (GPT-2), if the settings ask for them."""
     settings = backbone.settings
     if not settings.scaled_init:

@@ -19,6 +19,7 @@ from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, Toke
 from unicloze.model.initialization import draw_weights
 from unicloze.model.layer_mix import LayerMix
 from unicloze.model.recurrent.backbone import RecurrentBackbone, predicted
+from unicloze.model.recurrent.translation import TranslationBackbone
 from unicloze.model.soft_labels import mixed_losses
 from unicloze.model.task_heads import TaskHead
 from unicloze.settings import HeadSettings, ModelSettings
@@ -76,8 +77,10 @@ class UnifiedModel(nn.Module):
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self.label_smoothing = 0.0
-        self.backbone: Backbone | RecurrentBackbone
-        if settings.kind == "recurrent":
+        self.backbone: Backbone | RecurrentBackbone | TranslationBackbone
+        if settings.kind == "recurrent" and settings.decoder_layers:
+            self.backbone = TranslationBackbone(settings, vocab_size=vocab_size)
+        elif settings.kind == "recurrent":
             self.backbone = RecurrentBackbone(settings, vocab_size=vocab_size)
         else:
             self.backbone = Backbone(settings, vocab_size=vocab_size, max_positions=max_positions)
@@ -103,7 +106,7 @@ class UnifiedModel(nn.Module):
         Raises:
             UsageError: The model is recurrent.
         """
-        if isinstance(self.backbone, RecurrentBackbone):
+        if not isinstance(self.backbone, Backbone):
             raise UsageError(
                 "this needs a Transformer, but the model is recurrent (model.kind): use a model with model.kind transformer"
             )
@@ -320,7 +323,8 @@ class UnifiedModel(nn.Module):
             return linear_flops(head) * (slots if head.head.kind == "choice" else predictions)
         each = linear_flops(self.get_submodule(OWN_HEADS.get(name, "token_head")))
         if name not in WITHOUT_VOCABULARY:
-            each += 2 * embedding_width(self.settings) * self.vocab_size
+            width = self.token_head.width if name not in OWN_HEADS else embedding_width(self.settings)
+            each += 2 * width * self.vocab_size
         return predictions * each
 
     def num_parameters(self) -> int:

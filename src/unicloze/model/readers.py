@@ -42,7 +42,7 @@ Append = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def takes_steps(settings: ModelSettings) -> bool:
-    """Whether keys and values are all that a model's layers need of earlier slots, so that it can generate."""
+    """Whether keys and values are all that a model's layers need of earlier slots, so that they can be cached."""
     return settings.kind != "recurrent" and settings.positions != "transformer_xl"
 
 
@@ -54,8 +54,8 @@ def check_steps(settings: ModelSettings) -> None:
     """
     if settings.kind == "recurrent":
         raise UsageError(
-            "a model with model.kind recurrent cannot generate text here: score texts with it, or use a causal Transformer "
-            "(model.kind transformer)"
+            "a model with model.kind recurrent keeps a state and no keys and values: generate with `unicloze generate`, or "
+            "use a causal Transformer (model.kind transformer)"
         )
     if settings.positions == "transformer_xl":
         raise UsageError(

@@ -91,6 +91,26 @@ def _decoder_problems(recipe: Recipe) -> Iterator[Problem]:
         yield "training.attention", "it does not support an encoder-decoder; leave it auto"
 
 
+def _attention_decoder_problems(recipe: Recipe) -> Iterator[Problem]:
+    """What an LSTM encoder-decoder (CoVe) does not support, and what its layers need."""
+    model = recipe.model
+    yield from _decoder_problems(recipe)
+    if model.decoder_layers != model.num_layers:
+        yield (
+            "model.decoder_layers",
+            f"each layer of an LSTM decoder begins with the state of one of the encoder: set it to model.num_layers, "
+            f"{model.num_layers}",
+        )
+    if model.directions != "both":
+        yield "model.directions", "the encoder of an LSTM encoder-decoder reads in both directions: set it to both"
+    for name in ("hidden_size", "intermediate_size"):
+        if getattr(model, name) % 2:
+            yield f"model.{name}", "half of the cells of an encoder layer read in each direction: give an even number"
+    for name in ("projection", "weight_dropout", "activation_penalty", "temporal_penalty", "cell_clip", "layer_mix"):
+        if getattr(model, name):
+            yield f"model.{name}", "an LSTM encoder-decoder does not support it; leave it out"
+
+
 def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
     """Settings of a recurrent model that contradict each other, the objective or the way its text is read."""
     data, objective, model, training = recipe.data, recipe.objective, recipe.model, recipe.training
@@ -106,6 +126,8 @@ def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
             yield f"model.{name}", "it needs model.projection true"
     if model.embeddings == "characters":
         yield from _character_problems(model)
+    if model.decoder_layers:
+        yield from _attention_decoder_problems(recipe)
     if model.generator_size > 0:
         yield "model.generator_size", "a recurrent model has no generator; it must be 0"
     if model.memory > 1:
@@ -122,6 +144,8 @@ def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
         yield "training.attention", "a recurrent model has no attention; leave it auto"
     if training.compile:
         yield "training.compile", "LSTMs are compiled already; it must be false"
+    if model.decoder_layers:
+        return
     visibility = recipe.use.visibility if recipe.task.kind else objective.reading.visibility
     read = {
         "left_to_right": "forward", "right_to_left": "backward", "both_directions": "both",

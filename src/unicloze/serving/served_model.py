@@ -17,11 +17,11 @@ from unicloze.decoding.infill import FillResult, fill, filled_row
 from unicloze.decoding.inputs import longest_text
 from unicloze.decoding.likelihood import TextScore, defines, score
 from unicloze.decoding.model_format import find_generation_format
+from unicloze.decoding.steppers import generates
 from unicloze.decoding.uses import place_of
 from unicloze.errors import UsageError
 from unicloze.finetuning.generate_for_records import parts_for_records
 from unicloze.finetuning.given_texts import predict_given, ready_to_write, record_of
-from unicloze.model.readers import takes_steps
 from unicloze.records.record import Record
 from unicloze.report.example_view import ExampleView
 from unicloze.report.fed import groups_in_words
@@ -200,7 +200,7 @@ def _abilities(model: LoadedModel) -> Iterator[str]:
         yield "orders"
     if own_tokens and (defines(objective, "chain") or defines(objective, "pseudo")):
         yield "score"
-    writes = find_generation_format(recipe, model.tokenizer.vocabulary) is not None and takes_steps(recipe.model)
+    writes = find_generation_format(recipe, model.tokenizer.vocabulary) is not None and generates(recipe.model)
     if writes and (own_tokens or recipe.task.kind == "generation") and _reads(model) is not None:
         yield "generate"
     yield "embed"

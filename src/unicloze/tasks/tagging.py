@@ -17,6 +17,7 @@ that names none of them in the field `task`, such as unlabelled text, is tagged 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -167,7 +167,7 @@ class RecurrentBackbone(nn.Module):
         if not len(runs):
             widths = [outputs for _, _, outputs in layer_widths(settings)]
             return [embedded.new_zeros(rows, width, each) for each in (*widths, widths[-1])]
-        sequences = _Sequences(runs, width, embedded.device)
+        sequences = Sequences(runs, width, embedded.device)
         carried = _Carried(batch, runs, settings)
         x = sequences.locked(sequences.gather(embedded), settings.input_dropout, dropout)
         outputs = []
@@ -218,7 +218,7 @@ class RecurrentBackbone(nn.Module):
         return []
 
 
-class _Sequences:
+class Sequences:
     """The runs of one direction as sequences of steps, and back."""
 
     def __init__(self, runs: Runs, width: int, device: torch.device) -> None:

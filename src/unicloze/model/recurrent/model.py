@@ -11,9 +11,25 @@ from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING
 from unicloze.model.model import TargetLoss, UnifiedModel
-from unicloze.model.recurrent.backbone import Embeddings, Reading, RecurrentBackbone, layer_widths, states_at
+from unicloze.model.recurrent.backbone import Reading, RecurrentBackbone, layer_widths, states_at
 from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.model.recurrent.views import viewed
+
+
+def draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> None:
+    """Draw LSTMs as `nn.LSTM` does, embeddings uniformly within the initializer range, and character convolutions as ELMo's."""
+    generator = torch.Generator().manual_seed(seed)
+    of_characters = [inner for one in backbone.modules() if isinstance(one, CharacterCnn) for inner in one.modules()]
+    with torch.no_grad():
+        for module in backbone.modules():
+            if isinstance(module, nn.LSTM):
+                bound = module.hidden_size**-0.5
+                for parameter in module.parameters():
+                    parameter.uniform_(-bound, bound, generator=generator)
+            elif isinstance(module, CharacterCnn):
+                module.initialize(generator)
+            elif isinstance(module, nn.Embedding) and module not in of_characters:
+                module.weight.uniform_(-initializer_range, initializer_range, generator=generator)
 
 
 class RecurrentModel(UnifiedModel):
@@ -25,18 +41,7 @@ class RecurrentModel(UnifiedModel):
         Character convolutions start as in ELMo's released code.
         """
         super().initialize(seed)
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for module in self.backbone.modules():
-                if isinstance(module, nn.LSTM):
-                    bound = module.hidden_size**-0.5
-                    for parameter in module.parameters():
-                        parameter.uniform_(-bound, bound, generator=generator)
-                elif isinstance(module, CharacterCnn):
-                    module.initialize(generator)
-                elif isinstance(module, Embeddings) and isinstance(module.tokens, nn.Embedding):
-                    common = self.settings.initializer_range
-                    module.tokens.weight.uniform_(-common, common, generator=generator)
+        draw_lstms(self.backbone, self.settings.initializer_range, seed)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch; their gradients, but not their values, include AR and TAR.

@@ -1,0 +1,207 @@
+"""Generation with LSTMs: the carried state against reading the whole text again, beams that change places, long sources."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import decoding_toys
+from decoding_toys import generate_tokens
+from recurrent_toys import backbone_of, recurrent_model
+from toys import FIRST_ORDINARY, vocabulary
+from unicloze import verbs, visibility
+from unicloze.decoding.carried import CarriedStates
+from unicloze.decoding.generate import generate
+from unicloze.decoding.sampling import TokenConstraints
+from unicloze.decoding.search import search
+from unicloze.decoding.steppers import prepared
+from unicloze.errors import UsageError
+from unicloze.example import Batch, Leading
+from unicloze.model.recurrent.model import RecurrentModel
+from unicloze.objectives import settings_of
+from unicloze.objectives.causal import OBJECTIVES
+from unicloze.objectives.generation_format import GenerationFormat
+from unicloze.recipes import load_recipe
+from unicloze.settings import DataSettings, DecodingSettings, Recipe
+from unicloze.training.loading import LoadedModel
+
+CAUSAL = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
+KINDS: dict[str, dict[str, Any]] = {
+    "awd-lstm": {"num_layers": 3, "initializer_range": 4.0},
+    "wide embeddings": {"embedding_size": 10, "tied_output": False},
+    "projected": {
+        "projection": True, "intermediate_size": 16, "residual": True, "cell_clip": 0.2, "projection_clip": 0.1,
+    },
+    "both directions": {"directions": "both"},
+}  # fmt: skip
+
+
+def layout() -> GenerationFormat:
+    generates = OBJECTIVES["causal"].generates
+    found = None if generates is None else generates(CAUSAL, vocabulary())
+    assert found is not None
+    return found
+
+
+def model_of(kind: str) -> RecurrentModel:
+    model = recurrent_model(**KINDS[kind]).eval()
+    with torch.no_grad():
+        for name, weight in model.token_head.named_parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.3)
+    return model
+
+
+def sources(*lengths: int) -> list[np.ndarray[Any, Any]]:
+    draw = np.random.default_rng(1)
+    return [draw.integers(FIRST_ORDINARY, 50, size=length) for length in lengths]
+
+
+def again(model: RecurrentModel, ids: list[int]) -> Tensor:
+    """Logits after the last of some tokens, from a forward pass over all of them. *Shape:* (vocabulary,)"""
+    row = torch.tensor([ids])
+    batch = Batch(
+        input_ids=row,
+        position_ids=torch.zeros_like(row),
+        segment_ids=torch.zeros_like(row),
+        intervals=torch.from_numpy(visibility.left_to_right(len(ids)))[None].int(),
+        leading=Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None),
+        targets={},
+        text_tokens=len(ids),
+    )
+    with torch.no_grad():
+        return model.token_logits(backbone_of(model)(batch)[-1])[0, -1]
+
+
+class Again:
+    """A stepper that reads the whole text again at every step."""
+
+    def __init__(self, model: RecurrentModel, rows: list[np.ndarray[Any, Any]], count: int) -> None:
+        self.model, self.count = model, count
+        self.rows = [row.tolist() for row in rows]
+        self.texts: list[list[list[int]]] = [[[] for _ in range(count)] for _ in rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def first(self) -> Tensor:
+        return torch.stack([again(self.model, row) for row in self.rows])
+
+    def step(self, tokens: Tensor, parents: Tensor | None) -> Tensor:
+        chosen = torch.arange(self.count).expand(len(self), -1) if parents is None else parents
+        self.texts = [
+            [[*texts[parent], token] for token, parent in zip(new, old, strict=True)]
+            for texts, new, old in zip(self.texts, tokens.tolist(), chosen.tolist(), strict=True)
+        ]
+        return torch.stack(
+            [
+                torch.stack([again(self.model, [*row, *text]) for text in texts])
+                for row, texts in zip(self.rows, self.texts, strict=True)
+            ]
+        )
+
+    def keep(self, rows: Tensor) -> None:
+        self.rows, self.texts = ([part[row] for row in rows.tolist()] for part in (self.rows, self.texts))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources of different lengths, one empty and one read in parts; random changes of parents; sources that finish."""
+    monkeypatch.setattr("unicloze.model.recurrent.steps.STEPS_AT_ONCE", 4)
+    model, given, count = model_of(kind), sources(3, 0, 9, 4), 3
+    carried = CarriedStates(prepared(model, torch.float32), layout(), given, count=count)  # type: ignore[arg-type]
+    whole = Again(model, [layout().row(source) for source in given], count)
+    torch.testing.assert_close(carried.first(), whole.first(), atol=1e-5, rtol=1e-5)
+    draw = torch.Generator().manual_seed(3)
+    for number in range(6):
+        tokens = torch.randint(FIRST_ORDINARY, 50, (len(carried), count), generator=draw)
+        parents = torch.randint(count, (len(carried), count), generator=draw) if number % 3 else None
+        torch.testing.assert_close(carried.step(tokens, parents), whole.step(tokens, parents), atol=1e-5, rtol=1e-5)
+        if number == 3:
+            for each in (carried, whole):
+                each.keep(torch.tensor([2, 0]))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DecodingSettings(max_length=12, min_length=6, no_repeat_ngram=1),
+        DecodingSettings(max_length=12, beams=4, length_penalty=0.7, num_results=3),
+        DecodingSettings(max_length=9, sample=True, num_results=2, top_k=5),
+    ],
+    ids=["greedy", "beams", "sampled"],
+)
+def test_the_texts_are_those_of_reading_everything_again(settings: DecodingSettings) -> None:
+    model, given = model_of("awd-lstm"), sources(5, 2, 7)
+    rows = [layout().row(source) for source in given]
+    count = settings.num_results if settings.sample else settings.beams
+    steps = search(Again(model, rows, count), TokenConstraints(settings, layout()), range(3))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            expected = end.value
+            break
+    found = generate_tokens(model, given, settings, layout())
+    assert [[one.tokens for one in each] for each in found] == [[one.tokens for one in each] for each in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.log_probability == pytest.approx(other.log_probability, abs=1e-4)
+    assert len({tuple(one.tokens) for each in found for one in each}) > 1
+
+
+def loaded(**settings: Any) -> LoadedModel:
+    tokenizer = decoding_toys.wordpiece()
+    model = recurrent_model(**settings).eval()
+    recipe = Recipe(data=DataSettings(window=12), objective=CAUSAL, model=model.settings)
+    return LoadedModel(model, tokenizer, recipe, Path("nowhere"), 0)
+
+
+def test_a_source_longer_than_a_window_is_read_whole() -> None:
+    """LSTMs have no positions, so neither the source nor the text is limited by the windows of the training."""
+    model = loaded()
+    source = " ".join(["the list of items is empty"] * 20)
+    (found,) = generate(model, [source], DecodingSettings(max_length=50, min_length=50))
+    assert len(found.candidates[0].tokens) == 50
+    ids = [model.tokenizer.vocabulary.sos, *model.tokenizer.encode(source).tolist()]
+    allowed = model.tokenizer.vocabulary.ordinary
+    best = allowed[again(model.model, ids)[torch.from_numpy(allowed).long()].argmax()]  # type: ignore[arg-type]
+    assert found.candidates[0].tokens[0] == best
+
+
+def test_a_stream_is_the_text() -> None:
+    model = loaded()
+    settings = {"decoding.max_length": 8}
+    assert "".join(verbs.stream(model, "the list", overrides=settings)) == generate(
+        model, ["the list"], DecodingSettings(max_length=8)
+    )[0].text  # fmt: skip
+
+
+def test_a_backward_model_does_not_generate() -> None:
+    model = loaded(directions="backward")
+    backward = dataclasses.replace(CAUSAL, visibility="right_to_left")
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, objective=backward))
+    with pytest.raises(UsageError, match="a model trained by causal cannot generate text"):
+        generate(model, ["the list"])
+
+
+def test_bf16_products_are_close_to_those_of_fp32() -> None:
+    model, given = model_of("projected"), sources(5, 2)
+    exact, coarse = (
+        CarriedStates(prepared(model, dtype), layout(), given, count=1).first()  # type: ignore[arg-type]
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert coarse.dtype == torch.float32 and not torch.equal(exact, coarse)
+    torch.testing.assert_close(exact, coarse, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["awd-lstm", "ulmfit"])
+def test_recipes_of_forward_lstms_generate(name: str) -> None:
+    generates = OBJECTIVES["causal"].generates
+    recipe = load_recipe(name)
+    assert generates is not None and generates(recipe.objective, vocabulary()) is not None
