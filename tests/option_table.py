@@ -304,6 +304,7 @@ SETTINGS = {
     "finetuning.evaluations": Row("classes", "3"),
     "finetuning.patience": Row("classes", "1", beside="--finetuning.epochs 4"),
     "finetuning.auxiliary": Row("classes", "'{ae: 1.0}'"),
+    "finetuning.average_last": Row("classes", "2", beside="--finetuning.epochs 2"),
     "finetuning.layer_decay": Row("classes", "0.5"),
     "finetuning.unfreeze_epochs": Row("classes", "0.4"),
     "task.parts": Row("sources", SEVERAL),

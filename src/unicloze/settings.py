@@ -722,6 +722,9 @@ class FinetuningSettings:
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file per epoch; 0.5 evaluates after every other epoch.
         patience: Stop after this many evaluations without improvement; default: never.
+        average_last: What is evaluated and kept is the mean of the weights at this many last evaluations, or at all so far
+            (Transformer 2017, Section 6.1: 5 checkpoints for the base model, 20 for the big one). Training itself continues
+            from the weights as they are. 1 averages nothing.
         auxiliary: Targets of the model's own objective to train on the task's rows as well, and the factor of each loss:
             {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; default: none.
         layer_decay: Factor of the learning rate from each layer to the one below; the head has `training.learning_rate`, the
@@ -742,6 +745,7 @@ class FinetuningSettings:
     warmup_share: float = 0.1
     evaluations: float = 1.0
     patience: int | None = None
+    average_last: int = 1
     auxiliary: dict[str, float] = field(default_factory=dict)
     layer_decay: float = 1.0
     unfreeze_epochs: float | None = None

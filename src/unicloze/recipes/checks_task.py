@@ -42,6 +42,8 @@ def task_problems(recipe: Recipe) -> Iterator[Problem]:
         yield "finetuning.patience", "it must be at least 1, or left out"
     if not all(0 < weight < math.inf for weight in finetuning.auxiliary.values()):
         yield "finetuning.auxiliary", "each factor must be above 0 and finite"
+    if finetuning.average_last < 1:
+        yield "finetuning.average_last", "it must be at least 1"
     if not 0 < finetuning.layer_decay <= 1:
         yield "finetuning.layer_decay", "it must be above 0 and at most 1"
     if finetuning.unfreeze_epochs is not None and not 0 < finetuning.unfreeze_epochs < math.inf:
