@@ -264,17 +264,19 @@ def of_tokenizer(name: str) -> Callable[[World], tuple[Json, Case]]:
 
 
 def of_documents(world: World) -> tuple[Json, Case]:
-    from unicloze.text.documents import read_documents
+    from unicloze.text.documents import Tally, read_file
 
     file = world.place / "documents.jsonl"
 
     def read(value: Json) -> None:
         lines = value if isinstance(value, list) else [value]
         file.write_bytes(b"\n".join(map(spelled, lines)))
-        for document in read_documents(file):
+        for document in read_file(file, "text", Tally(), "spans"):
             document.text.encode()
+            for first, end, _ in document.spans.found:
+                assert document.text[first:end].strip() == document.text[first:end] != ""
 
-    return [{"text": "The cat."}, {"text": "A dog.", "n": 1}], read
+    return [{"text": "The cat.", "spans": [[0, 7], [4, 8, "phrase"]]}, {"text": "A dog.", "n": 1}], read
 
 
 RECORDS = {

@@ -272,7 +272,9 @@ def write_texts(place: Path) -> None:
     documents = [" ".join(sentence() for _ in range(draw.randint(3, 9))) for _ in range(60)]
     (place / "text.txt").write_text("\n\n".join([*documents, documents[0]]) + "\n", encoding="utf-8")
     (place / "other.txt").write_text("\n\n".join(documents[::2]) + "\n", encoding="utf-8")
-    lines = [{"text": one, "body": other} for one, other in itertools.pairwise(documents)]
+    lines: list[Any] = [{"text": one, "body": other} for one, other in itertools.pairwise(documents)]
+    for line in lines[::2]:
+        line["marked"] = [[0, line["text"].index("."), "phrase"]]
     write_lines(place / "fields.jsonl", lines)
     (place / "phrases.txt").write_text("the small\npost office\n")
     (place / "phrases-2.txt").write_text("the old\n")

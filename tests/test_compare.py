@@ -22,6 +22,8 @@ from unicloze.comparison.measures import held_out
 from unicloze.comparison.page import page
 from unicloze.comparison.results import ContestantResult
 from unicloze.comparison.table import Comparison, as_markdown, as_text
+from unicloze.decoding.inputs import ReadWindow
+from unicloze.decoding.likelihood import log_probabilities
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.model.flops import backbone_flops
@@ -34,7 +36,8 @@ from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.training.loading import load_model
+from unicloze.text.sampler import WindowSampler
+from unicloze.training.loading import LoadedModel, build_model, load_model
 from unicloze.training.loop import Compute
 
 TOKENIZER = TokenizerSettings(vocab_size=512)
@@ -173,6 +176,38 @@ def test_measures_are_those_of_a_separate_pass(corpus: Path, tmp_path: Path) -> 
     assert scored.chain_perplexity is not None and alone["causal"] is not None
     assert math.exp(alone["causal"]) == pytest.approx(scored.chain_perplexity, rel=1e-4)
     assert nats["ae"] is not None and np.isfinite(nats["ae"])
+
+
+@pytest.mark.parametrize("memory", [5, 20])
+def test_a_memory_reads_the_text_before_each_window(corpus: Path, tmp_path: Path, memory: int) -> None:
+    """As `score` does for a text of these windows; windows of 14 tokens of text, so 20 are of two windows."""
+    more = {"model.memory": memory, "model.initializer_range": 0.3, "data.window": 16}
+    recipe = load_recipe("xlnet-base", overrides(corpus, **more, **{"training.steps": 2}))
+    prepared = open_or_prepare(recipe.data, recipe.tokenizer, tmp_path / "data", progress=False)
+    network = build_model(recipe, prepared.tokenizer.vocabulary.size).for_use().eval()
+    loaded = LoadedModel(network, prepared.tokenizer, recipe, tmp_path, 0)
+    sampler = WindowSampler(prepared.heldout, window=16, segments=1, vocabulary=prepared.tokenizer.vocabulary, seed=0)
+    windows = sampler.sequential(12)
+    asked = []
+
+    def before(count: int) -> Any:
+        asked.append(count)
+        return sampler.texts_before(windows, count)
+
+    cpu = Compute(device=torch.device("cpu"), precision="fp32")
+    nats, alone = held_out(loaded, windows, cpu, 4, before), held_out(loaded, windows, cpu, 4)
+    assert set(asked) == {1 if memory == 5 else 2}
+    total, count, several = 0.0, 0, 0
+    for row, past in enumerate(before(asked[0])):
+        document = sampler.name(int(windows.source[row]), int(windows.index[row]))
+        assert len(past) == min(asked[0], document.first_token // 14) and all(len(each) == 14 for each in past)
+        own = windows.token_ids[row, 1 : windows.lengths[row] - 1]
+        pieces = [ReadWindow(text=0, first=0, tokens=each) for each in (*past, own)]
+        logs = log_probabilities(loaded, pieces, "chain", batch_size=1)[-1]
+        total, count, several = total - np.nansum(logs), count + np.isfinite(logs).sum(), several + len(past)
+    assert several > 3
+    assert nats["causal"] == pytest.approx(total / count, rel=1e-5)
+    assert nats["par"] != alone["par"] and nats["causal"] != alone["causal"]
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def test_200_characters_on_either_side_are_cut_at_words() -> None:
     before, after = prose(1), prose(2)
     text = f"{before} {QUESTION} {after}"
     start = text.index(QUESTION)
-    first, second = cut_out(text, np.array([[start, start + len(QUESTION)]]))
+    first, second = (text[a:b] for a, b in cut_out(text, np.array([[start, start + len(QUESTION)]])))
     assert before.startswith(first) and after.endswith(second)
     assert before[len(first)] == " " and after[-len(second) - 1] == " "
     for kept, whole in ((first, before), (second, after)):

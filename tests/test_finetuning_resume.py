@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 
 import nlu_toys
 import unicloze.finetuning.run as room
+from unicloze.errors import UniclozeError
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.settings import Recipe
 from unicloze.training.checkpoint import load_checkpoint
@@ -338,3 +341,90 @@ def test_damaged_checkpoints_are_set_aside_and_rewritten(start: LoadedModel, tmp
     whole = finetune_run(recipe, start, train, dev, tmp_path / "whole", progress=False)
     one, other = (load_checkpoint(path / "checkpoints" / "step-00000009") for path in (out, whole.out))
     assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+
+
+def weights_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_checkpoint(folder / f"step-{step:08d}").model
+
+
+def test_the_mean_of_the_last_evaluations_is_measured_and_kept(start: LoadedModel, tmp_path: Path) -> None:
+    """Training continues from the weights as they are; the means are computed here from the weights of a plain run."""
+    train, dev = files(tmp_path)
+    raw: dict[int, dict[str, torch.Tensor]] = {}
+    for epochs in (1, 2, 3):  # at a constant rate a longer run begins like a shorter one
+        recipe = recipe_for(start, finetuning__epochs=epochs, training__schedule="constant")
+        finetune_run(recipe, start, train, None, tmp_path / f"raw{epochs}", progress=False)
+        raw[3 * epochs] = weights_of(tmp_path / f"raw{epochs}" / "checkpoints", 3 * epochs)
+    recipe = recipe_for(start, finetuning__average_last=2, training__schedule="constant")
+    for name, held in (("dev", dev), ("no dev", None)):
+        out = tmp_path / name
+        result = finetune_run(recipe, start, train, held, out, progress=False)
+        assert sorted(path.name for path in (out / "averaged").iterdir()) == ["step-00000006", "step-00000009"]
+        assert all(torch.equal(weights_of(out / "checkpoints", 9)[key], value) for key, value in raw[9].items())
+        best = weights_of(out / "best", result.best_step)
+        last = [step for step in (3, 6, 9) if step <= result.best_step][-2:]
+        for key, value in best.items():
+            mean = torch.stack([raw[step][key] for step in last]).mean(dim=0)
+            torch.testing.assert_close(value, mean, rtol=0, atol=1e-7)
+        assert load_model(out).step == result.best_step
+    assert result.best_step == 9
+    assert any(not torch.equal(best[key], raw[9][key]) for key in best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("place", ["mean_weights", "_save", "write_checkpoint"])
+@pytest.mark.parametrize("step", [6, 9])
+def test_a_resumed_run_averages_alike(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool, place: str, step: int
+) -> None:
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, finetuning__average_last=2)
+
+    def run(out: str) -> FinetuneResult:
+        return finetune_run(recipe, start, train, dev if held else None, tmp_path / out, progress=False)
+
+    whole = run("whole")
+    with monkeypatch.context() as patch:
+        run_class: Any = room._Run
+        original, write = run_class._evaluate, run_class.write_checkpoint
+
+        def kill(*_: Any, **__: Any) -> None:
+            raise Killed
+
+        def kill_at_best(self: Any, folder: str, *arguments: Any, **more: Any) -> Any:
+            return kill() if folder == "best" else write(self, folder, *arguments, **more)
+
+        def evaluate(self: Any, state: Any) -> bool:
+            if state.step == step:
+                owner = room if place == "mean_weights" else run_class
+                patch.setattr(owner, place, kill_at_best if place == "write_checkpoint" else kill)
+            return bool(original(self, state))
+
+        patch.setattr(run_class, "_evaluate", evaluate)
+        with contextlib.suppress(Killed):
+            run("broken")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        again = run("broken")
+    assert again.best_step == whole.best_step
+    for folder in ("best", "averaged", "checkpoints"):
+        steps = sorted(path.name for path in (tmp_path / "whole" / folder).glob("step-*"))
+        assert steps == sorted(path.name for path in (tmp_path / "broken" / folder).glob("step-*"))
+        for name in steps:
+            one, other = (load_checkpoint(tmp_path / out / folder / name).model for out in ("whole", "broken"))
+            assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_missing_weights_of_an_evaluation_are_refused(start: LoadedModel, tmp_path: Path) -> None:
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, finetuning__average_last=2, finetuning__epochs=2)
+    finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+    shutil.rmtree(tmp_path / "run" / "averaged" / "step-00000003")
+    shutil.rmtree(tmp_path / "run" / "best")
+    lines = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines(keepends=True)
+    events = [json.loads(line) for line in lines]
+    kept_lines = [line for line, event in zip(lines, events, strict=True) if event.get("step", 0) < 6]
+    (tmp_path / "run" / "ledger.jsonl").write_text("".join(kept_lines))
+    with pytest.raises(UniclozeError, match=r"averaged/step-00000003.* is missing or damaged"):
+        finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)

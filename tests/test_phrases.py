@@ -281,6 +281,10 @@ def test_the_sampler_marks_its_windows(corpus: Path, tmp_path: Path) -> None:
     assert WindowSampler(prepared.train, **arguments).read(0, 8).joined is None
 
 
+WORDS = {"objective.mask_unit": "word", "data.spans_field": None, "training.phases": "[]"}
+"""Settings of ERNIE that mask single words only."""
+
+
 def test_a_run_finds_its_phrases_once(corpus: Path, tmp_path: Path) -> None:
     toy = toy_overrides() | {"data.corpus": [str(corpus)]}
     out = tmp_path / "run"
@@ -292,7 +296,7 @@ def test_a_run_finds_its_phrases_once(corpus: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="changes from 2 to 3"):
         pretrain_run(load_recipe("ernie-base", toy | {"training.steps": 3}), out, progress=False)
     assert (out / "phrases" / "phrases.txt").read_text() == "for people only"
-    pretrain_run(load_recipe("ernie-base", toy | {"objective.mask_unit": "word"}), tmp_path / "words", progress=False)
+    pretrain_run(load_recipe("ernie-base", toy | WORDS), tmp_path / "words", progress=False)
     assert not (tmp_path / "words" / "phrases").exists()
 
 
@@ -322,7 +326,7 @@ def test_a_part_of_the_run_may_ask_for_phrases(
 ) -> None:
     asked = []
     monkeypatch.setattr(run, "open_phrases", lambda *_, **__: asked.append("phrases"))
-    run.phrases_for(load_recipe("ernie-base", {"objective.mask_unit": "word"}), None, tmp_path)  # type: ignore[arg-type]
+    run.phrases_for(load_recipe("ernie-base", WORDS), None, tmp_path)  # type: ignore[arg-type]
     assert not asked
-    run.phrases_for(load_recipe("ernie-base", {"objective.mask_unit": "word"} | part), None, tmp_path)  # type: ignore[arg-type]
+    run.phrases_for(load_recipe("ernie-base", WORDS | part), None, tmp_path)  # type: ignore[arg-type]
     assert asked == ["phrases"]

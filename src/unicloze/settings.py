@@ -91,6 +91,9 @@ class DataSettings:
             as `hf:NAME[:SPLIT[:COLUMN]]`, where NAME is a folder or OWNER/NAME[/CONFIG]. Each is a source.
         weights: Passes over each source per epoch; default: 1.
         text_field: Field of .jsonl or column of .parquet that holds the text.
+        spans_field: Field of .jsonl with the spans of a text that `objective.mask_unit` phrase and entity mask as a whole: a
+            list of [first character, end, kind] with kind `phrase` or `entity` (default); those of a kind do not overlap.
+            Default: spans are not read.
         prepared: Folder written by `prepare`, to read instead of preparing the corpus again.
         window: Length of a window in tokens, special tokens included.
         segments: 2 for "[SOS] S1 [EOS] S2 [EOS]" (paper Section 2.2), 1 for "[SOS] S1 [EOS]".
@@ -98,6 +101,9 @@ class DataSettings:
             documents with an [EOS] between them, so that every window is full (RoBERTa's full sentences, GPT).
         order: `shuffled`, or `streams`: row i of a batch continues the text of row i of the previous batch, as segment
             recurrence needs (XLNet); its two segments are then contiguous.
+        overlap: Share of a window's text in `streams` that the next window reads again. Only the other tokens enter the
+            memory, and they are in one segment, so that the other segment can come from elsewhere (`objective.pairs`
+            next_sentence; XLNet). It needs `joined` documents and two segments.
         directions: With `backward`, the rows of `streams` read the text from its last window to its first, so that the memory
             of a window is the text after it; with `both`, half of them do (XLNet); with `forward`, none do.
         lengths: With `random`, each step reads as many tokens as it draws around the window's (a normal distribution of
@@ -109,18 +115,20 @@ class DataSettings:
         decontaminate: Evaluation files, folders or globs. Training text that shares `decontaminate_ngram` consecutive words
             with one of their texts is cut, with 200 characters on either side.
         decontaminate_ngram: Number of words that must be equal.
-        phrases: Text file with one phrase per line, for `objective.mask_unit: phrase`; default: phrases found in the
-            training text.
+        phrases: Text file with one phrase per line, for `objective.mask_unit` phrase and entity; default: phrases found in
+            the training text.
     """
 
     corpus: list[str] = field(default_factory=lambda: [PYTHON_DOCS])
     weights: list[float] | None = None
     text_field: str = "text"
+    spans_field: str | None = None
     prepared: str | None = None
     window: int = 512
     segments: Literal[1, 2] = 2
     documents: Literal["separate", "joined"] = "separate"
     order: Literal["shuffled", "streams"] = "shuffled"
+    overlap: float = 0.0
     directions: Literal["forward", "backward", "both"] = "forward"
     lengths: Literal["fixed", "random"] = "fixed"
     heldout_share: float = 0.02
@@ -181,11 +189,13 @@ class WindowNeeds(NamedTuple):
         pairs: How the second segment relates to the first.
         static_copies: Passes over the corpus after which the random draws of a window repeat; never if None.
         phrases: Whether phrases must be marked.
+        spans: Whether the spans that documents give must be marked.
     """
 
     pairs: Pairing = "contiguous"
     static_copies: int | None = None
     phrases: bool = False
+    spans: bool = False
 
 
 class Bounds(NamedTuple):
@@ -747,6 +757,9 @@ class FinetuningSettings:
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file per epoch; 0.5 evaluates after every other epoch.
         patience: Stop after this many evaluations without improvement; default: never.
+        average_last: What is evaluated and kept is the mean of the weights at this many last evaluations, or at all so far
+            (Transformer 2017, Section 6.1: 5 checkpoints for the base model, 20 for the big one). Training itself continues
+            from the weights as they are. 1 averages nothing.
         auxiliary: Targets of the model's own objective to train on the task's rows as well, and the factor of each loss:
             {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; default: none.
         unlabelled: Files or folders of unlabelled text for cross-view training: .txt with one sentence per line, or records
@@ -773,6 +786,7 @@ class FinetuningSettings:
     warmup_share: float = 0.1
     evaluations: float = 1.0
     patience: int | None = None
+    average_last: int = 1
     auxiliary: dict[str, float] = field(default_factory=dict)
     unlabelled: list[str] = field(default_factory=list)
     views: list[ViewName] = field(default_factory=lambda: ["full", "forward", "backward", "future", "past"])

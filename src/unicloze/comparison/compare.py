@@ -104,9 +104,8 @@ def compare_recipes(
     every = recipes[0].training.evaluate_every if "training.evaluate_every" in (overrides or {}) else None
     planned = _plan(recipes, prepared, budget, out / COMPARISON_FILE, wanted, every, say)
     _note_probes(fitted, out / COMPARISON_FILE, say)
-    windows = build_sampler(_measured_on(recipes[0], window), prepared, heldout=True).sequential(
-        recipes[0].training.evaluate_windows
-    )
+    sampler = build_sampler(_measured_on(recipes[0], window), prepared, heldout=True)
+    windows = sampler.sequential(recipes[0].training.evaluate_windows)
     if not (masked_steps(windows, prepared.tokenizer.vocabulary) >= 0).any():
         raise UsageError(
             "too little text is held out to measure on: raise --data.heldout_share or give more documents."
@@ -119,7 +118,7 @@ def compare_recipes(
             say(
                 f"{name}, seed {seed} ({seed * len(planned) + planned.index(contestant) + 1} of {seeds * len(planned)})"
             )
-            known = run_once(contestant.recipe, seed, run, prepared, windows, evaluators or {}, progress)
+            known = run_once(contestant.recipe, seed, run, prepared, sampler, windows, evaluators or {}, progress)
             for probe in fitted:
                 if name not in probe.not_defined and probe.name not in known[PROBES]:
                     say(f"{name}, seed {seed}: fine-tuned on {probe.name}")

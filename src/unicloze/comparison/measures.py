@@ -2,18 +2,25 @@
 
 All models see the same windows and the same masked positions, drawn by Algorithm 1: `ae` predicts them all at once from
 the rest, `par` predicts them block by block, `causal` predicts every token from those to its left. A score that an
-objective does not define is None.
+objective does not define is None. A model with a memory also reads the text before each window, as far as its memory goes
+back and no further than the window's document.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from unicloze.arrays import Int32s
 from unicloze.decoding.abilities import Ability, objective_of, part_with
+from unicloze.decoding.inputs import ReadWindow
+from unicloze.decoding.memory import rows_of, with_memories
+from unicloze.example import Examples, collate, select_rows
 from unicloze.objectives import defined
 from unicloze.objectives.unilmv2 import UniLMv2Settings, draw_steps
 from unicloze.text.tokenizers import Vocabulary
@@ -31,7 +38,13 @@ def masked_steps(windows: Windows, vocabulary: Vocabulary) -> npt.NDArray[np.int
     return draw_steps(windows, plain, np.full(len(windows), plain.mask_rate), vocabulary)
 
 
-def held_out(loaded: LoadedModel, windows: Windows, compute: Compute, rows: int) -> dict[str, float | None]:
+def held_out(
+    loaded: LoadedModel,
+    windows: Windows,
+    compute: Compute,
+    rows: int,
+    before: Callable[[int], Sequence[Sequence[Int32s]]] | None = None,
+) -> dict[str, float | None]:
     """Mean nats per prediction by measure; None if it is undefined or there are no predictions.
 
     Args:
@@ -39,6 +52,7 @@ def held_out(loaded: LoadedModel, windows: Windows, compute: Compute, rows: int)
         windows: Held-out windows with one segment each.
         compute: Device and precision to compute with.
         rows: Rows per forward pass.
+        before: The texts of at most so many windows before each window, in order, for models with a memory.
     """
     vocabulary = loaded.tokenizer.vocabulary
     steps = masked_steps(windows, vocabulary)
@@ -51,9 +65,53 @@ def held_out(loaded: LoadedModel, windows: Windows, compute: Compute, rows: int)
             continue
         asked = (windows,) if measure == "causal" else (windows, steps)
         examples = lay_out(*asked, vocabulary, settings)
-        ((total, weight),) = evaluate(loaded.model, examples, compute, rows).values()
+        if before is None or not loaded.model.settings.memory:
+            ((total, weight),) = evaluate(loaded.model, examples, compute, rows).values()
+        else:
+            count = math.ceil(loaded.model.settings.memory / (windows.token_ids.shape[1] - 2))
+            total, weight = _with_memory(loaded, examples, windows, before(count), compute, rows)
         result[measure] = total / weight if weight else None
     return result
+
+
+def _with_memory(
+    loaded: LoadedModel,
+    examples: Examples,
+    windows: Windows,
+    before: Sequence[Sequence[Int32s]],
+    compute: Compute,
+    rows: int,
+) -> tuple[float, float]:
+    """Sum of the losses in nats and number of predictions of the only target, each row with the memory of its past.
+
+    Args:
+        loaded: A model with a memory.
+        examples: The rows, one for each window.
+        windows: The windows.
+        before: Texts before each window, in order.
+        compute: Device and precision to compute with.
+        rows: Rows per forward pass.
+    """
+    loaded, total, weight = dataclasses.replace(loaded, precision=compute.precision), 0.0, 0.0
+    texts = [
+        [*past, tokens[1 : length - 1]]
+        for past, tokens, length in zip(before, windows.token_ids, windows.lengths, strict=True)
+    ]
+    pieces = [ReadWindow(text=row, first=0, tokens=piece) for row, each in enumerate(texts) for piece in each]
+    own = set((np.cumsum([len(each) for each in texts]) - 1).tolist())
+    model = loaded.model.eval()
+    for numbers, memory in with_memories(loaded, pieces, rows):
+        places = np.array([place for place, number in enumerate(numbers) if number in own], dtype=np.int64)
+        if not len(places):
+            continue
+        chosen = np.array([pieces[numbers[place]].text for place in places])
+        batch = collate(select_rows(examples, chosen), device=compute.device)
+        if memory is not None:
+            batch = dataclasses.replace(batch, memory=rows_of(memory, places))
+        with torch.no_grad(), compute.autocast():
+            (loss,) = model(batch).values()
+        total, weight = total + float(loss.total), weight + float(loss.weight)
+    return total, weight
 
 
 def bits_per_byte(nats: float | None, tokens_per_byte: float | None) -> float | None:

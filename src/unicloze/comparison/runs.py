@@ -26,6 +26,7 @@ from unicloze.run_files import CHECKPOINTS, RECIPE
 from unicloze.settings import Recipe
 from unicloze.tasks.task import RecordsCut
 from unicloze.text.prepare import Prepared
+from unicloze.text.sampler import WindowSampler
 from unicloze.text.windows import Windows
 from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute
@@ -46,6 +47,7 @@ def run_once(
     seed: int,
     run: Path,
     prepared: Prepared,
+    sampler: WindowSampler,
     windows: Windows,
     evaluators: Mapping[str, Evaluator],
     progress: bool,
@@ -63,6 +65,7 @@ def run_once(
         "windows": len(windows),
         "recipe": _fingerprint(recipe),
         "text": prepared.fingerprint,
+        **({"memory": recipe.model.memory} if recipe.model.memory else {}),
     }
     if any(known.get(key) != value for key, value in wanted.items()):
         training = dataclasses.replace(recipe.training, seed=seed)
@@ -73,7 +76,7 @@ def run_once(
         loaded = load_model(run)
         rows = training.micro_batch_size or training.batch_size
         loaded.model.to(compute.device)
-        nats = held_out(loaded, windows, compute, rows)
+        nats = held_out(loaded, windows, compute, rows, lambda count: sampler.texts_before(windows, count))
         known = {**wanted, "nats": nats, "scores": {}, PROBES: {}}
         known["bits_per_byte"] = bits_per_byte(nats["causal"], tokens_per_byte(prepared))
         write_file(scores_file, json.dumps(known, indent=1))

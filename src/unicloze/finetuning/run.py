@@ -7,7 +7,8 @@ import json
 import math
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ from unicloze.interop.opening import open_model
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
-from unicloze.run_files import BEST, CHECKPOINTS, DEV_PREDICTIONS, DEV_SAMPLES, LEDGER, RECIPE
+from unicloze.run_files import AVERAGED, BEST, CHECKPOINTS, DEV_PREDICTIONS, DEV_SAMPLES, LEDGER, RECIPE
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
 from unicloze.tasks.extraction import ExtractionSettings
@@ -61,12 +62,14 @@ from unicloze.tasks.roles import resolved
 from unicloze.tasks.several import records_of
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.averaging import mean_weights
 from unicloze.training.batches import MicroBatch
 from unicloze.training.changes import refuse_changes
 from unicloze.training.checkpoint import (
     MALFORMED,
     Checkpoint,
     checkpoint_name,
+    drop_newer,
     list_checkpoints,
     load_newest,
     set_aside_newer,
@@ -289,6 +292,7 @@ class _Run(RunProcess):
         if self.checkpoint is not None:
             done, ended = self._resume(self.checkpoint)
         else:
+            self._drop_newer_weights()
             self._drop_other_bests()
             self._show_best()
         if not ended:
@@ -332,7 +336,9 @@ class _Run(RunProcess):
         self._show_best()
         step, training = self.state.step, self.recipe.training
         due = step == training.steps or (step > 0 and step % training.evaluate_every == 0)
-        if self.dev is not None and due and step not in evaluations:  # stopped between saving and evaluating
+        self._drop_newer_weights()
+        missing = self.averages if self.dev is None else step not in evaluations
+        if due and missing:  # stopped between saving and evaluating
             self._evaluate(self.state)
         done = step >= training.steps or self._is_enough()
         if done:
@@ -370,8 +376,39 @@ class _Run(RunProcess):
             baseline=self.baseline.to_dict() if self.baseline else None,
         )
 
+    @property
+    def averages(self) -> bool:
+        """Whether the mean of several evaluations' weights is evaluated and kept."""
+        return self.recipe.finetuning.average_last > 1
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """Use the mean of the weights at the last evaluations within this context, if the recipe averages them.
+
+        Raises:
+            UniclozeError: The weights of one of these evaluations are missing or damaged.
+        """
+        if not self.averages:
+            yield
+            return
+        last, every, step = self.recipe.finetuning.average_last, self.recipe.training.evaluate_every, self.state.step
+        self.write_checkpoint(AVERAGED, [], self.out / RECIPE, self._facts(), keep=last)
+        evaluated = [*range(every, step, every), step][-last:]
+        with mean_weights(self.state.model, [self.out / AVERAGED / checkpoint_name(each) for each in evaluated]):
+            yield
+
     def _evaluate(self, state: TrainState) -> bool:
         """Measure, keep the best checkpoint, save; returns whether to stop early."""
+        with self._averaged():
+            self._measure(state)
+            if self.averages and self.dev is None and state.step == self.recipe.training.steps:
+                self.write_checkpoint(BEST, [], self.out / RECIPE, self._facts(), keep=1)
+        self._save(state)
+        self._drop_other_bests()
+        return self._is_enough()
+
+    def _measure(self, state: TrainState) -> None:
+        """Measure on the development file, if there is one, and keep the weights if they are the best."""
         if self.dev is not None and self.measured is not None:
             model = TaskModel(state.model.for_use(), self.tokenizer, self.recipe, self.compute)
             recipe, predictions = with_best_threshold(self.recipe, self.measured, predict(model, self.measured))
@@ -393,16 +430,21 @@ class _Run(RunProcess):
             if self.progress:
                 shown = ", ".join(f"{k} {v:.2f}" for result in results.values() for k, v in result.values.items())
                 say(f"step {state.step}: {shown}")
-        self._save(state)
-        self._drop_other_bests()
-        return self._is_enough()
+
+    def _drop_newer_weights(self) -> None:
+        """Remove the weights of evaluations that an interrupted run did not save."""
+        if self.world.first:
+            drop_newer(self.out / AVERAGED / checkpoint_name(self.state.step))
 
     def _drop_other_bests(self) -> None:
         """Remove all but the recorded best checkpoint, including unrecorded ones of an interrupted run."""
         if not self.world.first:
             return
+        step = self.best[1] if self.best else None
+        if self.averages and self.dev is None and self.state.step == self.recipe.training.steps:
+            step = self.state.step
         for path in list_checkpoints(self.out / BEST):
-            if self.best is None or path.name != checkpoint_name(self.best[1]):
+            if step is None or path.name != checkpoint_name(step):
                 shutil.rmtree(path)
 
     def _keep_best(self, recipe: Recipe, predictions: Sequence[Prediction]) -> None:

@@ -36,6 +36,8 @@ class Relation:
 class Relations:
     """The relations within a batch. Memory tokens are left of position 0 and belong to the first segment.
 
+    In a backward row they are right of the last position and belong to the last segment.
+
     Args:
         batch: The rows.
         settings: Model shape.
@@ -59,7 +61,11 @@ class Relations:
         self.key_positions = torch.cat([before, batch.position_ids], dim=1)
         self.key_segments = None
         if settings.num_segments:
-            self.key_segments = torch.cat([torch.zeros_like(before), batch.segment_ids], dim=1)
+            beside = torch.zeros_like(before)
+            if backward is not None:
+                last = batch.segment_ids.gather(1, batch.position_ids.argmax(dim=1, keepdim=True))
+                beside = torch.where(backward[:, None], last.to(before.dtype), beside)
+            self.key_segments = torch.cat([beside, batch.segment_ids], dim=1)
         self._memory = memory
 
     def of(self, queries: slice | Tensor, keys: int) -> Relation:

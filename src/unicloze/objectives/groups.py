@@ -64,7 +64,11 @@ class Masking(MaskRate):
         masking: `blockwise` is Algorithm 1; `token` draws single units without replacement (BERT); `geometric` draws spans
             of 1 to `max_span` units with probability proportional to (1 - `geometric_p`)^length (SpanBERT); `ngram` draws
             spans of 1 to `max_span` units with probability proportional to 1/length (ALBERT).
-        mask_unit: What is masked as a whole: a `token`, a `word`, or a `phrase` found by collocation (ERNIE).
+        mask_unit: What is masked as a whole: a `token`, a `word`, a `phrase` or an `entity` (ERNIE's three stages are word,
+            phrase and entity). Phrases and entities are those that a document gives in `data.spans_field`; other words of
+            the document are masked singly.
+        unmarked_unit: `mask_unit` in a document that gives no span of its kind: a `phrase` found by collocation or listed in
+            `data.phrases`, or a `word`.
         block_probability: Probability that a draw of Algorithm 1 is a block of several tokens.
         max_span: Maximum length of a block or span in units; 1 draws single units only.
         geometric_p: Parameter of the geometric span lengths.
@@ -73,7 +77,8 @@ class Masking(MaskRate):
     """
 
     masking: Literal["blockwise", "token", "geometric", "ngram"] = "blockwise"
-    mask_unit: Literal["token", "word", "phrase"] = "token"
+    mask_unit: Literal["token", "word", "phrase", "entity"] = "token"
+    unmarked_unit: Literal["phrase", "word"] = "phrase"
     block_probability: float = 0.4
     max_span: int = 6
     geometric_p: float = 0.2
@@ -91,6 +96,10 @@ class Masking(MaskRate):
             _several,
         ),
         "factorization": (_steps, _by_steps),
+        "unmarked_unit": (
+            Needs("objective.mask_unit phrase or entity", lambda recipe: recipe.objective.windows.spans),
+            Needs("data.spans_field", lambda recipe: recipe.data.spans_field is not None),
+        ),
     }
 
     @property
@@ -100,12 +109,15 @@ class Masking(MaskRate):
 
     @property
     def windows(self) -> WindowNeeds:
-        """What the objective requires of its windows: marked phrases, if it masks whole phrases."""
-        return super().windows._replace(phrases=self.mask_unit == "phrase")
+        """What the objective requires of its windows: marked phrases and spans, if it masks whole ones."""
+        whole = self.mask_unit in ("phrase", "entity")
+        return super().windows._replace(phrases=whole and self.unmarked_unit == "phrase", spans=whole)
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Reject blocks that cannot always be drawn."""
+        """Reject blocks that cannot always be drawn, and entities that no document can give."""
         yield from super().problems(recipe)
+        if self.mask_unit == "entity" and recipe.data.spans_field is None:
+            yield "objective.mask_unit", "entities are those that documents give: set data.spans_field to their field"
         if self.block_probability == 1 and self.max_span > 1:
             yield (
                 "objective.block_probability",
@@ -174,7 +186,8 @@ class Pairs(ObjectiveSettings):
 
     Args:
         pairs: The second segment follows the first (`contiguous`), comes from another document half the time
-            (`next_sentence`, BERT), or is swapped with the first half the time (`sentence_order`, ALBERT).
+            (`next_sentence`, BERT; with `data.overlap` from anywhere, XLNet), or is swapped with the first half the time
+            (`sentence_order`, ALBERT).
     """
 
     pairs: Pairing = "contiguous"
@@ -189,7 +202,8 @@ class Pairs(ObjectiveSettings):
         yield from super().problems(recipe)
         if self.pairs != "contiguous" and recipe.data.segments == 1:
             yield "objective.pairs", "there is only one segment: set data.segments to 2"
-        if self.pairs != "contiguous" and recipe.data.documents == "joined":
+        overlapping = self.pairs == "next_sentence" and recipe.data.order == "streams" and recipe.data.overlap > 0
+        if self.pairs != "contiguous" and recipe.data.documents == "joined" and not overlapping:
             yield "objective.pairs", "it needs windows within documents: set data.documents to separate"
         for target, pairs in PAIRS_OF_TARGETS.items():
             if target in self.targets and self.pairs != pairs:

@@ -17,6 +17,7 @@ from unicloze import keyed
 from unicloze.arrays import Flags
 from unicloze.objectives.groups import Masking, MaskRate
 from unicloze.ragged import flagged, ranks, sorted_in_rows
+from unicloze.text.marks import joined_by
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
@@ -91,13 +92,19 @@ class Units:
 
 
 def units_of(windows: Windows, vocabulary: Vocabulary, settings: Masking) -> Units | None:
-    """Units according to `settings.mask_unit`; None if every token is a unit. A phrase consists of whole words."""
+    """Units according to `settings.mask_unit`; None if every token is a unit. Phrases and entities consist of whole words."""
     if settings.mask_unit == "token":
         return None
     follows = vocabulary.follows(windows.token_ids)
-    if settings.mask_unit == "phrase" and windows.joined is not None:
-        follows = follows | windows.joined
-    return Units.of(follows, windows.maskable)
+    if settings.mask_unit == "word":
+        return Units.of(follows, windows.maskable)
+    joined = windows.joined if settings.unmarked_unit == "phrase" else None
+    if joined is None:
+        joined = np.zeros(follows.shape, dtype=bool)
+    if windows.marks is not None:
+        own, given = joined_by(windows.marks, settings.mask_unit)
+        joined = np.where(given, own, joined)
+    return Units.of(follows | joined, windows.maskable)
 
 
 def longest_unit(settings: Masking) -> int:

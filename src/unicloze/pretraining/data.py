@@ -87,6 +87,8 @@ def build_sampler(
         order=recipe.data.order,
         directions=recipe.data.directions,
         phrases=phrases,
+        spans=any(part.settings.windows.spans for part in parts(recipe.objective)),
+        overlap=recipe.data.overlap if recipe.data.order == "streams" else 0.0,
     )
 
 

@@ -46,6 +46,8 @@ def task_problems(recipe: Recipe) -> Iterator[Problem]:
         yield "finetuning.views", "name at least one view, and each once"
     if not 0 <= finetuning.unlabelled_dropout < math.inf:
         yield "finetuning.unlabelled_dropout", "it must be at least 0 and finite"
+    if finetuning.average_last < 1:
+        yield "finetuning.average_last", "it must be at least 1"
     if not 0 < finetuning.layer_decay <= 1:
         yield "finetuning.layer_decay", "it must be above 0 and at most 1"
     if finetuning.unfreeze_epochs is not None and not 0 < finetuning.unfreeze_epochs < math.inf:

@@ -81,8 +81,10 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
 IN_PRETRAINING: Mapping[str, tuple[Needs, ...]] = {
     **ANYWHERE,
     "model.layer_mix": (Needs("a task (unicloze finetune)", lambda recipe: False),),
-    "data.phrases": (Needs("objective.mask_unit phrase", lambda recipe: recipe.objective.windows.phrases),),
+    "data.phrases": (Needs("objective.mask_unit phrase or entity", lambda recipe: recipe.objective.windows.phrases),),
+    "data.spans_field": (Needs("objective.mask_unit phrase or entity", lambda recipe: recipe.objective.windows.spans),),
     "data.decontaminate_ngram": (Needs("data.decontaminate", lambda recipe: bool(recipe.data.decontaminate)),),
+    "data.overlap": (Needs("data.order streams", lambda recipe: recipe.data.order == "streams"),),
     "data.directions": (Needs("data.order streams", lambda recipe: recipe.data.order == "streams"),),
     "tokenizer.kind": (_trained,),
     "tokenizer.vocab_size": (_trained,),

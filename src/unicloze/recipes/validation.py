@@ -223,11 +223,17 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
             "data.lengths",
             "it needs data.order streams, data.documents joined, data.segments 1 and data.weights null",
         )
-    if data.order == "streams" and objective.windows.pairs != "contiguous":
+    pairs = objective.windows.pairs
+    if data.order == "streams" and pairs != "contiguous" and not (pairs == "next_sentence" and data.overlap):
         yield (
             "data.order",
-            "streams need consecutive text: set objective.pairs to contiguous",
+            "streams need consecutive text: set objective.pairs to contiguous, or to next_sentence with data.overlap",
         )
+    text = data.window - 3
+    if not 0 <= data.overlap < 1 or (data.overlap and not 2 <= round(data.overlap * text) < text):
+        yield "data.overlap", "it must be 0, or a share below 1 that leaves two tokens of a window to read again"
+    if data.overlap and data.order == "streams" and (data.documents != "joined" or data.segments == 1):
+        yield "data.overlap", "it needs data.documents joined and data.segments 2"
     if tokenizer.vocab_size < SMALLEST_VOCABULARY:
         yield "tokenizer.vocab_size", f"the special tokens and some text need {SMALLEST_VOCABULARY} or more"
 

@@ -112,8 +112,8 @@ class NGrams:
         return np.stack([place[same], spans[first, 0], spans[first + n - 1, 1]], axis=1)
 
 
-def cut_out(text: str, spans: Int64s) -> list[str]:
-    """The pieces of a document that are left around some places; none if there are too many.
+def cut_out(text: str, spans: Int64s) -> list[tuple[int, int]]:
+    """First character and end of the pieces of a document that are left around some places; none if there are too many.
 
     Args:
         text: The document.
@@ -122,10 +122,17 @@ def cut_out(text: str, spans: Int64s) -> list[str]:
     pieces, start = [], 0
     for first, end in spans.tolist():
         if first - MARGIN > start:
-            pieces.append(text[start : _word_end(text, first - MARGIN)])
+            pieces.append(_stripped(text, start, _word_end(text, first - MARGIN)))
         start = max(start, _word_start(text, end + MARGIN))
-    pieces.append(text[start:])
-    return [] if len(pieces) > MOST_PIECES else [piece for piece in map(str.strip, pieces) if len(piece) >= MARGIN]
+    pieces.append(_stripped(text, start, len(text)))
+    return [] if len(pieces) > MOST_PIECES else [piece for piece in pieces if piece[1] - piece[0] >= MARGIN]
+
+
+def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
+    """Bounds of a piece without the white space at its ends."""
+    piece = text[start:end]
+    first = start + len(piece) - len(piece.lstrip())
+    return first, max(first, start + len(piece.rstrip()))
 
 
 def evaluation_texts(names: Sequence[str]) -> Iterator[tuple[Path, list[str]]]:

@@ -15,12 +15,13 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from unicloze.bounded import LONGEST_LINE, RATIO, SPARE, Unpacked, parse_json
 from unicloze.errors import UniclozeError
+from unicloze.text.spans import NO_SPANS, Spans, read_spans
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -44,11 +45,17 @@ class Document:
         text: Not empty, without NUL characters, encodable as UTF-8.
         path: File, or name of a built-in text.
         line: Line of the file (row of a .parquet file), from 1.
+        spans: Phrases and entities that its record marks.
     """
 
     text: str
     path: str
     line: int
+    spans: Spans = NO_SPANS
+
+    def part(self, start: int, end: int) -> Document:
+        """The document of the characters from `start` to `end`."""
+        return replace(self, text=self.text[start:end], spans=self.spans.part(start, end))
 
 
 @dataclass(kw_only=True)
@@ -195,19 +202,29 @@ def read_documents(path: str | Path, text_field: str = "text", *, tally: Tally |
         yield from read_file(file, text_field, tally)
 
 
-def read_file(file: Path, text_field: str, tally: Tally) -> Iterator[Document]:
-    """The documents of one file; `tally.digest` is reset for each file."""
+def read_file(file: Path, text_field: str, tally: Tally, spans_field: str | None = None) -> Iterator[Document]:
+    """The documents of one file; `tally.digest` is reset for each file.
+
+    Args:
+        file: The file.
+        text_field: As in `read_documents`.
+        tally: Counts documents and repairs.
+        spans_field: Field of .jsonl that holds the spans of a text; default: they are not read.
+
+    Raises:
+        UniclozeError: As `read_documents`, or spans are invalid or in a .parquet file.
+    """
     tally.digest = hashlib.blake2b(digest_size=16)
     name = file.name.removesuffix(".gz").removesuffix(".zst")
     try:
         if name.endswith(".parquet"):
-            yield from _read_parquet(file, text_field, tally)
+            yield from _read_parquet(file, text_field, tally, spans_field)
         else:
             with _open(file, tally) as stream:
                 if name.endswith(".txt"):
                     yield from _read_text(file, stream, tally)
                 else:
-                    yield from _read_jsonl(file, stream, text_field, tally)
+                    yield from _read_jsonl(file, stream, text_field, tally, spans_field)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UniclozeError(f"{file} is truncated or damaged ({error}): download or write it again.") from error
     except PermissionError as error:
@@ -268,12 +285,12 @@ def _text(raw: bytes, place: str, tally: Tally) -> str:
     return text
 
 
-def _document(text: str, path: Path | str, line: int, tally: Tally) -> Iterator[Document]:
+def _document(text: str, path: Path | str, line: int, tally: Tally, spans: Spans = NO_SPANS) -> Iterator[Document]:
     if not text or text.isspace():
         tally.empty += 1
         return
     tally.documents += 1
-    yield Document(text=text, path=str(path), line=line)
+    yield Document(text=text, path=str(path), line=line, spans=spans)
 
 
 def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]:
@@ -329,7 +346,9 @@ def _lines(file: Path, stream: BinaryIO) -> Iterator[bytes]:
         yield raw
 
 
-def _read_jsonl(file: Path, stream: BinaryIO, text_field: str, tally: Tally) -> Iterator[Document]:
+def _read_jsonl(
+    file: Path, stream: BinaryIO, text_field: str, tally: Tally, spans_field: str | None
+) -> Iterator[Document]:
     for line, raw in enumerate(_lines(file, stream), 1):
         while line == 1 and raw.startswith(_BYTE_ORDER_MARK):
             raw = raw.removeprefix(_BYTE_ORDER_MARK)
@@ -353,15 +372,17 @@ def _read_jsonl(file: Path, stream: BinaryIO, text_field: str, tally: Tally) -> 
                 f'{place} has {problem} "{text_field}": set --data.text_field to one of its text fields '
                 f"({strings or 'it has none'})."
             )
-        yield from mended_document(text, str(file), line, tally)
+        spans = NO_SPANS if spans_field is None else read_spans(record.get(spans_field), text, place, spans_field)
+        yield from mended_document(text, str(file), line, tally, spans)
 
 
-def mended_document(text: str, path: str, line: int, tally: Tally) -> Iterator[Document]:
+def mended_document(text: str, path: str, line: int, tally: Tally, spans: Spans = NO_SPANS) -> Iterator[Document]:
     """Make a document of decoded text, unless it is empty: unpaired surrogates become U+FFFD, NUL characters are dropped."""
     place = f"{path}:{line}"
     if "\0" in text or not text.isascii():
+        spans = spans.without(text, "\0")
         text = _text(_bytes(text, place, tally), place, tally)
-    yield from _document(text, path, line, tally)
+    yield from _document(text, path, line, tally, spans)
 
 
 def _bytes(text: str, place: str, tally: Tally) -> bytes:
@@ -374,7 +395,7 @@ def _bytes(text: str, place: str, tally: Tally) -> bytes:
         return mended.encode()
 
 
-def _read_parquet(file: Path, text_field: str, tally: Tally) -> Iterator[Document]:
+def _read_parquet(file: Path, text_field: str, tally: Tally, spans_field: str | None) -> Iterator[Document]:
     import pyarrow
     import pyarrow.parquet
 
@@ -387,6 +408,11 @@ def _read_parquet(file: Path, text_field: str, tally: Tally) -> Iterator[Documen
                 names = ", ".join(table.schema_arrow.names)
                 raise UniclozeError(
                     f'{file} has no column "{text_field}": set --data.text_field to one of its columns ({names}).'
+                )
+            if spans_field in table.schema_arrow.names:
+                raise UniclozeError(
+                    f'{file} has a column "{spans_field}", but spans are read from .jsonl only: convert the file, or set '
+                    "--data.spans_field null."
                 )
             kind = table.schema_arrow.field(text_field).type
             is_dictionary = pyarrow.types.is_dictionary(kind)

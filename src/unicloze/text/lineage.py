@@ -60,6 +60,7 @@ def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: in
     return {
         "code": CODE,
         "data.text_field": data.text_field,
+        **({} if data.spans_field is None else {"data.spans_field": data.spans_field}),
         "data.heldout_share": data.heldout_share,
         "data.deduplicate": data.deduplicate,
         **(cut if data.decontaminate else {}),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze.arrays import Flags, Int64s
+from unicloze.text.marks import Marks
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.sums import Kept, Sums
 
@@ -37,8 +39,9 @@ class Places:
 class Pieces(Protocol):
     """The pieces of a source, numbered in the order of its text.
 
-    Pieces are cut consecutively from runs of text: each document is a run, or all documents of a shard form one run.
-    The last piece of a run may be shorter. Of a large source, nothing is held in memory for each document.
+    Pieces are cut from runs of text, consecutively or, with a stride, overlapping: each document is a run, or all documents
+    of a shard form one run. The last piece of a run may be shorter. Of a large source, nothing is held in memory for each
+    document.
 
     Args:
         count: Number of pieces.
@@ -54,6 +57,9 @@ class Pieces(Protocol):
     def take(self, run: Int64s, start: Int64s) -> npt.NDArray[np.int32]:
         """The tokens of pieces; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
 
+    def take_marks(self, run: Int64s, start: Int64s) -> Marks:
+        """The bytes of their spans; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
+
     def whole(self, places: Places) -> tuple[Flags, Flags]:
         """Whether a document begins where each piece begins, and ends where it ends. *Shape:* (pieces,) each"""
 
@@ -61,7 +67,9 @@ class Pieces(Protocol):
         """Shard, document index and token index at which a piece begins."""
 
 
-def cut(source: TokenSource, *, piece: int, least: int, separator: int | None = None) -> Pieces:
+def cut(
+    source: TokenSource, *, piece: int, least: int, separator: int | None = None, stride: int | None = None
+) -> Pieces:
     """Cut a source into pieces.
 
     Args:
@@ -69,10 +77,11 @@ def cut(source: TokenSource, *, piece: int, least: int, separator: int | None = 
         piece: Tokens per piece.
         least: Smallest number of tokens in the last piece of a run; shorter ones are dropped.
         separator: Id between two documents of a run; if None, each document is its own run.
+        stride: Tokens from the start of one piece to that of the next; default: those of a piece. It needs a separator.
     """
     if separator is None:
         return _Separate(source, piece, least)
-    return _Joined(source, piece, least, separator)
+    return _Joined(source, piece, least, separator, stride or piece)
 
 
 class _Separate:
@@ -97,11 +106,23 @@ class _Separate:
 
     def take(self, run: Int64s, start: Int64s) -> npt.NDArray[np.int32]:
         text = np.empty((len(run), self._piece), dtype=np.int32)
+        for shard, mine, begins in self._begins(run, start):
+            text[mine] = _rows(shard.read(begins, begins + self._piece), begins, self._piece)
+        return text
+
+    def take_marks(self, run: Int64s, start: Int64s) -> Marks:
+        marks = np.zeros((len(run), self._piece), dtype=np.uint8)
+        for shard, mine, begins in self._begins(run, start):
+            read = shard.read_marks(begins, begins + self._piece)
+            if read is not None:
+                marks[mine] = _rows(read, begins, self._piece)
+        return marks
+
+    def _begins(self, run: Int64s, start: Int64s) -> Iterator[tuple[TokenShard, Int64s | slice, Int64s]]:
+        """Each shard, the pieces it holds, and where these begin in it."""
         for number, mine in self._source.by_shard(run):
             shard = self._source.shards[number]
-            begins = shard.starts[run[mine] - self._source.bounds[number]] + start[mine]
-            text[mine] = _rows(shard, begins, self._piece)
-        return text
+            yield shard, mine, shard.starts[run[mine] - self._source.bounds[number]] + start[mine]
 
     def whole(self, places: Places) -> tuple[Flags, Flags]:
         return np.equal(places.start, 0), np.equal(places.start + places.length, self._source.lengths(places.run))
@@ -120,12 +141,11 @@ class _Separate:
         return pieces, int(np.minimum(pieces * self._piece, lengths).sum())
 
 
-def _rows(shard: TokenShard, begins: Int64s, count: int) -> npt.NDArray[np.integer]:
-    """`count` tokens of a shard from each place. *Shape:* (rows, count)"""
-    tokens = shard.read(begins, begins + count)
+def _rows(tokens: Tokens, begins: Int64s, count: int) -> npt.NDArray[np.integer]:
+    """`count` values of a shard from each place. *Shape:* (rows, count)"""
     if len(tokens) >= count and int(begins.max()) <= len(tokens) - count:
-        return cast(Tokens, np.lib.stride_tricks.sliding_window_view(tokens, count)[begins])
-    return cast(Tokens, tokens[np.minimum(begins[:, None] + np.arange(count), len(tokens) - 1)])
+        return np.lib.stride_tricks.sliding_window_view(tokens, count)[begins]
+    return np.asarray(tokens[np.minimum(begins[:, None] + np.arange(count), len(tokens) - 1)])
 
 
 class _Joined:
@@ -134,8 +154,8 @@ class _Joined:
     Each document counts as its tokens and the separator after it, which the last document of a run does not have.
     """
 
-    def __init__(self, source: TokenSource, piece: int, least: int, separator: int) -> None:
-        self._source, self._piece, self._separator = source, piece, separator
+    def __init__(self, source: TokenSource, piece: int, least: int, separator: int, stride: int) -> None:
+        self._source, self._piece, self._separator, self._stride = source, piece, separator, stride
         self._sums = Sums(
             lambda documents: _with_separator(source.lengths(documents)),
             lambda start, end: (_with_separator(source.lengths_between(start, end)), 0),
@@ -145,16 +165,19 @@ class _Joined:
         )
         self._before = self._sums.before(source.bounds)
         self._lengths = np.maximum(np.diff(self._before) - 1, 0)
-        whole, rest = np.divmod(self._lengths, piece)
-        pieces = whole + (rest >= least)
+        pieces = np.where(self._lengths >= least, 1 - np.minimum(0, piece - self._lengths) // stride, 0)
+        last = self._lengths - (pieces - 1) * stride
+        if stride == piece:  # nothing of a shorter last piece is in the one before it, but a few tokens are no piece
+            pieces -= (pieces > 0) & (last < least)
         self._ends: Int64s = np.cumsum(pieces)
         self.count = int(pieces.sum())
-        self.tokens = int(np.minimum(pieces * piece, self._lengths).sum())
+        last = np.minimum(self._lengths - (pieces - 1) * stride, piece)
+        self.tokens = int((((pieces - 1) * piece + last) * (pieces > 0)).sum())
 
     def place(self, index: Int64s) -> Places:
         run = np.searchsorted(self._ends, index, side="right")
         first = np.where(run > 0, self._ends[run - 1], 0)
-        start = (index - first) * self._piece
+        start = (index - first) * self._stride
         length = np.minimum(self._piece, self._lengths[run] - start)
         return Places(run=run, start=start, length=length, first=first, last=self._ends[run])
 
@@ -162,8 +185,16 @@ class _Joined:
         text = np.empty((len(run), self._piece), dtype=np.int32)
         for number in np.unique(run).tolist():
             mine = run == number
-            text[mine] = self._rows(number, start[mine])
+            text[mine] = self._rows(number, start[mine], self._source.shards[number].read, self._separator)
         return text
+
+    def take_marks(self, run: Int64s, start: Int64s) -> Marks:
+        marks = np.zeros((len(run), self._piece), dtype=np.uint8)
+        for number in np.unique(run).tolist():
+            shard, mine = self._source.shards[number], run == number
+            if shard.marks is not None:
+                marks[mine] = self._rows(number, start[mine], shard.read_marks, 0)
+        return marks
 
     def whole(self, places: Places) -> tuple[Flags, Flags]:
         starts = self._before[places.run] + places.start
@@ -177,8 +208,13 @@ class _Joined:
         within = int(self._before[run]) + start - int(before[0])
         return self._source.shards[run], int(document[0] - self._source.bounds[run]), within
 
-    def _rows(self, run: int, starts: Int64s) -> npt.NDArray[np.integer]:
-        """A piece of a run from each place. *Shape:* (rows, piece)"""
+    def _rows(
+        self, run: int, starts: Int64s, read: Callable[[Int64s, Int64s], Tokens | None], separator: int
+    ) -> npt.NDArray[np.integer]:
+        """A piece of a run from each place: the values that `read` returns, and a value between two documents.
+
+        *Shape:* (rows, piece)
+        """
         rows, count, total = len(starts), self._piece, int(self._lengths[run])
         places = np.concatenate([starts, np.minimum(starts + count, total) - 1]) + self._before[run]
         documents, before, _ = self._sums.find(places)
@@ -201,10 +237,11 @@ class _Joined:
         parts = np.diff(begins, append=rows * count)
         shifts = begins_in_shard - begins_in_run - shift
         index = np.arange(rows * count) + np.repeat(shifts, parts)
-        tokens = shard.read(begins + shifts, begins + shifts + parts)
+        tokens = read(begins + shifts, begins + shifts + parts)
+        assert tokens is not None
         block = np.asarray(tokens[np.minimum(index, len(tokens) - 1)])
         separators = begins_in_run + values - 1 + shift
-        block[separators[separators < (row + 1) * count]] = self._separator
+        block[separators[separators < (row + 1) * count]] = separator
         return block.reshape(rows, count)
 
 

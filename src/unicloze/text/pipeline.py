@@ -188,6 +188,7 @@ class Preparation:
             portion=portion,
             folder=str(self.scratch),
             text_field=self.data.text_field,
+            spans_field=self.data.spans_field,
             seed=self.seed,
             mixed=mixed,
         )

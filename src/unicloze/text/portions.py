@@ -30,12 +30,14 @@ from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import digests_of
 from unicloze.text.documents import Document, Tally, find_files, read_file
+from unicloze.text.marks import Marks, marks_of
 from unicloze.text.python_docs import file_name
 from unicloze.text.shards import ShardWriter
 from unicloze.text.split import CUT, DROP, HELDOUT, Spelling, text_hash, tokens_hash
 from unicloze.text.tokenizers import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
+Encoded = tuple[TokenIds, Marks | None]
 Sides = npt.NDArray[np.uint8]
 Report = Callable[[int], None]
 
@@ -71,7 +73,13 @@ class Portion:
     size: int = 0
 
     def documents(
-        self, text_field: str, tally: Tally, noted: list[dict[str, Any]], *, again: bool = False
+        self,
+        text_field: str,
+        tally: Tally,
+        noted: list[dict[str, Any]],
+        *,
+        spans_field: str | None = None,
+        again: bool = False,
     ) -> Iterator[Document]:
         """The documents in order.
 
@@ -79,6 +87,7 @@ class Portion:
             text_field: Field that holds the text.
             tally: Counts documents and repairs.
             noted: Gets a description of each file; if it is read again, the descriptions of the first time.
+            spans_field: Field of .jsonl that holds the spans of a text.
             again: Whether it was read before.
 
         Raises:
@@ -98,7 +107,7 @@ class Portion:
             if not file.is_file():
                 raise UniclozeError(CHANGED.format(self.corpus))
             found = lineage.describe_file(file, "")  # before reading, so that later changes are detected
-            for document in read_file(file, "text" if self.kind == "built-in" else text_field, tally):
+            for document in read_file(file, "text" if self.kind == "built-in" else text_field, tally, spans_field):
                 yield replace(document, path=PYTHON_DOCS) if self.kind == "built-in" else document
             found["hash"] = tally.digest.hexdigest()
             if self.kind == "built-in":
@@ -171,6 +180,7 @@ class Job:
         files: Descriptions of the files as the survey found them; not for a survey.
         ngrams: Folder of the n-grams to search for.
         cuts: File with the places to cut out of training documents.
+        spans_field: Field of .jsonl that holds the spans of a text.
     """
 
     what: Literal["survey", "search", "tokenise"]
@@ -186,6 +196,7 @@ class Job:
     files: tuple[dict[str, Any], ...] = ()
     ngrams: str | None = None
     cuts: str | None = None
+    spans_field: str | None = None
 
     @property
     def out(self) -> Path:
@@ -197,6 +208,8 @@ class Job:
             parts += [lineage.file_hash(file) for file in sorted(Path(self.ngrams).iterdir())]
         if self.cuts is not None:
             parts.append(lineage.file_hash(Path(self.cuts)))
+        if self.spans_field is not None:
+            parts.append(["spans", self.spans_field])
         return Path(self.folder) / f"{self.what}-{digest([lineage.CODE, *parts])[:32]}"
 
     def result(self) -> dict[str, Any] | None:
@@ -261,23 +274,28 @@ class Job:
                 continue
             pieces = cut_out(document.text, cuts[first:end, 1:])
             counts["cut" if pieces else "dropped"] += 1
-            yield from ((replace(document, text=piece), False) for piece in pieces)
+            yield from ((document.part(*piece), False) for piece in pieces)
 
     def split(self) -> Iterator[tuple[Document, bool]]:
         """As `kept`, with evaluation texts in place."""
         assert self.sides is not None
         sides = np.fromfile(self.sides, dtype=np.uint8)
-        documents = self.portion.documents(self.text_field, Tally(), list(self.files), again=True)
+        documents = self.documents_again()
         for number, document in enumerate(documents):
             if number >= len(sides):
                 raise UniclozeError(CHANGED.format(document.path))
             side = int(sides[number])
             if side == CUT:
                 at = last_visible(document.text, self.tail)
-                yield replace(document, text=document.text[:at]), False
-                yield replace(document, text=document.text[at:]), True
+                yield document.part(0, at), False
+                yield document.part(at, len(document.text)), True
             elif side != DROP:
                 yield document, side == HELDOUT
+
+    def documents_again(self) -> Iterator[Document]:
+        """All documents of a surveyed portion."""
+        files, spans_field = list(self.files), self.spans_field
+        return self.portion.documents(self.text_field, Tally(), files, spans_field=spans_field, again=True)
 
 
 def tail_of(job: Job, size: int) -> int:
@@ -287,8 +305,7 @@ def tail_of(job: Job, size: int) -> int:
     """
     assert job.sides is not None
     number = int(np.flatnonzero(np.fromfile(job.sides, dtype=np.uint8) == CUT)[0])
-    documents = job.portion.documents(job.text_field, Tally(), list(job.files), again=True)
-    text = next(document.text for place, document in enumerate(documents) if place == number)
+    text = next(document.text for place, document in enumerate(job.documents_again()) if place == number)
     return visible(text[tail_start(text, size) :])
 
 
@@ -302,7 +319,7 @@ def _survey(job: Job, work: Path, report: Report) -> dict[str, Any]:
     found = (
         hashers.of_shard(Path(job.portion.files[0]))
         if is_shard
-        else hashers.of_texts(job.portion.documents(job.text_field, tally, noted))
+        else hashers.of_texts(job.portion.documents(job.text_field, tally, noted, spans_field=job.spans_field))
     )
     with (work / "hashes").open("wb", 2**20) as hashes, (work / "sizes").open("wb", 2**20) as sizes:
         for value, size in found:
@@ -349,9 +366,9 @@ def _tokenise(job: Job, work: Path, report: Report) -> dict[str, Any]:
         _writer(work / "heldout.ds", tokenizer) as heldout,
     ):
         writers = {False: train, True: heldout}
-        pending: tuple[list[Piece], Future[list[TokenIds]]] | None = None
+        pending: tuple[list[Piece], Future[list[Encoded]]] | None = None
         for batch in batches(job.kept(cut)):
-            encoded = waiter.submit(tokenizer.encode_batch, [piece.text for piece in batch])
+            encoded = waiter.submit(_encoded, tokenizer, batch)
             if pending:
                 report(_write(writers, pending[0], pending[1].result()))
             pending = batch, encoded
@@ -368,14 +385,26 @@ def _writer(path: Path, tokenizer: Tokenizer) -> ShardWriter:
     return ShardWriter(path, vocab_size=tokenizer.vocabulary.size, tokenizer_name=tokenised.name_of(tokenizer))
 
 
-def _write(writers: dict[bool, ShardWriter], batch: list[Piece], encoded: list[TokenIds]) -> int:
+def _encoded(tokenizer: Tokenizer, batch: list[Piece]) -> list[Encoded]:
+    """Tokens of each piece, and the bytes of its spans if its document gives any."""
+    texts = [piece.text for piece in batch]
+    if not any(piece.document.spans.gives for piece in batch):
+        return [(token_ids, None) for token_ids in tokenizer.encode_batch(texts)]
+    return [
+        (token_ids, marks_of(piece.document.spans.part(piece.start, piece.start + len(piece.text)), offsets))
+        for piece, (token_ids, offsets) in zip(batch, tokenizer.encode_batch_with_offsets(texts), strict=True)
+    ]
+
+
+def _write(writers: dict[bool, ShardWriter], batch: list[Piece], encoded: list[Encoded]) -> int:
     """Write a batch; returns its bytes of text."""
     total = 0
-    for piece, token_ids in zip(batch, encoded, strict=True):
+    for piece, (token_ids, marks) in zip(batch, encoded, strict=True):
         size = len(piece.text.encode())
         for writer in writers.values():
             writer.begin_file(piece.document.path)
-        writers[piece.is_heldout].write(token_ids, size, line=piece.document.line, ends_document=piece.is_last)
+        line, ends = piece.document.line, piece.is_last
+        writers[piece.is_heldout].write(token_ids, size, line=line, ends_document=ends, marks=marks)
         total += size
     return total
 
@@ -425,12 +454,14 @@ class Piece:
     Args:
         document: The document, or its training or held-out part.
         text: The piece.
+        start: Its first character in the document.
         is_heldout: Whether the document is held out.
         is_last: Whether the document ends here.
     """
 
     document: Document
     text: str
+    start: int
     is_heldout: bool
     is_last: bool
 
@@ -440,10 +471,11 @@ def batches(documents: Iterable[tuple[Document, bool]]) -> Iterator[list[Piece]]
     batch: list[Piece] = []
     size = 0
     for document, is_heldout in documents:
-        left = len(document.text)
+        start = 0
         for piece in pieces_of(document.text):
-            left -= len(piece)
-            batch.append(Piece(document=document, text=piece, is_heldout=is_heldout, is_last=not left))
+            is_last = start + len(piece) == len(document.text)
+            batch.append(Piece(document=document, text=piece, start=start, is_heldout=is_heldout, is_last=is_last))
+            start += len(piece)
             size += len(piece)
             if size >= _BATCH:
                 yield batch

@@ -151,6 +151,8 @@ def open_or_prepare(
                 f"{data.prepared} was prepared with tokenizer {prepared.tokenizer.fingerprint[:16]}, but {tokenizer.path} "
                 f"is {wanted[:16]}: leave out --tokenizer.path or prepare again."
             )
+    if progress and data.spans_field is not None and "data.spans_field" not in prepared.lineage["settings"]:
+        say(f"{data.prepared} was prepared without data.spans_field: its documents count as giving no spans.")
     return prepared
 
 

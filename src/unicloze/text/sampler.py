@@ -22,6 +22,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import select_rows
 from unicloze.text import orders
 from unicloze.text import segment_pairs as pairing
+from unicloze.text.marks import Marks
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.pieces import Pieces, Places, cut
 from unicloze.text.segment_pairs import Pairs
@@ -77,6 +78,8 @@ class WindowSampler:
             recurrence (Transformer-XL, XLNet).
         directions: `backward` runs the streams from the end of the text to its beginning, `both` half of them.
         phrases: Phrases to mark in the windows, as `Windows.joined`.
+        spans: Read the spans that documents give, as `Windows.marks`.
+        overlap: Share of the text of a window in `streams` that the next window reads again.
 
     Raises:
         UsageError: The window is too short, or the weights do not fit the sources.
@@ -96,6 +99,8 @@ class WindowSampler:
         order: Literal["shuffled", "streams"] = "shuffled",
         directions: orders.Directions = "forward",
         phrases: PhraseTable | None = None,
+        spans: bool = False,
+        overlap: float = 0.0,
     ) -> None:
         least = 1 + 2 * segments
         if window < least:
@@ -108,13 +113,15 @@ class WindowSampler:
         if weights is not None and (min(weights) < 0 or not np.isfinite(weights).all()):
             raise UsageError(f"data.weights contains {min(weights)}: weights must be at least 0.")
         self.sources = tuple(sources)
-        self._phrases = phrases
+        self._phrases, self._spans = phrases, spans
         self.window, self.segments, self.vocabulary, self.seed = window, segments, vocabulary, seed
         self.documents, self.order, self.directions = documents, order, directions
         self._piece = window - 1 - segments
+        self._stride = self._piece - round(overlap * self._piece) if overlap else None
         separator = vocabulary.eos if documents == "joined" else None
         self._pieces: list[Pieces] = [
-            cut(source, piece=self._piece, least=segments, separator=separator) for source in self.sources
+            cut(source, piece=self._piece, least=segments, separator=separator, stride=self._stride)
+            for source in self.sources
         ]
         self.source_windows: Int64s = np.array([pieces.count for pieces in self._pieces], dtype=np.int64)
         factors = np.ones(len(self.sources)) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -216,6 +223,18 @@ class WindowSampler:
         keys = keyed.key(keyed.Purpose.HELDOUT_WINDOW, source, index)
         return self._windows(source, index, keys, pairs, self.source_windows, begins, backward)
 
+    def texts_before(self, windows: Windows, count: int) -> list[list[npt.NDArray[np.int32]]]:
+        """Text of at most `count` windows before each window in the same run of text, in order."""
+        found = []
+        for source, index in zip(windows.source.astype(np.int64), windows.index, strict=True):
+            first = int(self._pieces[source].place(np.array([index])).first[0])
+            numbers = np.arange(max(first, int(index) - count), int(index))
+            sources = np.full(len(numbers), source)
+            places = self._place(sources, numbers)
+            text = self._take(sources, places)
+            found.append([row[:length] for row, length in zip(text, places.length.tolist(), strict=True)])
+        return found
+
     def name(self, source: int, index: int) -> WindowName:
         """Location of a window; if it spans several documents, the document of its first token.
 
@@ -265,14 +284,36 @@ class WindowSampler:
             check_ids(self.sources[number].shards[0].path, text[mine], self.vocabulary.size)
         return text
 
+    def _take_marks(self, source: Int64s, places: Places) -> Marks | None:
+        """The bytes of the spans of all rows; None if they are not read. *Shape:* (rows, piece)"""
+        if not self._spans:
+            return None
+        marks = np.zeros((len(source), self._piece), dtype=np.uint8)
+        for number in np.unique(source):
+            mine = source == number
+            marks[mine] = self._pieces[number].take_marks(places.run[mine], places.start[mine])
+        return marks
+
     def _segments(
-        self, source: Int64s, index: Int64s, places: Places, keys: keyed.Bits, pairs: Pairs, shares: Int64s
+        self,
+        source: Int64s,
+        index: Int64s,
+        places: Places,
+        keys: keyed.Bits,
+        pairs: Pairs,
+        shares: Int64s,
+        backward: npt.NDArray[np.bool_],
     ) -> pairing.Segments:
         """The text of some windows as S1 and S2."""
-        segments = pairing.contiguous(self._take(source, places), places.length, keys)
+        text, marks = self._take(source, places), self._take_marks(source, places)
+        segments = pairing.contiguous(text, places.length, keys, marks)
+        if self._stride is not None:
+            segments = pairing.beside_new_text(segments, keys, self._stride, backward)
         if pairs == "contiguous":
             return segments
         negative = pairing.draw_negative(keys)
+        if self._stride is not None:
+            return self._with_random_segments(segments, keys, negative, shares, backward)
         if pairs == "sentence_order":
             ends = self.vocabulary.ends_sentence
             return pairing.sentence_order(segments, places, index, keys, ends, negative)
@@ -280,8 +321,22 @@ class WindowSampler:
             source, places, keys, windows=self.source_windows, shares=shares.astype(np.float64)
         )
         other_places = self._place(other, other_index)
-        others = self._take(other, other_places, negative)
-        return pairing.next_sentence(segments, others, other_places.length, negative)
+        others, other_marks = self._take(other, other_places, negative), self._take_marks(other, other_places)
+        return pairing.next_sentence(segments, others, other_places.length, negative, other_marks)
+
+    def _with_random_segments(
+        self,
+        segments: pairing.Segments,
+        keys: keyed.Bits,
+        negative: npt.NDArray[np.bool_],
+        shares: Int64s,
+        backward: npt.NDArray[np.bool_],
+    ) -> pairing.Segments:
+        """Segments of overlapping windows, of which the negative ones have a segment from anywhere."""
+        source, index = pairing.any_windows(keys, windows=self.source_windows, shares=shares.astype(np.float64))
+        places = self._place(source, index)
+        text, marks = self._take(source, places, negative), self._take_marks(source, places)
+        return pairing.random_segment(segments, text, places.length, negative, backward, marks)
 
     def _windows(
         self,
@@ -293,24 +348,25 @@ class WindowSampler:
         begins: npt.NDArray[np.bool_] | None,
         backward: npt.NDArray[np.bool_] | None,
     ) -> Windows:
-        if pairs != "contiguous" and self.order == "streams":
+        if pairs != "contiguous" and self.order == "streams" and not (pairs == "next_sentence" and self._stride):
             raise UsageError(
                 f"objective.pairs is {pairs}, but data.order streams reads the text in its original order: set "
-                "--objective.pairs contiguous."
+                "--objective.pairs contiguous, or next_sentence with --data.overlap."
             )
-        if pairs != "contiguous" and (self.segments == 1 or self.documents == "joined"):
+        if pairs != "contiguous" and not self._stride and (self.segments == 1 or self.documents == "joined"):
             raise UsageError(
                 f"objective.pairs is {pairs}, which needs two segments of one document: set --data.segments 2 and "
                 "--data.documents separate."
             )
         places = self._place(source, index)
+        turned = np.zeros(len(index), dtype=bool) if backward is None else backward
         if self.segments == 2:
-            segments = self._segments(source, index, places, keys, pairs, shares)
+            segments = self._segments(source, index, places, keys, pairs, shares, turned)
         else:
-            segments = pairing.Segments(text=self._take(source, places), lengths=places.length, cuts=places.length)
+            text, marks = self._take(source, places), self._take_marks(source, places)
+            segments = pairing.Segments(text=text, lengths=places.length, cuts=places.length, marks=marks)
         token_ids, segment_ids = self._lay_out(segments)
         lengths = (segments.lengths + 1 + self.segments).astype(np.int32)
-        turned = np.zeros(len(index), dtype=bool) if backward is None else backward
         within_run = np.where(turned, index + 1 < places.last, index > places.first)
         maskable = ~self._special[token_ids]
         return Windows(
@@ -319,6 +375,8 @@ class WindowSampler:
             lengths=lengths,
             maskable=maskable,
             joined=None if self._phrases is None else self._phrases.joined(token_ids, maskable),
+            marks=None if segments.marks is None else self._at_text(segments.marks, segments),
+            new=None if segments.new is None else self._at_text(segments.new, segments),
             keys=keys,
             source=source.astype(np.int32),
             index=index,
@@ -340,6 +398,18 @@ class WindowSampler:
             begins, ends = self._pieces[number].whole(select_rows(places, mine))
             cut[mine, 0], cut[mine, lengths[mine] - 1] = ~begins, ~ends
         return cut
+
+    def _at_text(self, values: pairing.Values, segments: pairing.Segments) -> pairing.Values:
+        """Values of the text of S1 and S2 at its columns, 0 at the others. *Shape:* (rows, window)"""
+        columns = np.arange(self.window)
+        placed = np.zeros((len(values), self.window), dtype=values.dtype)
+        placed[:, 1 : self._piece + 1] = values
+        if self.segments == 2:
+            middle = (segments.cuts + 1)[:, None]
+            np.copyto(placed[:, 2:-1], values, where=(columns > middle)[:, 2:-1])
+            np.put_along_axis(placed, middle, 0, axis=1)
+        placed[columns >= (segments.lengths + self.segments)[:, None]] = 0
+        return placed
 
     def _lay_out(self, segments: pairing.Segments) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Token ids and segment ids of windows. *Shape:* (rows, window) each."""

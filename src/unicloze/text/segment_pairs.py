@@ -6,19 +6,21 @@ kinds of row, so lengths say nothing about the label.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
-from unicloze.arrays import Int64s
+from unicloze.arrays import Flags, Int64s
 from unicloze.errors import UsageError
+from unicloze.text.marks import Marks
 from unicloze.text.pieces import Places
 
 Pairs = Literal["contiguous", "next_sentence", "sentence_order"]
 Text = npt.NDArray[np.int32]
+Values = TypeVar("Values", Text, Marks, Flags)
 
 _ONE = np.zeros(1, dtype=np.int64)
 
@@ -32,23 +34,28 @@ class Segments:
         lengths: Number of tokens in both segments. *Shape:* (rows,)
         cuts: Number of tokens in S1; equal to `lengths` if there is no S2. *Shape:* (rows,)
         negative: As in `Windows`. *Shape:* (rows,)
+        marks: Bytes of the spans of the text. *Shape:* (rows, piece)
+        new: Which tokens no neighbouring window remembers; None if all of them. *Shape:* (rows, piece)
     """
 
     text: Text
     lengths: Int64s
     cuts: Int64s
     negative: npt.NDArray[np.bool_] | None = None
+    marks: Marks | None = None
+    new: Flags | None = None
 
 
-def contiguous(text: Text, lengths: Int64s, keys: keyed.Bits) -> Segments:
+def contiguous(text: Text, lengths: Int64s, keys: keyed.Bits, marks: Marks | None = None) -> Segments:
     """Cut each piece in two at a uniform place, with neither part empty (UniLMv2, Section 2.2).
 
     Args:
         text: The pieces. *Shape:* (rows, piece)
         lengths: Number of tokens in each piece. *Shape:* (rows,)
         keys: Key of each row's draws. *Shape:* (rows,)
+        marks: Bytes of their spans. *Shape:* (rows, piece)
     """
-    return Segments(text=text, lengths=lengths, cuts=_uniform_cuts(lengths, keys))
+    return Segments(text=text, lengths=lengths, cuts=_uniform_cuts(lengths, keys), marks=marks)
 
 
 def _uniform_cuts(lengths: Int64s, keys: keyed.Bits) -> Int64s:
@@ -97,7 +104,13 @@ def other_documents(
     return other, np.where(index >= places.first, index + own, index)
 
 
-def next_sentence(segments: Segments, others: Text, other_lengths: Int64s, negative: npt.NDArray[np.bool_]) -> Segments:
+def next_sentence(
+    segments: Segments,
+    others: Text,
+    other_lengths: Int64s,
+    negative: npt.NDArray[np.bool_],
+    other_marks: Marks | None = None,
+) -> Segments:
     """Replace S2 of the negative rows with the end of another document's piece (BERT, Section 3.1).
 
     In positive rows too, S2 is shorter than the other piece: it is limited to one token less, and S1 starts later in its
@@ -108,20 +121,114 @@ def next_sentence(segments: Segments, others: Text, other_lengths: Int64s, negat
         others: Pieces of other documents; ignored in positive rows. *Shape:* (rows, piece)
         other_lengths: Number of tokens in each, in positive rows too. *Shape:* (rows,)
         negative: Rows to change. *Shape:* (rows,)
+        other_marks: Bytes of the spans of the other pieces. *Shape:* (rows, piece)
     """
     second = np.minimum(segments.lengths - segments.cuts, other_lengths - 1)
     lengths = segments.cuts + second
     dropped = segments.lengths - lengths
     changed = np.flatnonzero(negative | (dropped > 0))
     columns = np.arange(segments.text.shape[1])
-    # Side by side, so that one index reads a row from its own text and, after the cut, from the end of the other.
-    both = np.concatenate([segments.text[changed], others[changed]], axis=1)
     behind = len(columns) + other_lengths[changed] - lengths[changed] - dropped[changed]
     jump = np.where(negative[changed], behind, 0)[:, None] * (columns >= segments.cuts[changed, None])
-    index = columns + dropped[changed, None] + jump
-    text = segments.text.copy()
-    text[changed] = np.take_along_axis(both, np.minimum(index, both.shape[1] - 1), axis=1)
-    return Segments(text=text, lengths=lengths, cuts=segments.cuts, negative=negative)
+    index = np.minimum(columns + dropped[changed, None] + jump, 2 * len(columns) - 1)
+
+    marks = None
+    if segments.marks is not None and other_marks is not None:
+        marks = _from_both(segments.marks, other_marks, index, changed)
+    text = _from_both(segments.text, others, index, changed)
+    return Segments(text=text, lengths=lengths, cuts=segments.cuts, negative=negative, marks=marks)
+
+
+def _from_both(own: Values, other: Values, index: Int64s, changed: Int64s) -> Values:
+    """Some rows read from their own piece and another, side by side, at the given places.
+
+    Args:
+        own: *Shape:* (rows, piece)
+        other: *Shape:* (rows, piece)
+        index: *Shape:* (changed rows, piece)
+        changed: The rows to change. *Shape:* (changed rows,)
+    """
+    both, found = np.concatenate([own[changed], other[changed]], axis=1), own.copy()
+    found[changed] = np.take_along_axis(both, index, axis=1)
+    return found
+
+
+def beside_new_text(segments: Segments, keys: keyed.Bits, stride: int, backward: npt.NDArray[np.bool_]) -> Segments:
+    """Cut overlapping pieces so that the text a window adds to the memory is whole in one segment (XLNet, Section 2.5).
+
+    Windows of a stream advance by `stride` tokens, which each window adds: the first of its piece, in backward rows the last.
+    They and a part of the rest are one segment, of the same context as the memory. What remains of the piece, cut uniformly
+    and with neither part empty, is the other: the second, in backward rows the first.
+
+    Args:
+        segments: Pieces, see `contiguous`.
+        keys: Key of each row's draws. *Shape:* (rows,)
+        stride: Tokens by which the windows advance.
+        backward: Rows whose memory is of the text behind them. *Shape:* (rows,)
+
+    Returns:
+        The segments and the new tokens. A piece at the end of a text with fewer than two other tokens is cut anywhere.
+    """
+    lengths, piece = segments.lengths, segments.text.shape[1]
+    new = np.where(backward, np.maximum(0, lengths - (piece - stride)), np.minimum(stride, lengths))
+    others = lengths - new
+    draws = keyed.bits(keys, keyed.Stream.SEGMENT_BORDER, _ONE)
+    beside = keyed.below(draws, np.maximum(1, others - 1)) + 1
+    cuts = np.where(others < 2, segments.cuts, np.where(backward, others - beside, new + beside))
+    place = np.arange(piece) + np.where(backward, new - lengths, 0)[:, None]
+    return replace(segments, cuts=cuts, new=(place >= 0) & (place < new[:, None]))
+
+
+def random_segment(
+    segments: Segments,
+    others: Text,
+    other_lengths: Int64s,
+    negative: npt.NDArray[np.bool_],
+    backward: npt.NDArray[np.bool_],
+    other_marks: Marks | None = None,
+) -> Segments:
+    """Replace the segment apart from the memory with the beginning of another piece (XLNet, Section 2.5).
+
+    This is the second segment, in backward rows the first; it gets as many tokens as it had if the other piece has them.
+
+    Args:
+        segments: Result of `beside_new_text`.
+        others: Pieces drawn from all text; ignored in positive rows. *Shape:* (rows, piece)
+        other_lengths: Number of tokens in each. *Shape:* (rows,)
+        negative: Rows to change. *Shape:* (rows,)
+        backward: Rows whose memory is of the text behind them. *Shape:* (rows,)
+        other_marks: Bytes of the spans of the other pieces. *Shape:* (rows, piece)
+    """
+    assert segments.new is not None
+    piece = segments.text.shape[1]
+    before = np.where(backward, segments.cuts, segments.lengths - segments.cuts)
+    after = np.where(negative, np.minimum(before, other_lengths), before)
+    lengths = segments.lengths - before + after
+    cuts = np.where(backward, after, segments.cuts)
+    changed = np.flatnonzero(negative)
+    columns, backward, cut = np.arange(piece), backward[changed, None], cuts[changed, None]
+    inside = np.where(backward, columns < cut, columns >= cut)
+    own = columns + np.where(backward, (before - after)[changed, None], 0)
+    index = np.where(inside, piece + columns - np.where(backward, 0, cut), own).clip(max=2 * piece - 1)
+    marks = None
+    if segments.marks is not None and other_marks is not None:
+        marks = _from_both(segments.marks, other_marks, index, changed)
+    return Segments(
+        text=_from_both(segments.text, others, index, changed),
+        lengths=lengths,
+        cuts=cuts,
+        negative=negative,
+        marks=marks,
+        new=_from_both(segments.new, np.zeros_like(segments.new), index, changed),
+    )
+
+
+def any_windows(keys: keyed.Bits, *, windows: Int64s, shares: npt.NDArray[np.float64]) -> tuple[Int64s, Int64s]:
+    """Draw a window of any source for each row, by the sources' shares; see `other_documents`."""
+    bounds = np.cumsum(shares)
+    draws = keyed.uniform(keyed.bits(keys, keyed.Stream.OTHER_SOURCE, _ONE)) * bounds[-1]
+    source = np.searchsorted(bounds, draws, side="right")
+    return source, keyed.below(keyed.bits(keys, keyed.Stream.OTHER_WINDOW, _ONE), windows[source])
 
 
 def sentence_order(
@@ -165,9 +272,20 @@ def sentence_order(
     changed = np.flatnonzero(negative | (first > 0))
     turned = columns + np.where(negative, cuts, 0)[changed, None]
     turned -= np.where(turned >= lengths[changed, None], lengths[changed, None], 0)
-    text = text.copy()
-    text[changed] = np.take_along_axis(text[changed], np.minimum(turned + first[changed, None], piece - 1), axis=1)
-    return Segments(text=text, lengths=lengths, cuts=np.where(negative, lengths - cuts, cuts), negative=negative)
+    taken = np.minimum(turned + first[changed, None], piece - 1)
+
+    def swapped(own: Values) -> Values:
+        found = own.copy()
+        found[changed] = np.take_along_axis(own[changed], taken, axis=1)
+        return found
+
+    return Segments(
+        text=swapped(text),
+        lengths=lengths,
+        cuts=np.where(negative, lengths - cuts, cuts),
+        negative=negative,
+        marks=None if segments.marks is None else swapped(segments.marks),
+    )
 
 
 def _longest_stretch(ends: npt.NDArray[np.bool_], lengths: Int64s) -> tuple[Int64s, Int64s]:

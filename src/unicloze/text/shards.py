@@ -5,6 +5,7 @@ NAME.ds.index     end of each document, in tokens, uint64
 NAME.ds.metadata  three lines: "tokenizer|bytes per token", number of tokens, that number in readable form
 NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; not in datatrove)
 NAME.ds.lines     line of its file (row of a table) where each document begins, uint64, 0 if unknown (ours)
+NAME.ds.spans     one byte per token, see `unicloze.text.marks`; absent if no document gives spans (ours)
 NAME.ds.json      source files of the documents (ours)
 """
 
@@ -27,6 +28,7 @@ from unicloze.bounded import misfit, parse_json
 from unicloze.errors import UniclozeError
 from unicloze.text.columns import AT_ONCE, Column, Stored
 from unicloze.text.digests import Blocks, Digests
+from unicloze.text.marks import Marks
 from unicloze.text.sums import Kept, Sums
 
 SCHEMA = 1
@@ -52,6 +54,7 @@ class ShardWriter:
         self._tokenizer_name = tokenizer_name
         self._files: list[dict[str, str | int]] = []
         self._open: list[BinaryIO] = [beside(path, end).open("wb", 2**20) for end in ("", ".index", ".bytes", ".lines")]
+        self._marks: BinaryIO | None = None
         self.tokens = self.bytes = self.documents = 0
 
     def begin_file(self, name: str) -> None:
@@ -63,7 +66,13 @@ class ShardWriter:
         self._files.append({"path": name, "first_document": self.documents})
 
     def write(
-        self, token_ids: npt.NDArray[np.integer], size: int, *, line: int = 0, ends_document: bool = True
+        self,
+        token_ids: npt.NDArray[np.integer],
+        size: int,
+        *,
+        line: int = 0,
+        ends_document: bool = True,
+        marks: Marks | None = None,
     ) -> None:
         """Write a document, or a piece of one.
 
@@ -72,8 +81,10 @@ class ShardWriter:
             size: Bytes of text.
             line: Line of the file where the document begins, from 1; 0 if unknown.
             ends_document: Whether the document ends with this piece.
+            marks: Bytes of its spans; None if it has none. *Shape:* (tokens,)
         """
-        tokens_file, index_file, bytes_file, lines_file = self._open
+        self._write_marks(token_ids, marks)
+        tokens_file, index_file, bytes_file, lines_file = self._open[:4]
         tokens_file.write(token_ids.astype(self._dtype).tobytes())
         self.tokens += len(token_ids)
         self.bytes += size
@@ -83,6 +94,16 @@ class ShardWriter:
         index_file.write(self.tokens.to_bytes(8, "little"))
         bytes_file.write(self.bytes.to_bytes(8, "little"))
         lines_file.write(line.to_bytes(8, "little"))
+
+    def _write_marks(self, token_ids: npt.NDArray[np.integer], marks: Marks | None) -> None:
+        if self._marks is None:
+            if marks is None or not marks.any():
+                return
+            self._marks = beside(self._path, ".spans").open("wb", 2**20)
+            self._open.append(self._marks)
+            for start in range(0, self.tokens, AT_ONCE):
+                self._marks.write(bytes(min(AT_ONCE, self.tokens - start)))
+        self._marks.write(bytes(len(token_ids)) if marks is None else marks.tobytes())
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -106,7 +127,7 @@ def beside(path: Path, end: str) -> Path:
 
 def files_beside(path: Path) -> list[Path]:
     """The existing files of a shard other than its tokens."""
-    ends = ".index", ".metadata", ".bytes", ".lines", ".json"
+    ends = ".index", ".metadata", ".bytes", ".lines", ".spans", ".json"
     return [file for file in (beside(path, end) for end in ends) if file.is_file()]
 
 
@@ -138,6 +159,9 @@ class TokenShard:
         files: Name of each source file and the index of its first document.
         tokenizer_name: Name of the tokenizer in the metadata; empty without metadata.
         blocks: Digests of the tokens; None without digests.
+        marks: Bytes of the spans of all documents of the file; None if no document gives spans. *Shape:* (tokens of the
+            file,)
+        mark_blocks: Digests of the marks; None without digests.
     """
 
     path: Path
@@ -151,6 +175,8 @@ class TokenShard:
     files: tuple[tuple[str, int], ...]
     tokenizer_name: str = ""
     blocks: Blocks | None = None
+    marks: Marks | None = None
+    mark_blocks: Blocks | None = None
 
     @classmethod
     def open(
@@ -187,6 +213,11 @@ class TokenShard:
         tokens: npt.NDArray[np.unsignedinteger] = (
             np.memmap(path, dtype=width, mode="r") if size else np.zeros(0, dtype=width)
         )
+        marks, of_spans = None, beside(path, ".spans")
+        if of_spans.is_file():
+            if of_spans.stat().st_size != total:
+                raise UniclozeError(f"{of_spans} does not fit {index.name}: remove the folder and prepare again.")
+            marks = np.memmap(of_spans, dtype=np.uint8, mode="r")
         if digests is not None:
             digests.check(beside(path, ".json"), beside(path, ".metadata"))
         chosen = documents if documents is None or isinstance(documents, Stored) else Stored(documents)
@@ -209,6 +240,8 @@ class TokenShard:
             files=_files(path),
             tokenizer_name=_tokenizer_name(beside(path, ".metadata")),
             blocks=None if digests is None else digests.blocks(path),
+            marks=marks,
+            mark_blocks=None if digests is None or marks is None else digests.blocks(of_spans),
         )
 
     def lengths(self, index: slice | Int64s) -> Int64s:
@@ -264,6 +297,16 @@ class TokenShard:
             self.blocks.check(self._bytes(), starts * width, np.minimum(ends, len(self.tokens)) * width)
         return self.tokens
 
+    def read_marks(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Marks | None:
+        """`read` for the marks; None if no document gives spans.
+
+        Raises:
+            UniclozeError: A range is damaged; the message names file and bytes.
+        """
+        if self.marks is not None and self.mark_blocks is not None:
+            self.mark_blocks.check(np.asarray(self.marks), starts, np.minimum(ends, len(self.marks)))
+        return self.marks
+
     def check_first(self) -> None:
         """Verify the first block.
 
@@ -280,6 +323,8 @@ class TokenShard:
         """
         if self.blocks is not None:
             self.blocks.check_all(self._bytes())
+        if self.mark_blocks is not None:
+            self.mark_blocks.check_all(np.asarray(self.marks))
         for column in (self.ends, self.sizes, self.lines):
             if column is not None:
                 column.check_all()

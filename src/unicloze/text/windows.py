@@ -32,8 +32,12 @@ class Windows:
             follows. *Shape:* (rows,)
         joined: Whether a token belongs to the same phrase as the token before it; None without a phrase table.
             *Shape:* (rows, window)
+        marks: Bytes of the spans that documents give, see `unicloze.text.marks`, 0 at special tokens; None if they are not
+            read. *Shape:* (rows, window)
         continues: Whether a row is adjacent in its text to the same row of the previous batch (segment recurrence); None
             unless windows are read as streams. *Shape:* (rows,)
+        new: Tokens that a window adds to the memory of its stream, where windows overlap; None if all of them.
+            *Shape:* (rows, window)
         backward: Whether a row's stream runs from the end of the text to its beginning; None if none does. *Shape:* (rows,)
         cut: Which special tokens stand where the text was cut inside a document, and so say nothing about where documents
             begin and end; None if none does. *Shape:* (rows, window)
@@ -48,7 +52,9 @@ class Windows:
     index: npt.NDArray[np.int64]
     negative: npt.NDArray[np.bool_] | None = None
     joined: npt.NDArray[np.bool_] | None = None
+    marks: npt.NDArray[np.uint8] | None = None
     continues: npt.NDArray[np.bool_] | None = None
+    new: npt.NDArray[np.bool_] | None = None
     backward: npt.NDArray[np.bool_] | None = None
     cut: npt.NDArray[np.bool_] | None = None
 
@@ -75,6 +81,8 @@ def without_start(windows: Windows) -> Windows:
         lengths=windows.lengths - 1,
         maskable=windows.maskable[:, 1:],
         joined=None if windows.joined is None else windows.joined[:, 1:],
+        marks=None if windows.marks is None else windows.marks[:, 1:],
+        new=None if windows.new is None else windows.new[:, 1:],
         cut=None if windows.cut is None else windows.cut[:, 1:],
     )
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from unicloze.arrays import Flags, Int32s
 from unicloze.example import Batch, Memory
 from unicloze.settings import ModelSettings
 from unicloze.training.batches import MicroBatch
@@ -42,8 +44,26 @@ def with_memory(batch: Batch, micro_batch: MicroBatch, former: Memory | None, se
         memory = Memory(states=former.states, lengths=former.lengths * torch.from_numpy(continues).to(device))
     if micro_batch.windows.backward is not None:
         memory.backward = torch.from_numpy(micro_batch.windows.backward).to(device)
-    text = torch.from_numpy(micro_batch.examples.text_slots()).to(device=device, dtype=torch.long)
+    slots = micro_batch.examples.text_slots()
+    if micro_batch.windows.new is not None:
+        slots = _only(slots, micro_batch.windows.new)
+    text = torch.from_numpy(slots).to(device=device, dtype=torch.long)
     return dataclasses.replace(batch, memory=memory, text_slots=text)
+
+
+def _only(slots: Int32s, chosen: Flags) -> Int32s:
+    """The slots of some tokens of the text, in text order; -1 after their end.
+
+    Args:
+        slots: Slot of each token of the text. *Shape:* (rows, tokens)
+        chosen: The tokens. *Shape:* (rows, window)
+    """
+    chosen = chosen[:, : slots.shape[1]] & (slots >= 0)
+    order = np.argsort(~chosen, axis=1, kind="stable")
+    kept = np.where(
+        np.arange(slots.shape[1]) < chosen.sum(axis=1)[:, None], np.take_along_axis(slots, order, axis=1), -1
+    )
+    return kept.astype(np.int32)
 
 
 def pack(memories: Memories) -> dict[str, Tensor]:

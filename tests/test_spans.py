@@ -1,0 +1,337 @@
+"""Phrases and entities that documents give are masked as a whole, however the text is prepared and cut (ERNIE)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpora import write_corpus
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.objectives import settings_of
+from unicloze.objectives.masking import LONGEST_UNIT, units_of
+from unicloze.objectives.unilmv2 import draw_steps
+from unicloze.pretraining.data import build_sampler
+from unicloze.pretraining.run import pretrain_run
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.settings import DataSettings, TokenizerSettings
+from unicloze.text import portions
+from unicloze.text.documents import Tally, read_file
+from unicloze.text.marks import marks_of
+from unicloze.text.phrases import PhraseTable
+from unicloze.text.prepare import Prepared, prepare_data
+from unicloze.text.sampler import WindowSampler
+from unicloze.text.spans import Spans
+from unicloze.text.windows import Windows
+
+PLAIN = "zebra"
+"""A word of documents without spans. Every other word begins with two letters that say where it stands: b begins an entity,
+c continues one and d is outside; f begins a phrase, g continues one and h is outside."""
+
+
+def document(seed: int, words: int = 60, gaps: Sequence[str] = (" ", " ", "  ", "\n")) -> tuple[str, list[Any]]:
+    """A text with spans that cover the gap after their last word too, and these spans."""
+    draw = random.Random(seed)
+    text, spans = "\u00e9\U0001f600\0 " * draw.randrange(2), list[Any]()
+    inside, open_spans = {"entity": False, "phrase": False}, dict[str, int]()
+    for _ in range(words):
+        letters = ""
+        for kind, (begin, goes_on, outside) in {"entity": "bcd", "phrase": "fgh"}.items():
+            if inside[kind] and draw.random() < 0.6:
+                letters += goes_on
+                continue
+            if inside[kind]:
+                spans.append([open_spans[kind], len(text), kind])
+            inside[kind] = draw.random() < 0.4
+            open_spans[kind] = len(text)
+            letters += begin if inside[kind] else outside
+        text += letters + draw.choice(["a", "oo", "ie"]) + draw.choice(gaps)
+    spans += [[open_spans[kind], len(text), kind] for kind in inside if inside[kind]]
+    if draw.random() < 0.5:
+        spans = [span[:2] if span[2] == "entity" else span for span in spans]
+    draw.shuffle(spans)
+    return text, spans
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def write_documents(file: Path, **options: Any) -> Path:
+    """Documents with both kinds of spans and without spans, and duplicates that give others."""
+    both = [document(seed, **options) for seed in range(40)]
+    records: list[dict[str, Any]] = [{"text": text, "spans": spans} for text, spans in both]
+    records += [{"text": text.upper(), "spans": [[0, 40]]} for text, _ in both[:4]]
+    records += [{"text": f"{PLAIN} {'quiet ' * 3}{i} {PLAIN} end"} for i in range(6)]
+    records += [{"text": f"{PLAIN} {PLAIN} {i} last " * 5, "spans": None if i % 2 else []} for i in range(6)]
+    return write(file, records)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_documents(tmp_path / "corpus" / "a.jsonl")
+
+
+def prepared_from(corpus: Path, out: Path, kind: Any = "wordpiece", **options: Any) -> Prepared:
+    data = DataSettings(corpus=[str(corpus)], **{"spans_field": "spans", "heldout_share": 0.1, **options})
+    return prepare_data(data, TokenizerSettings(vocab_size=320, kind=kind), out, progress=False)
+
+
+def words_of(windows: Windows, row: int, prepared: Prepared) -> list[str]:
+    """The word of each token of a row; empty for special tokens."""
+    length = int(windows.lengths[row])
+    ids, maskable = windows.token_ids[row, :length], windows.maskable[row, :length]
+    follows = prepared.tokenizer.vocabulary.follows(windows.token_ids)[row, :length]
+    words, starts = [""] * length, [at for at in range(length) if not (follows[at] and maskable[at])]
+    for start, end in zip(starts, [*starts[1:], length], strict=True):
+        if maskable[start]:
+            words[start:end] = [prepared.tokenizer.decode(ids[start:end].tolist()).strip()] * (end - start)
+    return words
+
+
+def expected_begins(windows: Windows, row: int, prepared: Prepared, unit: str) -> list[bool]:
+    """Where units begin, read off the words."""
+    words, maskable = words_of(windows, row, prepared), windows.maskable[row]
+    follows, place, goes_on = (
+        prepared.tokenizer.vocabulary.follows(windows.token_ids)[row],
+        {"entity": 0, "phrase": 1}[unit],
+        {"entity": "c", "phrase": "g"}[unit],
+    )
+    begins: list[bool] = []
+    size = 0
+    for at, word in enumerate(words):
+        spelled = word[:1] in tuple("bcd") and word[1:2] in tuple("fgh")
+        joined = bool(at and maskable[at] and maskable[at - 1])
+        joined &= bool(follows[at]) or (spelled and word[place] == goes_on)
+        joined &= size < LONGEST_UNIT
+        begins.append(not joined)
+        size = size + 1 if joined else 1
+    return begins
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+@pytest.mark.parametrize(
+    ("segments", "documents", "pairs"),
+    [
+        (1, "separate", "contiguous"),
+        (2, "separate", "contiguous"),
+        (1, "joined", "contiguous"),
+        (2, "joined", "contiguous"),
+        (2, "separate", "next_sentence"),
+        (2, "separate", "sentence_order"),
+    ],
+)
+def test_windows_know_the_spans_of_their_text(
+    tmp_path: Path, kind: str, segments: Any, documents: Any, pairs: Any
+) -> None:
+    gaps = (" ",) if kind == "bpe" else (" ", "  ", "\n")  # further white space is tokens of its own there
+    corpus = write_documents(tmp_path / "corpus" / "a.jsonl", gaps=gaps)
+    prepared = prepared_from(corpus, tmp_path / "out", kind)
+    assert prepared.lineage["sources"][0]["duplicates"] == 4
+    for sources, tokens in ((prepared.train, 30), (prepared.heldout, 20)):
+        sampler = WindowSampler(
+            sources,
+            window=tokens,
+            segments=segments,
+            vocabulary=prepared.tokenizer.vocabulary,
+            seed=3,
+            documents=documents,
+            spans=True,
+        )
+        windows = sampler.read(0, 60, pairs=pairs)
+        for unit in ("entity", "phrase"):
+            settings = settings_of(name="masked", masking="token", mask_unit=unit, unmarked_unit="word")
+            units = units_of(windows, prepared.tokenizer.vocabulary, settings)
+            assert units is not None
+            several = 0
+            for row in range(60):
+                expected = expected_begins(windows, row, prepared, unit)
+                assert units.begins[row, : len(expected)].tolist() == expected
+                several += sum(not begins for begins in expected)
+            assert several > 100
+
+
+def test_long_and_cut_documents_keep_their_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document is read in pieces, its end is held out, and a part that an evaluation text shares is cut out."""
+    monkeypatch.setattr("unicloze.text.cutting.PIECE", 40)
+    monkeypatch.setattr("unicloze.text.contamination.MARGIN", 30)
+    text, spans = document(5, words=3000)
+    middle = text[6000:6400].split(" ", 1)[1]
+    corpus = write(tmp_path / "corpus" / "a.jsonl", [{"text": text, "spans": spans}])
+    (tmp_path / "test.txt").write_text(middle)
+    prepared = prepared_from(
+        corpus, tmp_path / "out", decontaminate=[str(tmp_path / "test.txt")], decontaminate_ngram=13
+    )
+    assert prepared.lineage["decontamination"]["documents_cut"] == 1
+    assert prepared.train[0].num_documents > 1 and prepared.heldout[0].num_documents == 1
+    for sources in (prepared.train, prepared.heldout):
+        vocabulary = prepared.tokenizer.vocabulary
+        sampler = WindowSampler(sources, window=40, segments=1, vocabulary=vocabulary, seed=1, spans=True)
+        windows = sampler.sequential(sampler.num_windows)
+        settings = settings_of(name="masked", mask_unit="entity", unmarked_unit="word")
+        units = units_of(windows, vocabulary, settings)
+        assert units is not None
+        for row in range(len(windows)):
+            expected = expected_begins(windows, row, prepared, "entity")
+            assert units.begins[row, : len(expected)].tolist() == expected
+
+
+def test_a_document_without_spans_is_masked_as_before(corpus: Path, tmp_path: Path) -> None:
+    prepared = prepared_from(corpus, tmp_path / "out")
+    vocabulary = prepared.tokenizer.vocabulary
+    table = PhraseTable(
+        [prepared.tokenizer.encode(f"{PLAIN} {PLAIN}"), prepared.tokenizer.encode("quiet quiet")], vocabulary
+    )
+
+    def units(field: bool, **settings: Any) -> tuple[Windows, Any]:
+        sampler = WindowSampler(
+            prepared.train, window=30, segments=1, vocabulary=vocabulary, seed=3, phrases=table, spans=field
+        )
+        windows = sampler.sequential(sampler.num_windows)
+        return windows, units_of(windows, vocabulary, settings_of(name="masked", **settings))
+
+    windows, marked = units(True, mask_unit="entity")
+    _, before = units(False, mask_unit="phrase")
+    _, single = units(True, mask_unit="entity", unmarked_unit="word")
+    plain = np.array([PLAIN in words_of(windows, row, prepared) for row in range(len(windows))])
+    assert 5 < plain.sum() < len(plain)
+    assert (marked.begins[plain] == before.begins[plain]).all()
+    assert (marked.begins[plain] < single.begins[plain]).any()
+    follows = vocabulary.follows(windows.token_ids)
+    assert (single.begins[plain] == (~(follows & windows.maskable))[plain]).all()
+
+
+def test_whole_entities_are_masked_in_one_step(corpus: Path, tmp_path: Path) -> None:
+    prepared = prepared_from(corpus, tmp_path / "out")
+    vocabulary = prepared.tokenizer.vocabulary
+    sampler = WindowSampler(prepared.train, window=40, segments=1, vocabulary=vocabulary, seed=3, spans=True)
+    windows = sampler.read(0, 60)
+    settings = settings_of(name="masked", masking="token", mask_unit="entity", mask_rate=0.3)
+    steps = draw_steps(windows, settings, np.full(60, 0.3), vocabulary)
+    several = 0
+    for row in range(60):
+        begins = expected_begins(windows, row, prepared, "entity")
+        for at in range(1, len(begins)):
+            if not begins[at]:
+                assert steps[row, at] == steps[row, at - 1]
+                several += steps[row, at] >= 0
+    assert several > 50
+
+
+BAD = {
+    "outside": ([[0, 5], [3000, 3004]], r"a\.jsonl:2: \[3000, 3004\] in the field \"spans\" is not within the 11 char"),
+    "reversed": ([[5, 2]], r"a\.jsonl:2: \[5, 2\] .* first character before the end"),
+    "empty": ([[4, 4]], r"a\.jsonl:2: \[4, 4\] .* first character before the end"),
+    "negative": ([[-1, 4]], r"a\.jsonl:2: \[-1, 4\] "),
+    "fractions": ([[0.0, 4.0]], r"a\.jsonl:2: \[0\.0, 4\.0\] .* is not a list of two whole numbers"),
+    "truth": ([[False, True]], r"a\.jsonl:2: .* is not a list of two whole numbers"),
+    "mapping": ([{"start": 0, "end": 3}], r"a\.jsonl:2: .* is not a list of two whole numbers"),
+    "kind": ([[0, 3, "person"]], r"a\.jsonl:2: .* has a kind other than phrase and entity"),
+    "blank": ([[3, 4]], r"a\.jsonl:2: .* covers only white space"),
+    "overlap": ([[0, 7], [4, 11]], r"a\.jsonl:2: \[0, 7\] and \[4, 11\] .* overlap and are both of kind entity"),
+    "not a list": ("0-5", r"a\.jsonl:2: the field \"spans\" is not a list of spans"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_spans_are_refused_with_file_and_line(name: str, tmp_path: Path) -> None:
+    spans, message = BAD[name]
+    file = write(tmp_path / "a.jsonl", [{"text": "an old door"}, {"text": "the big cat", "spans": spans}])
+    with pytest.raises(UniclozeError, match=message):
+        prepared_from(file, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert len(list(read_file(file, "text", Tally()))) == 2
+
+
+def test_spans_of_different_kinds_may_overlap_and_white_space_is_left_out(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [{"text": "the big\0 cat", "spans": [[4, 8, "entity"], [0, 9, "phrase"]]}])
+    (found,) = read_file(file, "text", Tally(), "spans")
+    assert found.text == "the big cat"
+    assert found.spans == Spans(found=((0, 7, "phrase"), (4, 7, "entity")), gives=frozenset({"phrase", "entity"}))
+
+
+def test_spans_in_a_table_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    file = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a cat"], "spans": [[[0, 1]]]}), file)
+    with pytest.raises(UniclozeError, match=r'a\.parquet has a column "spans", but spans are read from \.jsonl only'):
+        list(read_file(file, "text", Tally(), "spans"))
+    assert len(list(read_file(file, "text", Tally(), "entities"))) == 1
+
+
+def test_damaged_marks_are_found(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepared_from(corpus, out)
+    (marks,) = (out / "train").glob("*.spans")
+    whole = marks.read_bytes()
+    marks.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(UniclozeError, match=r"\.spans"):
+        Prepared.load(out, verify=True, progress=False)
+    sources = Prepared.load(out, progress=False)
+    sampler = build_sampler(load_recipe("ernie-base", toy_overrides()), sources)
+    with pytest.raises(UniclozeError, match=r"\.spans"):
+        sampler.sequential(sampler.num_windows)
+    marks.write_bytes(whole[:-1])
+    with pytest.raises(UniclozeError, match=r"\.spans does not fit"):
+        Prepared.load(out, progress=False)
+
+
+def test_a_corpus_without_spans_has_no_file_of_marks(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    out = prepared_from(corpus, tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.spans"))
+    sampler = WindowSampler(out.train, window=20, segments=1, vocabulary=out.tokenizer.vocabulary, seed=1, spans=True)
+    marks = sampler.read(0, 4).marks
+    assert marks is not None and not marks.any()
+
+
+def test_portions_make_the_same_marks_in_any_number_of_processes(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = corpus.read_text().splitlines(keepends=True)
+    corpus.write_text("".join(lines[:20]))
+    (corpus.parent / "b.jsonl").write_text("".join(lines[20:]))
+    whole = prepared_from(corpus.parent, tmp_path / "whole")
+    monkeypatch.setattr(portions, "PORTION", 1)
+    parts = prepared_from(corpus.parent, tmp_path / "parts")
+    assert parts.lineage["sources"][0]["portions"] == 2
+    for one, other in ((whole.train, parts.train), (whole.heldout, parts.heldout)):
+        marks = [
+            b"".join(b"" if shard.marks is None else shard.marks.tobytes() for shard in source.shards)
+            for source in (*one, *other)
+        ]
+        assert marks[0] == marks[1] and any(marks[0])
+
+
+def test_the_field_belongs_to_the_fingerprint(corpus: Path, tmp_path: Path) -> None:
+    prepared_from(corpus, tmp_path / "out")
+    with pytest.raises(UniclozeError, match=r"data\.spans_field is None instead of spans"):
+        prepared_from(corpus, tmp_path / "out", spans_field=None)
+
+
+def test_entities_need_a_field() -> None:
+    with pytest.raises(UsageError, match=r"entities are those that documents give: set data\.spans_field"):
+        load_recipe("ernie-base", {"data.spans_field": None})
+
+
+def test_a_token_belongs_to_the_first_span_it_shares_a_character_with() -> None:
+    spans = Spans(found=((-3, 4, "entity"), (6, 9, "entity"), (8, 12, "phrase"), (9, 20, "entity")), gives=frozenset())
+    offsets = np.array([[0, 3], [3, 5], [5, 7], [7, 8], [8, 10], [10, 12], [12, 12], [19, 21], [30, 31]])
+    assert marks_of(spans, offsets).tolist() == [2, 2, 0, 2, 2, 1, 2, 2, 0]
+
+
+@pytest.mark.slow
+def test_ernie_trains_in_three_stages(corpus: Path, tmp_path: Path) -> None:
+    settings = toy_overrides() | {"data.corpus": [str(corpus)], "training.steps": 3, "objective.unmarked_unit": "word"}
+    pretrain_run(load_recipe("ernie-base", settings), tmp_path / "run", progress=False)
+    assert (tmp_path / "run" / "data" / "train" / "a.ds.spans").is_file()
+    assert not (tmp_path / "run" / "phrases").exists()
