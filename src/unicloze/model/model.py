@@ -211,11 +211,11 @@ class UnifiedModel(nn.Module):
 
     def token_logits(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary. *Shape:* (..., hidden size) to (..., vocabulary)"""
-        logits: Tensor = self.token_head(hidden, self._token_table)
+        logits: Tensor = self.token_head(hidden, self.token_table)
         return logits
 
     @property
-    def _token_table(self) -> Tensor | None:
+    def token_table(self) -> Tensor | None:
         """The table of token embeddings; None if they are made of characters."""
         tokens = self.backbone.embeddings.tokens
         return tokens.weight if isinstance(tokens, nn.Embedding) else None
@@ -236,7 +236,7 @@ class UnifiedModel(nn.Module):
         predicted = target.weights.flatten().nonzero().squeeze(1)
         boundary = hidden.reshape(-1, 2, hidden.shape[2]).index_select(0, predicted)
         places, labels = (ids.flatten().index_select(0, predicted) for ids in (target.places, target.labels))
-        logits = self.boundary_head(boundary, places, self._token_table)
+        logits = self.boundary_head(boundary, places, self.token_table)
         return _scatter(self.token_losses(logits, labels), predicted, target.weights)
 
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:

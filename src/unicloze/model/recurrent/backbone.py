@@ -27,6 +27,11 @@ def directions_of(settings: ModelSettings) -> tuple[Direction, ...]:
     return (FORWARD, BACKWARD) if asked == "both" or asked == "bidirectional" else (asked,)
 
 
+def embedding_width(settings: ModelSettings) -> int:
+    """Width of token embeddings."""
+    return settings.embedding_size or settings.hidden_size
+
+
 def side_width(settings: ModelSettings) -> int:
     """Width of the last layer's output in one direction."""
     return settings.hidden_size // 2 if settings.directions == "bidirectional" else settings.hidden_size
@@ -40,7 +45,7 @@ def layer_widths(settings: ModelSettings) -> list[tuple[int, int, int]]:
     outputs, the last layer as many cells, and the layers above the first read both directions.
     """
     both_ways = settings.directions == "bidirectional"
-    widths, inputs, last = [], settings.embedding_size or settings.hidden_size, side_width(settings)
+    widths, inputs, last = [], embedding_width(settings), side_width(settings)
     for layer in range(settings.num_layers):
         narrow = layer == settings.num_layers - 1 and (both_ways or not settings.projection)
         cells = last if narrow else settings.intermediate_size
@@ -85,7 +90,7 @@ class Embeddings(nn.Module):
         if settings.embeddings == "characters":
             self.tokens = CharacterCnn(settings)
         else:
-            self.tokens = nn.Embedding(vocab_size, settings.embedding_size or settings.hidden_size)
+            self.tokens = nn.Embedding(vocab_size, embedding_width(settings))
 
     def forward(self, input_ids: Tensor, dropout: DropoutKey | None = None) -> Tensor:
         """*Shape:* (rows, slots) to (rows, slots, width)"""
@@ -191,7 +196,7 @@ class RecurrentBackbone(nn.Module):
         """Outputs of bidirectional layers: before dropout, the last also after it, and all after dropout."""
         rows, width = embedded.shape[:2]
         settings = self.settings
-        sequences = {direction: _Sequences(runs, width, embedded.device) for direction, runs in found.items()}
+        sequences = {direction: Sequences(runs, width, embedded.device) for direction, runs in found.items()}
         x = sequences[FORWARD].locked_slots(embedded, settings.input_dropout, dropout)
         raw, shown = [], []
         for number, layer in enumerate(self.layers):

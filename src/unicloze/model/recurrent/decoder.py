@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unicloze.model.recurrent.backbone import Embeddings
+from unicloze.model.recurrent.backbone import Embeddings, embedding_width
 from unicloze.settings import ModelSettings
 
 
@@ -66,7 +66,7 @@ class AttentionDecoder(nn.Module):
     def __init__(self, settings: ModelSettings, widths: Sequence[int], *, vocab_size: int) -> None:
         super().__init__()
         self.embeddings = Embeddings(settings, vocab_size=vocab_size)
-        self.embedded = self.embeddings.tokens.embedding_dim
+        self.embedded = embedding_width(settings)
         inputs = [self.embedded + settings.hidden_size, *widths[:-1]]
         self.layers = nn.ModuleList(
             [nn.LSTM(before, cells, batch_first=True) for before, cells in zip(inputs, widths, strict=True)]

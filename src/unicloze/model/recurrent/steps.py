@@ -151,7 +151,7 @@ class RecurrentSteps:
             self._layers.append(layer.of(FORWARD))
         self._cells = [StepCell(each.lstm, dtype, each.cell_clip, each.projection_clip) for each in self._layers]
         self._logits = Output(model, dtype)
-        self.device = self._tokens.weight.device
+        self.device = next(model.parameters()).device
 
     def begin(self, rows: Sequence[npt.NDArray[np.integer]]) -> tuple[Tensor, StepState]:
         """See `StepModel.begin`."""
@@ -194,8 +194,7 @@ class Output:
 
     def __init__(self, model: UnifiedModel, dtype: torch.dtype) -> None:
         self._head, self._dtype = model.token_head, dtype
-        tokens = model.backbone.embeddings.tokens.weight
-        self._output = linear_for(model.token_head.matrix(tokens), model.token_head.bias, dtype)
+        self._output = linear_for(model.token_head.matrix(model.token_table), model.token_head.bias, dtype)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """*Shape:* (..., hidden size) to (..., vocabulary), float32"""
@@ -228,7 +227,7 @@ class TranslationSteps:
         check_predicts(model)
         assert isinstance(model.backbone, TranslationBackbone)
         self._backbone, self._logits = model.backbone, Output(model, dtype)
-        self.device = model.backbone.embeddings.tokens.weight.device
+        self.device = next(model.parameters()).device
 
     def begin(self, rows: Sequence[npt.NDArray[np.integer]]) -> tuple[None, StepState]:
         """See `StepModel.begin`; the opening of the target predicts its first token."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.recurrent.backbone import Embeddings, Layer, Sequences, layer_widths, predicted
+from unicloze.model.recurrent.backbone import Embeddings, Layer, Sequences, embedding_width, layer_widths, predicted
 from unicloze.model.recurrent.decoder import AttentionDecoder, EncodedSource
 from unicloze.model.recurrent.layer import State
 from unicloze.model.recurrent.pairs import Pairs, find_pairs
@@ -33,7 +33,7 @@ class TranslationBackbone(nn.Module):
         self.settings = settings
         self.widths = [outputs for _, _, outputs in layer_widths(settings)]
         self.embeddings = Embeddings(settings, vocab_size=vocab_size)
-        inputs = [self.embeddings.tokens.embedding_dim, *self.widths[:-1]]
+        inputs = [embedding_width(settings), *self.widths[:-1]]
         self.layers = nn.ModuleList(
             [
                 Layer((before, width // 2, width // 2), settings)
