@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,10 @@ def table_of(folder: Path) -> tuple[Family, Table]:
     config, weights = Config.read(folder / "config.json"), open_weights(folder)
     family = family_of(config, weights)
     bare = not any(name.startswith(family.prefix) for name in weights)
-    heads = family.heads_among(weights)
-    return family, family.table(family.layout(config, weights.keys()), heads=heads, bare=bare)
+    heads, layout = family.heads_among(weights), family.layout(config, weights.keys())
+    return family, family.table(
+        dataclasses.replace(layout, query=layout.tokens if family.queries else None), heads=heads, bare=bare
+    )
 
 
 def batch_of(vocabulary: Vocabulary, *, segments: bool) -> tuple[Batch, Tensor]:

@@ -20,12 +20,21 @@ class Architecture:
         padding: Number of leading rows of their position table reserved for padding.
         fused: Whether attention has one `qkv_linear` without a key bias (released UniLM).
         relative: Name of their relative position table, if any (released UniLM and models trained from it).
+        tokens: Rows of their token table, where `query` needs it.
+        query: Id of the pseudo mask, whose row of our token table is their vector of the slots that predict (XLNet).
     """
 
     settings: ModelSettings
     padding: int = 0
     fused: bool = False
     relative: str | None = None
+    tokens: int = 0
+    query: int | None = None
+
+    @property
+    def query_is_new(self) -> bool:
+        """Whether their token table has no row for the pseudo mask, so that ours has one more."""
+        return self.query is not None and self.query == self.tokens
 
 
 def _common(config: Config) -> None:
@@ -36,9 +45,6 @@ def _common(config: Config) -> None:
     absolute = "only absolute positions are supported"
     config.only("position_embedding_type", "absolute", None, why=absolute)
     config.only("pruned_heads", {}, None, why="pruned attention heads are not supported")
-    config.only(
-        "quantization_config", {}, None, why="quantised weights are not supported: use the unquantised checkpoint"
-    )
 
 
 def _shape(config: Config, **changes: Any) -> ModelSettings:

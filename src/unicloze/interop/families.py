@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from unicloze.interop import architectures as layouts
-from unicloze.interop import two_stacks
+from unicloze.interop import language_models, two_stacks
 from unicloze.interop import weight_names as entries
 from unicloze.interop.architectures import Architecture
 from unicloze.interop.checked_json import Config
-from unicloze.interop.tables import Entry, Table, modules
+from unicloze.interop.tables import Appended, Entry, Table, modules, same
 from unicloze.interop.weight_names import TOKENS, pair_head, token_head
 
 Head = Literal["token", "next", "order", "replaced"]
+
+NEVER = -1000.0
+"""Logit bias of a token that is never predicted."""
 
 TARGETS: Mapping[Head, str] = {"token": "ae", "next": "nsp", "order": "sop", "replaced": "rtd"}
 """Target of each head: masked tokens, next sentence, sentence order, replaced tokens."""
@@ -41,6 +44,7 @@ class Family:
         gelu_heads: Heads that use GELU regardless of the activation of the layers.
         always: Heads every checkpoint has, whether or not they have tensors of their own.
         unused: Names that are not used here, besides those of all families.
+        queries: Whether slots that predict have a vector of their own instead of a token, see `Architecture.query`.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Family:
     gelu_heads: frozenset[Head] = frozenset()
     always: tuple[Head, ...] = ()
     unused: tuple[str, ...] = ()
+    queries: bool = False
 
     def table(self, layout: Architecture, *, heads: Collection[Head] = (), bare: bool = False) -> Table:
         """The key table of a model.
@@ -69,7 +74,13 @@ class Family:
             for entry in self.backbone(layout)
         ]
         absent = set() if layout.settings.head_bias else {("token_head.bias",)}
-        found += [entry for head in heads for entry in self.heads[head] if entry.ours not in absent]
+        absent |= {("token_head.output",)} if layout.settings.tied_output else set()
+        found += [
+            dataclasses.replace(entry, change=Appended(NEVER)) if layout.query_is_new else entry
+            for head in heads
+            for entry in self.heads[head]
+            if entry.ours not in absent
+        ]
         stored = {name for entry in found for name in entry.theirs}
         unused = [f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids", *self.unused]
         if layout.settings.pooler:
@@ -88,6 +99,9 @@ class Family:
         Raises:
             UniclozeError: The configuration asks for something unsupported.
         """
+        config.only(
+            "quantization_config", {}, None, why="quantised weights are not supported: use the unquantised checkpoint"
+        )
         layout = self.read(config, names)
         own = {f"{prefix}{self.pooler}.weight" for prefix in ("", self.prefix)}
         if not self.pooler or {"next", "order"} & set(self.heads_among(names)) or own.isdisjoint(names):
@@ -207,7 +221,7 @@ FAMILIES: Mapping[str, Family] = {
             prefix="",
             read=two_stacks.t5_architecture,
             backbone=two_stacks.t5_backbone,
-            heads={"token": ()},
+            heads={"token": (same("token_head.output", two_stacks.OUTPUT),)},
             copies=dict.fromkeys(
                 ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", two_stacks.OUTPUT), "shared.weight"
             ),
@@ -228,6 +242,29 @@ FAMILIES: Mapping[str, Family] = {
                 "lm_head.weight": "model.shared.weight",
             },
             always=("token",),
+        ),
+        Family(
+            name="gpt2",
+            paper="Language Models are Unsupervised Multitask Learners",
+            prefix="transformer.",
+            read=language_models.gpt2_architecture,
+            backbone=language_models.gpt2_backbone,
+            heads={"token": (same("token_head.output", language_models.OUTPUT),)},
+            copies={language_models.OUTPUT: "transformer.wte.weight"},
+            always=("token",),
+            unused=tuple(
+                f"{prefix}h.*.attn.{name}" for prefix in ("", "transformer.") for name in ("bias", "masked_bias")
+            ),
+        ),
+        Family(
+            name="xlnet",
+            paper="XLNet: Generalized Autoregressive Pretraining for Language Understanding",
+            prefix="transformer.",
+            read=language_models.xlnet_architecture,
+            backbone=language_models.xlnet_backbone,
+            heads={"token": (same("token_head.bias", "lm_loss.bias"),)},
+            copies={"lm_loss.weight": f"transformer.{language_models.XLNET_TOKENS}"},
+            queries=True,
         ),
         Family(
             name="unilm",

@@ -82,9 +82,14 @@ def import_checkpoint(
     layout = family.layout(config, weights.keys())
     heads = family.heads_among(weights.keys())
     _check_heads(config, family, layout, heads)
+    stored = config.whole("vocab_size", kind="vocab_size")
+    own, new, settings = _tokenizers(place, tokenizer, stored)
+    if family.queries:
+        own, new = own.with_pseudo(), new.with_pseudo()
+        layout = dataclasses.replace(layout, query=own.vocabulary.pseudo)
+        stored += layout.query_is_new
     bare = not any(name.startswith(family.prefix) for name in weights)
     table = family.table(layout, heads=heads, bare=bare)
-    stored = config.whole("vocab_size", kind="vocab_size")
     weights = weights.under_first_names(table.copies)
     check_names(place, weights, table, allow)
     with shapes_only():
@@ -93,7 +98,6 @@ def import_checkpoint(
     for sentence in said_of_allowed(place, weights, table, held):
         warnings.warn(sentence, stacklevel=2)
 
-    own, new, settings = _tokenizers(place, tokenizer, stored)
     rows = _token_rows(place, own, new, stored)
     known = layout.settings.max_positions or 0
     wanted = known if positions is None else positions

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from unicloze.interop.checked_json import read_json
 from unicloze.interop.families import TARGETS, Family, Head
 from unicloze.interop.weights import inside
+from unicloze.objectives.causal import CausalSettings
 from unicloze.objectives.denoising import DenoisingSettings, SpanCorruptionSettings
 from unicloze.objectives.groups import PseudoToken
 from unicloze.objectives.masked import MaskedSettings
+from unicloze.objectives.permuted import PermutedSettings
 from unicloze.objectives.unilmv2 import UniLMv2Settings
 from unicloze.objectives.untrained import UntrainedSettings
 from unicloze.recipes import load_recipe, validate
@@ -37,6 +39,21 @@ _POOLING: dict[str, Literal["first", "last", "mean"]] = {
     "pooling_mode_lasttoken": "last",
 }
 """Sentence-transformers' names of pooling modes."""
+
+_OBJECTIVES: Mapping[str, ObjectiveSettings] = {
+    "t5": SpanCorruptionSettings(
+        targets=["lm"], source_start=False, target_start=["pad"], restart_positions=True, segment_ids=[0, 0]
+    ),
+    "bart": DenoisingSettings(
+        targets=["lm"], mask_rate=0.3, noise=["infill", "permute_sentences"], target_start=["eos", "sos"],
+        restart_positions=True, segment_ids=[0, 0],
+    ),
+    "gpt2": CausalSettings(targets=["lm"], visibility="left_to_right"),
+    "xlnet": PermutedSettings(
+        targets=["par"], masking="ngram", mask_rate=1 / 6, max_span=5, factorization="token", pseudo_token="own"
+    ),
+}  # fmt: skip
+"""Training objective of the families that are no encoders, with the rows their released models read."""
 
 
 def imported_recipe(
@@ -64,23 +81,27 @@ def imported_recipe(
         UsageError: No valid recipe fits the model, such as one that reads three tokens.
     """
     objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
-    if model.decoder_layers:
-        objective = _of_two_stacks(family)
+    if family.name in _OBJECTIVES and ("token" in heads or not family.queries):
+        objective = _OBJECTIVES[family.name]
     if not has_pseudo and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
     pairs = any(_PAIRS.get(TARGETS[head]) for head in heads) or bool(objective.mixture)
     recipe = Recipe(
         name=re.sub(r"[^\w.-]+", "-", place.resolve().name).lstrip(".-") or family.name,
-        provenance=Provenance(paper=family.paper, place=f"imported from {place.resolve()}", note=_note(family, heads)),
+        provenance=Provenance(
+            paper=family.paper, place=f"imported from {place.resolve()}", note=_note(family, model, heads)
+        ),
         data=DataSettings(
             corpus=[UNKNOWN_CORPUS],
             window=_fitting(objective, window or _window(place, model.max_positions or 1), model),
             segments=2 if pairs and model.num_segments > 1 else 1,
+            documents="joined" if model.memory else "separate",
+            order="streams" if model.memory else "shuffled",
         ),
         tokenizer=tokenizer,
         objective=objective,
         model=model,
-        use=_use(place),
+        use=_use(place) if family.name != "gpt2" else UseSettings(visibility="left_to_right", pooling="last"),
     )
     validate(recipe)
     return recipe
@@ -111,21 +132,9 @@ def _fitting(objective: ObjectiveSettings, window: int, model: ModelSettings) ->
     return window
 
 
-def _of_two_stacks(family: Family) -> ObjectiveSettings:
-    """The training objective of an encoder-decoder, with the rows its released models read."""
-    if family.name == "t5":
-        return SpanCorruptionSettings(
-            targets=["lm"], source_start=False, target_start=["pad"], restart_positions=True, segment_ids=[0, 0]
-        )
-    return DenoisingSettings(
-        targets=["lm"], mask_rate=0.3, noise=["infill", "permute_sentences"], target_start=["eos", "sos"],
-        restart_positions=True, segment_ids=[0, 0],
-    )  # fmt: skip
-
-
-def _note(family: Family, heads: Sequence[Head]) -> str:
+def _note(family: Family, model: ModelSettings, heads: Sequence[Head]) -> str:
     if family.always:
-        return f"An encoder-decoder of the family {family.name}."
+        return f"{'An encoder-decoder' if model.decoder_layers else 'A language model'} of the family {family.name}."
     predicts = {"token": "masked tokens", "next": "whether a segment follows", "order": "whether segments are in order",
                 "replaced": "which tokens were replaced"}  # fmt: skip
     if not heads:

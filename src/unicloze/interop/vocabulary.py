@@ -8,6 +8,7 @@ from unicloze.errors import UniclozeError
 from unicloze.interop.weights import inside
 from unicloze.run_files import TOKENIZER_CONFIG
 from unicloze.settings import TokenizerSettings
+from unicloze.text.merges import BYTE_VOCABULARY, MERGES
 from unicloze.text.tokenizers import Tokenizer
 
 
@@ -15,7 +16,8 @@ def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
     """The tokenizer of a checkpoint folder, and settings that load it again; None if it has none.
 
     Args:
-        folder: Holds a `tokenizer.json`, or a `vocab.txt` with an optional `tokenizer_config.json`.
+        folder: Holds a `tokenizer.json`, a `vocab.txt`, or a `vocab.json` with `merges.txt`, and optionally a
+            `tokenizer_config.json`.
 
     Raises:
         UniclozeError: A file is damaged, or contradicts another.
@@ -24,6 +26,8 @@ def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
     file = inside(folder, "tokenizer.json")
     if file is None:
         found = [path for name in sorted(folder.glob("*vocab.txt")) if (path := inside(folder, name.name)) is not None]
+        if not found and inside(folder, MERGES) is not None and (pairs := inside(folder, BYTE_VOCABULARY)) is not None:
+            found = [pairs]
         if len(found) != 1:
             return None
         file = found[0]
