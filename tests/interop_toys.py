@@ -14,6 +14,7 @@ from unicloze.example import Batch, collate
 from unicloze.interop.checked_json import Config
 from unicloze.interop.families import Family, family_of
 from unicloze.interop.tables import Table
+from unicloze.interop.task_classes import class_of
 from unicloze.interop.weights import open_weights
 from unicloze.objectives import make_examples, settings_of
 from unicloze.text.tokenizers import Vocabulary
@@ -71,9 +72,10 @@ def table_of(folder: Path) -> tuple[Family, Table]:
     config, weights = Config.read(folder / "config.json"), open_weights(folder)
     family = family_of(config, weights)
     bare = not any(name.startswith(family.prefix) for name in weights)
-    heads, layout = family.heads_among(weights), family.layout(config, weights.keys())
+    heads, task = family.heads_among(weights), class_of(config)
+    layout = family.layout(config, weights.keys(), task)
     return family, family.table(
-        dataclasses.replace(layout, query=layout.tokens if family.queries else None), heads=heads, bare=bare
+        dataclasses.replace(layout, query=layout.tokens if family.queries else None), heads=heads, bare=bare, task=task
     )
 
 

@@ -255,6 +255,7 @@ SETTINGS = {
     "task.pooling": Row("classes", "last"),
     "task.head_dropout": Row("classes", "0.5"),
     "task.delimiter": Row("classes", "true"),
+    "task.separators": Row("classes", "2"),
     "task.both_orders": Row("classes", "true", beside="--task.pooling first"),
     "task.predicate": Row("tags", "repeat"),
     "task.max_question": Row("questions", "1"),

@@ -36,6 +36,9 @@ TaskPooling = Literal["first", "last", "mean", "concat", "decoder"]
 """Which hidden states represent a text in a task: as in `Pooling`, or the last one read, the maximum and the mean of all,
 concatenated."""
 
+HeadActivation = Literal["tanh", "gelu", "relu"]
+"""Activation of the dense layer of a task's head."""
+
 SHORTEST_ROW = 8
 """Shortest row of a task, in tokens: the special tokens and some text."""
 
@@ -296,7 +299,8 @@ class HeadSettings:
         kind: `classes` predicts one of several classes from the pooled slots of a prediction; `quantities` predicts numbers,
             trained with squared error; `choice` selects one of the slots of a prediction, each scored on its own.
         outputs: Number of classes or quantities; ignored for a choice.
-        dense: Put a dense layer and tanh before the output layer (BERT's pooler).
+        dense: Put a dense layer before the output layer (BERT's pooler).
+        activation: Activation of the dense layer.
         directions: Number of directions that a text is read in, one half of the slots of a prediction each. The halves are
             pooled apart and concatenated.
         batch_norm: Put a layer of 50 units with ReLU before the output layer, and batch normalisation before both (ULMFiT).
@@ -308,6 +312,7 @@ class HeadSettings:
     kind: Literal["classes", "quantities", "choice"]
     outputs: int = 1
     dense: bool = True
+    activation: HeadActivation = "tanh"
     directions: int = 1
     batch_norm: bool = False
     pooling: Literal["mean", "sum", "concat"] = "mean"

@@ -17,6 +17,7 @@ from unicloze.interop import weight_names as entries
 from unicloze.interop.architectures import Architecture
 from unicloze.interop.checked_json import Config
 from unicloze.interop.tables import Appended, Entry, Table, modules, same
+from unicloze.interop.task_classes import TaskClass, TaskLayers, task_entries
 from unicloze.interop.weight_names import TOKENS, pair_head, token_head
 
 Head = Literal["token", "next", "order", "replaced"]
@@ -44,6 +45,8 @@ class Family:
         gelu_heads: Heads that use GELU regardless of the activation of the layers.
         always: Heads every checkpoint has, whether or not they have tensors of their own.
         unused: Names that are not used here, besides those of all families.
+        task_layers: Layers of its classes with the head of a task and a dense layer, with full names.
+        separators: Number of tokens between two texts.
         queries: Whether slots that predict have a vector of their own instead of a token, see `Architecture.query`.
     """
 
@@ -58,15 +61,20 @@ class Family:
     gelu_heads: frozenset[Head] = frozenset()
     always: tuple[Head, ...] = ()
     unused: tuple[str, ...] = ()
+    separators: int = 1
     queries: bool = False
+    task_layers: Mapping[TaskClass, TaskLayers] = field(default_factory=dict)
 
-    def table(self, layout: Architecture, *, heads: Collection[Head] = (), bare: bool = False) -> Table:
+    def table(
+        self, layout: Architecture, *, heads: Collection[Head] = (), bare: bool = False, task: TaskClass | None = None
+    ) -> Table:
         """The key table of a model.
 
         Args:
             layout: Its layout.
             heads: Its heads.
             bare: Whether backbone names have no prefix.
+            task: Its class, if it has the head of a task.
         """
         prefix = "" if bare else self.prefix
         found = [
@@ -85,6 +93,9 @@ class Family:
         unused = [f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids", *self.unused]
         if layout.settings.pooler:
             found += modules({"pooler": f"{prefix}{self.pooler}"})
+        if task is not None:
+            found += task_entries(task, self.task_layers)
+            unused += [f"{prefix}{self.pooler}.*"] if self.pooler else []
         return Table(
             entries=tuple(found),
             copies={
@@ -93,8 +104,8 @@ class Family:
             ignored=tuple(unused),
         )
 
-    def layout(self, config: Config, names: Collection[str]) -> Architecture:
-        """The layout of a checkpoint, with a pooler if it has one outside a head.
+    def layout(self, config: Config, names: Collection[str], task: TaskClass | None = None) -> Architecture:
+        """The layout of a checkpoint, with a pooler if it has one outside a head and no task does without it.
 
         Raises:
             UniclozeError: The configuration asks for something unsupported.
@@ -104,7 +115,12 @@ class Family:
         )
         layout = self.read(config, names)
         own = {f"{prefix}{self.pooler}.weight" for prefix in ("", self.prefix)}
-        if not self.pooler or {"next", "order"} & set(self.heads_among(names)) or own.isdisjoint(names):
+        if (
+            not self.pooler
+            or task is not None
+            or {"next", "order"} & set(self.heads_among(names))
+            or own.isdisjoint(names)
+        ):
             return layout
         return dataclasses.replace(layout, settings=dataclasses.replace(layout.settings, pooler=True))
 
@@ -129,6 +145,11 @@ _BERT_COPIES = {
     "cls.predictions.decoder.weight": f"bert.{TOKENS}",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+_BERT_TASKS: Mapping[TaskClass, TaskLayers] = {
+    "ForSequenceClassification": TaskLayers(dense="bert.pooler.dense", output="classifier"),
+    "ForMultipleChoice": TaskLayers(dense="bert.pooler.dense", output="classifier"),
+}
+_TWO_LAYERS = TaskLayers(dense="classifier.dense", output="classifier.out_proj")
 _LM_HEAD: Mapping[Head, tuple[Entry, ...]] = {
     "token": token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
 }
@@ -145,6 +166,7 @@ FAMILIES: Mapping[str, Family] = {
             heads=_BERT_HEADS,
             copies=_BERT_COPIES,
             pooler="pooler.dense",
+            task_layers=_BERT_TASKS,
         ),
         Family(
             name="roberta",
@@ -155,6 +177,11 @@ FAMILIES: Mapping[str, Family] = {
             heads=_LM_HEAD,
             copies={"lm_head.decoder.weight": f"roberta.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
             pooler="pooler.dense",
+            separators=2,
+            task_layers={
+                "ForSequenceClassification": _TWO_LAYERS,
+                "ForMultipleChoice": TaskLayers(dense="roberta.pooler.dense", output="classifier"),
+            },
             gelu_heads=frozenset({"token"}),
         ),
         Family(
@@ -166,6 +193,11 @@ FAMILIES: Mapping[str, Family] = {
             heads=_LM_HEAD,
             copies={"lm_head.decoder.weight": f"mpnet.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
             pooler="pooler.dense",
+            separators=2,
+            task_layers={
+                "ForSequenceClassification": _TWO_LAYERS,
+                "ForMultipleChoice": TaskLayers(dense="mpnet.pooler.dense", output="classifier"),
+            },
             gelu_heads=frozenset({"token"}),
         ),
         Family(
@@ -189,6 +221,7 @@ FAMILIES: Mapping[str, Family] = {
             },
             copies={"generator_lm_head.weight": f"electra.{TOKENS}"},
             gelu_heads=frozenset({"token"}),
+            task_layers={"ForSequenceClassification": dataclasses.replace(_TWO_LAYERS, head="dense_gelu")},
         ),
         Family(
             name="albert",
@@ -205,6 +238,10 @@ FAMILIES: Mapping[str, Family] = {
                 "predictions.decoder.bias": "predictions.bias",
             },
             pooler="pooler",
+            task_layers={
+                "ForSequenceClassification": TaskLayers(dense="albert.pooler", output="classifier"),
+                "ForMultipleChoice": TaskLayers(dense="albert.pooler", output="classifier"),
+            },
         ),
         Family(
             name="distilbert",
@@ -214,6 +251,10 @@ FAMILIES: Mapping[str, Family] = {
             backbone=entries.distilbert_backbone,
             heads={"token": token_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")},
             copies={"vocab_projector.weight": f"distilbert.{TOKENS}"},
+            task_layers={
+                "ForSequenceClassification": TaskLayers(dense="pre_classifier", output="classifier", head="dense_relu"),
+                "ForMultipleChoice": TaskLayers(dense="pre_classifier", output="classifier", head="dense_relu"),
+            },
         ),
         Family(
             name="t5",
@@ -242,6 +283,12 @@ FAMILIES: Mapping[str, Family] = {
                 "lm_head.weight": "model.shared.weight",
             },
             always=("token",),
+            separators=2,
+            task_layers={
+                "ForSequenceClassification": TaskLayers(
+                    dense="classification_head.dense", output="classification_head.out_proj"
+                ),
+            },
         ),
         Family(
             name="gpt2",
@@ -275,6 +322,7 @@ FAMILIES: Mapping[str, Family] = {
             heads=_BERT_HEADS,
             copies=_BERT_COPIES,
             pooler="pooler.dense",
+            task_layers=_BERT_TASKS,
         ),
     )
 }

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UsageError, did_you_mean
 from unicloze.interop.families import Head
-from unicloze.interop.stock import DENSE, STOCK, TASK_CLASSES, Stock, TaskClass
+from unicloze.interop.stock import STOCK, Stock
+from unicloze.interop.task_classes import DENSE, TASK_CLASSES, TaskClass
 from unicloze.interop.two_stacks_export import TWO_STACKS, misfit
 from unicloze.mixtures import all_targets
 from unicloze.settings import HeadSettings, ModelSettings
@@ -45,6 +46,15 @@ PLAIN: Mapping[str, str] = {
     "scale_output": "does not scale its output",
 }
 """What all classes of one stack have, by the setting that must keep its default."""
+
+
+HAS: Mapping[str, str] = {
+    "dense": "has a dense layer with tanh",
+    "dense_gelu": "has a dense layer with GELU",
+    "dense_relu": "has a dense layer with ReLU",
+    "plain": "has no dense layer",
+}
+"""What a class has before its output layer, by the `task.head` that has it too."""
 
 
 @dataclass(frozen=True)
@@ -199,11 +209,13 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     if kind is None:
         yield Limit("task.kind", task.kind, "has no class for it", PREDICT)
         return
-    if DENSE[kind] and kind not in stock.task_layers:
-        yield Limit("task.kind", task.kind, "uses gelu instead of tanh in its classifier")
-    needed = "dense" if DENSE[kind] else "plain"
+    layers = stock.family.task_layers
+    if DENSE[kind] and kind not in layers:
+        yield Limit("task.kind", task.kind, f"has another head for {kind[3:]}")
+        return
+    needed = layers[kind].head if DENSE[kind] else "plain"
     if isinstance(task, Headed) and task.head != needed:
-        has = "has a dense layer" if DENSE[kind] else "has no dense layer"
+        has = HAS[needed]
         yield Limit("task.head", task.head, f"{has} before the output layer of {kind[3:]}", _again("task.head", needed))
     pooling = pooling_of(loaded.recipe)
     if task.kind == "tagging" and pooling == "mean":

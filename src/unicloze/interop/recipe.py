@@ -26,6 +26,7 @@ from unicloze.settings import (
     ObjectiveSettings,
     Provenance,
     Recipe,
+    TaskSettings,
     TokenizerSettings,
     UseSettings,
 )
@@ -62,6 +63,7 @@ def imported_recipe(
     family: Family,
     model: ModelSettings,
     heads: Sequence[Head],
+    task: TaskSettings | None,
     tokenizer: TokenizerSettings,
     has_pseudo: bool,
     window: int | None,
@@ -73,6 +75,7 @@ def imported_recipe(
         family: Its family.
         model: Model shape, with the number of positions.
         heads: Its heads.
+        task: The task it is fine-tuned for, if any.
         tokenizer: Settings that load its tokenizer.
         has_pseudo: Whether its vocabulary has a [P] token.
         window: Largest number of tokens read at once; default: as its folder says.
@@ -86,14 +89,15 @@ def imported_recipe(
     if not has_pseudo and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
     pairs = any(_PAIRS.get(TARGETS[head]) for head in heads) or bool(objective.mixture)
+    positions = model.max_positions or 1
     recipe = Recipe(
         name=re.sub(r"[^\w.-]+", "-", place.resolve().name).lstrip(".-") or family.name,
         provenance=Provenance(
-            paper=family.paper, place=f"imported from {place.resolve()}", note=_note(family, model, heads)
+            paper=family.paper, place=f"imported from {place.resolve()}", note=_note(family, model, heads, task)
         ),
         data=DataSettings(
             corpus=[UNKNOWN_CORPUS],
-            window=_fitting(objective, window or _window(place, model.max_positions or 1), model),
+            window=_fitting(objective, window or _window(place, positions), model),
             segments=2 if pairs and model.num_segments > 1 else 1,
             documents="joined" if model.memory else "separate",
             order="streams" if model.memory else "shuffled",
@@ -101,6 +105,7 @@ def imported_recipe(
         tokenizer=tokenizer,
         objective=objective,
         model=model,
+        task=TaskSettings() if task is None else dataclasses.replace(task, max_length=min(task.max_length, positions)),
         use=_use(place) if family.name != "gpt2" else UseSettings(visibility="left_to_right", pooling="last"),
     )
     validate(recipe)
@@ -132,7 +137,9 @@ def _fitting(objective: ObjectiveSettings, window: int, model: ModelSettings) ->
     return window
 
 
-def _note(family: Family, model: ModelSettings, heads: Sequence[Head]) -> str:
+def _note(family: Family, model: ModelSettings, heads: Sequence[Head], task: TaskSettings | None) -> str:
+    if task is not None:
+        return f"A model of the family {family.name}, fine-tuned for {task.kind}."
     if family.always:
         return f"{'An encoder-decoder' if model.decoder_layers else 'A language model'} of the family {family.name}."
     predicts = {"token": "masked tokens", "next": "whether a segment follows", "order": "whether segments are in order",

@@ -21,6 +21,7 @@ from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sent
 from unicloze.settings import ModelSettings
 from unicloze.tasks import task_heads
 from unicloze.tasks.groups import Labelled
+from unicloze.tasks.rows import separators_of
 from unicloze.training.initial import SEGMENT_ROWS, TOKEN_ROWS
 from unicloze.training.loading import LoadedModel
 
@@ -89,6 +90,7 @@ class StockExport:
             pad=self.pad,
             longest=self.longest,
             segments=self.segments,
+            separators=separators_of(recipe),
         )
         if not task_heads(recipe):
             write_sentence_files(
@@ -131,9 +133,7 @@ def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
         kept, lost = [], [*lost, *(HEADS[head] for head in kept)]
     kind = task_class(heads)
     bare = not kept and not heads
-    table = stock.family.table(Architecture(settings=settings, padding=padding), heads=kept, bare=bare)
-    if kind is not None:
-        table = dataclasses.replace(table, entries=(*table.entries, *stock.task_entries(kind)))
+    table = stock.family.table(Architecture(settings=settings, padding=padding), heads=kept, bare=bare, task=kind)
     said = [f"{each} is omitted" for each in lost]
     if not stock.has_segments and own > 1:
         said.append("the first segment is added to the positions, and both texts of a pair are read as that segment")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -10,10 +12,15 @@ from unicloze.example import TargetBatch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import cross_entropy
 from unicloze.model.soft_labels import mixed_losses
-from unicloze.settings import HeadSettings, ModelSettings
+from unicloze.settings import HeadActivation, HeadSettings, ModelSettings
 
 INNER, INNER_RATE = 50, 0.1
 """Units of the layer before the output layer with batch normalisation, and the dropout after it (ULMFiT's released code)."""
+HEAD_ACTIVATIONS: Mapping[HeadActivation, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+}
 
 
 class NormedLinear(nn.Module):
@@ -39,7 +46,7 @@ class NormedLinear(nn.Module):
 
 
 class TaskHead(nn.Module):
-    """Dropout and a linear layer, optionally after a dense layer and tanh (Devlin et al. 2019, Section 4) or after ULMFiT's.
+    """Dropout and a linear layer, optionally after a dense layer (with tanh: Devlin et al. 2019, Section 4) or ULMFiT's.
 
     Args:
         settings: Shape of the model.
@@ -83,7 +90,7 @@ class TaskHead(nn.Module):
         if self.inner is not None:
             return self._normed(states, target.weights > 0, dropout)
         if self.dense is not None:
-            states = torch.tanh(self.dense(states))
+            states = HEAD_ACTIVATIONS[self.head.activation](self.dense(states))
         if dropout is not None:
             states = dropout(states, self.rate)
         with torch.autocast(states.device.type, enabled=False):  # bf16 is too coarse for scores and quantities

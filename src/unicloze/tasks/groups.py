@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, Problem
-from unicloze.settings import Recipe, TaskPooling, TaskSettings
+from unicloze.settings import HeadActivation, HeadSettings, Recipe, TaskPooling, TaskSettings
 
 T = TypeVar("T", bound=TaskSettings)
+
+_ACTIVATIONS: Mapping[str, HeadActivation] = {"dense_gelu": "gelu", "dense_relu": "relu"}
 
 
 def task_of(recipe: Recipe, kind: type[T]) -> T:
@@ -32,25 +34,44 @@ class Headed(TaskSettings):
     """Settings of a task head.
 
     Args:
-        head: `dense` puts BERT's dense layer and tanh before the output layer (exportable); `plain` does not (as in both
-            UniLM papers); `batch_norm` puts 50 units and batch normalisation before it (ULMFiT), for one prediction per text.
+        head: `dense` puts BERT's dense layer and tanh before the output layer (exportable), `dense_gelu` a dense layer with
+            GELU (ELECTRA) and `dense_relu` one with ReLU (DistilBERT); `plain` does not (as in both UniLM papers);
+            `batch_norm` puts 50 units and batch normalisation before it (ULMFiT), for one prediction per text.
         pooling: Representation of a text: its `first` slot, its `last`, or the `mean` of all, or their `concat`: the last one
             read, the maximum and the mean of all (ULMFiT); default: `use.pooling` of the model's recipe. In tagging, the
             representation of a word; for choices, no answer and the kind of an answer, one slot: by default the `last` if the
             model reads from left to right, else the `first`. An encoder-decoder predicts classes and quantities from the last
             slot of its `decoder`, which reads the text again (BART).
         head_dropout: Dropout of the output layer's input; default: `model.dropout`.
+        separators: Number of [EOS] between two texts; models fine-tuned as RoBERTa's authors do have 2.
     """
 
-    head: Literal["dense", "plain", "batch_norm"] = "dense"
+    head: Literal["dense", "dense_gelu", "dense_relu", "plain", "batch_norm"] = "dense"
     pooling: TaskPooling | None = None
     head_dropout: float | None = None
+    separators: int = 1
 
-    ranges: ClassVar = {"head_dropout": BELOW_ONE}
+    ranges: ClassVar = {"head_dropout": BELOW_ONE, "separators": AT_LEAST_ONE}
     one_slot: ClassVar[str] = ""
     """What a single slot predicts, if slots cannot be pooled."""
     of_texts: ClassVar[bool] = False
     """Whether there is one prediction per text."""
+
+    def layers(self, kind: Literal["classes", "quantities", "choice"], **values: Any) -> HeadSettings:
+        """A head with the layers of these settings.
+
+        Args:
+            kind: As of `HeadSettings`.
+            values: Further values of `HeadSettings`.
+        """
+        return HeadSettings(
+            kind=kind,
+            dense=self.head.startswith("dense"),
+            activation=_ACTIVATIONS.get(self.head, "tanh"),
+            batch_norm=self.head == "batch_norm",
+            dropout=self.head_dropout,
+            **values,
+        )
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject pooling where a single slot is needed."""

@@ -29,7 +29,7 @@ from unicloze.records.record import Record
 from unicloze.rules import Needs
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Delimited, Headed, Labelled, task_of
-from unicloze.tasks.rows import Row, RowTarget, pair_marks, pooled_slots, pooling_of, text_row
+from unicloze.tasks.rows import Row, RowTarget, pair_marks, pooled_slots, pooling_of, separators_of, text_row
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 
@@ -88,8 +88,7 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
 
 def heads(settings: TaggingSettings) -> Mapping[str, HeadSettings]:
     """One head, for the tag of a word."""
-    count, dense = len(settings.labels or ()), settings.head == "dense"
-    return {TARGET: HeadSettings(kind="classes", outputs=count, dense=dense, dropout=settings.head_dropout)}
+    return {TARGET: settings.layers("classes", outputs=len(settings.labels or ()))}
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
@@ -110,7 +109,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         room = task.max_length - 2
         if repeated is not None:
             repeated = repeated[: room // 2]
-            room -= len(repeated) + 1
+            room -= len(repeated) + separators_of(recipe)
         parts = list(windows([min(len(word), room) for word in words], room))
         windowed += len(parts) > 1 or any(len(word) > room for word in words)
         for window, predicted in parts:
