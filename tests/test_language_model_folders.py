@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import language_model_toys as folders
+import nlu_toys
 import toys
 from interop_toys import table_of
 from unicloze import verbs
@@ -144,6 +145,74 @@ def test_written_as_a_checkpoint_of_ours_they_are_the_same(tmp_path: Path) -> No
         assert all(torch.equal(again.model.state_dict()[key], own) for key, own in loaded.model.state_dict().items())
         assert (again.recipe.model, again.recipe.objective) == (loaded.recipe.model, loaded.recipe.objective)
         assert again.tokenizer.fingerprint == loaded.tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
+def test_gpt2_is_exported_bit_by_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """It continues a text as `unicloze generate` does, from the ids of its own tokenizer."""
+    peer = folders.gpt2(tmp_path / "theirs", **changes)
+    loaded = open_model(tmp_path / "theirs")
+    result = verbs.export(loaded, "gpt2", tmp_path / "ours")
+    assert result.architecture == "GPT2LMHeadModel" and result.differences["logits"] < 1e-5
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert all(torch.equal(again.state_dict()[name], weight) for name, weight in peer.state_dict().items())
+    assert {key: value for key, value in again.config.to_diff_dict().items() if key in ("n_inner", "n_positions")} == {
+        "n_inner": 64, "n_positions": 40,
+    }  # fmt: skip
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    inputs = tokenizer(folders.TEXTS[0], return_tensors="pt")
+    written = again.generate(**inputs, max_new_tokens=5, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    (own,) = generate(open_model(tmp_path / "ours"), folders.TEXTS[:1], DecodingSettings(max_length=5))
+    assert own.candidates[0].tokens == written.tolist()
+    card = (tmp_path / "ours" / "README.md").read_text()
+    assert "pipeline_tag: text-generation" in card and "AutoModelForCausalLM.from_pretrained" in card
+    assert "SentenceTransformer" not in card
+
+
+def test_our_own_gpt2_is_exported(tmp_path: Path) -> None:
+    """Its rows begin with [SOS], and so do those of the exported tokenizer."""
+    loaded = nlu_toys.start("gpt-2", model__max_positions=40)
+    verbs.export(loaded, "gpt2", tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (
+        tokenizer.tokenize("anna sees")[-1]
+        and tokenizer("anna sees")["input_ids"][0] == loaded.tokenizer.vocabulary.sos
+    )
+    assert tokenizer("anna sees")["input_ids"][1:] == loaded.tokenizer.encode("anna sees").tolist()
+    for to, message in {
+        "bart": "decoder_layers is 0",
+        "xlnet": "objective.name is causal, .* predicts permuted tokens",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            verbs.export(loaded, to, tmp_path / "other")
+
+
+def test_xlnet_is_exported(tmp_path: Path) -> None:
+    """With a row of its own for the query vector, which no text has."""
+    peer = folders.xlnet(tmp_path / "theirs", mem_len=11)
+    loaded = open_model(tmp_path / "theirs")
+    result = verbs.export(loaded, "xlnet", tmp_path / "ours")
+    assert result.architecture == "XLNetLMHeadModel" and max(result.differences.values()) < 1e-5
+    again = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "ours")
+    for name, weight in peer.state_dict().items():
+        assert torch.equal(
+            again.state_dict()[name][:50] if "word" in name or "lm_loss" in name else again.state_dict()[name], weight
+        )
+    assert again.config.mem_len == 11
+    second = open_model(tmp_path / "ours")
+    assert second.recipe.model == loaded.recipe.model and second.tokenizer.fingerprint == loaded.tokenizer.fingerprint
+    assert all(torch.equal(second.model.state_dict()[name], own) for name, own in loaded.model.state_dict().items())
+
+
+def test_our_own_xlnet_is_exported(tmp_path: Path) -> None:
+    """Its pseudo mask lies within its vocabulary."""
+    loaded = nlu_toys.start("xlnet-base")
+    result = verbs.export(loaded, "xlnet", tmp_path / "out")
+    assert max(result.differences.values()) < 1e-5
+    assert torch.equal(
+        transformers.XLNetModel.from_pretrained(tmp_path / "out").mask_emb[0, 0],
+        loaded.model.backbone.embeddings.tokens.weight[loaded.tokenizer.vocabulary.pseudo],
+    )
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {

@@ -11,7 +11,7 @@ from unicloze.errors import UsageError, did_you_mean
 from unicloze.interop.families import Head
 from unicloze.interop.stock import STOCK, Stock
 from unicloze.interop.task_classes import DENSE, TASK_CLASSES, TaskClass
-from unicloze.interop.two_stacks_export import TWO_STACKS, misfit
+from unicloze.interop.two_stacks_export import CLASSES, misfit
 from unicloze.mixtures import all_targets
 from unicloze.settings import HeadSettings, ModelSettings
 from unicloze.tasks import task_heads
@@ -80,7 +80,7 @@ def check_name(to: str) -> None:
     Raises:
         UsageError: The format is unknown.
     """
-    formats = [*STOCK, *TWO_STACKS, OWN]
+    formats = [*STOCK, *CLASSES, OWN]
     if to not in formats:
         raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}{did_you_mean(to.lower(), formats)}")
 
@@ -97,11 +97,11 @@ def check_format(to: str, loaded: LoadedModel) -> None:
             f"{loaded.path}: model.kind is {loaded.model.settings.kind}, and every format is of Transformers: use the model "
             "with unicloze's own commands"
         )
-    if to in TWO_STACKS:
+    if to in CLASSES:
         if (found := misfit(to, loaded)) is not None:
             setting, value, theirs = found
             raise UsageError(
-                f"{loaded.path}: {setting} is {str(value).lower()}, and the {TWO_STACKS[to]} of Transformers {theirs}: "
+                f"{loaded.path}: {setting} is {str(value).lower()}, and the {CLASSES[to]} of Transformers {theirs}: "
                 f"{_offered(loaded, PREDICT)}"
             )
         return
@@ -132,7 +132,7 @@ def _offered(loaded: LoadedModel, otherwise: str) -> str:
     """Advice for a model: the first format that can hold it, now or after fine-tuning with another setting."""
     first = {name: next(limits(stock, loaded), None) for name, stock in STOCK.items()}
     fitting = [f"export it with --to {name}" for name, limit in first.items() if limit is None]
-    fitting += [f"export it with --to {name}" for name in TWO_STACKS if misfit(name, loaded) is None]
+    fitting += [f"export it with --to {name}" for name in CLASSES if misfit(name, loaded) is None]
     again = {name: limit.cure for name, limit in first.items() if limit and limit.cure.startswith(AGAIN)}
     nearly = [f"{cure}, then export it with --to {name}" for name, cure in again.items()]
     return next(iter(fitting + nearly), otherwise)
