@@ -223,7 +223,7 @@ def test_choices(tmp_path: Path, family: str) -> None:
     assert said["probabilities"] == pytest.approx(shares.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("family", ["Bert", "Roberta", "Electra", "Albert"])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "Electra", "Albert", "DistilBert"])
 @pytest.mark.parametrize("kind", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"])
 def test_exported_again_it_is_the_same(tmp_path: Path, family: str, kind: str) -> None:
     folder(family + kind, tmp_path / "theirs")
@@ -236,8 +236,10 @@ def test_exported_again_it_is_the_same(tmp_path: Path, family: str, kind: str) -
     for name, tensor in after.items():
         same = slice(-40, None) if "position_embeddings" in name else slice(None)  # without the rows of padding
         assert torch.equal(tensor[same], before[name][same]), name
+    rates = {"hidden_dropout_prob", "dropout", "classifier_dropout_prob", "seq_classif_dropout", "qa_dropout"}
     first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("theirs", "ours"))
     assert first.get("id2label") == second.get("id2label")
+    assert all(first[name] == second[name] for name in rates & first.keys() & second.keys())
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,17 +121,20 @@ def albert_architecture(config: Config, _: Collection[str]) -> Architecture:
     return Architecture(settings=dataclasses.replace(settings, attention_dropout=attention))
 
 
+DISTILBERT_KEYS: Mapping[str, str] = {
+    "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
+    "intermediate_size": "hidden_dim", "hidden_act": "activation", "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}  # fmt: skip
+"""DistilBERT's keys of a configuration, by BERT's."""
+
+
 def distilbert_architecture(config: Config, _: Collection[str]) -> Architecture:
     """DistilBERT."""
-    theirs = {
-        "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
-        "intermediate_size": "hidden_dim", "hidden_act": "activation", "hidden_dropout_prob": "dropout",
-        "attention_probs_dropout_prob": "attention_dropout",
-    }  # fmt: skip
     for key in ("dim", "n_heads", "hidden_dim"):
         config.whole(key)
     config.whole("n_layers", kind="layers")
-    renamed = {name: config.values[key] for name, key in theirs.items() if key in config.values}
+    renamed = {name: config.values[key] for name, key in DISTILBERT_KEYS.items() if key in config.values}
     return Architecture(
         settings=_shape(Config(config.path, {**config.values, **renamed}), num_segments=0, layer_norm_eps=1e-12)
     )

@@ -46,6 +46,7 @@ class Family:
         always: Heads every checkpoint has, whether or not they have tensors of their own.
         unused: Names that are not used here, besides those of all families.
         task_layers: Layers of its classes with the head of a task and a dense layer, with full names.
+        keys: Its keys of a configuration, by BERT's, where they differ.
         separators: Number of tokens between two texts.
         queries: Whether slots that predict have a vector of their own instead of a token, see `Architecture.query`.
     """
@@ -61,6 +62,7 @@ class Family:
     gelu_heads: frozenset[Head] = frozenset()
     always: tuple[Head, ...] = ()
     unused: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
     separators: int = 1
     queries: bool = False
     task_layers: Mapping[TaskClass, TaskLayers] = field(default_factory=dict)
@@ -251,6 +253,7 @@ FAMILIES: Mapping[str, Family] = {
             backbone=entries.distilbert_backbone,
             heads={"token": token_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")},
             copies={"vocab_projector.weight": f"distilbert.{TOKENS}"},
+            keys=layouts.DISTILBERT_KEYS,
             task_layers={
                 "ForSequenceClassification": TaskLayers(dense="pre_classifier", output="classifier", head="dense_relu"),
                 "ForMultipleChoice": TaskLayers(dense="pre_classifier", output="classifier", head="dense_relu"),

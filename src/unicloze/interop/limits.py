@@ -171,6 +171,8 @@ def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
         width = "narrower than" if stock.narrow else "as wide as"
         value = settings.embedding_size or settings.hidden_size
         yield Limit("model.embedding_size", value, f"has embeddings {width} its hidden states ({settings.hidden_size})")
+    if stock.epsilon not in (None, settings.layer_norm_eps):
+        yield Limit("model.layer_norm_eps", settings.layer_norm_eps, f"has {stock.epsilon:g}")
     yield from _relative(stock, loaded)
     yield from _task(stock, loaded) if task_heads(loaded.recipe) else _pretraining(stock, loaded)
 

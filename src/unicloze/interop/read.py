@@ -1,7 +1,8 @@
 """Imports other libraries' checkpoints as models, in memory or as one of our checkpoints.
 
-A folder with a `config.json` of a known family (`families`) is accepted. Its tensors are checked by name and shape against
-the family's key table before any memory is allocated, then copied one by one. Anything changed on the way is reported.
+A folder with a `config.json` of a known family (`families`) is accepted, with the head of a task or without. Its tensors are
+checked by name and shape against the family's key table before any memory is allocated, then copied one by one. Anything
+changed on the way is reported.
 """
 
 from __future__ import annotations

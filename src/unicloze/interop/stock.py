@@ -22,6 +22,7 @@ class Stock:
         shared: Their equivalent of `model.share_layers`.
         counts_from_padding: Whether positions start after the padding token's id.
         padding_id: The id always used for padding; None if configurable.
+        epsilon: The epsilon always used in normalisation; None if configurable.
     """
 
     family: Family
@@ -32,6 +33,7 @@ class Stock:
     shared: str = "none"
     counts_from_padding: bool = False
     padding_id: int | None = None
+    epsilon: float | None = None
 
     @property
     def name(self) -> str:
@@ -41,7 +43,7 @@ class Stock:
     @property
     def has_segments(self) -> bool:
         """Whether they distinguish the segments of a pair."""
-        return self.name != "mpnet"
+        return self.name not in ("mpnet", "distilbert")
 
     def config(self, settings: ModelSettings, *, positions: int, vocab_size: int, pad: int) -> dict[str, object]:
         """Their configuration of a model shape.
@@ -77,7 +79,7 @@ class Stock:
             values["embedding_size"] = settings.embedding_size or settings.hidden_size
         if self.shared == "all":
             values |= {"num_hidden_groups": 1, "inner_group_num": 1}
-        return values
+        return {self.family.keys.get(key, key): value for key, value in values.items()}
 
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
@@ -133,6 +135,12 @@ STOCK: Mapping[str, Stock] = {
             },
             narrow=True,
             shared="all",
+        ),
+        Stock(
+            family=FAMILIES["distilbert"],
+            prefix="DistilBert",
+            classes={_NONE: "DistilBertModel", _TOKEN: "DistilBertForMaskedLM"},
+            epsilon=1e-12,
         ),
     )
 }

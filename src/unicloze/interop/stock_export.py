@@ -17,6 +17,7 @@ from unicloze.interop.calling import encoder_inputs
 from unicloze.interop.limits import HEADS, exported_heads, task_class
 from unicloze.interop.stock import Stock
 from unicloze.interop.tables import Table
+from unicloze.interop.task_classes import DROPOUT
 from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
 from unicloze.settings import ModelSettings
 from unicloze.tasks import task_heads
@@ -107,9 +108,10 @@ class StockExport:
         if not heads:
             return {}
         rate = max(self.loaded.model.task_head(name).rate for name in heads)
-        key = "classifier_dropout_prob" if self.stock.name == "albert" else "classifier_dropout"
-        # Other classes than ALBERT's default to the encoder's rate.
-        given = self.stock.name == "albert" or (rate != self.settings.dropout and self.stock.name != "mpnet")
+        key, own = DROPOUT.get(self.stock.name, ("classifier_dropout", None))
+        key = "qa_dropout" if self.stock.name == "distilbert" and "start" in heads else key
+        # Classes without a default of their own have the encoder's rate.
+        given = own is not None or (rate != self.settings.dropout and self.stock.name != "mpnet")
         values: dict[str, object] = {key: rate} if given else {}
         if "label" not in heads and "tags" not in heads:
             return values

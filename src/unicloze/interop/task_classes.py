@@ -113,7 +113,7 @@ def imported_task(config: Config, kind: TaskClass, layers: Mapping[TaskClass, Ta
 
 LONGEST_ROW = 512
 """Longest row of an imported task, if its model has as many positions."""
-_DROPOUT: Mapping[str, tuple[str, float | None]] = {
+DROPOUT: Mapping[str, tuple[str, float | None]] = {
     "albert": ("classifier_dropout_prob", 0.1),
     "distilbert": ("seq_classif_dropout", 0.2),
     "bart": ("classifier_dropout", 0.0),
@@ -126,7 +126,7 @@ def _dropout(config: Config, kind: TaskClass) -> float | None:
         return config.number("qa_dropout", 0.0, most=1)
     model = str(config.values.get("model_type"))
     of_words = model == "distilbert" and not DENSE[kind]
-    key, default = _DROPOUT.get("" if of_words else model, ("classifier_dropout", None))
+    key, default = DROPOUT.get("" if of_words else model, ("classifier_dropout", None))
     return default if config.values.get(key) is None else config.number(key, 0.0, most=1)
 
 
