@@ -263,6 +263,26 @@ def of_tokenizer(name: str) -> Callable[[World], tuple[Json, Case]]:
     return make
 
 
+def of_vocabulary(world: World) -> tuple[Json, Case]:
+    from tokenizers import pre_tokenizers
+
+    from unicloze.text.tokenizers import Tokenizer
+
+    folder = world.place / "vocabulary"
+    folder.mkdir()
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "<|endoftext|>"]
+
+    def read(value: Json) -> None:
+        vocabulary, merges = [*value, None, None][:2] if isinstance(value, list) else (value, None)
+        (folder / "vocab.json").write_bytes(spelled(vocabulary))
+        lines = merges if isinstance(merges, list) else [merges]
+        (folder / "merges.txt").write_text("\n".join(map(str, lines)), encoding="utf-8", errors="surrogatepass")
+        tokenizer = Tokenizer.load(folder / "vocab.json")
+        tokenizer.decode(tokenizer.encode("The old cat [MASK] sees the house; é 中."))
+
+    return [{token: number for number, token in enumerate(tokens)}, ["#version: 0.2", "t h", "th e"]], read
+
+
 def of_documents(world: World) -> tuple[Json, Case]:
     from unicloze.text.documents import Tally, read_file
 
@@ -338,6 +358,28 @@ def of_config(world: World) -> tuple[Json, Case]:
     return json.loads((folder / "config.json").read_text()), read
 
 
+def of_task_config(world: World) -> tuple[Json, Case]:
+    from unicloze.interop.checked_json import Config
+    from unicloze.interop.families import FAMILIES
+    from unicloze.interop.task_classes import class_of, imported_task
+
+    file = world.place / "task-config.json"
+
+    def read(value: Json) -> None:
+        file.write_bytes(spelled(value))
+        config = Config.read(file)
+        if (kind := class_of(config)) is not None:
+            imported_task(config, kind, FAMILIES["bert"].task_layers)
+
+    return {
+        "architectures": ["BertForSequenceClassification"],
+        "model_type": "bert",
+        "id2label": {"0": "a", "1": "b"},
+        "problem_type": "single_label_classification",
+        "classifier_dropout": 0.1,
+    }, read
+
+
 def of_arguments(world: World) -> tuple[Json, Case]:
     from unicloze.cli import main
 
@@ -379,11 +421,13 @@ FORMATS: dict[str, Callable[[World], tuple[Json, Case]]] = {
     "prompt": of_prompt,
     "tokenizer": of_tokenizer("tokenizer.json"),
     "tokenizer-config": of_tokenizer("tokenizer_config.json"),
+    "vocabulary": of_vocabulary,
     "documents": of_documents,
     "records": of_records("classification"),
     "squad": of_records("extraction"),
     "answers": of_answers,
     "config": of_config,
+    "task-config": of_task_config,
     "arguments": of_arguments,
 }
 """Input formats: each makes a valid base and its reader."""

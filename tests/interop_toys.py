@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from unicloze.example import Batch, collate
 from unicloze.interop.checked_json import Config
 from unicloze.interop.families import Family, family_of
 from unicloze.interop.tables import Table
+from unicloze.interop.task_classes import class_of
 from unicloze.interop.weights import open_weights
 from unicloze.objectives import make_examples, settings_of
 from unicloze.text.tokenizers import Vocabulary
@@ -70,8 +72,11 @@ def table_of(folder: Path) -> tuple[Family, Table]:
     config, weights = Config.read(folder / "config.json"), open_weights(folder)
     family = family_of(config, weights)
     bare = not any(name.startswith(family.prefix) for name in weights)
-    heads = family.heads_among(weights)
-    return family, family.table(family.layout(config, weights.keys()), heads=heads, bare=bare)
+    heads, task = family.heads_among(weights), class_of(config)
+    layout = family.layout(config, weights.keys(), task)
+    return family, family.table(
+        dataclasses.replace(layout, query=layout.tokens if family.queries else None), heads=heads, bare=bare, task=task
+    )
 
 
 def batch_of(vocabulary: Vocabulary, *, segments: bool) -> tuple[Batch, Tensor]:

@@ -275,6 +275,7 @@ SETTINGS = {
     "task.pooling": Row("classes", "last"),
     "task.head_dropout": Row("classes", "0.5"),
     "task.delimiter": Row("classes", "true"),
+    "task.separators": Row("classes", "2"),
     "task.both_orders": Row("classes", "true", beside="--task.pooling first"),
     "task.predicate": Row("tags", "repeat"),
     "task.encoder_size": Row("tags", "4"),

@@ -154,8 +154,8 @@ def test_primary_and_auxiliary_heads_by_hand(tiny: LoadedModel, tmp_path: Path) 
             }
             for name, h in inputs.items():
                 head = model.task_head(name)
-                assert head.hidden is not None and head.hidden.out_features == 8
-                torch.testing.assert_close(found[name][0, word], head.output(functional.relu(head.hidden(h))))
+                assert head.dense is not None and head.dense.out_features == 8
+                torch.testing.assert_close(found[name][0, word], head.output(functional.relu(head.dense(h))))
 
 
 # Soft labels
@@ -194,8 +194,8 @@ def test_views_learn_what_the_primary_head_predicts_without_dropout(tiny: Loaded
         side = {"forward": forward, "future": forward, "backward": backward, "past": backward}
         states = side.get(name, torch.cat(reading.shown, dim=-1))
         seen = states[torch.arange(len(states))[:, None], target.slots]
-        assert head.hidden is not None
-        own = head.output(functional.relu(head.hidden(seen))).log_softmax(dim=-1)
+        assert head.dense is not None
+        own = head.output(functional.relu(head.dense(seen))).log_softmax(dim=-1)
         cross_entropy = -(soft * own).sum(dim=-1)[real].mean()
         entropy = -(soft * soft.log()).sum(dim=-1)[real].mean()
         assert losses[of_view("tags", name)] == pytest.approx(float(cross_entropy.detach() - entropy), abs=1e-5)
@@ -447,7 +447,7 @@ def test_the_papers_network_takes_a_step_of_either_kind(tiny: LoadedModel, tmp_p
         assert shapes[f"{second}weight_ih_l0"] == (4 * 512, 1024) and shapes[f"{second}weight_hh_l0"] == (4 * 512, 512)
     widths = {"tags": 2048, "tags:full": 2048} | {f"tags:{name}": 512 for name in NAMES[1:]}
     for name, width in widths.items():
-        assert shapes[f"task_heads.{name}.hidden.weight"] == (512, width)
+        assert shapes[f"task_heads.{name}.dense.weight"] == (512, width)
         assert shapes[f"task_heads.{name}.output.weight"] == (2, 512)
     assert sum(name.startswith("task_heads.") for name in shapes) == 4 * len(widths)
     data = data_of(tagged(4), recipe, tiny)

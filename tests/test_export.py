@@ -22,6 +22,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop import peer as peers
 from unicloze.interop.read import import_checkpoint
 from unicloze.interop.stock import STOCK
+from unicloze.interop.two_stacks_export import CLASSES
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import recipe_names
 from unicloze.settings import ModelSettings, UseSettings
@@ -254,7 +255,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "head": ("bert", dict(head="linear"), "model.head is linear.*dense layer before its output matrix"),
     "bias": ("bert", dict(head_bias=False), "model.head_bias is false"),
     "activation": ("mpnet", dict(relative_bias=True, activation="relu"), "model.activation is relu.* uses gelu in its head"),
-    "format": ("gpt", {}, "--to is 'gpt': give one of bert, mpnet, roberta, electra, albert, t5, bart, unicloze"),
+    "format": ("gpt", {}, "--to is 'gpt': give one of bert, mpnet, .*, albert, distilbert, t5, bart, gpt2, xlnet, unicloze"),
 }  # fmt: skip
 
 
@@ -266,7 +267,14 @@ def test_what_a_class_cannot_be_is_refused_by_its_setting(tmp_path: Path, case: 
     assert not list(tmp_path.iterdir())
 
 
-TAKEN = {"unilmv2-base": ["mpnet"], "bert-base": ["bert", "roberta", "electra"], "albert-base": ["albert"], "gpt": []}
+TAKEN = {
+    "unilmv2-base": ["mpnet"],
+    "bert-base": ["bert", "roberta", "electra", "distilbert"],
+    "albert-base": ["albert"],
+    "gpt": [],
+    "gpt-2": ["gpt2"],
+    "xlnet-base": ["xlnet"],
+}
 TWO_STACKS = {"t5-base": "t5", "t5-v1.1-base": "t5", "bart-base": "bart"}
 """Encoder-decoders that Transformers has; MASS keeps its positions, and the Transformer has sinusoids."""
 
@@ -278,7 +286,7 @@ def test_every_recipe_has_a_format(tmp_path: Path, name: str) -> None:
     """Stock classes take a complete model or refuse it; the own format takes every Transformer of one stack."""
     model = start(name)
     taken, decodes, recurs = [], bool(model.recipe.model.decoder_layers), model.recipe.model.kind == "recurrent"
-    for to in (*STOCK, "t5", "bart", "unicloze"):
+    for to in (*STOCK, *CLASSES, "unicloze"):
         try:
             result = verbs.export(model, to, tmp_path / to)
         except UsageError as error:

@@ -288,7 +288,7 @@ import run --out new --allows x
 
 export
 export run
-export run --to gpt2
+export run --to gpt3
 export missing --to bert
 export run --to mpnet
 export run --to bert --out references.txt

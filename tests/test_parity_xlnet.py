@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from toys import PSEUDO, random_windows, vocabulary
-from unicloze.example import Batch, Examples, Kind, Memory, collate
+from unicloze.example import Batch, Memory, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
 from unicloze.model.transformer_xl import sinusoids
 from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.permuted import lay_out_permuted
-from unicloze.text.windows import Windows
-from xl_toys import xl_model
+from xl_toys import two_streams, xl_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -91,26 +90,6 @@ def table(model: UnifiedModel, peer: Any) -> list[tuple[Tensor, Any, Tensor]]:
         ):
             found += [(ours.weight, lambda w: w, its.weight), (ours.bias, lambda w: w, its.bias)]
     return found
-
-
-def two_streams(windows: Windows, examples: Examples) -> dict[str, Tensor]:
-    """The same rows as Transformers' inputs: the window in order, which slots may not read which, and where to predict."""
-    rows, window = windows.token_ids.shape
-    target = examples.targets["par"]
-    step = np.full((rows, window), -1)
-    is_query = examples.kinds == Kind.PSEUDO
-    row, slot = np.nonzero(is_query)
-    step[row, examples.position_ids[row, slot]] = examples.steps[row, slot]
-    unread = (step[:, None, :] >= 0) & (step[:, :, None] <= step[:, None, :])
-    unread |= np.arange(window) >= windows.lengths[:, None, None]  # padding
-    places = np.take_along_axis(examples.position_ids, target.slots, axis=1)
-    mapping = (places[:, :, None] == np.arange(window)) & (target.weights[:, :, None] > 0)
-    return {
-        "input_ids": torch.from_numpy(windows.token_ids).long(),
-        "token_type_ids": torch.from_numpy(windows.segment_ids).long(),
-        "perm_mask": torch.from_numpy(unread).float(),
-        "target_mapping": torch.from_numpy(mapping).float(),
-    }
 
 
 def mean_loss(model: UnifiedModel, batch: Batch, dropout: DropoutKey | None = None) -> Tensor:

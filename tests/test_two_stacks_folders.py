@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 import two_stack_toys as toys
+from unicloze import verbs
 from unicloze.decoding.embed import embed
 from unicloze.decoding.generate import generate
 from unicloze.errors import UniclozeError, UsageError
@@ -158,6 +159,14 @@ def test_bart_classifies_from_the_last_slot_of_its_decoder(tmp_path: Path) -> No
         for row, text in enumerate(SOURCES):
             ids = torch.tensor([[3, *start.tokenizer.encode(text).tolist(), 4]])
             torch.testing.assert_close(found[row], theirs(input_ids=ids).logits[0], atol=1e-5, rtol=1e-5)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "kept.json")
+    theirs.save_pretrained(tmp_path / "classifier")
+    (tmp_path / "kept.json").rename(tmp_path / "classifier" / "tokenizer.json")
+    imported = import_checkpoint(tmp_path / "classifier")
+    assert torch.equal(imported.model.outputs(collate(examples))["label"][:, 0], found)
+    assert [each["prediction"] for each in verbs.predict(imported, tmp_path / "records.jsonl", quiet=True)] == [
+        f"LABEL_{number}" for number in found.argmax(dim=1).tolist()
+    ]
 
 
 def read_records_of(folder: Path, records: list[dict[str, str]], recipe: Any) -> Any:

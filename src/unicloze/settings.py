@@ -36,6 +36,9 @@ TaskPooling = Literal["first", "last", "mean", "concat", "decoder"]
 """Which hidden states represent a text in a task: as in `Pooling`, or the last one read, the maximum and the mean of all,
 concatenated."""
 
+HeadActivation = Literal["tanh", "gelu", "relu"]
+"""Activation of the dense layer of a task's head."""
+
 SHORTEST_ROW = 8
 """Shortest row of a task, in tokens: the special tokens and some text."""
 
@@ -309,11 +312,11 @@ class HeadSettings:
         kind: `classes` predicts one of several classes from the pooled slots of a prediction; `quantities` predicts numbers,
             trained with squared error; `choice` selects one of the slots of a prediction, each scored on its own.
         outputs: Number of classes or quantities; ignored for a choice.
-        dense: Put a dense layer and tanh before the output layer (BERT's pooler).
+        dense: Put a dense layer before the output layer (BERT's pooler), as wide as the model or one of its two directions.
+        activation: Activation of the dense layer.
         directions: Number of directions that a text is read in, one half of the slots of a prediction each. The halves are
             pooled apart and concatenated.
         batch_norm: Put a layer of 50 units with ReLU before the output layer, and batch normalisation before both (ULMFiT).
-        relu: Put a layer with ReLU before the output layer, as wide as one direction of bidirectional LSTMs (CVT).
         view: What it reads of bidirectional LSTMs; default: the last layer's output.
         pooling: Combine the slots of a prediction by their `mean` or `sum`, or `concat`: the last of them, their maximum and
             their mean.
@@ -326,9 +329,9 @@ class HeadSettings:
     kind: Literal["classes", "quantities", "choice"]
     outputs: int = 1
     dense: bool = True
+    activation: HeadActivation = "tanh"
     directions: int = 1
     batch_norm: bool = False
-    relu: bool = False
     view: ViewName | None = None
     pooling: Literal["mean", "sum", "concat"] = "mean"
     dropout: float | None = None

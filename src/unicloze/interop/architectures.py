@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,21 @@ class Architecture:
         padding: Number of leading rows of their position table reserved for padding.
         fused: Whether attention has one `qkv_linear` without a key bias (released UniLM).
         relative: Name of their relative position table, if any (released UniLM and models trained from it).
+        tokens: Rows of their token table, where `query` needs it.
+        query: Id of the pseudo mask, whose row of our token table is their vector of the slots that predict (XLNet).
     """
 
     settings: ModelSettings
     padding: int = 0
     fused: bool = False
     relative: str | None = None
+    tokens: int = 0
+    query: int | None = None
+
+    @property
+    def query_is_new(self) -> bool:
+        """Whether their token table has no row for the pseudo mask, so that ours has one more."""
+        return self.query is not None and self.query == self.tokens
 
 
 def _common(config: Config) -> None:
@@ -36,9 +45,6 @@ def _common(config: Config) -> None:
     absolute = "only absolute positions are supported"
     config.only("position_embedding_type", "absolute", None, why=absolute)
     config.only("pruned_heads", {}, None, why="pruned attention heads are not supported")
-    config.only(
-        "quantization_config", {}, None, why="quantised weights are not supported: use the unquantised checkpoint"
-    )
 
 
 def _shape(config: Config, **changes: Any) -> ModelSettings:
@@ -115,17 +121,20 @@ def albert_architecture(config: Config, _: Collection[str]) -> Architecture:
     return Architecture(settings=dataclasses.replace(settings, attention_dropout=attention))
 
 
+DISTILBERT_KEYS: Mapping[str, str] = {
+    "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
+    "intermediate_size": "hidden_dim", "hidden_act": "activation", "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}  # fmt: skip
+"""DistilBERT's keys of a configuration, by BERT's."""
+
+
 def distilbert_architecture(config: Config, _: Collection[str]) -> Architecture:
     """DistilBERT."""
-    theirs = {
-        "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
-        "intermediate_size": "hidden_dim", "hidden_act": "activation", "hidden_dropout_prob": "dropout",
-        "attention_probs_dropout_prob": "attention_dropout",
-    }  # fmt: skip
     for key in ("dim", "n_heads", "hidden_dim"):
         config.whole(key)
     config.whole("n_layers", kind="layers")
-    renamed = {name: config.values[key] for name, key in theirs.items() if key in config.values}
+    renamed = {name: config.values[key] for name, key in DISTILBERT_KEYS.items() if key in config.values}
     return Architecture(
         settings=_shape(Config(config.path, {**config.values, **renamed}), num_segments=0, layer_norm_eps=1e-12)
     )

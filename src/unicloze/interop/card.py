@@ -35,6 +35,7 @@ _TAGS = {
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": "multiple-choice",
     "ForConditionalGeneration": "text-generation",
+    "LMHeadModel": "text-generation",
 }
 """Hub pipeline tag of each kind of class."""
 
@@ -101,14 +102,15 @@ def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
         lines += ["from transformers import pipeline", "", f'ask = pipeline("{kind}", model="THIS FOLDER")']
     else:
         auto = f"AutoModel{architecture[architecture.find('For') :]}" if "For" in architecture else "AutoModel"
-        auto = auto.replace("ForConditionalGeneration", "ForCausalLM")
+        auto = auto.replace("ForConditionalGeneration", "ForCausalLM" if imports else "ForSeq2SeqLM")
+        auto += "ForCausalLM" if architecture.endswith("LMHeadModel") else ""
         lines += [f"from transformers import {auto}, AutoTokenizer", "",
                   f'model = {auto}.from_pretrained("THIS FOLDER")',
                   'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")']  # fmt: skip
     if imports and kind == "text-generation":
         lines += _generate(loaded)
     said = "\n".join(["```python", *lines, "```"]) + f"\n\n{_names(loaded)}"
-    if loaded.recipe.task.kind:
+    if loaded.recipe.task.kind or (kind == "text-generation" and not imports):
         return said
     said += '\n\n`SentenceTransformer("THIS FOLDER")` gives the same vectors as `unicloze embed`, for texts of up to one row.'
     if not imports and not (hasattr(loaded.model, "pooler") or hasattr(loaded.model, "pair_head")):

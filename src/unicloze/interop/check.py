@@ -22,6 +22,7 @@ from unicloze.errors import UniclozeError
 from unicloze.example import Batch, Examples, Target, collate
 from unicloze.interop.peer import Peer, quietly, transformers_library
 from unicloze.tasks import task_heads
+from unicloze.tasks.rows import separators_of
 from unicloze.text.windows import Windows, windows_of
 from unicloze.training.loading import LoadedModel
 
@@ -225,9 +226,13 @@ def compare_tokenizers(loaded: LoadedModel, peer: Peer, rng: np.random.Generator
         parts = [loaded.tokenizer.encode(text) for text in (first, second) if text is not None]
         windows = windows_of([parts], vocabulary, keys=np.zeros(1, dtype=np.uint64))
         said = peer.tokenizer(first, second)
-        wanted = {"input_ids": peer.ids[windows.token_ids[0]].tolist(), "attention_mask": [1] * int(windows.lengths[0])}
+        again = [1 + len(parts[0])] * (separators_of(loaded.recipe) - 1) * (len(parts) - 1)
+        token_ids, segment_ids = (
+            np.insert(values, again, values[again]) for values in (windows.token_ids[0], windows.segment_ids[0])
+        )
+        wanted = {"input_ids": peer.ids[token_ids].tolist(), "attention_mask": [1] * len(token_ids)}
         if peer.segments is not None:
-            wanted["token_type_ids"] = (windows.segment_ids[0] * peer.segments[1]).tolist()
+            wanted["token_type_ids"] = (segment_ids * peer.segments[1]).tolist()
         if dict(said) != wanted:
             raise UniclozeError(f"AutoTokenizer gives different ids for {first[:60]!r}: {said['input_ids'][:12]}...")
     roles = {"pad": peer.ids.tolist().index(peer.tokenizer.pad_token_id), "mask": vocabulary.mask,

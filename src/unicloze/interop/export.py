@@ -20,7 +20,7 @@ from unicloze.interop.peer import load_stock, transformers_library
 from unicloze.interop.stock import STOCK
 from unicloze.interop.stock_export import stock_export
 from unicloze.interop.two_stacks_check import check
-from unicloze.interop.two_stacks_export import TWO_STACKS, write
+from unicloze.interop.two_stacks_export import CLASSES, write
 from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
 
@@ -88,10 +88,10 @@ def stock_format(loaded: LoadedModel, to: str) -> Export:
         UsageError: The class cannot represent the model; the message names the setting and the cure.
     """
     check_format(to, loaded)
-    if to in TWO_STACKS:
+    if to in CLASSES:
         return Export(
             to=to,
-            architecture=TWO_STACKS[to],
+            architecture=CLASSES[to],
             write=lambda folder: write(to, loaded, folder),
             check=lambda folder: check(to, loaded, folder),
         )

@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from unicloze.interop import architectures as layouts
-from unicloze.interop import two_stacks
+from unicloze.interop import language_models, two_stacks
 from unicloze.interop import weight_names as entries
 from unicloze.interop.architectures import Architecture
 from unicloze.interop.checked_json import Config
-from unicloze.interop.tables import Entry, Table, modules
+from unicloze.interop.tables import Appended, Entry, Table, modules, same
+from unicloze.interop.task_classes import TaskClass, TaskLayers, task_entries
 from unicloze.interop.weight_names import TOKENS, pair_head, token_head
 
 Head = Literal["token", "next", "order", "replaced"]
+
+NEVER = -1000.0
+"""Logit bias of a token that is never predicted."""
 
 TARGETS: Mapping[Head, str] = {"token": "ae", "next": "nsp", "order": "sop", "replaced": "rtd"}
 """Target of each head: masked tokens, next sentence, sentence order, replaced tokens."""
@@ -41,6 +45,10 @@ class Family:
         gelu_heads: Heads that use GELU regardless of the activation of the layers.
         always: Heads every checkpoint has, whether or not they have tensors of their own.
         unused: Names that are not used here, besides those of all families.
+        task_layers: Layers of its classes with the head of a task and a dense layer, with full names.
+        keys: Its keys of a configuration, by BERT's, where they differ.
+        separators: Number of tokens between two texts.
+        queries: Whether slots that predict have a vector of their own instead of a token, see `Architecture.query`.
     """
 
     name: str
@@ -54,14 +62,21 @@ class Family:
     gelu_heads: frozenset[Head] = frozenset()
     always: tuple[Head, ...] = ()
     unused: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    separators: int = 1
+    queries: bool = False
+    task_layers: Mapping[TaskClass, TaskLayers] = field(default_factory=dict)
 
-    def table(self, layout: Architecture, *, heads: Collection[Head] = (), bare: bool = False) -> Table:
+    def table(
+        self, layout: Architecture, *, heads: Collection[Head] = (), bare: bool = False, task: TaskClass | None = None
+    ) -> Table:
         """The key table of a model.
 
         Args:
             layout: Its layout.
             heads: Its heads.
             bare: Whether backbone names have no prefix.
+            task: Its class, if it has the head of a task.
         """
         prefix = "" if bare else self.prefix
         found = [
@@ -69,11 +84,20 @@ class Family:
             for entry in self.backbone(layout)
         ]
         absent = set() if layout.settings.head_bias else {("token_head.bias",)}
-        found += [entry for head in heads for entry in self.heads[head] if entry.ours not in absent]
+        absent |= {("token_head.output",)} if layout.settings.tied_output else set()
+        found += [
+            dataclasses.replace(entry, change=Appended(NEVER)) if layout.query_is_new else entry
+            for head in heads
+            for entry in self.heads[head]
+            if entry.ours not in absent
+        ]
         stored = {name for entry in found for name in entry.theirs}
         unused = [f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids", *self.unused]
         if layout.settings.pooler:
             found += modules({"pooler": f"{prefix}{self.pooler}"})
+        if task is not None:
+            found += task_entries(task, self.task_layers)
+            unused += [f"{prefix}{self.pooler}.*"] if self.pooler else []
         return Table(
             entries=tuple(found),
             copies={
@@ -82,15 +106,23 @@ class Family:
             ignored=tuple(unused),
         )
 
-    def layout(self, config: Config, names: Collection[str]) -> Architecture:
-        """The layout of a checkpoint, with a pooler if it has one outside a head.
+    def layout(self, config: Config, names: Collection[str], task: TaskClass | None = None) -> Architecture:
+        """The layout of a checkpoint, with a pooler if it has one outside a head and no task does without it.
 
         Raises:
             UniclozeError: The configuration asks for something unsupported.
         """
+        config.only(
+            "quantization_config", {}, None, why="quantised weights are not supported: use the unquantised checkpoint"
+        )
         layout = self.read(config, names)
         own = {f"{prefix}{self.pooler}.weight" for prefix in ("", self.prefix)}
-        if not self.pooler or {"next", "order"} & set(self.heads_among(names)) or own.isdisjoint(names):
+        if (
+            not self.pooler
+            or task is not None
+            or {"next", "order"} & set(self.heads_among(names))
+            or own.isdisjoint(names)
+        ):
             return layout
         return dataclasses.replace(layout, settings=dataclasses.replace(layout.settings, pooler=True))
 
@@ -115,6 +147,11 @@ _BERT_COPIES = {
     "cls.predictions.decoder.weight": f"bert.{TOKENS}",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+_BERT_TASKS: Mapping[TaskClass, TaskLayers] = {
+    "ForSequenceClassification": TaskLayers(dense="bert.pooler.dense", output="classifier"),
+    "ForMultipleChoice": TaskLayers(dense="bert.pooler.dense", output="classifier"),
+}
+_TWO_LAYERS = TaskLayers(dense="classifier.dense", output="classifier.out_proj")
 _LM_HEAD: Mapping[Head, tuple[Entry, ...]] = {
     "token": token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
 }
@@ -131,6 +168,7 @@ FAMILIES: Mapping[str, Family] = {
             heads=_BERT_HEADS,
             copies=_BERT_COPIES,
             pooler="pooler.dense",
+            task_layers=_BERT_TASKS,
         ),
         Family(
             name="roberta",
@@ -141,6 +179,11 @@ FAMILIES: Mapping[str, Family] = {
             heads=_LM_HEAD,
             copies={"lm_head.decoder.weight": f"roberta.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
             pooler="pooler.dense",
+            separators=2,
+            task_layers={
+                "ForSequenceClassification": _TWO_LAYERS,
+                "ForMultipleChoice": TaskLayers(dense="roberta.pooler.dense", output="classifier"),
+            },
             gelu_heads=frozenset({"token"}),
         ),
         Family(
@@ -152,6 +195,11 @@ FAMILIES: Mapping[str, Family] = {
             heads=_LM_HEAD,
             copies={"lm_head.decoder.weight": f"mpnet.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
             pooler="pooler.dense",
+            separators=2,
+            task_layers={
+                "ForSequenceClassification": _TWO_LAYERS,
+                "ForMultipleChoice": TaskLayers(dense="mpnet.pooler.dense", output="classifier"),
+            },
             gelu_heads=frozenset({"token"}),
         ),
         Family(
@@ -175,6 +223,7 @@ FAMILIES: Mapping[str, Family] = {
             },
             copies={"generator_lm_head.weight": f"electra.{TOKENS}"},
             gelu_heads=frozenset({"token"}),
+            task_layers={"ForSequenceClassification": dataclasses.replace(_TWO_LAYERS, head="dense_gelu")},
         ),
         Family(
             name="albert",
@@ -191,6 +240,10 @@ FAMILIES: Mapping[str, Family] = {
                 "predictions.decoder.bias": "predictions.bias",
             },
             pooler="pooler",
+            task_layers={
+                "ForSequenceClassification": TaskLayers(dense="albert.pooler", output="classifier"),
+                "ForMultipleChoice": TaskLayers(dense="albert.pooler", output="classifier"),
+            },
         ),
         Family(
             name="distilbert",
@@ -200,6 +253,11 @@ FAMILIES: Mapping[str, Family] = {
             backbone=entries.distilbert_backbone,
             heads={"token": token_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")},
             copies={"vocab_projector.weight": f"distilbert.{TOKENS}"},
+            keys=layouts.DISTILBERT_KEYS,
+            task_layers={
+                "ForSequenceClassification": TaskLayers(dense="pre_classifier", output="classifier", head="dense_relu"),
+                "ForMultipleChoice": TaskLayers(dense="pre_classifier", output="classifier", head="dense_relu"),
+            },
         ),
         Family(
             name="t5",
@@ -207,7 +265,7 @@ FAMILIES: Mapping[str, Family] = {
             prefix="",
             read=two_stacks.t5_architecture,
             backbone=two_stacks.t5_backbone,
-            heads={"token": ()},
+            heads={"token": (same("token_head.output", two_stacks.OUTPUT),)},
             copies=dict.fromkeys(
                 ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", two_stacks.OUTPUT), "shared.weight"
             ),
@@ -228,6 +286,35 @@ FAMILIES: Mapping[str, Family] = {
                 "lm_head.weight": "model.shared.weight",
             },
             always=("token",),
+            separators=2,
+            task_layers={
+                "ForSequenceClassification": TaskLayers(
+                    dense="classification_head.dense", output="classification_head.out_proj"
+                ),
+            },
+        ),
+        Family(
+            name="gpt2",
+            paper="Language Models are Unsupervised Multitask Learners",
+            prefix="transformer.",
+            read=language_models.gpt2_architecture,
+            backbone=language_models.gpt2_backbone,
+            heads={"token": (same("token_head.output", language_models.OUTPUT),)},
+            copies={language_models.OUTPUT: "transformer.wte.weight"},
+            always=("token",),
+            unused=tuple(
+                f"{prefix}h.*.attn.{name}" for prefix in ("", "transformer.") for name in ("bias", "masked_bias")
+            ),
+        ),
+        Family(
+            name="xlnet",
+            paper="XLNet: Generalized Autoregressive Pretraining for Language Understanding",
+            prefix="transformer.",
+            read=language_models.xlnet_architecture,
+            backbone=language_models.xlnet_backbone,
+            heads={"token": (same("token_head.bias", "lm_loss.bias"),)},
+            copies={"lm_loss.weight": f"transformer.{language_models.XLNET_TOKENS}"},
+            queries=True,
         ),
         Family(
             name="unilm",
@@ -238,6 +325,7 @@ FAMILIES: Mapping[str, Family] = {
             heads=_BERT_HEADS,
             copies=_BERT_COPIES,
             pooler="pooler.dense",
+            task_layers=_BERT_TASKS,
         ),
     )
 }

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UsageError, did_you_mean
 from unicloze.interop.families import Head
-from unicloze.interop.stock import DENSE, STOCK, TASK_CLASSES, Stock, TaskClass
-from unicloze.interop.two_stacks_export import TWO_STACKS, misfit
+from unicloze.interop.stock import STOCK, Stock
+from unicloze.interop.task_classes import DENSE, TASK_CLASSES, TaskClass
+from unicloze.interop.two_stacks_export import CLASSES, misfit
 from unicloze.mixtures import all_targets
 from unicloze.settings import HeadSettings, ModelSettings
 from unicloze.tasks import task_heads
@@ -47,6 +48,15 @@ PLAIN: Mapping[str, str] = {
 """What all classes of one stack have, by the setting that must keep its default."""
 
 
+HAS: Mapping[str, str] = {
+    "dense": "has a dense layer with tanh",
+    "dense_gelu": "has a dense layer with GELU",
+    "dense_relu": "has a dense layer with ReLU",
+    "plain": "has no dense layer",
+}
+"""What a class has before its output layer, by the `task.head` that has it too."""
+
+
 @dataclass(frozen=True)
 class Limit:
     """A setting that a class does not support.
@@ -70,7 +80,7 @@ def check_name(to: str) -> None:
     Raises:
         UsageError: The format is unknown.
     """
-    formats = [*STOCK, *TWO_STACKS, OWN]
+    formats = [*STOCK, *CLASSES, OWN]
     if to not in formats:
         raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}{did_you_mean(to.lower(), formats)}")
 
@@ -87,11 +97,11 @@ def check_format(to: str, loaded: LoadedModel) -> None:
             f"{loaded.path}: model.kind is {loaded.model.settings.kind}, and every format is of Transformers: use the model "
             "with unicloze's own commands"
         )
-    if to in TWO_STACKS:
+    if to in CLASSES:
         if (found := misfit(to, loaded)) is not None:
             setting, value, theirs = found
             raise UsageError(
-                f"{loaded.path}: {setting} is {str(value).lower()}, and the {TWO_STACKS[to]} of Transformers {theirs}: "
+                f"{loaded.path}: {setting} is {str(value).lower()}, and the {CLASSES[to]} of Transformers {theirs}: "
                 f"{_offered(loaded, PREDICT)}"
             )
         return
@@ -122,7 +132,7 @@ def _offered(loaded: LoadedModel, otherwise: str) -> str:
     """Advice for a model: the first format that can hold it, now or after fine-tuning with another setting."""
     first = {name: next(limits(stock, loaded), None) for name, stock in STOCK.items()}
     fitting = [f"export it with --to {name}" for name, limit in first.items() if limit is None]
-    fitting += [f"export it with --to {name}" for name in TWO_STACKS if misfit(name, loaded) is None]
+    fitting += [f"export it with --to {name}" for name in CLASSES if misfit(name, loaded) is None]
     again = {name: limit.cure for name, limit in first.items() if limit and limit.cure.startswith(AGAIN)}
     nearly = [f"{cure}, then export it with --to {name}" for name, cure in again.items()]
     return next(iter(fitting + nearly), otherwise)
@@ -161,6 +171,8 @@ def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
         width = "narrower than" if stock.narrow else "as wide as"
         value = settings.embedding_size or settings.hidden_size
         yield Limit("model.embedding_size", value, f"has embeddings {width} its hidden states ({settings.hidden_size})")
+    if stock.epsilon not in (None, settings.layer_norm_eps):
+        yield Limit("model.layer_norm_eps", settings.layer_norm_eps, f"has {stock.epsilon:g}")
     yield from _relative(stock, loaded)
     yield from _task(stock, loaded) if task_heads(loaded.recipe) else _pretraining(stock, loaded)
 
@@ -199,11 +211,13 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     if kind is None:
         yield Limit("task.kind", task.kind, "has no class for it", PREDICT)
         return
-    if DENSE[kind] and kind not in stock.task_layers:
-        yield Limit("task.kind", task.kind, "uses gelu instead of tanh in its classifier")
-    needed = "dense" if DENSE[kind] else "plain"
+    layers = stock.family.task_layers
+    if DENSE[kind] and kind not in layers:
+        yield Limit("task.kind", task.kind, f"has another head for {kind[3:]}")
+        return
+    needed = layers[kind].head if DENSE[kind] else "plain"
     if isinstance(task, Headed) and task.head != needed:
-        has = "has a dense layer" if DENSE[kind] else "has no dense layer"
+        has = HAS[needed]
         yield Limit("task.head", task.head, f"{has} before the output layer of {kind[3:]}", _again("task.head", needed))
     pooling = pooling_of(loaded.recipe)
     if task.kind == "tagging" and pooling == "mean":

@@ -109,7 +109,9 @@ def load_stock(export: StockExport, folder: Path) -> Peer:
     if wrong:
         raise UniclozeError(f"Transformers reports weights that do not match a {name}: {', '.join(wrong[:4])}")
     base, shift = model.base_model, export.padding
-    project = getattr(base, "embeddings_project", None) or getattr(base.encoder, "embedding_hidden_mapping_in", None)
+    project = getattr(base, "embeddings_project", None) or getattr(
+        getattr(base, "encoder", None), "embedding_hidden_mapping_in", None
+    )
 
     def embed(input_ids: Tensor, positions: Tensor) -> Tensor:
         embedded: Tensor = base.embeddings(input_ids=input_ids, position_ids=positions + shift)

@@ -1,7 +1,8 @@
 """Imports other libraries' checkpoints as models, in memory or as one of our checkpoints.
 
-A folder with a `config.json` of a known family (`families`) is accepted. Its tensors are checked by name and shape against
-the family's key table before any memory is allocated, then copied one by one. Anything changed on the way is reported.
+A folder with a `config.json` of a known family (`families`) is accepted, with the head of a task or without. Its tensors are
+checked by name and shape against the family's key table before any memory is allocated, then copied one by one. Anything
+changed on the way is reported.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from unicloze.interop.checked_json import LARGEST, Config
 from unicloze.interop.families import TARGETS, Family, Head, family_of
 from unicloze.interop.fit import check_names, said_of_allowed, without_misfits
 from unicloze.interop.recipe import imported_recipe
-from unicloze.interop.vocabulary import open_tokenizer, read_tokenizer
+from unicloze.interop.task_classes import class_of, imported_task
+from unicloze.interop.vocabulary import open_tokenizer, read_tokenizer, separators_in
 from unicloze.interop.weights import inside, open_weights
 from unicloze.model.build import shapes_only
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import save_recipe
 from unicloze.run_files import CHECKPOINTS, MANIFEST, RECIPE
-from unicloze.settings import ModelSettings, TokenizerSettings
+from unicloze.settings import ModelSettings, TaskSettings, TokenizerSettings
+from unicloze.tasks import TASKS
+from unicloze.tasks.groups import Headed
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import write_checkpoint
 from unicloze.training.finite import first_non_finite
@@ -79,21 +83,27 @@ def import_checkpoint(
     config = Config.read(config_file)
     weights = open_weights(place, pickle=pickle)
     family = family_of(config, weights.keys())
-    layout = family.layout(config, weights.keys())
+    task = _task(config, family, allow)
+    kind = class_of(config) if task is not None else None
+    layout = family.layout(config, weights.keys(), kind)
     heads = family.heads_among(weights.keys())
     _check_heads(config, family, layout, heads)
-    bare = not any(name.startswith(family.prefix) for name in weights)
-    table = family.table(layout, heads=heads, bare=bare)
     stored = config.whole("vocab_size", kind="vocab_size")
+    own, new, settings = _tokenizers(place, tokenizer, stored)
+    if family.queries:
+        own, new = own.with_pseudo(), new.with_pseudo()
+        layout = dataclasses.replace(layout, query=own.vocabulary.pseudo)
+        stored += layout.query_is_new
+    bare = not any(name.startswith(family.prefix) for name in weights)
+    table = family.table(layout, heads=heads, bare=bare, task=kind)
     weights = weights.under_first_names(table.copies)
     check_names(place, weights, table, allow)
     with shapes_only():
-        asked = _model(layout.settings, stored, heads).state_dict()
+        asked = _model(layout.settings, stored, heads, task).state_dict()
     held = without_misfits(place, weights, table, asked, allow)
     for sentence in said_of_allowed(place, weights, table, held):
         warnings.warn(sentence, stacklevel=2)
 
-    own, new, settings = _tokenizers(place, tokenizer, stored)
     rows = _token_rows(place, own, new, stored)
     known = layout.settings.max_positions or 0
     wanted = known if positions is None else positions
@@ -103,7 +113,7 @@ def import_checkpoint(
         )
     shape = dataclasses.replace(layout.settings, max_positions=wanted)
     with shapes_only():
-        model = _model(shape, len(new), heads)
+        model = _model(shape, len(new), heads, task)
     model.to_empty(device="cpu")
     if len(held.entries) < len(table.entries):
         model.initialize(0)
@@ -123,6 +133,7 @@ def import_checkpoint(
         family=family,
         model=shape,
         heads=heads,
+        task=None if task is None else _with_separators(task, family, settings),
         tokenizer=settings,
         has_pseudo=new.vocabulary.pseudo is not None,
         window=wanted if positions is not None else None,
@@ -224,6 +235,30 @@ def _token_rows(place: Path, own: Tokenizer, new: Tokenizer, stored: int) -> Cal
     return lambda table: table[:size]
 
 
-def _model(settings: ModelSettings, vocab_size: int, heads: Sequence[Head]) -> UnifiedModel:
-    targets = [TARGETS[head] for head in heads]
-    return UnifiedModel(settings, vocab_size=vocab_size, max_positions=settings.max_positions or 1, targets=targets)
+def _task(config: Config, family: Family, allow: Sequence[str]) -> TaskSettings | None:
+    """The task whose head a checkpoint has; None without one, or if the head does not fit and its tensors are allowed to."""
+    if (kind := class_of(config)) is None:
+        return None
+    try:
+        return imported_task(config, kind, family.task_layers)
+    except UniclozeError:
+        if allow:
+            return None
+        raise
+
+
+def _with_separators(task: TaskSettings, family: Family, tokenizer: TokenizerSettings) -> TaskSettings:
+    """The task, with as many tokens between two texts as the tokenizer's file says or the family has."""
+    found = separators_in(tokenizer.path or "")
+    assert isinstance(task, Headed)
+    return dataclasses.replace(task, separators=family.separators if found is None else found)
+
+
+def _model(settings: ModelSettings, vocab_size: int, heads: Sequence[Head], task: TaskSettings | None) -> UnifiedModel:
+    return UnifiedModel(
+        settings,
+        vocab_size=vocab_size,
+        max_positions=settings.max_positions or 1,
+        targets=[TARGETS[head] for head in heads],
+        heads={} if task is None else TASKS[task.kind].heads(task),
+    )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from unicloze.interop.checked_json import read_json
 from unicloze.interop.families import TARGETS, Family, Head
 from unicloze.interop.weights import inside
+from unicloze.objectives.causal import CausalSettings
 from unicloze.objectives.denoising import DenoisingSettings, SpanCorruptionSettings
 from unicloze.objectives.groups import PseudoToken
 from unicloze.objectives.masked import MaskedSettings
+from unicloze.objectives.permuted import PermutedSettings
 from unicloze.objectives.unilmv2 import UniLMv2Settings
 from unicloze.objectives.untrained import UntrainedSettings
 from unicloze.recipes import load_recipe, validate
@@ -24,6 +26,7 @@ from unicloze.settings import (
     ObjectiveSettings,
     Provenance,
     Recipe,
+    TaskSettings,
     TokenizerSettings,
     UseSettings,
 )
@@ -38,6 +41,21 @@ _POOLING: dict[str, Literal["first", "last", "mean"]] = {
 }
 """Sentence-transformers' names of pooling modes."""
 
+_OBJECTIVES: Mapping[str, ObjectiveSettings] = {
+    "t5": SpanCorruptionSettings(
+        targets=["lm"], source_start=False, target_start=["pad"], restart_positions=True, segment_ids=[0, 0]
+    ),
+    "bart": DenoisingSettings(
+        targets=["lm"], mask_rate=0.3, noise=["infill", "permute_sentences"], target_start=["eos", "sos"],
+        restart_positions=True, segment_ids=[0, 0],
+    ),
+    "gpt2": CausalSettings(targets=["lm"], visibility="left_to_right"),
+    "xlnet": PermutedSettings(
+        targets=["par"], masking="ngram", mask_rate=1 / 6, max_span=5, factorization="token", pseudo_token="own"
+    ),
+}  # fmt: skip
+"""Training objective of the families that are no encoders, with the rows their released models read."""
+
 
 def imported_recipe(
     place: Path,
@@ -45,6 +63,7 @@ def imported_recipe(
     family: Family,
     model: ModelSettings,
     heads: Sequence[Head],
+    task: TaskSettings | None,
     tokenizer: TokenizerSettings,
     has_pseudo: bool,
     window: int | None,
@@ -56,6 +75,7 @@ def imported_recipe(
         family: Its family.
         model: Model shape, with the number of positions.
         heads: Its heads.
+        task: The task it is fine-tuned for, if any.
         tokenizer: Settings that load its tokenizer.
         has_pseudo: Whether its vocabulary has a [P] token.
         window: Largest number of tokens read at once; default: as its folder says.
@@ -64,23 +84,29 @@ def imported_recipe(
         UsageError: No valid recipe fits the model, such as one that reads three tokens.
     """
     objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
-    if model.decoder_layers:
-        objective = _of_two_stacks(family)
+    if family.name in _OBJECTIVES and ("token" in heads or not family.queries):
+        objective = _OBJECTIVES[family.name]
     if not has_pseudo and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
     pairs = any(_PAIRS.get(TARGETS[head]) for head in heads) or bool(objective.mixture)
+    positions = model.max_positions or 1
     recipe = Recipe(
         name=re.sub(r"[^\w.-]+", "-", place.resolve().name).lstrip(".-") or family.name,
-        provenance=Provenance(paper=family.paper, place=f"imported from {place.resolve()}", note=_note(family, heads)),
+        provenance=Provenance(
+            paper=family.paper, place=f"imported from {place.resolve()}", note=_note(family, model, heads, task)
+        ),
         data=DataSettings(
             corpus=[UNKNOWN_CORPUS],
-            window=_fitting(objective, window or _window(place, model.max_positions or 1), model),
+            window=_fitting(objective, window or _window(place, positions), model),
             segments=2 if pairs and model.num_segments > 1 else 1,
+            documents="joined" if model.memory else "separate",
+            order="streams" if model.memory else "shuffled",
         ),
         tokenizer=tokenizer,
         objective=objective,
         model=model,
-        use=_use(place),
+        task=TaskSettings() if task is None else dataclasses.replace(task, max_length=min(task.max_length, positions)),
+        use=_use(place) if family.name != "gpt2" else UseSettings(visibility="left_to_right", pooling="last"),
     )
     validate(recipe)
     return recipe
@@ -111,21 +137,11 @@ def _fitting(objective: ObjectiveSettings, window: int, model: ModelSettings) ->
     return window
 
 
-def _of_two_stacks(family: Family) -> ObjectiveSettings:
-    """The training objective of an encoder-decoder, with the rows its released models read."""
-    if family.name == "t5":
-        return SpanCorruptionSettings(
-            targets=["lm"], source_start=False, target_start=["pad"], restart_positions=True, segment_ids=[0, 0]
-        )
-    return DenoisingSettings(
-        targets=["lm"], mask_rate=0.3, noise=["infill", "permute_sentences"], target_start=["eos", "sos"],
-        restart_positions=True, segment_ids=[0, 0],
-    )  # fmt: skip
-
-
-def _note(family: Family, heads: Sequence[Head]) -> str:
+def _note(family: Family, model: ModelSettings, heads: Sequence[Head], task: TaskSettings | None) -> str:
+    if task is not None:
+        return f"A model of the family {family.name}, fine-tuned for {task.kind}."
     if family.always:
-        return f"An encoder-decoder of the family {family.name}."
+        return f"{'An encoder-decoder' if model.decoder_layers else 'A language model'} of the family {family.name}."
     predicts = {"token": "masked tokens", "next": "whether a segment follows", "order": "whether segments are in order",
                 "replaced": "which tokens were replaced"}  # fmt: skip
     if not heads:

@@ -3,29 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from unicloze.interop.families import FAMILIES, Family, Head
-from unicloze.interop.tables import Entry, SplitRows, module
 from unicloze.settings import ModelSettings
-
-TaskClass = Literal["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"]
-
-TASK_CLASSES: Mapping[frozenset[str], TaskClass] = {
-    frozenset({"label"}): "ForSequenceClassification",
-    frozenset({"tags"}): "ForTokenClassification",
-    frozenset({"start", "end"}): "ForQuestionAnswering",
-    frozenset({"choice"}): "ForMultipleChoice",
-}
-"""Class of a task, by the task's targets."""
-DENSE: Mapping[TaskClass, bool] = {
-    "ForSequenceClassification": True,
-    "ForTokenClassification": False,
-    "ForQuestionAnswering": False,
-    "ForMultipleChoice": True,
-}
-"""Whether a class has a dense layer and tanh before its output layer, like `task.head: dense`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +17,23 @@ class Stock:
         family: Its key tables.
         prefix: Prefix of the class names.
         classes: Class for each set of pre-training heads.
-        task_layers: Names of the dense and the output layer, for classes with both.
         relative: Whether they have a relative position bias.
         narrow: Whether embeddings are narrower than hidden states; None if both are possible.
         shared: Their equivalent of `model.share_layers`.
         counts_from_padding: Whether positions start after the padding token's id.
         padding_id: The id always used for padding; None if configurable.
+        epsilon: The epsilon always used in normalisation; None if configurable.
     """
 
     family: Family
     prefix: str
     classes: Mapping[frozenset[Head], str]
-    task_layers: Mapping[TaskClass, tuple[str, str]] = field(default_factory=dict)
     relative: bool = False
     narrow: bool | None = False
     shared: str = "none"
     counts_from_padding: bool = False
     padding_id: int | None = None
+    epsilon: float | None = None
 
     @property
     def name(self) -> str:
@@ -62,23 +43,7 @@ class Stock:
     @property
     def has_segments(self) -> bool:
         """Whether they distinguish the segments of a pair."""
-        return self.name != "mpnet"
-
-    def task_entries(self, kind: TaskClass) -> list[Entry]:
-        """Entries of a task's heads."""
-        if kind == "ForQuestionAnswering":
-            ours = "task_heads.start.output", "task_heads.end.output"
-            return [
-                Entry(
-                    ours=tuple(f"{name}.{part}" for name in ours), theirs=(f"qa_outputs.{part}",), change=SplitRows(2)
-                )
-                for part in ("weight", "bias")
-            ]
-        if kind == "ForTokenClassification":
-            return module("task_heads.tags.output", "classifier")
-        dense, output = self.task_layers[kind]
-        target = "label" if kind == "ForSequenceClassification" else "choice"
-        return module(f"task_heads.{target}.dense", dense) + module(f"task_heads.{target}.output", output)
+        return self.name not in ("mpnet", "distilbert")
 
     def config(self, settings: ModelSettings, *, positions: int, vocab_size: int, pad: int) -> dict[str, object]:
         """Their configuration of a model shape.
@@ -114,7 +79,7 @@ class Stock:
             values["embedding_size"] = settings.embedding_size or settings.hidden_size
         if self.shared == "all":
             values |= {"num_hidden_groups": 1, "inner_group_num": 1}
-        return values
+        return {self.family.keys.get(key, key): value for key, value in values.items()}
 
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
@@ -135,19 +100,11 @@ STOCK: Mapping[str, Stock] = {
                 frozenset({"next"}): "BertForNextSentencePrediction",
                 frozenset({"token", "next"}): "BertForPreTraining",
             },
-            task_layers={
-                "ForSequenceClassification": ("bert.pooler.dense", "classifier"),
-                "ForMultipleChoice": ("bert.pooler.dense", "classifier"),
-            },
         ),
         Stock(
             family=FAMILIES["mpnet"],
             prefix="MPNet",
             classes={_NONE: "MPNetModel", _TOKEN: "MPNetForMaskedLM"},
-            task_layers={
-                "ForSequenceClassification": ("classifier.dense", "classifier.out_proj"),
-                "ForMultipleChoice": ("mpnet.pooler.dense", "classifier"),
-            },
             relative=True,
             counts_from_padding=True,
             padding_id=1,
@@ -156,10 +113,6 @@ STOCK: Mapping[str, Stock] = {
             family=FAMILIES["roberta"],
             prefix="Roberta",
             classes={_NONE: "RobertaModel", _TOKEN: "RobertaForMaskedLM"},
-            task_layers={
-                "ForSequenceClassification": ("classifier.dense", "classifier.out_proj"),
-                "ForMultipleChoice": ("roberta.pooler.dense", "classifier"),
-            },
             counts_from_padding=True,
         ),
         Stock(
@@ -180,12 +133,14 @@ STOCK: Mapping[str, Stock] = {
                 _TOKEN: "AlbertForMaskedLM",
                 frozenset({"token", "order"}): "AlbertForPreTraining",
             },
-            task_layers={
-                "ForSequenceClassification": ("albert.pooler", "classifier"),
-                "ForMultipleChoice": ("albert.pooler", "classifier"),
-            },
             narrow=True,
             shared="all",
+        ),
+        Stock(
+            family=FAMILIES["distilbert"],
+            prefix="DistilBert",
+            classes={_NONE: "DistilBertModel", _TOKEN: "DistilBertForMaskedLM"},
+            epsilon=1e-12,
         ),
     )
 }

@@ -17,10 +17,12 @@ from unicloze.interop.calling import encoder_inputs
 from unicloze.interop.limits import HEADS, exported_heads, task_class
 from unicloze.interop.stock import Stock
 from unicloze.interop.tables import Table
+from unicloze.interop.task_classes import DROPOUT
 from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
 from unicloze.settings import ModelSettings
 from unicloze.tasks import task_heads
 from unicloze.tasks.groups import Labelled
+from unicloze.tasks.rows import separators_of
 from unicloze.training.initial import SEGMENT_ROWS, TOKEN_ROWS
 from unicloze.training.loading import LoadedModel
 
@@ -89,6 +91,7 @@ class StockExport:
             pad=self.pad,
             longest=self.longest,
             segments=self.segments,
+            separators=separators_of(recipe),
         )
         if not task_heads(recipe):
             write_sentence_files(
@@ -105,9 +108,10 @@ class StockExport:
         if not heads:
             return {}
         rate = max(self.loaded.model.task_head(name).rate for name in heads)
-        key = "classifier_dropout_prob" if self.stock.name == "albert" else "classifier_dropout"
-        # Other classes than ALBERT's default to the encoder's rate.
-        given = self.stock.name == "albert" or (rate != self.settings.dropout and self.stock.name != "mpnet")
+        key, own = DROPOUT.get(self.stock.name, ("classifier_dropout", None))
+        key = "qa_dropout" if self.stock.name == "distilbert" and "start" in heads else key
+        # Classes without a default of their own have the encoder's rate.
+        given = own is not None or (rate != self.settings.dropout and self.stock.name != "mpnet")
         values: dict[str, object] = {key: rate} if given else {}
         if "label" not in heads and "tags" not in heads:
             return values
@@ -131,9 +135,7 @@ def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
         kept, lost = [], [*lost, *(HEADS[head] for head in kept)]
     kind = task_class(heads)
     bare = not kept and not heads
-    table = stock.family.table(Architecture(settings=settings, padding=padding), heads=kept, bare=bare)
-    if kind is not None:
-        table = dataclasses.replace(table, entries=(*table.entries, *stock.task_entries(kind)))
+    table = stock.family.table(Architecture(settings=settings, padding=padding), heads=kept, bare=bare, task=kind)
     said = [f"{each} is omitted" for each in lost]
     if not stock.has_segments and own > 1:
         said.append("the first segment is added to the positions, and both texts of a pair are read as that segment")

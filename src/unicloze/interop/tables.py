@@ -92,16 +92,87 @@ class Transposed:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Their tensor is ours as the only row of a matrix."""
+class Reshaped:
+    """The same numbers in another shape, such as one row for each attention head; -1 stands for any size.
+
+    Args:
+        ours: Our shape.
+        theirs: Their shape.
+    """
+
+    ours: tuple[int, ...]
+    theirs: tuple[int, ...]
 
     def forward(self, theirs: Tensors) -> Tensors:
-        """*Shape:* (1, a) to (a,)"""
-        return [theirs[0].flatten()]
+        """*Shape:* `theirs` to `ours`"""
+        return [theirs[0].reshape(self.ours)]
 
     def backward(self, ours: Tensors) -> Tensors:
-        """*Shape:* (a,) to (1, a)"""
-        return [ours[0][None]]
+        """*Shape:* `ours` to `theirs`"""
+        return [ours[0].reshape(self.theirs)]
+
+
+@dataclass(frozen=True)
+class HeadsLast:
+    """Their projections map hidden states to heads: transposed, with an axis for the heads; ours are fused (XLNet).
+
+    Args:
+        heads: Number of heads.
+        chunks: Number of their tensors, all of the same size.
+    """
+
+    heads: int
+    chunks: int = 1
+
+    def forward(self, theirs: Tensors) -> Tensors:
+        """*Shape:* (hidden size, heads, head size) each to (chunks x heads x head size, hidden size)"""
+        return [torch.cat([matrix.flatten(1).T for matrix in theirs])]
+
+    def backward(self, ours: Tensors) -> Tensors:
+        """*Shape:* (chunks x heads x head size, hidden size) to (hidden size, heads, head size) each"""
+        return [matrix.T.reshape(matrix.shape[1], self.heads, -1) for matrix in ours[0].chunk(self.chunks)]
+
+
+@dataclass(frozen=True)
+class QueryVector:
+    """Their vector of the slots that predict is a row of our token table, that of the pseudo mask (XLNet).
+
+    Args:
+        row: Id of the pseudo mask.
+        appended: Whether their table lacks the row, which is our last. Otherwise backward stores it in both.
+    """
+
+    row: int
+    appended: bool
+
+    def forward(self, theirs: Tensors) -> Tensors:
+        """*Shape:* (their tokens, width) and (1, 1, width) to (our tokens, width)"""
+        table, vector = theirs[0], theirs[1].view(1, -1)
+        return [torch.cat([table[: self.row], vector, table[self.row + 1 :]])]
+
+    def backward(self, ours: Tensors) -> Tensors:
+        """*Shape:* (our tokens, width) to (their tokens, width) and (1, 1, width)"""
+        (table,) = ours
+        return [table[: self.row] if self.appended else table, table[self.row].view(1, 1, -1)]
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Our vector has one more number than theirs, at its end.
+
+    Args:
+        value: The number.
+    """
+
+    value: float
+
+    def forward(self, theirs: Tensors) -> Tensors:
+        """*Shape:* (a,) to (a + 1,)"""
+        return [torch.cat([theirs[0], theirs[0].new_full((1,), self.value)])]
+
+    def backward(self, ours: Tensors) -> Tensors:
+        """*Shape:* (a + 1,) to (a,)"""
+        return [ours[0][:-1]]
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ def write_tokenizer(
     pad: int | None = None,
     longest: int,
     segments: Sequence[int] | None,
+    separators: int = 1,
 ) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`, so that Transformers encodes a text and its masks as `fill` does.
 
@@ -60,6 +61,7 @@ def write_tokenizer(
         pad: Their padding id; default: ours.
         longest: Largest number of tokens in a row.
         segments: `token_type_ids` of the two texts of a pair; None if the model takes none.
+        separators: Number of [EOS] between these.
 
     Raises:
         UniclozeError: `swapped` is given, but the order of its tokens is fixed (Unigram).
@@ -70,7 +72,9 @@ def write_tokenizer(
     ids = swapped_ids(tokenizer.vocabulary.size, swapped)
     if swapped is not None:
         _renumber(content, {number: int(ids[number]) for number in swapped})
-    for piece in content["post_processor"]["pair"]:
+    pair = content["post_processor"]["pair"]
+    pair[3:3] = [json.loads(json.dumps(pair[2])) for _ in range(separators - 1)]
+    for piece in pair:
         for part in piece.values():
             part["type_id"] = 0 if segments is None else segments[part["type_id"]]
     replace_file(document, json.dumps(content, ensure_ascii=False, indent=2))

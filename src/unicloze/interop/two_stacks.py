@@ -7,7 +7,7 @@ from typing import Any
 
 from unicloze.interop.architectures import Architecture
 from unicloze.interop.checked_json import Config
-from unicloze.interop.tables import Entry, Fused, Row, Same, Shifted, Transposed, module, same
+from unicloze.interop.tables import Entry, Fused, Reshaped, Same, Shifted, Transposed, module, same
 from unicloze.settings import ModelSettings
 
 POSITIONS_BEFORE = 2
@@ -103,8 +103,6 @@ def t5_backbone(layout: Architecture) -> list[Entry]:
     """T5: two stacks without biases, with the relative bias in the first layer of each."""
     settings = layout.settings
     entries = [same("backbone.embeddings.tokens.weight", "shared.weight")]
-    if not settings.tied_output:
-        entries.append(same("token_head.output", OUTPUT))
     inner = (
         {"feed_forward.inner": "wi_0", "feed_forward.gate": "wi_1"} if settings.gated else {"feed_forward.inner": "wi"}
     )
@@ -211,5 +209,5 @@ def bart_backbone(layout: Architecture) -> list[Entry]:
     return entries
 
 
-FINAL_LOGITS_BIAS = Entry(ours=("token_head.bias",), theirs=(FINAL_BIAS,), change=Row())
+FINAL_LOGITS_BIAS = Entry(ours=("token_head.bias",), theirs=(FINAL_BIAS,), change=Reshaped((-1,), (1, -1)))
 """BART's bias of the logits."""

@@ -25,6 +25,8 @@ SAFETENSORS, BINARY = "model.safetensors", "pytorch_model.bin"
 LARGEST_HEADER = 16 << 20
 """Largest safetensors header in bytes; a model of 1,000 tensors needs about 100,000."""
 LARGEST_INDEX = 64 << 20
+CONSTANTS = "position_ids", "token_type_ids", ".attn.bias", ".attn.masked_bias"
+"""Endings of names that are no weights; GPT-2's two are its causal mask."""
 FLOATS = {"F16", "BF16", "F32", "F64"}
 _LEGACY = {".gamma": ".weight", ".beta": ".bias"}
 """Names of normalisation weights in checkpoints converted from TensorFlow."""
@@ -156,7 +158,7 @@ def _safetensors(file: Path) -> Opened:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - it is not a mapping
                 part = opened.get_slice(name)
-                if part.get_dtype() not in FLOATS and not name.endswith(("position_ids", "token_type_ids")):
+                if part.get_dtype() not in FLOATS and not name.endswith(CONSTANTS):
                     raise UniclozeError(
                         f"{file}: {name} holds {part.get_dtype()} numbers: use the unquantised checkpoint"
                     )
@@ -203,7 +205,7 @@ def _binary(file: Path) -> Opened:
     for name, tensor in content.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or not _is_whole(tensor):
             raise UniclozeError(f"{file}: {name} holds fewer numbers than its shape requires: it is not read")
-        if not tensor.is_floating_point() and not name.endswith(("position_ids", "token_type_ids")):
+        if not tensor.is_floating_point() and not name.endswith(CONSTANTS):
             raise UniclozeError(f"{file}: {name} holds {tensor.dtype} numbers: use the unquantised checkpoint")
     return {name: tuple(tensor.shape) for name, tensor in content.items()}, content.__getitem__
 

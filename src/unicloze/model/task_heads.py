@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,10 +15,15 @@ from unicloze.model.recurrent.backbone import side_width
 from unicloze.model.recurrent.views import view_width
 from unicloze.model.soft_labels import mixed_losses
 from unicloze.model.word_encoder import WordEncoder
-from unicloze.settings import HeadSettings, ModelSettings
+from unicloze.settings import HeadActivation, HeadSettings, ModelSettings
 
 INNER, INNER_RATE = 50, 0.1
 """Units of the layer before the output layer with batch normalisation, and the dropout after it (ULMFiT's released code)."""
+HEAD_ACTIVATIONS: Mapping[HeadActivation, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+}
 
 
 class NormedLinear(nn.Module):
@@ -42,7 +49,7 @@ class NormedLinear(nn.Module):
 
 
 class TaskHead(nn.Module):
-    """Dropout and a linear layer, optionally after another with tanh (Devlin et al. 2019, Section 4), ReLU (CVT) or ULMFiT's.
+    """Dropout and a linear layer, optionally after a dense layer (with tanh: Devlin et al. 2019, Section 4) or ULMFiT's.
 
     A biLSTM over the predictions of a row may come first (Peters et al. 2018, Section 3.3).
 
@@ -61,15 +68,13 @@ class TaskHead(nn.Module):
         if self.encoder is not None:
             width = 2 * head.encoder_size + (width if head.output_mix else 0)
         outputs = 1 if head.kind == "choice" else head.outputs
-        self.dense = nn.Linear(width, settings.hidden_size) if head.dense else None
+        self.dense = nn.Linear(width, side_width(settings)) if head.dense else None
         self.inner = NormedLinear(width, INNER, self.rate) if head.batch_norm else None
-        self.hidden = nn.Linear(width, side_width(settings)) if head.relu else None
         self.output: nn.Linear | NormedLinear
         if head.batch_norm:
             self.output = NormedLinear(INNER, outputs, INNER_RATE)
         else:
-            inputs = side_width(settings) if head.relu else settings.hidden_size if head.dense else width
-            self.output = nn.Linear(inputs, outputs)
+            self.output = nn.Linear(side_width(settings) if head.dense else width, outputs)
 
     def outputs(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
         """Logits of the classes or of the slots to choose from (-inf where a slot is absent), or quantities.
@@ -98,9 +103,7 @@ class TaskHead(nn.Module):
         if self.inner is not None:
             return self._normed(states, target.weights > 0, dropout)
         if self.dense is not None:
-            states = torch.tanh(self.dense(states))
-        if self.hidden is not None:
-            states = functional.relu(self.hidden(states))
+            states = HEAD_ACTIVATIONS[self.head.activation](self.dense(states))
         if dropout is not None:
             states = dropout(states, self.rate)
         with torch.autocast(states.device.type, enabled=False):  # bf16 is too coarse for scores and quantities

@@ -2,7 +2,8 @@
 
 A row is "[SOS] source [EOS] target [EOS]"; source slots see the source, target slots the source and the target up to
 themselves. The next token is predicted by the last token's own slot, or by a pseudo mask at the next position that sees
-source, target and itself (UniLMv2, Section 3.4). A model without sources reads "[SOS] text" from left to right.
+source, target and itself (UniLMv2, Section 3.4). A model without sources reads "[SOS] text" from left to right, or the text
+alone if its vocabulary has no [SOS] (GPT-2).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class GenerationFormat:
 
     Args:
         predicts: `next`, the last token's own slot, or `pseudo`, a mask at the next position.
-        start: Tokens at the start of every row: [SOS], and a mode token if the objective has one.
+        start: Tokens at the start of every row: [SOS], if the vocabulary has one besides [EOS], and a mode token if the
+            objective has one.
         stop: The token that ends a source and is predicted at the end of a text: [EOS].
         source_segment: Segment of the source, its [SOS] and [EOS] included.
         target_segment: Segment of the target and of its pseudo masks.
@@ -109,9 +111,10 @@ def layout(
     """
     reading = settings.reading
     source, target = reading.segments
+    opened = not decoder_only or vocabulary.sos != vocabulary.eos
     return GenerationFormat(
         predicts=predicts,
-        start=(vocabulary.sos,) if mode is None else (vocabulary.sos, mode),
+        start=((vocabulary.sos,) if opened else ()) + (() if mode is None else (mode,)),
         stop=vocabulary.eos,
         source_segment=source,
         target_segment=source if decoder_only else target,

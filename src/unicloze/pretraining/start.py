@@ -13,6 +13,7 @@ from unicloze.pretraining.agreement import OF_A_TRAINED_TOKENIZER
 from unicloze.recipes.schema import flatten
 from unicloze.run_files import TOKENIZER
 from unicloze.settings import Recipe
+from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import inherited
 from unicloze.training.loading import LoadedModel
 
@@ -46,9 +47,18 @@ def inherited_settings(
 
 
 def _tokenizer(place: Path, loaded: LoadedModel) -> dict[str, Any]:
-    """Settings that load a model's tokenizer; for a run, from the run's folder, which outlives its checkpoints."""
+    """Settings that load a model's tokenizer; for a run, from the run's folder, which outlives its checkpoints.
+
+    Raises:
+        UsageError: No file holds it, because import adds a token to it (XLNet).
+    """
     if is_foreign(place):
         settings = loaded.recipe.tokenizer
+        if Tokenizer.load(settings.path or place).fingerprint != loaded.tokenizer.fingerprint:
+            raise UsageError(
+                f"{place} has a vector for predicted slots that its tokenizer has no token for: run `unicloze import {place} "
+                "--out DIR` first, and start from DIR"
+            )
         return {"tokenizer.path": settings.path, "tokenizer.lowercase": settings.lowercase}
     files = [folder / TOKENIZER for folder in (place, loaded.path)]
     return {"tokenizer.path": str(next(file for file in files if file.is_file()))}

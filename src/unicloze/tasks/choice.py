@@ -45,7 +45,7 @@ class ChoiceSettings(Headed, Delimited):
 
 def heads(settings: Headed) -> Mapping[str, HeadSettings]:
     """One head, which scores the choices."""
-    return {TARGET: HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)}
+    return {TARGET: settings.head_settings("choice")}
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
@@ -65,7 +65,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         pieces, slots, start, is_cut = [], [], 0, False
         for parts in choices:
             whole = [next(tokens) for _ in parts]
-            shown = fit_texts(whole, task.max_length)
+            shown = fit_texts(whole, task.max_length, len(between))
             is_cut |= sum(map(len, shown)) < sum(map(len, whole))
             pieces.append(text_row(shown, tokenizer.vocabulary, segments, between))
             length = len(pieces[-1][0])

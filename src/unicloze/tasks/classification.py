@@ -76,17 +76,9 @@ def label_of(record: Record, settings: Labelled) -> str:
 
 def heads(settings: Paired) -> Mapping[str, HeadSettings]:
     """One head, for the class or the quantity."""
-    head = HeadSettings(
-        kind="quantities" if settings.kind == "regression" else "classes",
-        outputs=len(settings.labels or ()) if isinstance(settings, Labelled) else 1,
-        dense=settings.head == "dense",
-        batch_norm=settings.head == "batch_norm",
-        relu=settings.head == "relu",
-        view="full" if settings.layers == "all" else None,
-        pooling=_pooling(settings),
-        dropout=settings.head_dropout,
-    )
-    return {"label": head}
+    outputs = len(settings.labels or ()) if isinstance(settings, Labelled) else 1
+    kind: Literal["quantities", "classes"] = "quantities" if settings.kind == "regression" else "classes"
+    return {"label": settings.head_settings(kind, outputs=outputs, pooling=_pooling(settings))}
 
 
 def _pooling(settings: Paired) -> Literal["mean", "sum", "concat"]:
@@ -111,7 +103,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     segments, between = pair_marks(recipe, tokenizer.vocabulary)
     rows, cut, pooling = [], 0, pooling_of(recipe)
     for number, given in enumerate(zip(*texts, strict=True)):
-        shown = fit_texts(given, task.max_length)
+        shown = fit_texts(given, task.max_length, len(between))
         cut += sum(map(len, shown)) < sum(map(len, given))
         orders = (shown, shown[::-1]) if task.both_orders and len(shown) == 2 else (shown,)
         pieces = [text_row(order, tokenizer.vocabulary, segments, between) for order in orders]

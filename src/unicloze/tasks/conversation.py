@@ -25,7 +25,6 @@ from unicloze.tasks import extraction
 from unicloze.tasks.groups import Passages, task_of
 from unicloze.tasks.passages import (
     NOWHERE,
-    SPECIALS,
     Passage,
     Window,
     best_of_windows,
@@ -33,6 +32,7 @@ from unicloze.tasks.passages import (
     lay_out_windows,
     room_for_question,
     span_labels,
+    specials_of,
     window_bounds,
 )
 from unicloze.tasks.task import Outputs, Prediction
@@ -56,10 +56,7 @@ class ConversationSettings(Passages):
 
 def heads(settings: Passages) -> Mapping[str, HeadSettings]:
     """The heads of a span, and a head for the kind of the answer."""
-    classes = HeadSettings(
-        kind="classes", outputs=len(ANSWERS), dense=settings.head == "dense", dropout=settings.head_dropout
-    )
-    return {**extraction.span_heads(settings), "answer": classes}
+    return {**extraction.span_heads(settings), "answer": settings.head_settings("classes", outputs=len(ANSWERS))}
 
 
 def checked(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
@@ -95,7 +92,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     cut = several = unreached = 0
     for number, (record, dialogue, passage) in enumerate(zip(records, dialogues, passages, strict=True)):
         question = _last_tokens([known[text] for text in dialogue], room)
-        bounds = window_bounds(len(passage), task.max_length - SPECIALS - len(question), task.stride)
+        bounds = window_bounds(len(passage), task.max_length - specials_of(recipe) - len(question), task.stride)
         answers = answers_of(record, task)
         labels: Sequence[Mapping[str, int] | None] = [None] * len(bounds)
         if answers is not None:
@@ -104,7 +101,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         several += len(bounds) > 1
         wanted = _UNKNOWN if not answers else kind_of(answers[0].text)
         unreached += wanted != _UNKNOWN and all(label and label["answer"] == _UNKNOWN for label in labels)
-        windows += extraction.windows_of_record(number, question, passage, bounds, labels)
+        windows += extraction.windows_of_record(number, question, passage, bounds, labels, task.separators)
     extraction.note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
     return windows
 

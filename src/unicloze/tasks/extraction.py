@@ -28,7 +28,6 @@ from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Passages, task_of
 from unicloze.tasks.passages import (
     NOWHERE,
-    SPECIALS,
     Passage,
     Window,
     best_of_windows,
@@ -36,6 +35,7 @@ from unicloze.tasks.passages import (
     lay_out_windows,
     room_for_question,
     span_labels,
+    specials_of,
     window_bounds,
 )
 from unicloze.tasks.task import Outputs, Prediction
@@ -74,14 +74,13 @@ NONE = "none"
 
 def span_heads(settings: Passages) -> dict[str, HeadSettings]:
     """Heads that choose the slots where the answer starts and ends."""
-    head = HeadSettings(kind="choice", dense=settings.head == "dense", dropout=settings.head_dropout)
-    return dict.fromkeys(("start", "end"), head)
+    return dict.fromkeys(("start", "end"), settings.head_settings("choice"))
 
 
 def heads(settings: ExtractionSettings) -> Mapping[str, HeadSettings]:
     """The heads of a span, and with `task.no_answer` `class` a head for no answer."""
-    head = HeadSettings(kind="classes", outputs=2, dense=settings.head == "dense", dropout=settings.head_dropout)
-    return {**span_heads(settings), **({NONE: head} if predicts_none(settings) else {})}
+    none = {NONE: settings.head_settings("classes", outputs=2)} if predicts_none(settings) else {}
+    return {**span_heads(settings), **none}
 
 
 def predicts_none(settings: ExtractionSettings) -> bool:
@@ -172,11 +171,11 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         shown = question[:room]
         answers = answers_of(record, task)
         span = None if not answers else span_of(answers[0], passage)
-        bounds = window_bounds(len(passage), task.max_length - SPECIALS - len(shown), task.stride)
+        bounds = window_bounds(len(passage), task.max_length - specials_of(recipe) - len(shown), task.stride)
         labels = [None if answers is None else _labels(span, first, last) for first, last in bounds]
         several += len(bounds) > 1
         unreached += bool(answers) and not any(label and label["start"] for label in labels)
-        windows += windows_of_record(number, shown, passage, bounds, labels)
+        windows += windows_of_record(number, shown, passage, bounds, labels, task.separators)
     cut = sum(len(question) > room for question in questions)
     note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
     return windows
@@ -199,10 +198,19 @@ def windows_of_record(
     passage: Passage,
     bounds: Sequence[tuple[int, int]],
     labels: Sequence[Mapping[str, int] | None],
+    separators: int,
 ) -> list[Window]:
     """The windows of one record."""
     return [
-        Window(record=number, question=question, passage=passage, first=first, last=last, labels=label)
+        Window(
+            record=number,
+            question=question,
+            passage=passage,
+            first=first,
+            last=last,
+            labels=label,
+            separators=separators,
+        )
         for (first, last), label in zip(bounds, labels, strict=True)
     ]
 

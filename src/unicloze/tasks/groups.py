@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, Problem
-from unicloze.settings import Recipe, TaskPooling, TaskSettings
+from unicloze.settings import HeadActivation, HeadSettings, Recipe, TaskPooling, TaskSettings
 
 T = TypeVar("T", bound=TaskSettings)
+
+_ACTIVATIONS: Mapping[str, HeadActivation] = {"dense_gelu": "gelu", "dense_relu": "relu"}
 
 
 def task_of(recipe: Recipe, kind: type[T]) -> T:
@@ -35,9 +37,9 @@ class Headed(TaskSettings):
     """Settings of a task head.
 
     Args:
-        head: `dense` puts BERT's dense layer and tanh before the output layer (exportable); `plain` does not (as in both
-            UniLM papers); `batch_norm` puts 50 units and batch normalisation before it (ULMFiT), for one prediction per text,
-            and `relu` a layer with ReLU (CVT), for tags and texts.
+        head: `dense` puts BERT's dense layer and tanh before the output layer (exportable), `dense_gelu` a dense layer with
+            GELU (ELECTRA) and `dense_relu` one with ReLU (DistilBERT, CVT); `plain` does not (as in both UniLM papers);
+            `batch_norm` puts 50 units and batch normalisation before it (ULMFiT), for one prediction per text.
         layers: What the head reads, for tags and texts: the `last` layer, or `all` of bidirectional LSTMs side by side (CVT).
         pooling: Representation of a text: its `first` slot, its `last`, or the `mean` of all, or their `concat`: the last one
             read, the maximum and the mean of all (ULMFiT); default: `use.pooling` of the model's recipe. In tagging, the
@@ -45,18 +47,37 @@ class Headed(TaskSettings):
             model reads from left to right, else the `first`. An encoder-decoder predicts classes and quantities from the last
             slot of its `decoder`, which reads the text again (BART).
         head_dropout: Dropout of the output layer's input; default: `model.dropout`.
+        separators: Number of [EOS] between two texts; models fine-tuned as RoBERTa's authors do have 2.
     """
 
-    head: Literal["dense", "plain", "batch_norm", "relu"] = "dense"
+    head: Literal["dense", "dense_gelu", "dense_relu", "plain", "batch_norm"] = "dense"
     layers: Literal["last", "all"] = "last"
     pooling: TaskPooling | None = None
     head_dropout: float | None = None
+    separators: int = 1
 
-    ranges: ClassVar = {"head_dropout": BELOW_ONE}
+    ranges: ClassVar = {"head_dropout": BELOW_ONE, "separators": AT_LEAST_ONE}
     one_slot: ClassVar[str] = ""
     """What a single slot predicts, if slots cannot be pooled."""
     of_texts: ClassVar[bool] = False
     """Whether there is one prediction per text."""
+
+    def head_settings(self, kind: Literal["classes", "quantities", "choice"], **values: Any) -> HeadSettings:
+        """A head of these settings.
+
+        Args:
+            kind: As of `HeadSettings`.
+            values: Further values of `HeadSettings`.
+        """
+        return HeadSettings(
+            kind=kind,
+            dense=self.head.startswith("dense"),
+            activation=_ACTIVATIONS.get(self.head, "tanh"),
+            batch_norm=self.head == "batch_norm",
+            view="full" if self.layers == "all" else None,
+            dropout=self.head_dropout,
+            **values,
+        )
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject pooling where a single slot is needed."""
@@ -64,8 +85,6 @@ class Headed(TaskSettings):
         if self.head == "batch_norm" and not self.of_texts:
             yield "task.head", "only one prediction per text is normalised over a batch: set it to dense or plain"
         takes_views = self.of_texts or self.kind == "tagging"
-        if self.head == "relu" and not takes_views:
-            yield "task.head", "only tags and texts are predicted through ReLU: set it to dense or plain"
         if self.layers == "all" and not takes_views:
             yield "task.layers", "only tags and texts are predicted from all layers: set it to last"
         if self.pooling == "concat" and not self.of_texts:

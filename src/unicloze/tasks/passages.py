@@ -17,11 +17,9 @@ from unicloze.arrays import Int32s
 from unicloze.example import Examples
 from unicloze.settings import Recipe, TaskPooling
 from unicloze.tasks.groups import Passages, task_of
-from unicloze.tasks.rows import Row, RowTarget, lay_out, pooled_slots, pooling_of, text_row
+from unicloze.tasks.rows import Row, RowTarget, lay_out, pooled_slots, pooling_of, separators_of, text_row
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
 
-SPECIALS = 3
-"""[SOS] and two [EOS]."""
 NOWHERE = 0
 """Choice of a span's start and end that means no answer: the slot of the whole row, [SOS], or the last [EOS] if the model
 reads from left to right. The tokens of the window are choices 1, 2, ..."""
@@ -103,6 +101,7 @@ class Window:
         first: Index of the window's first token in the passage.
         last: Index after its last token.
         labels: The answer for each target of the task; `start` and `end` are choices. None if unknown.
+        separators: Number of [EOS] between question and window.
     """
 
     record: int
@@ -111,16 +110,22 @@ class Window:
     first: int
     last: int
     labels: Mapping[str, int] | None
+    separators: int = 1
 
     @property
     def slots(self) -> int:
         """Length of its row."""
-        return len(self.question) + self.last - self.first + SPECIALS
+        return len(self.question) + self.last - self.first + 2 + self.separators
+
+
+def specials_of(recipe: Recipe) -> int:
+    """Number of special tokens in a row: [SOS], the separators, and [EOS] at the end."""
+    return 2 + separators_of(recipe)
 
 
 def room_for_question(recipe: Recipe) -> int:
     """Maximum tokens of a question in a row; at least as many remain for the passage."""
-    return min(task_of(recipe, Passages).max_question, (recipe.task.max_length - SPECIALS) // 2)
+    return min(task_of(recipe, Passages).max_question, (recipe.task.max_length - specials_of(recipe)) // 2)
 
 
 def window_bounds(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
@@ -164,8 +169,10 @@ def _row(
     window: Window, vocabulary: Vocabulary, segments: tuple[int, int], names: Sequence[str], pooling: TaskPooling
 ) -> Row:
     tokens = window.passage.ids[window.first : window.last]
-    input_ids, segment_ids = text_row((window.question, tokens), vocabulary, segments)
-    before = len(window.question) + 2
+    input_ids, segment_ids = text_row(
+        (window.question, tokens), vocabulary, segments, [vocabulary.eos] * window.separators
+    )
+    before = len(window.question) + 1 + window.separators
     whole = pooled_slots(len(input_ids), pooling)
     choices = np.concatenate([whole, np.arange(before, before + len(tokens))])
     targets = {

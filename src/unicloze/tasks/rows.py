@@ -194,14 +194,14 @@ def cut_pair(first: Int32s, second: Int32s, room: int) -> tuple[Int32s, Int32s]:
     return first[: max(0, len(first) - from_first)], second[: max(0, len(second) - from_second)]
 
 
-def fit_texts(texts: Sequence[Int32s], longest: int) -> tuple[Int32s, ...]:
-    """One text or two, shortened to at most `longest` tokens including [SOS] and the token that closes each."""
-    room = longest - 1 - len(texts)
+def fit_texts(texts: Sequence[Int32s], longest: int, separators: int = 1) -> tuple[Int32s, ...]:
+    """One text or two, shortened to at most `longest` tokens including [SOS], the separators and the [EOS] at the end."""
+    room = longest - 2 - separators * (len(texts) - 1)
     return cut_pair(texts[0], texts[1], room) if len(texts) == 2 else (texts[0][: max(0, room)],)
 
 
 def text_row(
-    texts: Sequence[Int32s], vocabulary: Vocabulary, segments: Sequence[int], between: int | None = None
+    texts: Sequence[Int32s], vocabulary: Vocabulary, segments: Sequence[int], between: Sequence[int] = ()
 ) -> tuple[Int32s, Int32s]:
     """The tokens of "[SOS] A [EOS]" or "[SOS] A [EOS] B [EOS]", and their segments.
 
@@ -209,24 +209,30 @@ def text_row(
         texts: One or more texts. *Shape:* (tokens,) each
         vocabulary: Provides the special tokens.
         segments: The segment of each text.
-        between: The token between two texts; [EOS] if None.
+        between: The tokens between two texts; one [EOS] if empty.
     """
-    closing = [vocabulary.eos if between is None else between] * (len(texts) - 1) + [vocabulary.eos]
-    parts = [np.append(text, token) for text, token in zip(texts, closing, strict=True)]
+    closing = [between or [vocabulary.eos]] * (len(texts) - 1) + [[vocabulary.eos]]
+    parts = [np.append(text, tokens) for text, tokens in zip(texts, closing, strict=True)]
     parts[0] = np.insert(parts[0], 0, vocabulary.sos)
     segment_ids = np.repeat(np.asarray(segments[: len(parts)]), [len(part) for part in parts])
     return np.concatenate(parts).astype(np.int32), segment_ids.astype(np.int32)
 
 
-def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int], int]:
-    """The segments of the texts of a pair, and the token between them.
+def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int], list[int]]:
+    """The segments of the texts of a pair, and the tokens between them.
 
     With `task.delimiter` both texts have one segment, and the token is one that no causal model has seen before (Radford et
     al. 2018, Section 3.3). Models with a single segment (RoBERTa) use [EOS] alone.
     """
     if isinstance(recipe.task, Delimited) and recipe.task.delimiter:
-        return (0, 0), vocabulary.mask if vocabulary.pseudo is None else vocabulary.pseudo
-    return (0, 0 if recipe.model.num_segments == 1 else 1), vocabulary.eos
+        return (0, 0), [vocabulary.mask if vocabulary.pseudo is None else vocabulary.pseudo]
+    return (0, 0 if recipe.model.num_segments == 1 else 1), [vocabulary.eos] * separators_of(recipe)
+
+
+def separators_of(recipe: Recipe) -> int:
+    """Number of tokens between two texts."""
+    own = isinstance(recipe.task, Delimited) and recipe.task.delimiter
+    return recipe.task.separators if isinstance(recipe.task, Headed) and not own else 1
 
 
 def pooling_of(recipe: Recipe) -> TaskPooling:

@@ -32,7 +32,7 @@ from unicloze.records.record import Record
 from unicloze.rules import AT_LEAST_ONE, NOT_NEGATIVE, Needs, Problem
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Delimited, Headed, Labelled, task_of
-from unicloze.tasks.rows import Row, RowTarget, pair_marks, pooled_slots, pooling_of, text_row
+from unicloze.tasks.rows import Row, RowTarget, pair_marks, pooled_slots, pooling_of, separators_of, text_row
 from unicloze.tasks.several import TAGGING, TASK, by_part, part_problems, parts_of
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
@@ -166,13 +166,9 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
 def heads(settings: TaggingSettings) -> Mapping[str, HeadSettings]:
     """One head for the tag of a word, or one for each part."""
     return {
-        name: HeadSettings(
-            kind="classes",
+        name: settings.head_settings(
+            "classes",
             outputs=len(labels),
-            dense=settings.head == "dense",
-            relu=settings.head == "relu",
-            view="full" if settings.layers == "all" else None,
-            dropout=settings.head_dropout,
             encoder_size=settings.encoder_size,
             output_mix=settings.output_mix,
         )
@@ -198,7 +194,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         room = task.max_length - 2
         if repeated is not None:
             repeated = repeated[: room // 2]
-            room -= len(repeated) + 1
+            room -= len(repeated) + separators_of(recipe)
         parts = list(windows([min(len(word), room) for word in words], room))
         windowed += len(parts) > 1 or any(len(word) > room for word in words)
         for window, predicted in parts:

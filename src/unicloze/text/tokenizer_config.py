@@ -16,6 +16,7 @@ from unicloze.run_files import TOKENIZER_CONFIG
 
 KEYS = {"pad": "pad_token", "unk": "unk_token", "sos": "cls_token", "eos": "sep_token", "mask": "mask_token"}
 """Configuration key of each role's token."""
+PREFIX_SPACE = "add_prefix_space"
 LOWERCASE, ACCENTS, IDEOGRAPHS = "do_lower_case", "strip_accents", "tokenize_chinese_chars"
 """Keys of text normalisation."""
 _GENERIC = "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"
@@ -57,6 +58,15 @@ class TokenizerConfig:
         named = {role: self.values.get(key) for role, key in KEYS.items()}
         named = {role: token.get("content") if isinstance(token, dict) else token for role, token in named.items()}
         return {role: token for role, token in named.items() if isinstance(token, str)}
+
+    @property
+    def adds_prefix_space(self) -> bool:
+        """Whether the first word of a text is spelled like those after a space (byte-level vocabularies).
+
+        Raises:
+            UniclozeError: The value is neither true nor false.
+        """
+        return bool(self._flag(PREFIX_SPACE))
 
     def normalizer(self, vocabulary: Iterable[str]) -> normalizers.Normalizer:
         """Normalizer for a `vocab.txt`: lower-casing as configured, else if no word has a capital.

@@ -28,6 +28,7 @@ from unicloze.spelling import BEGIN_TEXT, END_TEXT, spell
 from unicloze.text.boundaries import BYTE_LEVEL, SENTENCEPIECE, Boundaries, text_of
 from unicloze.text.exported import dressed, undressed
 from unicloze.text.joining import join_words
+from unicloze.text.merges import BYTE_VOCABULARY, byte_level
 from unicloze.text.plain import PlainText
 from unicloze.text.tokenizer_config import KEYS, TokenizerConfig
 from unicloze.text.tokenizer_limits import LARGEST_FILE, beyond_bounds
@@ -39,13 +40,16 @@ SPECIAL_TOKENS = PAD, UNUSED, UNK, SOS, EOS, MASK, PSEUDO
 _ROLES = {
     "pad": (PAD, "<pad>"),
     "unk": (UNK, "<unk>"),
-    "sos": (SOS, "[CLS]", "<s>"),
-    "eos": (EOS, "[SEP]", "</s>"),
+    "sos": (SOS, "[CLS]", "<cls>", "<s>"),
+    "eos": (EOS, "[SEP]", "<sep>", "</s>"),
     "mask": (MASK, "<mask>"),
 }
-_FIRST_SENTINEL = "<extra_id_0>"
-_STAND_INS = {"sos": _ROLES["eos"], "mask": (_FIRST_SENTINEL,)}
-"""Tokens that take roles T5's vocabularies lack; its rows use neither."""
+_STAND_INS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "<extra_id_0>": {"sos": _ROLES["eos"], "mask": ("<extra_id_0>",)},
+    "<|endoftext|>": dict.fromkeys(_ROLES, ("<|endoftext|>",)),
+}
+"""Tokens that take the roles a vocabulary lacks, by a token it has: T5's rows use neither [SOS] nor masks, and GPT-2 has one
+special token, which separates texts."""
 _PSEUDO = PSEUDO, "[P]", "<pseudo>"
 _BRACKETED = re.compile(r"\[\w+\]")
 _UNUSED = re.compile(r"\[unused\d+\]")
@@ -152,7 +156,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Load a `tokenizer.json`, a BERT-style `vocab.txt`, or a folder that holds one.
+        """Load a `tokenizer.json`, a BERT-style `vocab.txt`, a GPT-2-style `vocab.json`, or a folder that holds one.
 
         A `tokenizer_config.json` next to it names the tokens with a role and the normalisation for a `vocab.txt`. If it does
         not mention lower-casing, a vocabulary without capitals is lower-cased.
@@ -176,7 +180,11 @@ class Tokenizer:
             return cls(_from_vocab_txt(place, config), name=str(place), roles=config.roles())
         try:
             text = read_bytes(place, LARGEST_FILE).decode()
-            if (problem := beyond_bounds(parse_json(text))) is not None:
+            document = parse_json(text)
+            if place.name == BYTE_VOCABULARY:
+                document = byte_level(document, place, special=_names(), prefix_space=config.adds_prefix_space)
+                text = json.dumps(document)
+            if (problem := beyond_bounds(document)) is not None:
                 raise UniclozeError(f"{place} is refused because {problem}: set --tokenizer.path to another.")
             backend = tokenizers.Tokenizer.from_str(text)
             config.check(backend, place)
@@ -195,6 +203,15 @@ class Tokenizer:
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **words, "clean_up_tokenization_spaces": False}
         (folder / TOKENIZER).write_text(self._backend.to_str(pretty=True), encoding="utf-8")
         (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def with_pseudo(self) -> Tokenizer:
+        """This tokenizer with a [P] token, which is added after all others if it has none."""
+        if self.vocabulary.pseudo is not None:
+            return self
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.add_special_tokens([PSEUDO])
+        roles = {role: self.tokens([getattr(self.vocabulary, role)])[0] for role in KEYS}
+        return Tokenizer(backend, roles=roles)
 
     def exported(self) -> dict[str, Any]:
         """The `tokenizer.json` with which other libraries encode and decode text as this one does."""
@@ -349,8 +366,9 @@ def _vocabulary(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, st
     for role, names in _ROLES.items():
         usual = sorted(names, key=lambda name: name not in declared.values())  # MPNet's vocabulary has BERT's names too
         known = [ids[token] for token in (named.get(role, ""), *usual) if token in ids]
-        if not known and _FIRST_SENTINEL in ids and role in _STAND_INS:
-            known = [ids[token] for token in _STAND_INS[role] if token in ids]
+        if not known:
+            others = (each.get(role, ()) for mark, each in _STAND_INS.items() if mark in ids)
+            known = [ids[token] for tokens in others for token in tokens if token in ids]
         if not known:
             raise UniclozeError(
                 f"{name} has no {names[0]} token (nor {', '.join(names[1:])}): add it to the vocabulary, "
@@ -413,8 +431,13 @@ def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer
             raise UniclozeError(
                 f"{path}:{i + 1} repeats the token {word!r} of line {vocabulary[word] + 1}: remove one."
             )
-    special = [token for names in (*_ROLES.values(), _PSEUDO) for token in names if token in vocabulary]
+    special = [token for token in _names() if token in vocabulary]
     return _wordpiece(vocabulary, special, config.normalizer(vocabulary))
+
+
+def _names() -> list[str]:
+    """All names of special tokens that have a role."""
+    return [*(token for names in (*_ROLES.values(), _PSEUDO) for token in names), *_STAND_INS]
 
 
 def _wordpiece(vocabulary: dict[str, int], special: Sequence[str], normalizer: Any) -> tokenizers.Tokenizer:

@@ -37,9 +37,9 @@ def import_checkpoint(
     tokenizer: Annotated[PathLike, Option("PATH")] | None = None,
     pickle: bool = False,
 ) -> LoadedModel:
-    """Import a checkpoint of BERT, RoBERTa, MPNet, ELECTRA, ALBERT, DistilBERT, MiniLM, UniLM, T5 or BART.
+    """Import a checkpoint of BERT, RoBERTa, MPNet, ELECTRA, ALBERT, DistilBERT, MiniLM, UniLM, T5, BART, GPT-2 or XLNet.
 
-    It is saved as a unicloze model; see `unicloze.interop.read`.
+    It is saved as a unicloze model, with the head of its task if it is fine-tuned; see `unicloze.interop.read`.
 
     Args:
         checkpoint: Folder with config.json, weights and tokenizer.

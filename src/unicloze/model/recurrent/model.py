@@ -17,7 +17,7 @@ from unicloze.model.recurrent.views import viewed
 
 
 def draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> None:
-    """Draw LSTMs as `nn.LSTM` does, embeddings uniformly within the initializer range, character convolutions as ELMo does."""
+    """Draw LSTMs as `nn.LSTM` does, embeddings uniformly within the initializer range, characters as ELMo does."""
     generator = torch.Generator().manual_seed(seed)
     of_characters = [inner for one in backbone.modules() if isinstance(one, CharacterCnn) for inner in one.modules()]
     with torch.no_grad():

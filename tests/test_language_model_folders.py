@@ -1,0 +1,342 @@
+"""GPT-2 and XLNet folders of Transformers against Transformers at random initialisation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import language_model_toys as folders
+import nlu_toys
+import toys
+from interop_toys import table_of
+from unicloze import verbs
+from unicloze.decoding.embed import embed
+from unicloze.decoding.generate import generate
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import Memory, collate
+from unicloze.interop.opening import open_model
+from unicloze.interop.read import write_model
+from unicloze.model.dropout import DropoutKey
+from unicloze.objectives import make_examples
+from unicloze.objectives.causal import causal
+from unicloze.objectives.permuted import PermutedSettings
+from unicloze.pretraining.start import Start
+from unicloze.recipes import load_recipe
+from unicloze.settings import DecodingSettings
+from unicloze.training.loading import LoadedModel, load_model
+from xl_toys import two_streams
+
+transformers = pytest.importorskip("transformers")
+
+
+def same_gradients(loaded: LoadedModel, folder: Path, peer: nn.Module) -> None:
+    """Every gradient of ours under their names."""
+    _, table = table_of(folder)
+    own = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in loaded.model.named_parameters()}
+    for name, gradient in table.to_theirs(own).items():
+        expected = peer.get_parameter(name).grad
+        assert expected is not None, name
+        torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def same_bits_there_and_back(folder: Path, loaded: LoadedModel) -> None:
+    _, table = table_of(folder)
+    stored, theirs = load_file(folder / "model.safetensors"), table.to_theirs(loaded.model.state_dict())
+    assert stored.keys() == theirs.keys()
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"n_inner": None, "scale_attn_weights": False, "activation_function": "relu"}, {"tie_word_embeddings": False}],
+    ids=["plain", "other settings", "untied"],
+)
+def test_gpt2(tmp_path: Path, changes: dict[str, Any], training: bool) -> None:
+    peer = folders.gpt2(tmp_path, **changes).train(training)
+    loaded = open_model(tmp_path)
+    loaded.model.train(training)
+    windows = toys.random_windows(6, 24, short=True, seed=2)
+    batch = collate(causal(windows, toys.vocabulary(), loaded.recipe.objective))
+    real = torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(windows.lengths)[:, None]
+    labels = torch.where(real, batch.input_ids, -100)  # the peer shifts them itself
+    expected = peer(input_ids=batch.input_ids, attention_mask=real.long(), labels=labels, output_hidden_states=True)
+    for ours, theirs in zip(loaded.model.backbone(batch), expected.hidden_states, strict=True):
+        torch.testing.assert_close(ours[real], theirs[real], atol=1e-5, rtol=1e-5)
+    loss = loaded.model(batch, DropoutKey(0) if training else None)["lm"]
+    torch.testing.assert_close(loss.total / loss.weight, expected.loss, atol=1e-5, rtol=1e-5)
+    (loss.total / loss.weight).backward()
+    expected.loss.backward()
+    same_gradients(loaded, tmp_path, peer)
+    same_bits_there_and_back(tmp_path, loaded)
+
+
+def test_gpt2_of_the_hub(tmp_path: Path) -> None:
+    """Without prefix, with the causal mask among the weights, and with only vocab.json and merges.txt."""
+    folders.gpt2(tmp_path)
+    expected = open_model(tmp_path).model.state_dict()
+    stored = {
+        name.removeprefix("transformer."): tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
+    for number in range(3):
+        stored[f"h.{number}.attn.bias"] = torch.ones(1, 1, 40, 40, dtype=torch.bool).tril()
+        stored[f"h.{number}.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(stored, tmp_path / "model.safetensors")
+    found = open_model(tmp_path).model.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("prefix_space", [False, True])
+def test_a_vocabulary_and_its_merges_encode_as_gpt2s_tokenizer(tmp_path: Path, prefix_space: bool) -> None:
+    folders.gpt2(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": prefix_space}))
+    loaded = open_model(tmp_path)
+    peer = transformers.GPT2Tokenizer(
+        str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), add_prefix_space=prefix_space
+    )
+    for text in folders.TEXTS:
+        ids = loaded.tokenizer.encode(text).tolist()
+        assert ids == peer(text)["input_ids"]
+        assert loaded.tokenizer.decode(ids) == peer.decode(ids)
+    end = peer.convert_tokens_to_ids("<|endoftext|>")
+    vocabulary = loaded.tokenizer.vocabulary
+    assert {vocabulary.sos, vocabulary.eos, vocabulary.pad} == {end} and vocabulary.special.tolist() == [end]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_gpt2_continues_texts_as_transformers_does(tmp_path: Path, beams: int) -> None:
+    peer = folders.gpt2(tmp_path)
+    loaded = open_model(tmp_path)
+    end = loaded.tokenizer.vocabulary.eos
+    found = generate(loaded, folders.TEXTS, DecodingSettings(beams=beams, max_length=9))
+    scores = {"num_beams": beams, "length_penalty": 0.0} if beams > 1 else {}
+    for text, own in zip(folders.TEXTS, found, strict=True):
+        row = torch.tensor([loaded.tokenizer.encode(text).tolist()])
+        written = peer.generate(
+            row, attention_mask=torch.ones_like(row), max_new_tokens=9, do_sample=False, pad_token_id=end, **scores
+        )[0, row.shape[1] :].tolist()
+        assert own.candidates[0].tokens == (written[: written.index(end)] if end in written else written)
+
+
+def test_gpt2_scores_a_text_as_transformers_does(tmp_path: Path) -> None:
+    peer = folders.gpt2(tmp_path)
+    loaded = open_model(tmp_path)
+    end = loaded.tokenizer.vocabulary.eos
+    row = torch.tensor([[end, *loaded.tokenizer.encode(folders.TEXTS[0]).tolist()]])
+    with torch.no_grad():
+        expected = -peer(row, labels=row).loss * (row.shape[1] - 1)
+    (score,) = verbs.score(loaded, folders.TEXTS[0])
+    assert score.chain_log_likelihood == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_written_as_a_checkpoint_of_ours_they_are_the_same(tmp_path: Path) -> None:
+    for name, make in {"gpt2": folders.gpt2, "xlnet": folders.xlnet}.items():
+        make(tmp_path / name)
+        loaded = open_model(tmp_path / name)
+        write_model(loaded, tmp_path / f"our {name}")
+        again = load_model(tmp_path / f"our {name}")
+        assert all(torch.equal(again.model.state_dict()[key], own) for key, own in loaded.model.state_dict().items())
+        assert (again.recipe.model, again.recipe.objective) == (loaded.recipe.model, loaded.recipe.objective)
+        assert again.tokenizer.fingerprint == loaded.tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
+def test_gpt2_is_exported_bit_by_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """It continues a text as `unicloze generate` does, from the ids of its own tokenizer."""
+    peer = folders.gpt2(tmp_path / "theirs", **changes)
+    loaded = open_model(tmp_path / "theirs")
+    result = verbs.export(loaded, "gpt2", tmp_path / "ours")
+    assert result.architecture == "GPT2LMHeadModel" and result.differences["logits"] < 1e-5
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert all(torch.equal(again.state_dict()[name], weight) for name, weight in peer.state_dict().items())
+    assert {key: value for key, value in again.config.to_diff_dict().items() if key in ("n_inner", "n_positions")} == {
+        "n_inner": 64, "n_positions": 40,
+    }  # fmt: skip
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    inputs = tokenizer(folders.TEXTS[0], return_tensors="pt")
+    written = again.generate(**inputs, max_new_tokens=5, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    (own,) = generate(open_model(tmp_path / "ours"), folders.TEXTS[:1], DecodingSettings(max_length=5))
+    assert own.candidates[0].tokens == written.tolist()
+    card = (tmp_path / "ours" / "README.md").read_text()
+    assert "pipeline_tag: text-generation" in card and "AutoModelForCausalLM.from_pretrained" in card
+    assert "SentenceTransformer" not in card
+
+
+def test_our_own_gpt2_is_exported(tmp_path: Path) -> None:
+    """Its rows begin with [SOS], and so do those of the exported tokenizer."""
+    loaded = nlu_toys.start("gpt-2", model__max_positions=40)
+    verbs.export(loaded, "gpt2", tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (
+        tokenizer.tokenize("anna sees")[-1]
+        and tokenizer("anna sees")["input_ids"][0] == loaded.tokenizer.vocabulary.sos
+    )
+    assert tokenizer("anna sees")["input_ids"][1:] == loaded.tokenizer.encode("anna sees").tolist()
+    for to, message in {
+        "bart": "decoder_layers is 0",
+        "xlnet": "objective.name is causal, .* predicts permuted tokens",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            verbs.export(loaded, to, tmp_path / "other")
+
+
+def test_xlnet_is_exported(tmp_path: Path) -> None:
+    """With a row of its own for the query vector, which no text has."""
+    peer = folders.xlnet(tmp_path / "theirs", mem_len=11)
+    loaded = open_model(tmp_path / "theirs")
+    result = verbs.export(loaded, "xlnet", tmp_path / "ours")
+    assert result.architecture == "XLNetLMHeadModel" and max(result.differences.values()) < 1e-5
+    again = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "ours")
+    for name, weight in peer.state_dict().items():
+        assert torch.equal(
+            again.state_dict()[name][:50] if "word" in name or "lm_loss" in name else again.state_dict()[name], weight
+        )
+    assert again.config.mem_len == 11
+    second = open_model(tmp_path / "ours")
+    assert second.recipe.model == loaded.recipe.model and second.tokenizer.fingerprint == loaded.tokenizer.fingerprint
+    assert all(torch.equal(second.model.state_dict()[name], own) for name, own in loaded.model.state_dict().items())
+
+
+def test_our_own_xlnet_is_exported(tmp_path: Path) -> None:
+    """Its pseudo mask lies within its vocabulary."""
+    loaded = nlu_toys.start("xlnet-base")
+    result = verbs.export(loaded, "xlnet", tmp_path / "out")
+    assert max(result.differences.values()) < 1e-5
+    assert torch.equal(
+        transformers.XLNetModel.from_pretrained(tmp_path / "out").mask_emb[0, 0],
+        loaded.model.backbone.embeddings.tokens.weight[loaded.tokenizer.vocabulary.pseudo],
+    )
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "inverse": (
+        folders.gpt2,
+        {"scale_attn_by_inverse_layer_idx": True},
+        "scale_attn_by_inverse_layer_idx is True: scores",
+    ),
+    "rates": (folders.gpt2, {"embd_pdrop": 0.3}, r"embd_pdrop is 0.3: .* set it to resid_pdrop, 0"),
+    "cross": (folders.gpt2, {"add_cross_attention": True}, "add_cross_attention is True: a decoder of another model"),
+    "one way": (folders.xlnet, {"attn_type": "uni"}, "attn_type is uni: only bi"),
+    "tied": (folders.xlnet, {"untie_r": False}, "untie_r is False: only layers with biases of their own"),
+    "halves": (folders.xlnet, {"bi_data": True}, "bi_data is True: batches with reversed halves"),
+    "clamped": (folders.xlnet, {"clamp_len": 400}, "clamp_len is 400: clamped distances"),
+    "spans": (folders.xlnet, {"same_length": True}, "same_length is True: attention spans"),
+    "reused": (folders.xlnet, {"reuse_len": 9}, "reuse_len is 9: a memory of the beginning"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_our_networks_lack_is_refused(tmp_path: Path, name: str) -> None:
+    make, changes, message = REFUSED[name]
+    make(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UniclozeError, match=message):
+        open_model(tmp_path)
+
+
+def test_damaged_merges_are_refused(tmp_path: Path) -> None:
+    folders.gpt2(tmp_path)
+    for content, message in {
+        b"#version: 0.2\nt h\nthe\n": r"merges.txt:3 is not a pair of tokens",
+        b"t h\n\xff\n": r"merges.txt is not valid UTF-8 at byte 4",
+        b"t q\n": r"vocab.json is damaged or not a tokenizer.json of the tokenizers library \(.*`tq` out of vocabulary",
+    }.items():
+        (tmp_path / "merges.txt").write_bytes(content)
+        with pytest.raises(UniclozeError, match=message):
+            open_model(tmp_path)
+    (tmp_path / "merges.txt").write_bytes(b"t h\n")
+    (tmp_path / "vocab.json").write_text('{"a": "b"}')
+    with pytest.raises(UniclozeError, match=r"vocab.json does not give every token a number"):
+        open_model(tmp_path)
+
+
+def permuted_batch(loaded: LoadedModel, seed: int = 2, short: bool = True) -> Any:
+    """Windows of running text with special tokens of XLNet's, and their rows."""
+    objective = loaded.recipe.objective
+    assert isinstance(objective, PermutedSettings)
+    windows = toys.random_windows(6, 18, short=short, seed=seed)
+    return windows, make_examples(windows, loaded.tokenizer.vocabulary, dataclasses.replace(objective, mask_rate=0.35))
+
+
+def their_loss(peer: Any, inputs: dict[str, Tensor], batch: Any, **more: Any) -> Any:
+    target = batch.targets["par"]
+    labels = torch.where(target.weights > 0, target.labels, -100)
+    width = labels.shape[1]
+    return peer(**inputs | {"target_mapping": inputs["target_mapping"][:, :width]}, labels=labels, **more)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_xlnet(tmp_path: Path, training: bool) -> None:
+    """Both streams, the loss over their vocabulary alone, and all gradients, that of the query vector included."""
+    peer = folders.xlnet(tmp_path).train(training)
+    loaded = open_model(tmp_path)
+    loaded.model.train(training)
+    windows, examples = permuted_batch(loaded)
+    batch = collate(examples, fixed_shape=True)
+    inputs = two_streams(windows, examples)
+    expected = peer(**inputs, output_hidden_states=True)
+    content = torch.from_numpy(examples.text_slots()).long()
+    real, key = content >= 0, DropoutKey(0) if training else None
+    row, j = (batch.targets["par"].weights > 0).nonzero(as_tuple=True)
+    for number, state in enumerate(loaded.model.backbone(batch, dropout=key)):
+        in_order = state.gather(1, content.clamp(min=0)[:, :, None].expand(-1, -1, 32))
+        torch.testing.assert_close(in_order[real], expected.hidden_states[2 * number][real], atol=1e-5, rtol=1e-5)
+        queries = expected.hidden_states[2 * number + 1][row, j]
+        torch.testing.assert_close(state[row, batch.targets["par"].slots[row, j]], queries, atol=1e-5, rtol=1e-5)
+    loss, answer = loaded.model(batch, key)["par"], their_loss(peer, inputs, batch)
+    torch.testing.assert_close(loss.total / loss.weight, answer.loss, atol=1e-5, rtol=1e-5)
+    (loss.total / loss.weight).backward()
+    answer.loss.backward()
+    same_gradients(loaded, tmp_path, peer)
+    same_bits_there_and_back(tmp_path, loaded)
+
+
+def test_xlnets_memory(tmp_path: Path) -> None:
+    peer = folders.xlnet(tmp_path, mem_len=11)
+    loaded = open_model(tmp_path)
+    assert (loaded.recipe.model.memory, loaded.recipe.data.order) == (11, "streams")
+    recalled = Memory(states=torch.zeros(3, 6, 11, 32), lengths=torch.zeros(6, dtype=torch.long))
+    mems = None
+    for seed in range(3):
+        windows, examples = permuted_batch(loaded, seed, short=False)
+        batch = collate(examples)
+        batch = dataclasses.replace(batch, memory=recalled, text_slots=torch.from_numpy(examples.text_slots()).long())
+        answer = their_loss(peer, two_streams(windows, examples), batch, mems=mems, use_mems=True)
+        loss = loaded.model(batch)["par"]
+        torch.testing.assert_close(loss.total / loss.weight, answer.loss, atol=1e-5, rtol=1e-5)
+        mems = answer.mems
+
+
+def test_a_bare_xlnet_reads_texts(tmp_path: Path) -> None:
+    peer = folders.xlnet(tmp_path, "XLNetModel")
+    loaded = open_model(tmp_path)
+    assert not loaded.recipe.objective.trains and not hasattr(loaded.model, "token_head")
+    vocabulary = loaded.tokenizer.vocabulary
+    assert loaded.tokenizer.tokens([vocabulary.sos, vocabulary.eos]) == ["<cls>", "<sep>"]
+    ids = torch.tensor([[vocabulary.sos, *loaded.tokenizer.encode(folders.TEXTS[0]).tolist(), vocabulary.eos]])
+    with torch.no_grad():
+        expected = peer(ids).last_hidden_state[0].mean(dim=0)
+    found = torch.from_numpy(embed(loaded, folders.TEXTS[:1], pooling="mean"))
+    torch.testing.assert_close(found.flatten(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:the model.s shape is that of")
+def test_pre_training_continues_an_imported_xlnet(tmp_path: Path) -> None:
+    """Its query vector keeps its row, for which the tokenizer of the folder itself has no token."""
+    folders.xlnet(tmp_path / "theirs")
+    recipe = load_recipe("xlnet-base", {"training.initialize_from": str(tmp_path / "theirs")})
+    with pytest.raises(UsageError, match=r"run `unicloze import .*theirs --out DIR` first, and start from DIR"):
+        Start().settings(recipe, {}, new_tokenizer=False)
+    write_model(open_model(tmp_path / "theirs"), tmp_path / "ours")
+    recipe = load_recipe("xlnet-base", {"training.initialize_from": str(tmp_path / "ours")})
+    changes = Start().settings(recipe, {}, new_tokenizer=False)
+    assert changes["tokenizer.path"] == str(tmp_path / "ours" / "tokenizer.json")
+    assert changes["model.positions"] == "transformer_xl"
