@@ -248,6 +248,8 @@ def accumulate_gradients(
                 if report.means and (interruption.signal or world.leaving()):
                     raise Abandoned
                 micro_batch = micro_batches[number]
+                if not len(micro_batch.examples):
+                    continue
                 batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
                 batch = with_memory(batch, micro_batch, state.memories.get(number), used)
                 batch = batch if compute.soften is None else compute.soften(batch, compute)

@@ -100,6 +100,11 @@ class RunProcess:
         state.memories, state.parts = unpack(checkpoint.memories, self.compute.device), None
         state.spikes = Spikes.read(checkpoint.state.get("spikes"), checkpoint.path)
 
+    def own(self, of_parts: Sequence[int]) -> set[int]:
+        """The micro-batches of a step that this process computes, given the mixture part of each."""
+        leaves = self.world.leaves(of_parts, self.recipe.training.leaves)
+        return {number for numbers in leaves.values() for number in numbers}
+
     def write_start(self, **facts: Any) -> None:
         """Record the start in the ledger, with facts specific to the kind of run."""
         self.ledger.write(
