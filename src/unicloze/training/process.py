@@ -282,15 +282,22 @@ def pinned_threads(settings: TrainingSettings, world: World) -> Iterator[None]:
     Raises:
         UniclozeError: The processes have different numbers of threads, which round differently.
     """
+    with with_threads(settings.threads):
+        cure = "set the same OMP_NUM_THREADS for all, or --training.threads"
+        world.same("the number of threads", str(torch.get_num_threads()), cure)
+        yield
+
+
+@contextmanager
+def with_threads(number: int | None) -> Iterator[None]:
+    """Set the number of threads within this context; None leaves it unchanged."""
     before = torch.get_num_threads()
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    cure = "set the same OMP_NUM_THREADS for all, or --training.threads"
-    world.same("the number of threads", str(torch.get_num_threads()), cure)
+    if number is not None:
+        torch.set_num_threads(number)
     try:
         yield
     finally:
-        if settings.threads is not None:
+        if number is not None:
             torch.set_num_threads(before)
 
 
