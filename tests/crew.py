@@ -92,13 +92,15 @@ def work(job: Job) -> Job:
 
     os.chdir(job.get("folder", "."))
     parallel._JOINED = 0
+    laid_out: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         go_wrong(job, patch)
+        count_rows(laid_out, patch)
         try:
             result = finetune(job) if job.get("model") else pretrain(job)
         except UniclozeError as error:
             return {"error": str(error), "kind": type(error).__name__}
-    return {"step": result.step, "stopped_by": result.stopped_by}
+    return {"step": result.step, "stopped_by": result.stopped_by, "laid_out": sum(laid_out)}
 
 
 def pretrain(job: Job) -> Any:
@@ -118,6 +120,19 @@ def finetune(job: Job) -> Any:
     recipe = task_recipe(load_recipe(job["task"], job["overrides"]), start, list(job["overrides"]))
     records = Path(job["records"])
     return finetune_run(recipe, start, records, records, Path(job["out"]), progress=False)
+
+
+def count_rows(laid_out: list[int], patch: Any) -> None:
+    """Note how many rows of records this process lays out to train on."""
+    from unicloze.finetuning import data
+
+    lay_out = data._micro_batch
+
+    def counted(records: Any, numbers: Any, *others: Any) -> Any:
+        laid_out.append(len(numbers))
+        return lay_out(records, numbers, *others)
+
+    patch.setattr(data, "_micro_batch", counted)
 
 
 def go_wrong(job: Job, patch: Any) -> None:

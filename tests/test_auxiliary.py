@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+import unicloze.finetuning.data as task_data
 import unicloze.finetuning.run as room
 from qa_toys import questions, recipe_for, small_model, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import Examples
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.data import finetuning_steps, open_records
 from unicloze.finetuning.initial import start_weights
@@ -24,6 +27,7 @@ from unicloze.records import read_records
 from unicloze.records.answers import answers_of
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
+from unicloze.tasks import TASKS
 from unicloze.tasks.unanswerable import unanswerable, write_training_records
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import load_checkpoint
@@ -135,13 +139,47 @@ def test_a_causal_model_learns_both_in_one_pass(causal: LoadedModel, tmp_path: P
     recipe = recipe_for(causal, "classification", **overrides)
     recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
     step = first_step(recipe, causal, train)
-    assert [set(batch.examples.targets) for batch in step] == [{"label", "lm"}]
+    assert [(set(batch.examples.targets), len(batch.examples)) for batch in step] == [({"label", "lm"}, 4), (set(), 0)]
     check_sum(recipe, causal, step, {"lm": 0.5})
     target, examples = step[0].examples.targets["lm"], step[0].examples
     assert examples.lengths.min() < examples.lengths.max()
     for row in range(len(examples)):
         length, count = examples.lengths[row], int(target.weights[row].sum())
         assert target.labels[row, :count].tolist() == examples.input_ids[row, 1:length].tolist()
+
+
+@pytest.mark.parametrize("auxiliary", [{}, {"ae": 0.5}])
+@pytest.mark.parametrize("number", range(3))
+def test_a_process_lays_out_its_own_rows_only_and_they_are_those_of_one_that_makes_all(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auxiliary: dict[str, float], number: int
+) -> None:
+    settings = {"training__batch_size": 8, "training__micro_batch_size": 2, "finetuning__auxiliary": auxiliary}
+    recipe = recipe_for(start, "squad-v2", **settings)
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=1))
+    data = open_records(write(tmp_path / "train.jsonl", questions(8)), recipe, start.tokenizer)
+    (whole,) = finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0)
+    task, laid_out, asked = TASKS[recipe.task.kind], [], []
+
+    def counted(rows: list[Any], *others: Any) -> Examples:
+        laid_out.append(len(rows))
+        return task.lay_out(rows, *others)
+
+    def own(parts: Sequence[int]) -> list[int]:
+        asked.append(list(parts))
+        return [place for place in range(len(parts)) if place * 4 // len(parts) % 3 == number]
+
+    monkeypatch.setattr(task_data, "TASKS", {recipe.task.kind: dataclasses.replace(task, lay_out=counted)})
+    (mine,) = finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0, own)
+    assert asked == [[batch.part for batch in whole]] == [[batch.part for batch in mine]]
+    assert laid_out == [2] * len(range(number, 4, 3))
+    for place, (one, other) in enumerate(zip(mine, whole, strict=True)):
+        if place not in own(asked[0]):
+            assert len(one.examples) == one.text_tokens == 0
+            continue
+        left, right = one.batch(torch.device("cpu")), other.batch(torch.device("cpu"))
+        assert one.place == other.place and torch.equal(left.input_ids, right.input_ids)
+        assert left.targets.keys() == right.targets.keys()
+        assert all(torch.equal(left.targets[name].labels, right.targets[name].labels) for name in left.targets)
 
 
 @pytest.mark.parametrize("task", ["story-cloze", "gpt-similarity"])

@@ -19,6 +19,7 @@ import unicloze.finetuning.run as room
 from unicloze.errors import UniclozeError
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.settings import Recipe
+from unicloze.training import loop
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.ledger import Ledger
 from unicloze.training.loading import LoadedModel, load_model
@@ -113,15 +114,14 @@ def kept(folder: Path) -> str:
 
 def stop_behind(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """A signal arrives during a step."""
-    original = room.finetuning_steps
+    original = loop.set_learning
 
-    def steps(*arguments: Any) -> Any:
-        for number, batches in enumerate(original(*arguments), arguments[-1] + 1):
-            if number == step:
-                signal.raise_signal(signal.SIGTERM)
-            yield batches
+    def set_learning(optimizers: Any, done: int) -> None:
+        original(optimizers, done)
+        if done + 1 == step:
+            signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(room, "finetuning_steps", steps)
+    monkeypatch.setattr(loop, "set_learning", set_learning)
 
 
 def test_predictions_of_an_evaluation_that_was_lost_do_not_stay(

@@ -127,9 +127,11 @@ def measured(out: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in event.items() if key not in WITHOUT_TIMES} for event in both]
 
 
-def done(crew: Crew, jobs: list[Job | None]) -> None:
+def done(crew: Crew, jobs: list[Job | None]) -> list[Job]:
     answers = crew.run(jobs)
-    assert all(answer is not None and "error" not in answer for answer in answers), answers
+    finished = [answer for answer in answers if answer is not None and "error" not in answer]
+    assert len(finished) == len(jobs), answers
+    return finished
 
 
 @pytest.fixture(scope="module")
@@ -157,12 +159,15 @@ def test_any_number_of_processes_gives_the_same_bits(
     ("tuned", {}),
     ("updated", {"finetuning.lora_rank": 2, "finetuning.lora_dropout": 0.1}),
     ("adapted", {"finetuning.adapter_size": 4}),
+    ("beside", {"finetuning.auxiliary": {"ae": 0.5}}),
 ])  # fmt: skip
 def test_any_number_of_processes_fine_tunes_identically(
     crew: Crew, place: Path, alone: dict[str, Path], name: str, more: dict[str, Any]
 ) -> None:
+    rows = {1: [32], 2: [16, 16], 3: [8, 8, 16] if name != "beside" else [8, 16, 16]}  # a micro-batch has two
     for size in (1, 2, 3):
-        done(crew, [task(place, f"{name}-{size}", **more)] * size)
+        answers = done(crew, [task(place, f"{name}-{size}", **more)] * size)
+        assert [answer["laid_out"] for answer in answers] == rows[size]
         for folder in ("checkpoints", "best"):
             assert sha(place / f"{name}-{size}", folder) == sha(place / f"{name}-1", folder)
         assert measured(place / f"{name}-{size}") == measured(place / f"{name}-1")

@@ -143,7 +143,8 @@ def run(corpus: Path, out: Path, **changes: Any) -> list[dict[str, Any]]:
 def test_a_run_that_goes_back_reads_other_text(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[int, int]] = []
     windows_of = batches.read_windows
-    monkeypatch.setattr(batches, "WINDOWS_AT_ONCE", 1)
+    for module in (batches, loop):
+        monkeypatch.setattr(module, "WINDOWS_AT_ONCE", 1)
 
     def note(sampler: Any, objective: Any, start: int, count: int, *, lanes: int) -> Any:
         read.append((start, count))
@@ -153,7 +154,8 @@ def test_a_run_that_goes_back_reads_other_text(corpus: Path, tmp_path: Path, mon
     events = run(corpus, tmp_path / "run")
     spikes = [event for event in events if event["event"] == "spike"]
     assert spikes and all(event["action"] == "go_back" for event in spikes)
-    assert [start for start, _ in read] == list(range(0, 4 * len(read), 4)), "every window is read once, in order"
+    read = list(dict.fromkeys(read))  # those that were read ahead at a spike are read again
+    assert [start for start, _ in read] == list(range(0, 4 * len(read), 4)), "every window is read, in order"
     for event in spikes:
         assert event["to"] == (event["step"] - 1) // 6 * 6 and "the median of the last" in event["reason"]
     assert len(read) == 40 + sum(event["step"] - event["to"] for event in spikes)

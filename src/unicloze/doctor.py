@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from unicloze.cores import usable_cores
+from unicloze.errors import UniclozeError
 
 REQUIRED = (
     "torch",
@@ -90,7 +91,7 @@ class Examination:
 
 
 def examine() -> Examination:
-    """Check this machine. Takes a second or two: it imports torch and times matrix products."""
+    """Check this machine. Takes a few seconds: it imports torch, and times matrix products and two processes."""
     findings = [*_python(), *_packages()]
     topics: tuple[Callable[[], Iterator[Finding]], ...] = (_processor, _memory, _disk, _temporary_files)
     if all(finding.state != "problem" for finding in findings):
@@ -249,6 +250,24 @@ def _processes() -> Iterator[Finding]:
         detail=f"torchrun can distribute a run by {' and '.join(there)}" if there else "torch cannot distribute a run",
         cure=cures,
     )
+    if "gloo" in there:
+        yield _exchange()
+
+
+def _exchange() -> Finding:
+    from unicloze.training.exchange_check import exchange_seconds
+
+    try:
+        seconds = exchange_seconds()
+    except (UniclozeError, OSError) as error:
+        return Finding(
+            topic="all-reduce",
+            state="note",
+            detail=f"two processes on this machine cannot add gradients: {error}",
+            cure="Allow connections between them, or set GLOO_SOCKET_IFNAME to a network interface, such as lo.",
+        )
+    detail = f"two processes on this machine add 4 MiB of gradients in {1000 * seconds:.1f} ms"
+    return Finding(topic="all-reduce", state="ok", detail=detail)
 
 
 def _disk() -> Iterator[Finding]:

@@ -137,6 +137,23 @@ class Examples:
     def __getitem__(self, rows: slice) -> Examples:
         return select_rows(self, rows)
 
+    @classmethod
+    def none(cls) -> Examples:
+        """A block without rows and targets."""
+        slots, rows = np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int32)
+        return cls(
+            input_ids=slots,
+            position_ids=slots,
+            segment_ids=slots,
+            kinds=slots.astype(np.uint8),
+            steps=slots,
+            intervals=np.zeros((0, 1, 4), dtype=np.int32),
+            lengths=rows,
+            mutual=rows,
+            text_tokens=rows,
+            targets={},
+        )
+
     def split(self, rows: int) -> Iterator[Examples]:
         """Cut into blocks of at most `rows` rows."""
         for first in range(0, len(self), rows):

@@ -28,7 +28,8 @@ from unicloze.tasks.task import Task
 TABLES: Mapping[str, type] = {"OBJECTIVES": Objective, "TASKS": Task, "METRICS": Metric}
 """The mappings that a plugin may have, and the type of their values."""
 
-_registered: set[str] = set()
+_registered: dict[str, str] = {}
+"""Each plugin by the name of its module."""
 
 
 def register(plugin: str | os.PathLike[str]) -> None:
@@ -60,7 +61,12 @@ def register(plugin: str | os.PathLike[str]) -> None:
     for one, task in tables["TASKS"].items():
         TASKS.add(one, task)
     METRICS.update(tables["METRICS"])
-    _registered.add(name)
+    _registered[name] = str(Path(said).resolve()) if is_file else said
+
+
+def registered() -> list[str]:
+    """The plugins of this process, to register them in another one."""
+    return list(_registered.values())
 
 
 def _from_file(file: Path, name: str) -> ModuleType:

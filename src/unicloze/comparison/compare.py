@@ -2,17 +2,19 @@
 
 OUT/data                     the text, prepared once
 OUT/comparison.json          the plan, then the results
-OUT/NAME/seed-S              one run each, with its `scores.json`
+OUT/NAME/seed-S              one run each, with its `scores.json`; `job.lock` belongs to the process that does it
 OUT/NAME/seed-S/probes/TASK  the same run fine-tuned on a task; `predict` reads it
 OUT/table.md, OUT/index.html
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from unicloze.comparison.contestants import (
     contestants_at_budget,
     with_one_precision,
 )
+from unicloze.comparison.jobs import LOCK, Job, do_all
 from unicloze.comparison.measures import masked_steps
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
 from unicloze.comparison.results import ContestantResult, ProbeColumn, Spent
@@ -39,6 +42,7 @@ from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.forecast import refuse_what_cannot_fit
+from unicloze.training.lock import hold
 from unicloze.training.precision import choose_device
 
 PAGES = "table.md", "index.html"
@@ -61,8 +65,11 @@ def compare_recipes(
     probes: Sequence[Probe] = (),
     progress: bool = True,
     say: Callable[[str], None] = lambda _: None,
+    helpers: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Comparison:
     """Train and measure every recipe with every seed; completed work is not repeated.
+
+    Several processes may call this for one folder: each run is done by one of them, and all return the same comparison.
 
     Args:
         names: Names or files of recipes.
@@ -75,6 +82,7 @@ def compare_recipes(
         probes: Tasks to fine-tune every run on, with its seed; they do not count against the budget.
         progress: Show progress on stderr.
         say: Called with a description of each stage.
+        helpers: Entered once the comparison is planned, for other processes to work on it meanwhile.
 
     Raises:
         UsageError: Recipes, settings or budget are invalid, a model cannot fit in memory, or the folder holds another
@@ -97,33 +105,35 @@ def compare_recipes(
         except UsageError as error:
             raise UsageError(f"{recipe.name}: {error}") from error
     out.mkdir(parents=True, exist_ok=True)
-    prepared, window = _prepare(recipes, out, progress)
-    for recipe in recipes:
-        check_same_text(recipe, prepared, out)
-    fitted = fit_probes(probes, recipes, prepared.tokenizer)
-    every = recipes[0].training.evaluate_every if "training.evaluate_every" in (overrides or {}) else None
-    planned = _plan(recipes, prepared, budget, out / COMPARISON_FILE, wanted, every, say)
-    _note_probes(fitted, out / COMPARISON_FILE, say)
+    with _alone(out):
+        prepared, window = _prepare(recipes, out, progress)
+        for recipe in recipes:
+            check_same_text(recipe, prepared, out)
+        fitted = fit_probes(probes, recipes, prepared.tokenizer)
+        every = recipes[0].training.evaluate_every if "training.evaluate_every" in (overrides or {}) else None
+        planned = _plan(recipes, prepared, budget, out / COMPARISON_FILE, wanted, every, say)
+        _note_probes(fitted, out / COMPARISON_FILE, say)
     sampler = build_sampler(_measured_on(recipes[0], window), prepared, heldout=True)
     windows = sampler.sequential(recipes[0].training.evaluate_windows)
     if not (masked_steps(windows, prepared.tokenizer.vocabulary) >= 0).any():
         raise UsageError(
             "too little text is held out to measure on: raise --data.heldout_share or give more documents."
         )
+    jobs = _jobs(planned, seeds, out)
+
+    def do(job: Job) -> dict[str, Any]:
+        recipe = job.contestant.recipe
+        known = run_once(recipe, job.seed, job.run, prepared, sampler, windows, evaluators or {}, progress)
+        for probe in fitted:
+            if recipe.name not in probe.not_defined and probe.name not in known[PROBES]:
+                say(f"{recipe.name}, seed {job.seed}: fine-tuned on {probe.name}")
+                fine_tune(probe, job.run, known, progress)
+        return known
+
     runs: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
-    for seed in range(seeds):
-        for contestant in planned:
-            name = contestant.recipe.name
-            run = out / name / f"seed-{seed}"
-            say(
-                f"{name}, seed {seed} ({seed * len(planned) + planned.index(contestant) + 1} of {seeds * len(planned)})"
-            )
-            known = run_once(contestant.recipe, seed, run, prepared, sampler, windows, evaluators or {}, progress)
-            for probe in fitted:
-                if name not in probe.not_defined and probe.name not in known[PROBES]:
-                    say(f"{name}, seed {seed}: fine-tuned on {probe.name}")
-                    fine_tune(probe, run, known, progress)
-            runs.setdefault(name, []).append((run, known))
+    with helpers():
+        for job, known in zip(jobs, do_all(jobs, do, say), strict=True):
+            runs.setdefault(job.contestant.recipe.name, []).append((job.run, known))
     rows = tuple(_row(contestant, runs[contestant.recipe.name], evaluators or {}, fitted) for contestant in planned)
     comparison = Comparison(
         out=out,
@@ -136,10 +146,29 @@ def compare_recipes(
     )
     found = comparison.to_dict()
     results = {"seeds": seeds, "results": found["rows"], **({"probed": found["probes"]} if fitted else {})}
-    write_file(
-        out / COMPARISON_FILE, json.dumps({**json.loads((out / COMPARISON_FILE).read_text()), **results}, indent=1)
-    )
+    with _alone(out):
+        planned_file = json.loads((out / COMPARISON_FILE).read_text())
+        write_file(out / COMPARISON_FILE, json.dumps({**planned_file, **results}, indent=1))
     return comparison
+
+
+def _alone(out: Path) -> AbstractContextManager[None]:
+    """Keeps the other processes of a comparison from changing its plan meanwhile."""
+    return hold(out / LOCK, out, "waiting for it", keep=True, wait=True)
+
+
+def _jobs(planned: Sequence[Contestant], seeds: int, out: Path) -> list[Job]:
+    """Every contestant with every seed, in the order in which to start them."""
+    every = [(contestant, seed) for seed in range(seeds) for contestant in planned]
+    return [
+        Job(
+            contestant,
+            seed,
+            out / contestant.recipe.name / f"seed-{seed}",
+            f"{contestant.recipe.name}, seed {seed} ({number} of {len(every)})",
+        )
+        for number, (contestant, seed) in enumerate(every, 1)
+    ]
 
 
 def _check_one_text(recipes: Sequence[Recipe]) -> None:

@@ -26,7 +26,7 @@ _OWN = "data.segments", "model.generator_size", "model.layer_visibility"
 
 
 COMPARISON_FILE = "comparison.json"
-RESERVED_NAMES = {"data", "phrases", COMPARISON_FILE, "table.md", "index.html"}
+RESERVED_NAMES = {"data", "phrases", "job.lock", COMPARISON_FILE, "table.md", "index.html"}
 """Other names in the folder of a comparison."""
 
 

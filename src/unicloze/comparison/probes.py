@@ -294,7 +294,7 @@ def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: i
         model = shape_model(recipe, tokenizer.vocabulary.size)
     numbers = np.linspace(0, steps - 1, min(steps, SAMPLED_STEPS)).round().astype(int)
     sampled = [next(finetuning_steps(data, recipe, tokenizer.vocabulary, "cpu", int(number))) for number in numbers]
-    blocks = [micro_batch.examples for step in sampled for micro_batch in step]
+    blocks = [batch.examples for step in sampled for batch in step if len(batch.examples)]
     return steps * sum(flops_of(model, block) for block in blocks) / len(sampled)
 
 

@@ -81,8 +81,8 @@ def with_auxiliary(
         keys: Random key of each row. *Shape:* (rows,)
 
     Returns:
-        Two micro-batches, or one with the targets of both if their rows are the same. Sequences packed into one row are
-        separate rows in the second.
+        Two micro-batches; if their rows are the same, the first has the targets of both and the second no rows. Sequences
+        packed into one row are separate rows in the second.
 
     Raises:
         UsageError: The rows are not plain texts.
@@ -92,7 +92,8 @@ def with_auxiliary(
         buckets = batch.buckets if len(examples) == len(batch.examples) else ()
         return [batch, MicroBatch(examples, None, weights, batch.place, buckets, repeats=True, part=1)]
     both = dataclasses.replace(batch.examples, targets={**batch.examples.targets, **examples.targets})
-    return [dataclasses.replace(batch, examples=both, coefficients={**batch.coefficients, **weights})]
+    merged = dataclasses.replace(batch, examples=both, coefficients={**batch.coefficients, **weights})
+    return [merged, MicroBatch(Examples.none(), None, part=1)]
 
 
 def _windows(examples: Examples, vocabulary: Vocabulary, keys: keyed.Bits) -> Windows:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from unicloze import keyed
 from unicloze.digest import digest
 from unicloze.errors import option_of
+from unicloze.example import Examples
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.finetuning.cross_view import unlabelled_records, with_views
 from unicloze.finetuning.mixing import Mixture, Turns
@@ -25,7 +26,7 @@ from unicloze.tasks.columns import with_columns
 from unicloze.tasks.roles import check_roles
 from unicloze.tasks.several import TAGGING, records_of
 from unicloze.text.tokenizers import Tokenizer, Vocabulary
-from unicloze.training.batches import MicroBatch
+from unicloze.training.batches import MicroBatch, Own, every
 
 ROWS_SEEN = 256
 """Number of rows checked to find how many segments rows have."""
@@ -133,13 +134,22 @@ def unlabelled_text(recipe: Recipe, tokenizer: Tokenizer) -> TaskData | None:
 
 
 def finetuning_steps(
-    data: TaskData, recipe: Recipe, vocabulary: Vocabulary, device: str, first_step: int
+    data: TaskData, recipe: Recipe, vocabulary: Vocabulary, device: str, first_step: int, own: Own = every
 ) -> Iterator[list[MicroBatch]]:
     """The micro-batches of each step from `first_step` to the last; a function of the seed and the step only.
 
     Each epoch visits the rows in a random order. The rows of a step are packed end to end in buckets of similar length,
-    which changes the padding but not the gradient. With unlabelled text every second step is of its rows, in epochs of
-    their own.
+    which changes the padding but not the gradient. Each part of them is followed by its rows for the auxiliary objective, if
+    there is one; these are none where one forward pass serves both. With unlabelled text every second step is of its rows, in
+    epochs of their own.
+
+    Args:
+        data: The records.
+        recipe: Recipe of the task.
+        vocabulary: Vocabulary of the model.
+        device: Type of the device, which determines the buckets.
+        first_step: Steps done.
+        own: Which micro-batches to make; the others have no rows.
     """
     batch_size, seed = recipe.training.batch_size, recipe.training.seed
     weights = recipe.finetuning.auxiliary
@@ -151,7 +161,7 @@ def finetuning_steps(
     for step in range(first_step, recipe.training.steps):
         turn, place = divmod(step, recipe.finetuning.steps_between)
         if data.unlabelled is not None and place:
-            yield _unlabelled_step(data.unlabelled, turn, recipe, vocabulary, device)
+            yield _unlabelled_step(data.unlabelled, turn, recipe, vocabulary, device, own)
             continue
         epoch, number = divmod(turn, steps_per_epoch(len(data.rows), batch_size))
         places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
@@ -163,19 +173,28 @@ def finetuning_steps(
             chosen = mixture.rows(places, epoch, seed)
         lengths = np.array([data.rows[number].slots for number in chosen])
         chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
+        cuts = [chosen[first : first + most] for first in range(0, len(chosen), most)]
+        together = 1 if beside is None else 2
+        mine = own([*range(together)] * len(cuts))
         step_batches: list[MicroBatch] = []
-        for first in range(0, len(chosen), most):
-            numbers = chosen[first : first + most]
-            batch = _micro_batch(
-                data, numbers, recipe, vocabulary, keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers), device
-            )
-            keys = keyed.key(seed, keyed.Purpose.RECORD_OF_AUXILIARY, epoch, numbers)
-            step_batches += [batch] if beside is None else with_auxiliary(batch, beside, weights, vocabulary, keys)
+        for place, numbers in enumerate(cuts):
+            wanted = [together * place + part in mine for part in range(together)]
+            made = [MicroBatch(Examples.none(), None, part=part) for part in range(together)]
+            if any(wanted):
+                keys = keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers)
+                made[0] = _micro_batch(data, numbers, recipe, vocabulary, keys, device)
+            if beside is not None and any(wanted):
+                keys = keyed.key(seed, keyed.Purpose.RECORD_OF_AUXILIARY, epoch, numbers)
+                made = with_auxiliary(made[0], beside, weights, vocabulary, keys)
+            step_batches += [
+                batch if is_wanted else MicroBatch(Examples.none(), None, part=batch.part)
+                for batch, is_wanted in zip(made, wanted, strict=True)
+            ]
         yield step_batches
 
 
 def _unlabelled_step(
-    data: TaskData, turn: int, recipe: Recipe, vocabulary: Vocabulary, device: str
+    data: TaskData, turn: int, recipe: Recipe, vocabulary: Vocabulary, device: str, own: Own
 ) -> list[MicroBatch]:
     """The micro-batches of a step on unlabelled text; `turn` counts these steps."""
     batch_size, seed, count = recipe.training.batch_size, recipe.training.seed, len(data.rows)
@@ -184,9 +203,12 @@ def _unlabelled_step(
     chosen = keyed.permutation(places, count, keyed.key(seed, keyed.Purpose.UNLABELLED_ORDER, epoch)[0])
     lengths = np.array([data.rows[number].slots for number in chosen])
     chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
-    found = []
-    for first in range(0, len(chosen), most):
-        numbers = chosen[first : first + most]
+    cuts, found = [chosen[first : first + most] for first in range(0, len(chosen), most)], []
+    mine = own([0] * len(cuts))
+    for place, numbers in enumerate(cuts):
+        if place not in mine:
+            found.append(MicroBatch(Examples.none(), None))
+            continue
         keys = keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers)
         batch = _micro_batch(data, numbers, recipe, vocabulary, keys, device)
         found.append(dataclasses.replace(batch, dropout=recipe.finetuning.unlabelled_dropout))

@@ -299,7 +299,12 @@ class _Run(RunProcess):
             self._write_start()
         if not done:
             steps = finetuning_steps(
-                self.train_data, self.recipe, self.tokenizer.vocabulary, self.compute.device.type, self.state.step
+                self.train_data,
+                self.recipe,
+                self.tokenizer.vocabulary,
+                self.compute.device.type,
+                self.state.step,
+                self.own,
             )
             self.learn(steps, training, self._evaluate, self._save, _describe)
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0

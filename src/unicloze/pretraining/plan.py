@@ -358,12 +358,13 @@ def _one_step(state: TrainState, micro_batch: MicroBatch, recipe: Recipe, comput
 
 
 def _rows_held(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler]) -> int:
-    """Bytes of the rows that are made at a time."""
+    """Bytes of the rows that are trained on and of those that are made meanwhile."""
     training = replace(recipe.training, steps=2**20, phases=[])
     tracemalloc.start()
     try:
-        next(training_steps(replace(recipe, training=training), sampler_of, 0))
-        return tracemalloc.get_traced_memory()[1]
+        steps = training_steps(replace(recipe, training=training), sampler_of, 0)
+        _rows = next(steps)
+        return sum(tracemalloc.get_traced_memory())
     finally:
         tracemalloc.stop()
 

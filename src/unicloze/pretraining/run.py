@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -303,7 +303,7 @@ class _Run(RunProcess):
 
     def _steps(self) -> Iterator[list[MicroBatch]]:
         ahead = self.state.spikes.windows_ahead
-        return training_steps(self.recipe, self._sampler, self.state.step, self._own, windows_ahead=ahead)
+        return training_steps(self.recipe, self._sampler, self.state.step, self.own, windows_ahead=ahead)
 
     def _spiked(self, state: TrainState, reason: str) -> Iterator[list[MicroBatch]] | None:
         """Skip the update, or go back to the last regular checkpoint and read the text after that of this step."""
@@ -325,11 +325,6 @@ class _Run(RunProcess):
         state.memories = {}  # of text that the next rows do not continue
         state.spikes.in_a_row, state.spikes.windows_ahead = in_a_row, ahead
         return self._steps()
-
-    def _own(self, of_parts: Sequence[int]) -> set[int]:
-        """The micro-batches of a step that this process computes."""
-        leaves = self.world.leaves(of_parts, self.recipe.training.leaves)
-        return {number for numbers in leaves.values() for number in numbers}
 
     def _finish(self, *, already: bool) -> RunResult:
         """Finish a run that has done its steps, including one killed between its last save and its end."""

@@ -33,7 +33,7 @@ def every(parts_of: Sequence[int]) -> Collection[int]:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The rows of one forward pass, all for one objective.
+    """The rows of one forward pass, all for one objective; without rows there is no pass.
 
     Args:
         examples: The rows.

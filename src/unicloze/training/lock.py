@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError
+from unicloze.progress import say
 from unicloze.run_files import (
     DEV_PREDICTIONS,
     DEV_SAMPLES,
@@ -63,8 +64,12 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
         yield
 
 
+class InUse(UniclozeError):
+    """Another process holds a lock."""
+
+
 @contextmanager
-def hold(lock: Path, place: Path, cure: str, *, keep: bool = False) -> Iterator[None]:
+def hold(lock: Path, place: Path, cure: str, *, keep: bool = False, wait: bool = False) -> Iterator[None]:
     """Hold a lock file for this process; it is released when the process ends, even if killed.
 
     Args:
@@ -72,16 +77,21 @@ def hold(lock: Path, place: Path, cure: str, *, keep: bool = False) -> Iterator[
         place: Its name in messages.
         cure: Advice if another process holds it.
         keep: Keep both files afterwards.
+        wait: Wait for the other process, after a message.
 
     Raises:
-        UniclozeError: Another process holds the lock; the message names it.
+        InUse: Another process holds the lock; the message names it.
     """
     holder, held = lock.with_name(f"{lock.name}.holder"), FileLock(lock)
     try:
         held.acquire(timeout=0)
     except Timeout:
         known = holder.read_text(encoding="utf-8").strip() if holder.is_file() else ""
-        raise UniclozeError(f"{place} is in use by {known or 'another process'}: {cure}") from None
+        error = InUse(f"{place} is in use by {known or 'another process'}: {cure}")
+        if not wait:
+            raise error from None
+        say(str(error))
+        held.acquire()
     try:
         started = time.strftime("%Y-%m-%d %H:%M:%S")
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()} since {started}", encoding="utf-8")

@@ -22,11 +22,12 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.allocator import TRIMMED_EVERY, return_free_memory
-from unicloze.training.batches import MicroBatch
+from unicloze.training.batches import WINDOWS_AT_ONCE, MicroBatch
 from unicloze.training.finite import first_non_finite
 from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
+from unicloze.training.prefetch import Prefetch
 from unicloze.training.recurrence import Memories, pack, unpack, with_memory
 from unicloze.training.spikes import MOST, Spikes
 from unicloze.training.tree import share
@@ -134,14 +135,15 @@ def fit(
             are saved. Or an update made weights non-finite; these are never saved.
         UniclozeError: The text of a step cannot be read; the weights before that step are saved.
     """
-    with stop_when_asked() as interruption:
+    ahead = max(1, WINDOWS_AT_ONCE // settings.batch_size)
+    with stop_when_asked() as interruption, Prefetch(steps, ahead) as made:
         while state.step < settings.steps:
             started, memories = time.perf_counter(), state.memories
             statistics = {
                 name: buffer.clone() for name, buffer in state.model.named_buffers()
             }  # of batch normalisation
             try:
-                micro_batches = next(steps)
+                micro_batches = next(made)
             except UniclozeError:  # the weights are still good
                 if compute.world.size == 1:  # saving needs all processes, and the others may not get here
                     hooks.save(state)
@@ -177,7 +179,7 @@ def fit(
                 if back is not None and interruption.heeded:
                     break  # the checkpoint it went back to is saved already
                 if back is not None:
-                    steps = back
+                    made.restart(back)
                     continue
             state.step += 1
             if state.step % TRIMMED_EVERY == 0:
@@ -251,6 +253,8 @@ def accumulate_gradients(
                 if report.means and (interruption.signal or world.leaving()):
                     raise Abandoned
                 micro_batch = micro_batches[number]
+                if not len(micro_batch.examples):
+                    continue
                 batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
                 batch = with_memory(batch, micro_batch, state.memories.get(number), used)
                 batch = batch if compute.soften is None else compute.soften(batch, compute)

@@ -100,6 +100,11 @@ class RunProcess:
         state.memories, state.parts = unpack(checkpoint.memories, self.compute.device), None
         state.spikes = Spikes.read(checkpoint.state.get("spikes"), checkpoint.path)
 
+    def own(self, of_parts: Sequence[int]) -> set[int]:
+        """The micro-batches of a step that this process computes, given the mixture part of each."""
+        leaves = self.world.leaves(of_parts, self.recipe.training.leaves)
+        return {number for numbers in leaves.values() for number in numbers}
+
     def write_start(self, **facts: Any) -> None:
         """Record the start in the ledger, with facts specific to the kind of run."""
         self.ledger.write(
@@ -278,15 +283,22 @@ def pinned_threads(settings: TrainingSettings, world: World) -> Iterator[None]:
     Raises:
         UniclozeError: The processes have different numbers of threads, which round differently.
     """
+    with with_threads(settings.threads):
+        cure = "set the same OMP_NUM_THREADS for all, or --training.threads"
+        world.same("the number of threads", str(torch.get_num_threads()), cure)
+        yield
+
+
+@contextmanager
+def with_threads(number: int | None) -> Iterator[None]:
+    """Set the number of threads within this context; None leaves it unchanged."""
     before = torch.get_num_threads()
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    cure = "set the same OMP_NUM_THREADS for all, or --training.threads"
-    world.same("the number of threads", str(torch.get_num_threads()), cure)
+    if number is not None:
+        torch.set_num_threads(number)
     try:
         yield
     finally:
-        if settings.threads is not None:
+        if number is not None:
             torch.set_num_threads(before)
 
 
