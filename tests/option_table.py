@@ -236,6 +236,7 @@ SETTINGS = {
     "training.threads": Row("unilmv2", "2", "1"),
     "training.precision": Row("unilmv2", "bf16"),
     "training.attention": Row("unilmv2", "explicit", beside="--model.attention_dropout 0"),
+    "training.checkpoint_activations": Row("unilmv2", "true"),
     "training.compile": Row("unilmv2", "true"),
     "training.evaluate_every": Row("unilmv2", "1"),
     "training.evaluate_windows": Row("unilmv2", "2"),

@@ -88,6 +88,7 @@ class FullRows:
     def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
         """Render the batch's visibility once for all layers, see `Reader.start`."""
         batch, dtype = self.batch, score_dtype(hidden)
+        self._earlier = None if batch.memory is None else batch.memory.states  # a backward pass may read it again
         encoded = self.settings.positions == "transformer_xl"
         relations = [Relations(part, self.settings, self.dropout) if encoded else None for part in batch.rows_by_length]
         self._backend = self.backend or choose_backend(hidden, dtype, relative is not None or encoded)
@@ -109,8 +110,8 @@ class FullRows:
     def attend(self, layer: Layer, normed: Tensor) -> Tensor:
         """See `Reader.attend`; concatenated buckets attend separately."""
         buckets, selected, attention = self._buckets[layer.number], self._selected[layer.number], layer.attention
-        late, memory = self._last.late and selected is not None, self.batch.memory
-        earlier = None if memory is None else layer.before_attention(memory.states[layer.number])
+        late, memory = self._last.late and selected is not None, self._earlier
+        earlier = None if memory is None else layer.before_attention(memory[layer.number])
         query, key, value = _project(attention, normed, earlier, None if late else selected, self.dropout)
         queries = _cut(query, [(bucket.rows, bucket.queries) for bucket in buckets])
         keys, values = (_cut(part, [(bucket.rows, bucket.keys) for bucket in buckets]) for part in (key, value))

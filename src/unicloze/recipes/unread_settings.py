@@ -64,6 +64,7 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
         Needs("classes or tokens (not task.kind regression)", lambda recipe: recipe.task.kind != "regression"),
     ),
     "distillation.weight": (_teacher,),
+    "training.checkpoint_activations": (_transformer,),
     "training.decay_steps": (
         Needs("training.schedule cosine or wsd", lambda recipe: recipe.training.schedule in ("cosine", "wsd")),
     ),

@@ -18,6 +18,7 @@ FREE_TO_CHANGE = {
     "training.steps",
     "training.device",
     "training.threads",
+    "training.checkpoint_activations",
     "training.compile",
     "training.log_every",
     "training.save_every",

@@ -85,6 +85,8 @@ def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) ->
 def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, otherwise: str) -> None:
     """Refuse rows whose backward pass keeps more than fits: the inputs of each layer's matrix products, in bf16.
 
+    With checkpointed activations it keeps these of one layer, and of the others the input.
+
     A slot of an encoder-decoder passes through one of its stacks.
 
     Args:
@@ -100,7 +102,11 @@ def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, 
     """
     model, training = recipe.model, recipe.training
     layers = min(model.num_layers, model.decoder_layers or model.num_layers)
-    needed = 2 * tokens * layers * (4 * model.hidden_size + 2 * model.intermediate_size)
+    of_a_layer = 4 * model.hidden_size + 2 * model.intermediate_size
+    kept = layers * of_a_layer
+    if training.checkpoint_activations and model.kind == "transformer":
+        kept = (layers - 1) * model.hidden_size + of_a_layer
+    needed = 2 * tokens * kept
     frozen = training.frozen or recipe.finetuning.few or recipe.finetuning.unfreeze_epochs is not None
     if fixed + needed <= there or frozen:
         return

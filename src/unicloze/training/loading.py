@@ -16,6 +16,7 @@ from unicloze import keyed
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.adaptation import add_low_rank, learning, merge_low_rank
+from unicloze.model.backbone import Stack
 from unicloze.model.build import Model, build
 from unicloze.model.model import WITHOUT_VOCABULARY, UnifiedModel
 from unicloze.recipes import load_recipe
@@ -82,7 +83,7 @@ def build_model(recipe: Recipe, vocab_size: int) -> Model:
 
 
 def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
-    """The initialised model on a device, with the recipe's frozen parts, label smoothing and attention backend.
+    """The initialised model on a device, with the recipe's frozen parts, label smoothing, checkpoints and attention backend.
 
     Raises:
         UsageError: A frozen part does not exist, everything is frozen, label smoothing has no effect, or the attention
@@ -97,6 +98,9 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
         weight.requires_grad_(weight.requires_grad and name in learns)
     for network in model.networks:
         network.label_smoothing = recipe.training.label_smoothing
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.checkpoint_activations = recipe.training.checkpoint_activations
     if recipe.training.attention != "auto":
         for network in model.networks:
             network.backbone.backend = recipe.training.attention
