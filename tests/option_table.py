@@ -238,6 +238,7 @@ SETTINGS = {
     "training.attention": Row("unilmv2", "explicit", beside="--model.attention_dropout 0"),
     "training.checkpoint_activations": Row("unilmv2", "true"),
     "training.compile": Row("unilmv2", "true"),
+    "training.deterministic": Row("unilmv2", "false"),
     "training.evaluate_every": Row("unilmv2", "1"),
     "training.evaluate_windows": Row("unilmv2", "2"),
     "training.log_every": Row("unilmv2", "2"),

@@ -295,7 +295,11 @@ def test_base_in_a_cycle(write: Any) -> None:
             {"objective.name": "masked", "objective.targets": ["ae"], "objective.segment_ids": [4, 5]},
             "objective.segment_ids is [4, 5]; model.num_segments is 2: each id must be below it.",
         ),
-        ({"training.attention": "flex"}, "training.attention is 'flex'; it needs model.relative_bias false and"),
+        ({"training.attention": "flex"}, "training.attention is 'flex'; it needs model.attention_dropout 0"),
+        (
+            {"training.attention": "flex", "model.attention_dropout": 0.0},
+            "training.attention is 'flex'; with model.relative_bias it needs training.deterministic false",
+        ),
         (
             {"model.positions": "transformer_xl"},
             "model.positions is 'transformer_xl'; it already encodes distances: set model.relative_bias to false.",

@@ -501,10 +501,13 @@ class TrainingSettings:
         threads: CPU threads per process; default: torch's own choice. The number affects how sums are rounded.
         precision: `auto`, `bf16` (autocast) or `fp32`.
         attention: `auto`, or an implementation: `explicit` computes all scores, `sdpa` is torch's kernel, `flex` is
-            FlexAttention, which skips masked blocks but supports neither dropout nor, here, the relative position bias.
+            FlexAttention, which skips masked blocks but has no dropout. `auto` takes FlexAttention on a GPU where
+            `model.attention_dropout` is 0 and `deterministic` false, else `sdpa`; on a CPU the faster of the other two.
+        deterministic: Repeat a run bit for bit on a GPU; false allows FlexAttention there, which sums the gradient of the
+            relative position bias in no fixed order. A CPU always repeats it.
         checkpoint_activations: Keep only the input of each layer for the backward pass, which computes the layer again: less
             memory, about a third more time, the same results. Transformers only.
-        compile: Compile the model with torch.compile.
+        compile: Compile each layer with torch.compile; default: on a GPU, in pre-training.
         evaluate_every: Steps between evaluations on the held-out windows; 0 evaluates at the end only.
         evaluate_windows: Number of held-out windows to evaluate on.
         log_every: Steps between ledger lines.
@@ -543,8 +546,9 @@ class TrainingSettings:
     threads: int | None = None
     precision: Precision = "auto"
     attention: Literal["auto", "explicit", "sdpa", "flex"] = "auto"
+    deterministic: bool = True
     checkpoint_activations: bool = False
-    compile: bool = False
+    compile: bool | None = None
     evaluate_every: int = 1000
     evaluate_windows: int = 256
     log_every: int = 10

@@ -17,7 +17,7 @@ from unicloze.model.attention import SelfAttention
 from unicloze.model.attention_plan import Backend, predicted_slots
 from unicloze.model.cross_attention import CrossAttention, SourceReader, SourceStates
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.layers import FeedForward, Layer, Reader, layer_norm
+from unicloze.model.layers import FeedForward, Layer, LayerReader, Reader, layer_norm
 from unicloze.model.readers import FullRows
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.sharing import borrow
@@ -140,11 +140,12 @@ class Stack(nn.Module):
         reader.start(hidden, self.relative, self.visibility)
         yield hidden
         for layer in self.layers:
-            hidden = self._through(layer, hidden, reader, dropout, source)
+            assert isinstance(layer, Layer)
+            hidden = self._through(layer, hidden, reader.at(layer.number), dropout, source)
             yield self._finished(hidden, dropout) if layer is self.layers[-1] else hidden
 
     def _through(
-        self, layer: nn.Module, hidden: Tensor, reader: Reader, dropout: DropoutKey | None, source: SourceReader | None
+        self, layer: Layer, hidden: Tensor, reader: LayerReader, dropout: DropoutKey | None, source: SourceReader | None
     ) -> Tensor:
         computed: Tensor
         if not (self.checkpoint_activations and torch.is_grad_enabled()):

@@ -145,13 +145,15 @@ class DropoutKey:
 
     Args:
         parts: Integers that identify the pass, for instance (seed, step, micro-batch).
+        device: Device of the pass; the generator of a GPU is seeded by the key.
     """
 
-    def __init__(self, *parts: int) -> None:
+    def __init__(self, *parts: int, device: torch.device | None = None) -> None:
         self._key = keyed.key(*parts)
         self._site = 0
-        if torch.cuda.is_available():
-            torch.cuda.manual_seed_all(int(self._key[0] >> np.uint64(1)))
+        if device is not None and device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(int(self._key[0] >> np.uint64(1)))
 
     def again(self) -> AbstractContextManager[None]:
         """A context, for later, in which the calls from here on draw the same once more."""

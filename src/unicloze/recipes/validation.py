@@ -239,8 +239,10 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     yield from task_problems(recipe)
     if not 0 < recipe.distillation.weight <= 1:
         yield "distillation.weight", "it must be above 0 and at most 1"
-    if training.attention == "flex" and (model.relative_bias or model.attention_dropout > 0):
-        yield "training.attention", "it needs model.relative_bias false and model.attention_dropout 0"
+    if training.attention == "flex" and model.attention_dropout > 0:
+        yield "training.attention", "it needs model.attention_dropout 0"
+    elif training.attention == "flex" and model.relative_bias and training.deterministic:
+        yield "training.attention", "with model.relative_bias it needs training.deterministic false"
     if training.decay_steps is not None and training.decay_steps > training.steps - training.warmup_steps:
         yield (
             "training.decay_steps",

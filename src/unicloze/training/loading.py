@@ -16,12 +16,14 @@ from unicloze import keyed
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.adaptation import add_low_rank, learning, merge_low_rank
+from unicloze.model.attention_plan import Backend
 from unicloze.model.backbone import Stack
 from unicloze.model.build import Model, build
+from unicloze.model.layers import Layer
 from unicloze.model.model import WITHOUT_VOCABULARY, UnifiedModel
 from unicloze.recipes import load_recipe
 from unicloze.run_files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER
-from unicloze.settings import Recipe
+from unicloze.settings import Recipe, TrainingSettings
 from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest
@@ -101,10 +103,32 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
     for module in model.modules():
         if isinstance(module, Stack):
             module.checkpoint_activations = recipe.training.checkpoint_activations
-    if recipe.training.attention != "auto":
-        for network in model.networks:
-            network.backbone.backend = recipe.training.attention
+    backend = attention_backend(recipe, device)
+    for network in model.networks if backend else ():
+        network.backbone.backend = backend
     return model
+
+
+def attention_backend(recipe: Recipe, device: torch.device) -> Backend | None:
+    """The attention backend of a run; None if each batch decides, see `choose_backend`."""
+    training, model = recipe.training, recipe.model
+    if training.attention != "auto":
+        return training.attention
+    plain = model.kind == "transformer" and model.positions != "transformer_xl" and not model.decoder_layers
+    free = model.attention_dropout == 0 and not training.deterministic
+    return "flex" if device.type == "cuda" and plain and free else None
+
+
+def compiles(training: TrainingSettings, device: torch.device) -> bool:
+    """Whether pre-training compiles layers: as set, by default on a GPU."""
+    return device.type == "cuda" if training.compile is None else training.compile
+
+
+def compile_layers(model: Model) -> None:
+    """Compile each layer. All but the last share one graph, so that the time does not grow with their number."""
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.compile()
 
 
 def check_smoothing(recipe: Recipe) -> None:

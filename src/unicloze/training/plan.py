@@ -34,7 +34,7 @@ from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.forecast import memory_of
-from unicloze.training.loading import ready_model, shape_model
+from unicloze.training.loading import compiles, ready_model, shape_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
 from unicloze.training.optimizers import build_optimizers, set_learning
 from unicloze.training.precision import choose_device, choose_precision
@@ -143,7 +143,9 @@ def plan_run(recipe: Recipe, vocab_size: int) -> Plan:
     """
     device = choose_device(recipe.training)
     precision = choose_precision(recipe.training, device)
-    compute = Compute(device=device, precision=precision, fixed_shape=recipe.training.compile or device.type == "cuda")
+    compute = Compute(
+        device=device, precision=precision, fixed_shape=compiles(recipe.training, device) or device.type == "cuda"
+    )
     with shapes_only():
         parameters = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
     forecasts = [(phase, _Forecast(phase, vocab_size, compute, parameters)) for phase in phases(recipe)]

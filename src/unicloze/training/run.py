@@ -40,13 +40,14 @@ from unicloze.training.checkpoint import (
 )
 from unicloze.training.count_baselines import open_baselines, trained_sources
 from unicloze.training.distillation import Teacher, open_teacher
+from unicloze.training.divergence import NonFiniteError
 from unicloze.training.filled_samples import heldout_samples
 from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.initial import initialize_from
 from unicloze.training.ledger import read_ledger
-from unicloze.training.loading import Open, load_model, ready_model
+from unicloze.training.loading import Open, compile_layers, compiles, load_model, ready_model
 from unicloze.training.lock import hold_run
-from unicloze.training.loop import Compute, NonFiniteError, TrainState, evaluate
+from unicloze.training.loop import Compute, TrainState, evaluate
 from unicloze.training.nt_asgd import NtAsgd, averaged
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
@@ -272,7 +273,7 @@ class _Run(RunProcess):
             device=device,
             world=world,
             precision=training.precision,
-            fixed_shape=training.compile or device.type == "cuda",
+            fixed_shape=compiles(training, device) or device.type == "cuda",
             soften=self.teacher,
         )
         last = phases(recipe)[-1].recipe
@@ -334,9 +335,8 @@ class _Run(RunProcess):
         if self.state.step == 0:
             self._write_samples()
         model = self.state.model
-        if training.compile:
-            for network in model.networks:
-                network.backbone.compile()
+        if compiles(training, self.compute.device):
+            compile_layers(model)
         steps = self._steps()
         self.learn(steps, training, self._evaluate, self._save, self._describe, self._spiked)
         if self.state.step < training.steps:
