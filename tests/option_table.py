@@ -234,6 +234,7 @@ SETTINGS = {
     "training.seed": Row("unilmv2", "1"),
     "training.device": Row("unilmv2", "cuda:97"),
     "training.threads": Row("unilmv2", "2", "1"),
+    "training.parallel": Row("unilmv2", "replicate"),
     "training.precision": Row("unilmv2", "bf16"),
     "training.attention": Row("unilmv2", "explicit", beside="--model.attention_dropout 0"),
     "training.checkpoint_activations": Row("unilmv2", "true"),

@@ -456,6 +456,9 @@ class TrainingSettings:
         leaves: Maximum number (a power of 2) of groups of consecutive micro-batches in which a step's gradients are summed;
             the groups are added in a binary tree, so that any number of processes computes the same bits. Also the maximum
             number of processes; each holds about log2(leaves) gradients.
+        parallel: What each of several processes of pre-training holds. `replicate`: all weights, gradients and moments; any
+            number of processes then computes the same bits. `shard`: a share of them (FSDP2), for models that do not fit on
+            one device; results differ in rounding. `auto`: `replicate` while they fit.
         optimizer: `adamw`; `adamax`, Adam with the infinity norm (Kingma and Ba 2015, Section 7.1), without weight decay;
             `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); `adafactor`, with
             learning rates relative to the size of each tensor (Shazeer and Stern 2018; T5); `muon`: Muon for the hidden
@@ -519,6 +522,7 @@ class TrainingSettings:
     batch_size: int = 7680
     micro_batch_size: int | None = None
     leaves: int = 64
+    parallel: Literal["auto", "replicate", "shard"] = "auto"
     optimizer: Literal["adamw", "adamax", "lamb", "adafactor", "muon", "nt_asgd"] = "adamw"
     average_patience: int = 5
     learning_rate: float | Auto = 6e-4

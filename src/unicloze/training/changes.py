@@ -20,6 +20,7 @@ FREE_TO_CHANGE = {
     "training.threads",
     "training.checkpoint_activations",
     "training.compile",
+    "training.parallel",
     "training.log_every",
     "training.save_every",
     "training.evaluate_every",

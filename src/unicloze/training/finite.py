@@ -8,10 +8,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from unicloze.training.sharding import whole
+
 
 def norm_of_all(tensors: Mapping[str, Tensor]) -> Tensor:
     """The norm over all tensors of floating point numbers. *Shape:* ()"""
-    return torch.nn.utils.get_total_norm([tensor.detach() for tensor in tensors.values() if tensor.is_floating_point()])
+    floats = [tensor.detach() for tensor in tensors.values() if tensor.is_floating_point()]
+    return whole(torch.nn.utils.get_total_norm(floats))
 
 
 def first_non_finite(tensors: Mapping[str, Tensor], norm: float | None = None) -> str | None:
@@ -27,4 +30,4 @@ def first_non_finite(tensors: Mapping[str, Tensor], norm: float | None = None) -
     if math.isfinite(float(norm_of_all(tensors)) if norm is None else norm):
         return None
     floats = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
-    return next((name for name, tensor in floats.items() if not bool(tensor.isfinite().all())), None)
+    return next((name for name, tensor in floats.items() if not bool(whole(tensor).isfinite().all())), None)

@@ -18,13 +18,14 @@ _GIB = 2**30
 _CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int) -> None:
+def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int, shares: int = 1) -> None:
     """Refuse pre-training whose lower bound of memory exceeds that of the device.
 
     Args:
         recipe: The recipe; each phase is checked.
         device: Device of the run.
         vocab_size: Number of token ids.
+        shares: Number of processes that each hold a share of the weights.
 
     Raises:
         UsageError: It cannot fit; the message suggests what would.
@@ -33,7 +34,7 @@ def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int
     if there is None:
         return
     cure = "lower model.hidden_size, model.num_layers, tokenizer.vocab_size or data.window until it has {} weights or fewer"
-    fixed = _bytes_of_weights(recipe, vocab_size, there, cure)
+    fixed = _bytes_of_weights(recipe, vocab_size, there * shares, cure) // shares
     for phase in phases(recipe):
         training, window = phase.recipe.training, phase.recipe.data.window
         rows = training.micro_batch_size or training.batch_size
@@ -62,6 +63,15 @@ def refuse_task_that_cannot_fit(recipe: Recipe, device: torch.device, vocab_size
     tokens = rows * sum(slots) // max(1, len(slots))  # the largest micro-batch has at least the mean
     cure = f"a shorter {option_of('task.max_length')} or a smaller model"
     _check_rows(recipe, rows, tokens, fixed, there, cure)
+
+
+def weights_fit(recipe: Recipe, device: torch.device, vocab_size: int) -> bool:
+    """Whether the weights with their gradients and moments fit into the memory of a device, as far as it is known."""
+    there = memory_of(device)
+    try:
+        return there is None or _bytes_of_weights(recipe, vocab_size, there, "") <= there
+    except UsageError:
+        return False
 
 
 def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) -> int:

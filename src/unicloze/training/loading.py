@@ -28,6 +28,7 @@ from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest
 from unicloze.training.loop import Compute
+from unicloze.training.sharding import as_stored
 from unicloze.training.start_model import START, StartModel, fingerprint
 
 """Folder of a run's best checkpoint, kept besides the newest."""
@@ -228,7 +229,7 @@ def fit_weights(model: Model, checkpoint: Checkpoint, others: Mapping[str, Tenso
                 f"{checkpoint.path} does not fit the recipe: {name} is {shapes[1]} there and {shapes[0]} here{hint}; use the "
                 "recipe and tokenizer it was trained with"
             )
-    model.load_state_dict(weights)
+    model.load_state_dict(as_stored(weights, own))
 
 
 Open = Callable[[Path], LoadedModel]

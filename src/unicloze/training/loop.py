@@ -27,6 +27,7 @@ from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.passes import Abandoned, Passes, numbers_of
 from unicloze.training.recurrence import Memories, pack, unpack, with_memory
+from unicloze.training.sharding import whole
 from unicloze.training.signals import Interruption, stop_when_asked
 from unicloze.training.spikes import MOST, Spikes
 from unicloze.training.tree import share
@@ -101,7 +102,8 @@ class Compute:
 
     def lookups(self, model: Model) -> AbstractContextManager[None]:
         """Sparse gradients of large tables on a CPU, unless shapes are fixed for compilation."""
-        return by_rows(model) if self.device.type == "cpu" and not self.fixed_shape else nullcontext()
+        sparse = self.device.type == "cpu" and not self.fixed_shape and not self.world.sharded
+        return by_rows(model) if sparse else nullcontext()
 
 
 def fit(
@@ -303,7 +305,7 @@ def _passes(
     try:
         for leaf, numbers in own.items():
             for number in numbers:
-                if begun and (interruption.signal or world.leaving()):
+                if begun and not world.sharded and (interruption.signal or world.leaving()):
                     raise Abandoned
                 begun = True
                 micro_batch = micro_batches[number]
@@ -321,11 +323,12 @@ def _passes(
                 torch.stack(totals).sum().backward()
                 fill_gradients(state.model, state.buffers)
                 passes.totals[number] = {name: loss.total.detach() for name, loss in losses.items()}
-                if not compute.queues:
+                if not compute.queues and not world.sharded:
                     passes.read()
                     if passes.report.problem is not None:
                         raise Abandoned
-            gradients.take(leaf)
+            if not world.sharded:
+                gradients.take(leaf)
     except Abandoned:
         passes.report.left = passes.report.problem is None
     return passes
@@ -369,7 +372,7 @@ def clip_gradient(model: Model, largest: float) -> float:
 
 def _clipped(model: Model, largest: float) -> Tensor:
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = whole(torch.nn.utils.get_total_norm(gradients))
     if largest > 0:
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
     return norm
@@ -394,9 +397,11 @@ def evaluate(
     continued = windows is not None and windows.continues is not None
     totals: list[dict[str, Tensor]] = []
     weights: list[dict[str, float]] = []
+    own = range(len(blocks)) if continued else share(world.rank, world.size, len(blocks))
+    extra = -(-len(blocks) // world.size) - len(own) if world.sharded and not continued else 0
     model.eval()
-    with torch.no_grad():
-        for number in range(len(blocks)) if continued else share(world.rank, world.size, len(blocks)):
+    with torch.no_grad(), world.passes():
+        for number in [*own, *[0] * extra]:
             batch = collate(blocks[number], device=compute.device, fixed_shape=compute.fixed_shape)
             if continued:
                 assert windows is not None
@@ -408,7 +413,7 @@ def evaluate(
             totals.append({name: loss.total for name, loss in losses.items()})
             weights.append({name: float(loss.weight) for name, loss in losses.items()})
     values = iter(numbers_of([total for of_block in totals for total in of_block.values()]))
-    found = [{name: (next(values), weight) for name, weight in of_block.items()} for of_block in weights]
+    found = [{name: (next(values), weight) for name, weight in of_block.items()} for of_block in weights][: len(own)]
     sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
     for losses_of_block in found if continued else itertools.chain(*world.gather(found)):
         for name, (total, weight) in losses_of_block.items():

@@ -75,7 +75,9 @@ class Passes:
         return sums
 
     def give_gradients(self) -> None:
-        """Set the gradients of the weights to the sums over all processes."""
+        """Set the gradients of the weights to the sums over all processes, unless the backward passes did."""
+        if self.world.sharded:
+            return
         self.gradients.give(self.world.add(self.gradients.sums, self.leaves, self.gradients.weights))
 
 

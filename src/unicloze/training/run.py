@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import parts, phases, windows_before
+from unicloze.model.build import Model
 from unicloze.model.model import perplexity
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
+from unicloze.recipes.validation import unshardable
 from unicloze.run_files import CHECKPOINTS, LEDGER, LINEAGE, RECIPE
 from unicloze.settings import Recipe
 from unicloze.text.collocations import open_phrases
@@ -42,7 +42,7 @@ from unicloze.training.count_baselines import open_baselines, trained_sources
 from unicloze.training.distillation import Teacher, open_teacher
 from unicloze.training.divergence import NonFiniteError
 from unicloze.training.filled_samples import heldout_samples
-from unicloze.training.forecast import refuse_what_cannot_fit
+from unicloze.training.forecast import refuse_what_cannot_fit, weights_fit
 from unicloze.training.initial import initialize_from
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import Open, compile_layers, compiles, load_model, ready_model
@@ -53,6 +53,7 @@ from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads
+from unicloze.training.sharding import gathered, shard
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
 from unicloze.training.word_guesses import WordScore, ranks_by_model, way_to_ask
 from unicloze.training.world import World
@@ -140,7 +141,9 @@ def pretrain_run(
         progress = progress and world.first
         checkpoint = world.in_turn(lambda: load_newest(out / CHECKPOINTS))
         recipe = _with_former_settings(recipe, out, checkpoint, world)
-        refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size)
+        world.sharded = world.only_first(lambda: _shards(recipe, world))
+        shares = world.size if world.sharded else 1
+        refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size, shares)
         prepared = world.in_turn(lambda: _open_data(recipe, out, checkpoint, progress, verify))
         world.same("the data", prepared.fingerprint, "give all processes the same files, in a shared folder")
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
@@ -152,6 +155,17 @@ def pretrain_run(
             result = run.train()
     run.heed(result.stopped_by)
     return result
+
+
+def _shards(recipe: Recipe, world: World) -> bool:
+    """Whether each process holds a share of the model: as set, or where the whole does not fit."""
+    wanted = recipe.training.parallel
+    if world.size == 1 or wanted == "replicate":
+        return False
+    if wanted == "shard":
+        return True
+    device = choose_device(recipe.training)
+    return not any(unshardable(recipe)) and not weights_fit(recipe, device, recipe.tokenizer.vocab_size)
 
 
 def _write_settings(recipe: Recipe, out: Path, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
@@ -294,7 +308,7 @@ class _Run(RunProcess):
             warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
         self.baselines = None if heldout is None else world.in_turn(lambda: open_baselines(last, prepared, out))
         self.counts = self.baselines.perplexities if self.baselines else {}
-        state = self._initial_state(recipe, device, None if checkpoint else open_model)
+        state = self._initial_state(recipe, compute, None if checkpoint else open_model)
         self.perplexity: dict[str, float | None] = {}
         super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
 
@@ -313,11 +327,13 @@ class _Run(RunProcess):
             warnings.warn(TOO_SMALL.format("the perplexity will be measured on the training text"), stacklevel=4)
             return None
 
-    def _initial_state(self, recipe: Recipe, device: torch.device, open_model: Open | None) -> TrainState:
-        model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, device)
+    def _initial_state(self, recipe: Recipe, compute: Compute, open_model: Open | None) -> TrainState:
+        model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, compute.device)
         if recipe.training.initialize_from is not None and open_model is not None:
             other = open_model(Path(recipe.training.initialize_from))
             initialize_from(model, other, self.prepared.tokenizer, recipe)
+        if compute.world.sharded:
+            shard(model, compute.device, compute.world.size)
         return TrainState(
             model=model, optimizers=build_optimizers(model, recipe.training, layer_decay=recipe.training.layer_decay)
         )
@@ -335,7 +351,7 @@ class _Run(RunProcess):
         if self.state.step == 0:
             self._write_samples()
         model = self.state.model
-        if compiles(training, self.compute.device):
+        if compiles(training, self.compute.device) and not self.world.sharded:
             compile_layers(model)
         steps = self._steps()
         self.learn(steps, training, self._evaluate, self._save, self._describe, self._spiked)
@@ -399,17 +415,32 @@ class _Run(RunProcess):
     def _content_words(self) -> WordScore | None:
         """Score on held-out content words; None if there are too few or the objective cannot predict them."""
         way = way_to_ask(phases(self.recipe)[-1].recipe.objective)
-        if way is None or self.baselines is None or not len(self.baselines.words) or not self.world.first:
+        if way is None or self.baselines is None or not len(self.baselines.words):
+            return None
+        model = self._whole_model()
+        if model is None:
             return None
         vocabulary = self.prepared.tokenizer.vocabulary
-        ranks = ranks_by_model(self.state.model, self.baselines.words, vocabulary, way, self.compute)
+        ranks = ranks_by_model(model, self.baselines.words, vocabulary, way, self.compute)
         return WordScore.of(ranks, self.baselines.ranks, way[0])
 
-    def _write_samples(self) -> None:
+    def _whole_model(self) -> Model | None:
+        """The model, gathered from all processes if it is sharded, in the first process; None in the others."""
+        if not self.world.sharded:
+            return self.state.model if self.world.first else None
+        weights = gathered(self.state.model.state_dict(), keep=self.world.first)
         if not self.world.first:
+            return None
+        model = ready_model(self.recipe, self.state.model.vocab_size, self.compute.device)
+        model.load_state_dict(weights)
+        return model
+
+    def _write_samples(self) -> None:
+        model = self._whole_model()
+        if model is None:
             return
         objective = phases(self.recipe)[-1].recipe.objective
-        samples = heldout_samples(self.state.model, self.heldout, self.prepared.tokenizer, objective, self.compute)
+        samples = heldout_samples(model, self.heldout, self.prepared.tokenizer, objective, self.compute)
         self.ledger.write("samples", step=self.state.step, samples=samples)
 
     def _evaluate(self, state: TrainState) -> bool:
