@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Targets that need the environment create it first, in .venv and nowhere else.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test journeys check lint types format docs bench mutate fuzz audit clean lock
+.PHONY: help install quickstart test test-gpu journeys check lint types format docs bench mutate fuzz audit clean lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,7 +14,7 @@ SECONDS := 3600
 SEED := 0
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 install: .venv/.installed ## Install unicloze and its development tools into .venv
 
@@ -34,6 +34,9 @@ quickstart: .venv/.runtime ## Train a toy world in 15 seconds, then a small mode
 
 test: .venv/.installed ## Run all tests except the journeys
 	$(BIN)/python -m pytest $(WORKERS) -m "not journey"
+
+test-gpu: .venv/.installed ## Run the tests that need a CUDA device; they are skipped without one
+	$(BIN)/python -m pytest -m gpu
 
 journeys: .venv/.installed ## Test a new user's first hours, from the quickstart to a fine-tuned model (6 minutes)
 	$(BIN)/python -m pytest tests/journeys

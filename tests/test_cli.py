@@ -221,7 +221,7 @@ def test_all_settings_are_listed_with_their_values(command: Command) -> None:
         out = command("pretrain", "--help-settings", *others).out
         assert f"--{own}" in out and f"--{foreign}" not in out
     assert listed["training.steps"] == "7" and listed["model.hidden_size"] == "768"
-    assert listed["objective.targets"] == "ae par" and listed["training.compile"] == "false"
+    assert listed["objective.targets"] == "ae par" and listed["training.compile"] == "null"
     default = command("pretrain", "--help-settings").out
     assert "--training.batch_size 7680" in default and "--tokenizer.path null" in default
 

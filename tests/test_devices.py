@@ -24,7 +24,6 @@ from unicloze.training import precision
 from unicloze.training.loading import LoadedModel, build_model
 
 TEXTS = ["the old cat sees the dog", "anna leaves berlin and a bird", "carl plays"]
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,7 +281,7 @@ def test_predict_repeats_fine_tunings_predictions_of_the_dev_file(loaded: Loaded
 # GPU
 
 
-@NEEDS_GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CALLS)
 def test_a_gpu_gives_the_results_of_the_cpu(name: str, places: Places) -> None:
     here, there = (plain(CALLS[name](model_for(name, places), places, device=device)) for device in ("cpu", "cuda"))
@@ -291,7 +290,7 @@ def test_a_gpu_gives_the_results_of_the_cpu(name: str, places: Places) -> None:
     assert_close(plain(CALLS[name](moved, places)), here, 1e-3)
 
 
-@NEEDS_GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", READS)
 def test_a_gpu_in_bf16_is_near_the_cpu(name: str, places: Places) -> None:
     here = CALLS[name](model_for(name, places), places, device="cpu")

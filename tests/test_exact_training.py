@@ -20,7 +20,7 @@ from unicloze.errors import UniclozeError
 from unicloze.mixtures import Phase
 from unicloze.objectives import make_examples, settings_of
 from unicloze.settings import Recipe, TrainingSettings
-from unicloze.training import batches, loop, optimizers
+from unicloze.training import batches, divergence, loop, optimizers
 from unicloze.training.batches import MicroBatch, mask_rates, rows_of_parts
 from unicloze.training.loop import (
     Compute,
@@ -94,7 +94,12 @@ def test_what_a_run_says_when_numbers_are_not_finite() -> None:
     begins = f"stopped before the update of step 4: {problem}."
     assert re.fullmatch(re.escape(f"{begins} The finite weights of step 3 were saved: ") + CURE, before)
     assert saved == [3]
-    after = str(loop._after_update("w", state, [micro_batch(place="a")], described))
+    updated = divergence.Updated(torch.nn.ParameterDict({"w": torch.tensor([math.nan])}), described)
+    updated.note(4, [micro_batch(place="a")])
+    with pytest.raises(NonFiniteError) as error:
+        updated.check()
+    updated.check()  # says it once
+    after = str(error.value)
     begins = "the update of step 4 made w NaN or infinite; its rows are from a. That step was not saved; earlier checkpoints "
     assert re.fullmatch(re.escape(f"{begins}are kept: ") + CURE, after)
     name, weight = next(iter(state.model.named_parameters()))

@@ -39,7 +39,13 @@ def batch_at(number: int, memory: Memory) -> Batch:
     tokens = tokens_of(number)
     rule = np.stack([visibility.left_to_right(STEPS)] * ROWS)
     slots = torch.arange(STEPS).expand(ROWS, -1)
-    target = TargetBatch(slots=slots, labels=tokens[:, 1:], weights=torch.ones(ROWS, STEPS), normaliser=ROWS * STEPS)
+    target = TargetBatch(
+        slots=slots,
+        labels=tokens[:, 1:],
+        weights=torch.ones(ROWS, STEPS),
+        normaliser=ROWS * STEPS,
+        predictions=ROWS * STEPS,
+    )
     return Batch(
         input_ids=tokens[:, :-1],
         position_ids=slots,

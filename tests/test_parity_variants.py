@@ -177,7 +177,9 @@ def test_albert_for_pre_training(training: bool) -> None:
     windows = random_windows(6, 24, short=True, seed=2)
     batch = collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"])))
     order = torch.tensor([[0], [1], [1], [0], [1], [0]])
-    sop = TargetBatch(slots=torch.zeros_like(order), labels=order, weights=torch.ones(6, 1), normaliser=6.0)
+    sop = TargetBatch(
+        slots=torch.zeros_like(order), labels=order, weights=torch.ones(6, 1), normaliser=6.0, predictions=6
+    )
     batch = dataclasses.replace(batch, targets={**batch.targets, "sop": sop})
     target = batch.targets["ae"]
     row, j = target.weights.nonzero(as_tuple=True)

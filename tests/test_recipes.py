@@ -172,7 +172,7 @@ def test_directory_is_not_a_recipe(tmp_path: Path) -> None:
         ("data:\n  segments: 3\n", "line 2: data.segments is 3; expected 1 or 2."),
         ("data:\n  weights: x\n", "line 2: data.weights is ['x']; expected a list, each item a number, or null."),
         ("training:\n  betas: [1]\n", "line 2: training.betas is [1]; expected a list of 2, each item a number."),
-        ("training:\n  compile: maybe\n", "line 2: training.compile is 'maybe'; expected true or false."),
+        ("training:\n  compile: maybe\n", "line 2: training.compile is 'maybe'; expected true or false, or null."),
         (
             "objective:\n  coefficients: {ae: x}\n",
             "line 2: objective.coefficients is {'ae': 'x'}; expected a mapping, each value a number.",
@@ -295,7 +295,18 @@ def test_base_in_a_cycle(write: Any) -> None:
             {"objective.name": "masked", "objective.targets": ["ae"], "objective.segment_ids": [4, 5]},
             "objective.segment_ids is [4, 5]; model.num_segments is 2: each id must be below it.",
         ),
-        ({"training.attention": "flex"}, "training.attention is 'flex'; it needs model.relative_bias false and"),
+        (
+            {"training.attention": "flex", "model.attention_dropout": 0.1},
+            "training.attention is 'flex'; it needs model.attention_dropout 0",
+        ),
+        (
+            {"training.attention": "flex"},
+            "training.attention is 'flex'; with model.relative_bias it needs training.deterministic false",
+        ),
+        (
+            {"training.parallel": "shard"},
+            "training.parallel is 'shard'; training.optimizer muon needs whole matrices: set it to adamw or adamax",
+        ),
         (
             {"model.positions": "transformer_xl"},
             "model.positions is 'transformer_xl'; it already encodes distances: set model.relative_bias to false.",

@@ -35,7 +35,13 @@ def target_of(present: Tensor | None = None, **columns: Any) -> TargetBatch:
     shape = (ROWS, PREDICTIONS)
     given: dict[str, Any] = {"labels": torch.zeros(shape, dtype=torch.long), "weights": torch.ones(shape), **columns}
     slots = torch.zeros(*shape, SLOTS, dtype=torch.long)
-    return TargetBatch(slots=slots, normaliser=float(given["weights"].sum()), present=present, **given)
+    return TargetBatch(
+        slots=slots,
+        normaliser=float(given["weights"].sum()),
+        predictions=int((given["weights"] != 0).sum()),
+        present=present,
+        **given,
+    )
 
 
 PRESENT = torch.tensor([[[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]], [[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]]).bool()

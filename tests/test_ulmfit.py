@@ -69,6 +69,7 @@ def test_concat_pooling_by_hand(present: list[list[int]] | None) -> None:
         labels=torch.zeros(2, 2, dtype=torch.long),
         weights=(counts > 0).float(),
         normaliser=4.0,
+        predictions=int((counts > 0).sum()),
         present=None if present is None else there,
     )
     found = head.outputs(states.flatten(1, 2), target, None)
@@ -97,6 +98,7 @@ def test_the_head_is_normalisation_units_and_normalisation() -> None:
         labels=torch.zeros(3, 2, dtype=torch.long),
         weights=weights,
         normaliser=5.0,
+        predictions=5,
     )
     inner, output = head.inner, head.output
     assert inner is not None and not isinstance(output, nn.Linear) and inner.linear.out_features == INNER == 50
@@ -120,6 +122,7 @@ def test_a_single_prediction_is_normalised_by_the_running_statistics() -> None:
         labels=torch.zeros(1, 1, dtype=torch.long),
         weights=torch.ones(1, 1),
         normaliser=1.0,
+        predictions=1,
     )
     states = torch.ones(1, 1, 4)
     assert torch.equal(head.train().outputs(states, target, None), head.eval().outputs(states, target, None))

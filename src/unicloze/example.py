@@ -193,22 +193,40 @@ class SoftLabels:
     weight: float
 
 
+def nonzero(weights: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the nonzero elements of a flattened tensor; to count them there, a GPU would have to be waited for.
+
+    Args:
+        weights: Any tensor.
+        count: How many they are.
+    """
+    import torch
+
+    return torch.nonzero_static(weights.flatten(), size=count).squeeze(1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TargetBatch:
     """A `Target` as tensors, with its normaliser summed over the rows.
 
-    Missing slots hold 0 and are False in `present`, which is None if no slot is missing. In a training step a teacher may
-    add `soft` labels. If rows are packed into one, `shapes` has the rows and predictions of each bucket.
+    `predictions` of them have a nonzero weight. Missing slots hold 0 and are False in `present`, which is None if no slot is
+    missing. In a training step a teacher may add `soft` labels. If rows are packed into one, `shapes` has the rows and
+    predictions of each bucket.
     """
 
     slots: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
     normaliser: float
+    predictions: int
     places: torch.Tensor | None = None
     present: torch.Tensor | None = None
     soft: SoftLabels | None = None
     shapes: tuple[tuple[int, int], ...] = ()
+
+    def predicted(self) -> torch.Tensor:
+        """Predictions with nonzero weight, numbered row by row. *Shape:* (predictions,)"""
+        return nonzero(self.weights, self.predictions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +261,16 @@ class Leading:
             keys=max(slots, int(examples.lengths[is_shorter].max(initial=0))) if slots else 0,
             alike=not is_shorter.any(),
             in_order=bool(in_order[~is_shorter].all()),
-            shorter=torch.from_numpy(np.flatnonzero(is_shorter)).to(device) if is_shorter.any() else None,
+            shorter=torch.from_numpy(np.flatnonzero(is_shorter)).to(device, non_blocking=True)
+            if is_shorter.any()
+            else None,
         )
+
+
+NO_LEADING = Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None)
+"""No leading slots: all slots attend under the mask."""
+WIDTHS = 16
+"""Multiple of slots in rows of fixed shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +305,7 @@ class Split:
         first = position_ids[row, np.minimum(sources, max(0, len(slot) - 1))]
         reads_past = (intervals[:, :, 0] == 0) & (intervals[:, :, 1] == slot + 1)
         return cls(
-            lengths=torch.from_numpy(examples.mutual.astype(np.int64)).to(device),
+            lengths=torch.from_numpy(examples.mutual.astype(np.int64)).to(device, non_blocking=True),
             slots=int(sources.max(initial=0)),
             rest=int((examples.lengths - examples.mutual).max(initial=0)),
             in_order=bool((~in_source | (position_ids == slot)).all()),
@@ -345,6 +371,7 @@ class Batch:
         leading: How the leading slots of all rows attend.
         targets: Predictions by name.
         text_tokens: Number of text tokens in all rows.
+        last_position: The largest position id; None if only the tensor has it.
         split: Where the sources of the rows end; None where no encoder-decoder reads them.
         local: Visibility in layers that read only nearby slots; None if there are none. *Shape:* (rows, slots, 4)
         memory: Hidden states of the preceding text; None if rows stand alone.
@@ -359,6 +386,7 @@ class Batch:
     leading: Leading
     targets: Mapping[str, TargetBatch]
     text_tokens: int
+    last_position: int | None = None
     split: Split | None = None
     local: torch.Tensor | None = None
     memory: Memory | None = None
@@ -383,9 +411,19 @@ class Batch:
             return self
         if self.local is None:
             raise UniclozeError(NOTHING_NEARBY)
-        nobody = Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None)
         buckets = tuple(bucket.under(visibility) for bucket in self.buckets)
-        return dataclasses.replace(self, intervals=self.local, leading=nobody, buckets=buckets)
+        return dataclasses.replace(self, intervals=self.local, leading=NO_LEADING, buckets=buckets)
+
+
+def _widened(array: npt.NDArray[Any], slots: int) -> npt.NDArray[Any]:
+    """Rows with padding up to some slots; in intervals, padding reads only itself. *Shape:* (rows, slots, ...)"""
+    rows, width = array.shape[:2]
+    wide = np.zeros((rows, slots, *array.shape[2:]), dtype=array.dtype)
+    wide[:, :width] = array
+    if array.ndim == 3:
+        wide[:, width:, 0] = np.arange(width, slots)
+        wide[:, width:, 1] = np.arange(width + 1, slots + 1)
+    return wide
 
 
 def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_shape: bool = False) -> Batch:
@@ -394,15 +432,22 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
     Args:
         examples: The rows.
         device: Device of the tensors.
-        fixed_shape: Keep the full width of the block, so that all batches have the same shape; otherwise drop columns that
-            are padding in every row.
+        fixed_shape: Keep the full width of the block, padded to a multiple of `WIDTHS`, and no mask-free leading slots where
+            contexts differ, so that all batches have the same shape; otherwise drop columns that are padding in every row.
     """
     import torch
 
     def tensor(array: npt.NDArray[np.generic], dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype, non_blocking=True)
 
-    slots = examples.input_ids.shape[1] if fixed_shape else int(examples.lengths.max(initial=1))
+    def column(array: npt.NDArray[np.generic], dtype: torch.dtype) -> torch.Tensor:
+        return tensor(array[:, :slots] if slots <= width_of_block else _widened(array, slots), dtype)
+
+    width_of_block = examples.input_ids.shape[1]
+    slots = -(-width_of_block // WIDTHS) * WIDTHS if fixed_shape else int(examples.lengths.max(initial=1))
+    leading = Leading.of(examples, device)
+    if fixed_shape and not leading.alike:
+        leading = NO_LEADING
     targets = {}
     for name, target in examples.targets.items():
         width = target.slots.shape[1]
@@ -420,15 +465,17 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
             weights=tensor(target.weights[:, :width], torch.float32),
             places=None if target.places is None else tensor(target.places[:, :width], torch.long),
             normaliser=target.normaliser,
+            predictions=int(np.count_nonzero(target.weights[:, :width])),
         )
     return Batch(
-        input_ids=tensor(examples.input_ids[:, :slots], torch.long),
-        position_ids=tensor(examples.position_ids[:, :slots], torch.long),
-        segment_ids=tensor(examples.segment_ids[:, :slots], torch.long),
-        intervals=tensor(examples.intervals[:, :slots], torch.int32),
-        local=None if examples.local is None else tensor(examples.local[:, :slots], torch.int32),
-        leading=Leading.of(examples, device),
+        input_ids=column(examples.input_ids, torch.long),
+        position_ids=column(examples.position_ids, torch.long),
+        segment_ids=column(examples.segment_ids, torch.long),
+        intervals=column(examples.intervals, torch.int32),
+        local=None if examples.local is None else column(examples.local, torch.int32),
+        leading=leading,
         split=Split.of(examples, device),
         targets=targets,
         text_tokens=int(examples.text_tokens.sum()),
+        last_position=int(examples.position_ids[:, :slots].max(initial=0)),
     )

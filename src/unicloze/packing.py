@@ -81,6 +81,7 @@ def _target(parts: Sequence[TargetBatch], buckets: Sequence[Batch]) -> TargetBat
         labels=joined([part.labels for part in parts]),
         weights=joined([part.weights for part in parts]),
         normaliser=sum(part.normaliser for part in parts),
+        predictions=sum(part.predictions for part in parts),
         places=None if parts[0].places is None else joined([part.places for part in parts if part.places is not None]),
         present=present,
         shapes=tuple((len(part.weights), part.weights.shape[1]) for part in parts),

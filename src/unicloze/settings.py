@@ -494,6 +494,9 @@ class TrainingSettings:
         leaves: Maximum number (a power of 2) of groups of consecutive micro-batches in which a step's gradients are summed;
             the groups are added in a binary tree, so that any number of processes computes the same bits. Also the maximum
             number of processes; each holds about log2(leaves) gradients.
+        parallel: What each of several processes of pre-training holds. `replicate`: all weights, gradients and moments; any
+            number of processes then computes the same bits. `shard`: a share of them (FSDP2), for models that do not fit on
+            one device; results differ in rounding. `auto`: `replicate` while they fit.
         optimizer: `adamw`; `adamax`, Adam with the infinity norm (Kingma and Ba 2015, Section 7.1), without weight decay;
             `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); `adafactor`, with
             learning rates relative to the size of each tensor (Shazeer and Stern 2018; T5); `muon`: Muon for the hidden
@@ -539,8 +542,13 @@ class TrainingSettings:
         threads: CPU threads per process; default: torch's own choice. The number affects how sums are rounded.
         precision: `auto`, `bf16` (autocast) or `fp32`.
         attention: `auto`, or an implementation: `explicit` computes all scores, `sdpa` is torch's kernel, `flex` is
-            FlexAttention, which skips masked blocks but supports neither dropout nor, here, the relative position bias.
-        compile: Compile the model with torch.compile.
+            FlexAttention, which skips masked blocks but has no dropout. `auto` takes FlexAttention on a GPU where
+            `model.attention_dropout` is 0 and `deterministic` false, else `sdpa`; on a CPU the faster of the other two.
+        deterministic: Repeat a run bit for bit on a GPU; false allows FlexAttention there, which sums the gradient of the
+            relative position bias in no fixed order. A CPU always repeats it.
+        checkpoint_activations: Keep only the input of each layer for the backward pass, which computes the layer again: less
+            memory, about a third more time, the same results. Transformers only.
+        compile: Compile each layer with torch.compile; default: on a GPU, in pre-training.
         evaluate_every: Steps between evaluations on the held-out windows; 0 evaluates at the end only.
         evaluate_windows: Number of held-out windows to evaluate on.
         log_every: Steps between ledger lines.
@@ -552,6 +560,7 @@ class TrainingSettings:
     batch_size: int = 7680
     micro_batch_size: int | None = None
     leaves: int = 64
+    parallel: Literal["auto", "replicate", "shard"] = "auto"
     optimizer: Literal["adamw", "adamax", "lamb", "adafactor", "muon", "nt_asgd"] = "adamw"
     average_patience: int = 5
     learning_rate: float | Auto = 6e-4
@@ -579,7 +588,9 @@ class TrainingSettings:
     threads: int | None = None
     precision: Precision = "auto"
     attention: Literal["auto", "explicit", "sdpa", "flex"] = "auto"
-    compile: bool = False
+    deterministic: bool = True
+    checkpoint_activations: bool = False
+    compile: bool | None = None
     evaluate_every: int = 1000
     evaluate_windows: int = 256
     log_every: int = 10

@@ -289,7 +289,7 @@ def _room(setting: str, following: list[str]) -> int:
 
     key = find_key(setting.replace("-", "_"))
     if key is None or not key.several:
-        is_switch = key is not None and key.type is bool
+        is_switch = key is not None and key.switch
         return int(not is_switch or following in (["true"], ["false"]))
     return sys.maxsize
 

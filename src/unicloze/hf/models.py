@@ -101,7 +101,7 @@ class UniclozePreTrainedModel(PreTrainedModel):
 
     def _dropout(self) -> DropoutKey | None:
         """Dropout of a training forward pass, keyed by torch's generator; None in evaluation."""
-        return DropoutKey(int(torch.randint(2**62, ()))) if self.training else None
+        return DropoutKey(int(torch.randint(2**62, ())), device=self.device) if self.training else None
 
     def _encode(
         self,

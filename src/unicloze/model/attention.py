@@ -43,8 +43,9 @@ def attend(
         *Shape:* (rows, heads, queries, head size)
     """
     if region.block_mask is not None:
-        return _flex_kernel(query.is_cuda)(query, key, value, block_mask=region.block_mask, scale=scale)
-    if backend == "sdpa" and (dropout is None or rate == 0 or query.is_cuda):
+        kernel = _flex_kernel(query.is_cuda)
+        return kernel(query, key, value, region.score_mod, block_mask=region.block_mask, scale=scale)
+    if backend != "explicit" and (dropout is None or rate == 0 or query.is_cuda):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=region.bias, dropout_p=rate if dropout is not None else 0.0, scale=scale
         )
@@ -124,7 +125,7 @@ def choose_backend(hidden: Tensor, dtype: torch.dtype, relative: bool) -> Backen
     """The attention backend measured fastest for a device, data type and bias.
 
     On a CPU, explicit scores win in bf16 and with a trained bias, torch's SDPA kernel in fp32 without one. On a GPU the SDPA
-    kernel handles every case; FlexAttention is opt-in.
+    kernel handles every case; runs that need not repeat their bits choose FlexAttention.
     """
     if hidden.device.type == "cpu" and (dtype != torch.float32 or relative):
         return "explicit"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unicloze.example import Batch
-from unicloze.model.relative_bias import RelativeBias
+from unicloze.model.relative_bias import RelativeBias, ScoreMod
 from unicloze.model.transformer_xl import Relation, Relations
 from unicloze.packing import packed_slots
 from unicloze.visibility import block_mask, bool_mask, with_memory
@@ -38,6 +38,7 @@ class Region:
         bias: Added to the scores: 0, or -inf where a query may not read a key, plus the relative position bias.
             *Shape:* (rows or 1, heads or 1, queries, keys)
         block_mask: FlexAttention's mask, instead of `bias`.
+        score_mod: With it, what adds the relative position bias to a score.
         relation: Transformer-XL's relation of queries to keys, whose bias depends on the queries too.
     """
 
@@ -46,6 +47,7 @@ class Region:
     keys: int
     bias: Tensor | None = None
     block_mask: object | None = None
+    score_mod: ScoreMod | None = None
     relation: Relation | None = None
 
 
@@ -142,8 +144,10 @@ def _bucket(
     rows, slots = batch.input_ids.shape
     intervals, memory = _intervals(batch)
     keys = memory + slots
-    if backend == "flex" and relative is None and relations is None:
-        return BucketPlan(rows, slots, keys, (Region(0, slots, keys, block_mask=block_mask(intervals, keys)),))
+    if backend == "flex" and relations is None and (relative is None or not memory):
+        biased = None if relative is None else relative.score_mod(batch.position_ids)
+        region = Region(0, slots, keys, block_mask=block_mask(intervals, keys), score_mod=biased)
+        return BucketPlan(rows, slots, keys, (region,))
     return BucketPlan(rows, slots, keys, _regions(batch, intervals, memory, relative, relations, dtype))
 
 

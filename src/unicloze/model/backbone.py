@@ -6,16 +6,18 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from unicloze.example import Batch
 from unicloze.model.attention import SelfAttention
 from unicloze.model.attention_plan import Backend, predicted_slots
 from unicloze.model.cross_attention import CrossAttention, SourceReader, SourceStates
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.layers import FeedForward, Layer, Reader, layer_norm
+from unicloze.model.layers import FeedForward, Layer, LayerReader, Reader, layer_norm
 from unicloze.model.readers import FullRows
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.sharing import borrow
@@ -92,12 +94,16 @@ class Stack(nn.Module):
         embeddings: Embeds the tokens this stack reads.
         layers: Number of layers.
         decodes: Whether this is a decoder, whose layers read a source as well.
+
+    Attributes:
+        checkpoint_activations: Whether the backward pass computes each layer again, from its input.
     """
 
     def __init__(self, settings: ModelSettings, embeddings: Embeddings, *, layers: int, decodes: bool = False) -> None:
         super().__init__()
         self.settings = settings
         self.backend: Backend | None = None
+        self.checkpoint_activations = False
         self.embeddings = embeddings
         self.relative = RelativeBias(settings, both_ways=not decodes) if settings.relative_bias else None
         first = Layer(settings, decodes=decodes)
@@ -134,8 +140,29 @@ class Stack(nn.Module):
         reader.start(hidden, self.relative, self.visibility)
         yield hidden
         for layer in self.layers:
-            hidden = layer(hidden, reader, dropout, source)
+            assert isinstance(layer, Layer)
+            hidden = self._through(layer, hidden, reader.at(layer.number), dropout, source)
             yield self._finished(hidden, dropout) if layer is self.layers[-1] else hidden
+
+    def _through(
+        self, layer: Layer, hidden: Tensor, reader: LayerReader, dropout: DropoutKey | None, source: SourceReader | None
+    ) -> Tensor:
+        computed: Tensor
+        if not (self.checkpoint_activations and torch.is_grad_enabled()):
+            computed = layer(hidden, reader, dropout, source)
+            return computed
+        again = nullcontext() if dropout is None else dropout.again()
+        computed = checkpoint(
+            layer,
+            hidden,
+            reader,
+            dropout,
+            source,
+            use_reentrant=False,
+            preserve_rng_state=hidden.is_cuda,  # on a CPU the key decides
+            context_fn=lambda: (nullcontext(), again),
+        )
+        return computed
 
     def _finished(self, hidden: Tensor, dropout: DropoutKey | None) -> Tensor:
         normed: Tensor = self.final_norm(hidden)

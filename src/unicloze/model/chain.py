@@ -89,13 +89,13 @@ class ReplacedTokenModel(nn.Module):
         target = batch.targets["ae"]
         shown = dataclasses.replace(batch, targets={"ae": target})
         states = self.generator.backbone(shown, select=True, dropout=dropout)[-1].flatten(0, 1)
-        predicted = target.weights.flatten().nonzero().squeeze(1)
+        predicted = target.predicted()
         logits = self.generator.token_logits(states.index_select(0, predicted))
         weights, labels = (part.flatten().index_select(0, predicted) for part in (target.weights, target.labels))
         losses = self.generator.token_losses(logits, labels)
         loss = TargetLoss(total=(losses * weights).sum(), weight=target.normaliser)
         draws = draws_of_rows(batch) if dropout is None else dropout.uniform(len(predicted))
-        return loss, with_samples(batch, sample_tokens(logits.detach(), draws.to(logits.device)))
+        return loss, with_samples(batch, sample_tokens(logits.detach(), draws.to(logits.device, non_blocking=True)))
 
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:
         """The generator's logits for every masked token, without dropout. *Shape:* (rows, predictions, vocabulary)"""
@@ -195,8 +195,9 @@ def with_samples(batch: Batch, samples: Tensor) -> Batch:
         The rows with the samples and without `ae`; labels of `rtd` are 1 where the token differs from the original.
     """
     target, asked = batch.targets["ae"], batch.targets["rtd"]
-    row, prediction = target.weights.nonzero(as_tuple=True)
-    input_ids = batch.input_ids.index_put((row, target.slots[row, prediction]), samples)
+    predicted = target.predicted()
+    row = predicted // target.weights.shape[1]
+    input_ids = batch.input_ids.index_put((row, target.slots.flatten().index_select(0, predicted)), samples)
     replaced = (input_ids.gather(1, asked.slots) != asked.labels).long()
     others = {name: other for name, other in batch.targets.items() if name != "ae"}
     return dataclasses.replace(

@@ -14,7 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -144,14 +146,28 @@ class DropoutKey:
     Args:
         parts: Integers that identify the pass, for instance (seed, step, micro-batch).
         factor: Factor of all probabilities.
+        device: Device of the pass; the generator of a GPU is seeded by the key.
     """
 
-    def __init__(self, *parts: int, factor: float = 1.0) -> None:
+    def __init__(self, *parts: int, factor: float = 1.0, device: torch.device | None = None) -> None:
         self._key = keyed.key(*parts)
         self._factor = factor
         self._site = 0
-        if torch.cuda.is_available():
-            torch.cuda.manual_seed_all(int(self._key[0] >> np.uint64(1)))
+        if device is not None and device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(int(self._key[0] >> np.uint64(1)))
+
+    def again(self) -> AbstractContextManager[None]:
+        """A context, for later, in which the calls from here on draw the same once more."""
+        return self._from(self._site)
+
+    @contextmanager
+    def _from(self, site: int) -> Iterator[None]:
+        now, self._site = self._site, site
+        try:
+            yield
+        finally:
+            self._site = now
 
     def uniform(self, count: int) -> Tensor:
         """Draws in [0, 1) in float64 on the CPU, from the next site, for uses other than dropout."""

@@ -16,6 +16,29 @@ WIDENED, WIDENED_ON_GPU = 2**19, 2**26
 """Number of logits converted to float32 at once: 2 MB, which fits a core's cache, and 256 MB on a GPU."""
 
 
+PADDED, PADDED_ON = 64, frozenset({"cuda"})
+"""Multiple to which the vocabulary is padded where logits are computed, and the devices that compute faster so."""
+
+
+def vocabulary_logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """Products with the output matrix, which keeps its size: rows of zeros are added here and their logits removed.
+
+    Args:
+        hidden: *Shape:* (..., width)
+        matrix: *Shape:* (vocabulary, width)
+        bias: *Shape:* (vocabulary,)
+
+    Returns:
+        *Shape:* (..., vocabulary)
+    """
+    tokens = len(matrix)
+    more = -tokens % PADDED if hidden.device.type in PADDED_ON else 0
+    if not more:
+        return functional.linear(hidden, matrix, bias)
+    wide = None if bias is None else functional.pad(bias, (0, more))
+    return functional.linear(hidden, functional.pad(matrix, (0, 0, 0, more)), wide)[..., :tokens]
+
+
 class TokenHead(nn.Module):
     """Hidden states to logits over the vocabulary, with output weights tied to the token embeddings.
 
@@ -61,7 +84,7 @@ class TokenHead(nn.Module):
         Returns:
             *Shape:* (predictions, vocabulary)
         """
-        return functional.linear(self.transform(hidden), self.matrix(embeddings), self.bias)
+        return vocabulary_logits(self.transform(hidden), self.matrix(embeddings), self.bias)
 
 
 class BoundaryHead(nn.Module):
@@ -100,7 +123,7 @@ class BoundaryHead(nn.Module):
         place = self.places((places - 1).clamp(0, self.PLACES - 1))
         inner = self.inner_norm(functional.gelu(self.inner(torch.cat([boundary.flatten(1), place], dim=1))))
         outer = self.outer_norm(functional.gelu(self.outer(inner)))
-        return functional.linear(outer, embeddings, self.bias)
+        return vocabulary_logits(outer, embeddings, self.bias)
 
 
 class PairHead(nn.Module):

@@ -76,20 +76,8 @@ SHARED_SUBLAYERS: Mapping[str, frozenset[str]] = {
 """Modules shared by all layers under each `share_layers`; a normalisation is shared with its sublayer."""
 
 
-class Reader(Protocol):
-    """Supplies keys, values, masks and biases in every layer, and computes attention.
-
-    `unicloze.model.readers` has one for whole rows, one for slots after our cache, and one for a caller's own cache.
-    """
-
-    def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
-        """Prepare what all layers share.
-
-        Args:
-            hidden: The embedded slots. *Shape:* (rows, slots, hidden size)
-            relative: The relative position bias, if the model has one.
-            visibility: Name of the visibility of each layer.
-        """
+class LayerReader(Protocol):
+    """Supplies keys, values, masks and biases in a layer, and computes its attention."""
 
     def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
         """The layer input at the slots whose states are computed: all slots, or in the last layer the selected ones."""
@@ -104,6 +92,25 @@ class Reader(Protocol):
         Returns:
             *Shape:* (rows, computed slots, hidden size)
         """
+
+
+class Reader(Protocol):
+    """What all layers read.
+
+    `unicloze.model.readers` has one for whole rows, one for slots after our cache, and one for a caller's own cache.
+    """
+
+    def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
+        """Prepare what all layers share.
+
+        Args:
+            hidden: The embedded slots. *Shape:* (rows, slots, hidden size)
+            relative: The relative position bias, if the model has one.
+            visibility: Name of the visibility of each layer.
+        """
+
+    def at(self, number: int) -> LayerReader:
+        """What the layer of this number reads."""
 
 
 class Layer(nn.Module):
@@ -145,7 +152,7 @@ class Layer(nn.Module):
         self.rate = settings.dropout
 
     def forward(
-        self, hidden: Tensor, reader: Reader, dropout: DropoutKey | None, source: SourceReader | None = None
+        self, hidden: Tensor, reader: LayerReader, dropout: DropoutKey | None, source: SourceReader | None = None
     ) -> Tensor:
         """Run the layer and return the states of the slots the reader computes.
 

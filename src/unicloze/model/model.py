@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.errors import UsageError
-from unicloze.example import Batch, TargetBatch
+from unicloze.example import Batch, TargetBatch, nonzero
 from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING, backbone_flops, linear_flops, two_stack_flops
@@ -182,14 +182,14 @@ class UnifiedModel(nn.Module):
         weights = torch.cat([target.weights for target in targets], dim=1)
         labels = torch.cat([target.labels for target in targets], dim=1)
         states = torch.cat(list(hidden.values()), dim=1) if len(hidden) > 1 else next(iter(hidden.values()))
-        predicted = weights.flatten().nonzero().squeeze(1)
+        predicted = nonzero(weights, sum(target.predictions for target in targets))
         logits = self.token_logits(states.flatten(0, 1).index_select(0, predicted))
         losses = self.token_losses(logits, labels.flatten().index_select(0, predicted))
         first, width = 0, weights.shape[1]
         for target in targets:
             if target.soft is not None:
                 column = predicted % width
-                own = ((column >= first) & (column < first + target.weights.shape[1])).nonzero().squeeze(1)
+                own = nonzero((column >= first) & (column < first + target.weights.shape[1]), target.predictions)
                 chosen = logits if len(own) == len(logits) else logits.index_select(0, own)
                 mixed = mixed_losses(losses.index_select(0, own), chosen, target.soft)
                 losses = losses.index_copy(0, own, mixed)
@@ -233,7 +233,7 @@ class UnifiedModel(nn.Module):
     def _boundary_losses(self, hidden: Tensor, target: TargetBatch) -> Tensor:
         """Cross-entropy of span tokens predicted from the boundary, 0 where the weight is 0. *Shape:* (rows, predictions)"""
         assert target.places is not None
-        predicted = target.weights.flatten().nonzero().squeeze(1)
+        predicted = target.predicted()
         boundary = hidden.reshape(-1, 2, hidden.shape[2]).index_select(0, predicted)
         places, labels = (ids.flatten().index_select(0, predicted) for ids in (target.places, target.labels))
         logits = self.boundary_head(boundary, places, self.token_table)
@@ -252,7 +252,7 @@ class UnifiedModel(nn.Module):
         hidden = self._selected(batch, None)
         found = {}
         for name, target in batch.targets.items():
-            predicted = target.weights.flatten().nonzero().squeeze(1)
+            predicted = target.predicted()
             if name in self.task_heads:
                 outputs = self.task_head(name).outputs(hidden[name], target, None)
                 found[name] = outputs.flatten(0, 1).index_select(0, predicted)

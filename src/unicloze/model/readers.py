@@ -22,7 +22,7 @@ from torch.nn import functional
 from unicloze.errors import UsageError
 from unicloze.example import Batch
 from unicloze.model.attention import SelfAttention, attend, choose_backend, in_one_row, score_dtype, select_slots
-from unicloze.model.attention_plan import Backend, Region, plan_attention, predicted_slots, step_biases
+from unicloze.model.attention_plan import Backend, BucketPlan, Region, plan_attention, predicted_slots, step_biases
 from unicloze.model.cache import Cache
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.from_attention_mask import Slots
@@ -88,6 +88,7 @@ class FullRows:
     def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
         """Render the batch's visibility once for all layers, see `Reader.start`."""
         batch, dtype = self.batch, score_dtype(hidden)
+        self._earlier = None if batch.memory is None else batch.memory.states  # a backward pass may read it again
         encoded = self.settings.positions == "transformer_xl"
         relations = [Relations(part, self.settings, self.dropout) if encoded else None for part in batch.rows_by_length]
         self._backend = self.backend or choose_backend(hidden, dtype, relative is not None or encoded)
@@ -101,27 +102,17 @@ class FullRows:
         self._buckets = [*(plans[name].buckets for name in visibility[:-1]), self._last.last]
         self._selected = [*(None for _ in visibility[:-1]), self._last.selected]
 
-    def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
-        """See `Reader.computed`."""
-        selected = self._selected[layer.number]
-        return hidden if selected is None else select_slots(in_one_row(hidden) if self._last.late else hidden, selected)
-
-    def attend(self, layer: Layer, normed: Tensor) -> Tensor:
-        """See `Reader.attend`; concatenated buckets attend separately."""
-        buckets, selected, attention = self._buckets[layer.number], self._selected[layer.number], layer.attention
-        late, memory = self._last.late and selected is not None, self.batch.memory
-        earlier = None if memory is None else layer.before_attention(memory.states[layer.number])
-        query, key, value = _project(attention, normed, earlier, None if late else selected, self.dropout)
-        queries = _cut(query, [(bucket.rows, bucket.queries) for bucket in buckets])
-        keys, values = (_cut(part, [(bucket.rows, bucket.keys) for bucket in buckets]) for part in (key, value))
-        attended = [
-            self._attend(attention, part, key, value, bucket.regions)
-            for part, key, value, bucket in zip(queries, keys, values, buckets, strict=True)
-        ]
-        joined = attended[0] if len(attended) == 1 else torch.cat([part.flatten(0, 1) for part in attended])[None]
-        if late and selected is not None:
-            joined = select_slots(in_one_row(joined), selected)
-        return project(attention.output, joined, self.dropout)
+    def at(self, number: int) -> LayerRows:
+        """See `Reader.at`."""
+        selected = self._selected[number]
+        return LayerRows(
+            buckets=self._buckets[number],
+            selected=selected,
+            late=self._last.late and selected is not None,
+            memory=None if self._earlier is None else self._earlier[number],
+            backend=self._backend,
+            dropout=self.dropout,
+        )
 
     def predicted(self, hidden: Tensor) -> Tensor:
         """States of the predicted slots, concatenated in the order of the targets.
@@ -145,6 +136,48 @@ class FullRows:
         found: Tensor = hidden[0].index_select(0, number[asked]).unflatten(0, predicted.shape)
         return found
 
+
+@dataclass(eq=False, kw_only=True)
+class LayerRows:
+    """What a layer reads of `FullRows`: nothing tells the layers but the last apart, so that one compiled layer serves all.
+
+    Args:
+        buckets: The attention plan.
+        selected: Slots to compute, see `AttentionPlan`; None for all.
+        late: Whether they are selected after attention.
+        memory: Hidden states of the memory. *Shape:* (rows, memory, hidden size)
+        backend: Attention backend.
+        dropout: Dropout of this forward pass; none if None.
+    """
+
+    buckets: tuple[BucketPlan, ...]
+    selected: Tensor | None
+    late: bool
+    memory: Tensor | None
+    backend: Backend
+    dropout: DropoutKey | None
+
+    def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
+        """See `LayerReader.computed`."""
+        selected = self.selected
+        return hidden if selected is None else select_slots(in_one_row(hidden) if self.late else hidden, selected)
+
+    def attend(self, layer: Layer, normed: Tensor) -> Tensor:
+        """See `LayerReader.attend`; concatenated buckets attend separately."""
+        buckets, selected, attention = self.buckets, self.selected, layer.attention
+        earlier = None if self.memory is None else layer.before_attention(self.memory)
+        query, key, value = _project(attention, normed, earlier, None if self.late else selected, self.dropout)
+        queries = _cut(query, [(bucket.rows, bucket.queries) for bucket in buckets])
+        keys, values = (_cut(part, [(bucket.rows, bucket.keys) for bucket in buckets]) for part in (key, value))
+        attended = [
+            self._attend(attention, part, key, value, bucket.regions)
+            for part, key, value, bucket in zip(queries, keys, values, buckets, strict=True)
+        ]
+        joined = attended[0] if len(attended) == 1 else torch.cat([part.flatten(0, 1) for part in attended])[None]
+        if self.late and selected is not None:
+            joined = select_slots(in_one_row(joined), selected)
+        return project(attention.output, joined, self.dropout)
+
     def _attend(
         self, attention: SelfAttention, query: Tensor, key: Tensor, value: Tensor, regions: tuple[Region, ...]
     ) -> Tensor:
@@ -164,7 +197,7 @@ class FullRows:
                     part,
                     *read,
                     region,
-                    backend=self._backend,
+                    backend=self.backend,
                     dropout=self.dropout,
                     rate=attention.rate,
                     scale=attention.scale,
@@ -221,15 +254,19 @@ class OwnCache:
         )
         self._biases = [biases[name] for name in visibility]
 
+    def at(self, number: int) -> OwnCache:
+        """See `Reader.at`."""
+        return self
+
     def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
-        """See `Reader.computed`."""
+        """See `LayerReader.computed`."""
         select = self._selected(layer)
         if select is None:
             return hidden
         return hidden[:, select] if isinstance(select, slice) else select_slots(hidden, select)
 
     def attend(self, layer: Layer, normed: Tensor) -> Tensor:
-        """See `Reader.attend`. Weights for inference may be packed, so the projection is not split."""
+        """See `LayerReader.attend`. Weights for inference may be packed, so the projection is not split."""
         attention, select, first = layer.attention, self._selected(layer), self.cache.filled
         rows, slots, heads = *normed.shape[:2], attention.num_heads
         keys, values = self.cache.keys[layer.number], self.cache.values[layer.number]
@@ -289,12 +326,16 @@ class GivenKeys:
         regions = {name: Region(0, queries, keys, bias) for name, (bias,) in biases.items()}
         self._regions = [regions[name] for name in visibility]
 
+    def at(self, number: int) -> GivenKeys:
+        """See `Reader.at`."""
+        return self
+
     def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
-        """See `Reader.computed`."""
+        """See `LayerReader.computed`."""
         return hidden
 
     def attend(self, layer: Layer, normed: Tensor) -> Tensor:
-        """See `Reader.attend`."""
+        """See `LayerReader.attend`."""
         attention = layer.attention
         query, key, value = (
             part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)

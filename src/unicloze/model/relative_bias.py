@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from unicloze.settings import ModelSettings
+
+ScoreMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""FlexAttention's function of a score, its row, head, query and key."""
 
 
 class RelativeBias(nn.Module):
@@ -60,6 +64,23 @@ class RelativeBias(nn.Module):
         table = self.weight.index_select(1, self.bucket(each))
         bias_HBQK: Tensor = _LookUp.apply(table, distance_BQK.add_(far))  # type: ignore[no-untyped-call]
         return bias_HBQK.transpose(0, 1)
+
+    def score_mod(self, positions: Tensor) -> ScoreMod:
+        """FlexAttention's function that adds the bias to a score, read from a table of all distances.
+
+        On a GPU the gradient of the table is summed in no fixed order.
+
+        Args:
+            positions: *Shape:* (rows, slots)
+        """
+        far = self.max_distance
+        table = self.weight.index_select(1, self.bucket(torch.arange(-far, far + 1, device=positions.device)))
+
+        def add(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            distance = (positions[row, key] - positions[row, query]).clamp(-far, far)
+            return score + table[head, distance + far]
+
+        return add
 
 
 class _LookUp(torch.autograd.Function):

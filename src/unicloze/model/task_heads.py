@@ -126,7 +126,7 @@ class TaskHead(nn.Module):
         losses = self._hard_losses(outputs, target)
         if target.soft is None:
             return losses
-        own = target.weights.flatten().nonzero().squeeze(1)
+        own = target.predicted()
         hard, chosen = losses.flatten().index_select(0, own), outputs.flatten(0, 1).index_select(0, own)
         mixed = mixed_losses(hard, chosen, target.soft, numbers=self.head.kind == "quantities")
         return losses.flatten().index_copy(0, own, mixed).view(losses.shape)

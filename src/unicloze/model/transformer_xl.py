@@ -47,7 +47,8 @@ class Relations:
     def __init__(self, batch: Batch, settings: ModelSettings, dropout: DropoutKey | None) -> None:
         memory = 0 if batch.memory is None else batch.memory.slots
         device = batch.position_ids.device
-        self._furthest = int(batch.position_ids.max())
+        furthest = batch.last_position
+        self._furthest = int(batch.position_ids.max()) if furthest is None else furthest
         backward = None if batch.memory is None else batch.memory.backward
         if backward is not None:
             self._furthest += memory

@@ -1,7 +1,8 @@
 """`pretrain --plan`: what a run would take, from steps of the same model with one and two layers and rows.
 
 Memory and time of a step are sums of four terms: a constant, one per layer, one per row, and one per row and layer. Four
-short steps on random tokens determine them, without the corpus and without the whole model.
+short steps on random tokens determine them, without the corpus and without the whole model. Where activations are
+checkpointed, the models have two and three layers: only from the second layer on does each add the same.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.forecast import memory_of
-from unicloze.training.loading import ready_model, shape_model, spell_tokens
+from unicloze.training.loading import compiles, ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
 from unicloze.training.optimizers import build_optimizers, set_learning
 from unicloze.training.precision import choose_device, choose_precision
@@ -42,7 +43,7 @@ from unicloze.training.tree import Node, PartialSums
 
 _MIB, _GIB = 2**20, 2**30
 _SPECIAL = 8
-_LAYERS, _ROWS = (1, 2), (1, 2)
+_ROWS = 1, 2
 _KEPT = 0.35
 """Memory of a CPU that the allocator keeps after it was freed and that operations use inside, relative to the tensors."""
 _FIXED = 64 * _MIB
@@ -143,7 +144,9 @@ def plan_run(recipe: Recipe, vocab_size: int) -> Plan:
     """
     device = choose_device(recipe.training)
     precision = choose_precision(recipe.training, device)
-    compute = Compute(device=device, precision=precision, fixed_shape=recipe.training.compile or device.type == "cuda")
+    compute = Compute(
+        device=device, precision=precision, fixed_shape=compiles(recipe.training, device) or device.type == "cuda"
+    )
     with shapes_only():
         parameters = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
     forecasts = [(phase, _Forecast(phase, vocab_size, compute, parameters)) for phase in phases(recipe)]
@@ -181,19 +184,21 @@ class _Forecast:
         training = phase.recipe.training
         self.rows = training.micro_batch_size or training.batch_size
         self._batch, self._leaves, self._weights = training.batch_size, training.leaves, 4 * parameters
-        self._layers = phase.recipe.model.num_layers
+        self._layers, self._checkpoints = phase.recipe.model.num_layers, training.checkpoint_activations
+        self._few = (2, 3) if self._checkpoints else (1, 2)
         self._kept, self._fixed = (_KEPT, _FIXED) if compute.device.type == "cpu" else (0.0, 0)
         with _random_text(phase.recipe, vocab_size) as sampler_of:
             self._rows_held = _rows_held(phase.recipe, sampler_of)
             found = {
                 (layers, rows): _measured(phase, layers, rows, vocab_size, compute, sampler_of)
-                for layers, rows in itertools.product(_LAYERS, _ROWS)
+                for layers, rows in itertools.product(self._few, _ROWS)
             }
         self._found = found
 
     def _at(self, rows: int) -> _Step:
         """The step of the whole model with micro-batches of some rows."""
-        layers = self._layers - 1
+        fewer, more = self._few
+        layers = self._layers - fewer
 
         def combine(one: float, of_rows: float, of_layers: float, both: float) -> float:
             mixed = both - of_rows - of_layers + one
@@ -202,7 +207,7 @@ class _Forecast:
         def timed(one: float, *others: float) -> float:
             return max(combine(one, *others), one)  # times of short steps vary
 
-        steps = [self._found[1, 1], self._found[1, 2], self._found[2, 1], self._found[2, 2]]
+        steps = [self._found[number, size] for number in (fewer, more) for size in _ROWS]
         times = _Step.of(timed, *steps)
         return replace(_Step.of(combine, *steps), seconds=times.seconds, update_seconds=times.update_seconds)
 
@@ -242,9 +247,10 @@ class _Forecast:
         if fits:
             return f"give --training.micro_batch_size {fits[-1]}, which needs {_amount(self.total(fits[-1]))}"
         fewer = self.total(1)
+        recomputed = "" if self._checkpoints else " or --training.checkpoint_activations true"
         return (
             f"even rows one at a time need {_amount(fewer)}: lower model.hidden_size, model.num_layers, "
-            "tokenizer.vocab_size or data.window, or set --training.leaves 1"
+            f"tokenizer.vocab_size or data.window, or set --training.leaves 1{recomputed}"
         )
 
 

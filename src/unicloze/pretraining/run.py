@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.opening import open_model
 from unicloze.mixtures import parts, phases, windows_before
+from unicloze.model.build import Model
 from unicloze.model.model import perplexity
 from unicloze.pretraining.agreement import as_prepared
 from unicloze.pretraining.count_baselines import open_baselines, trained_sources
@@ -23,6 +22,7 @@ from unicloze.pretraining.data import build_sampler, open_data, phrases_for, tok
 from unicloze.pretraining.filled_samples import heldout_samples
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
+from unicloze.recipes.validation import unshardable
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE
 from unicloze.settings import Recipe
 from unicloze.text.lineage import read_lineage
@@ -40,17 +40,19 @@ from unicloze.training.checkpoint import (
     set_aside_newer,
 )
 from unicloze.training.distillation import Teacher
-from unicloze.training.forecast import refuse_what_cannot_fit
+from unicloze.training.divergence import NonFiniteError
+from unicloze.training.forecast import refuse_what_cannot_fit, weights_fit
 from unicloze.training.initial import initialize_from
 from unicloze.training.ledger import read_ledger
-from unicloze.training.loading import ready_model, spell_tokens
+from unicloze.training.loading import compile_layers, compiles, ready_model, spell_tokens
 from unicloze.training.lock import hold_run
-from unicloze.training.loop import Compute, NonFiniteError, TrainState, evaluate
+from unicloze.training.loop import Compute, TrainState, evaluate
 from unicloze.training.nt_asgd import NtAsgd, averaged
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads
+from unicloze.training.sharding import gathered, shard
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
 from unicloze.training.word_guesses import WordScore, ranks_by_model, way_to_ask
 from unicloze.training.world import World
@@ -135,7 +137,9 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bo
         progress = progress and world.first
         checkpoint = world.in_turn(lambda: load_newest(out / CHECKPOINTS))
         recipe = _with_former_settings(recipe, out, checkpoint, world)
-        refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size)
+        world.sharded = world.only_first(lambda: _shards(recipe, world))
+        shares = world.size if world.sharded else 1
+        refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size, shares)
         prepared = world.in_turn(lambda: open_data(recipe, out, checkpoint, progress, verify))
         world.same("the data", prepared.fingerprint, "give all processes the same files, in a shared folder")
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
@@ -147,6 +151,17 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bo
             result = run.train()
     run.heed(result.stopped_by)
     return result
+
+
+def _shards(recipe: Recipe, world: World) -> bool:
+    """Whether each process holds a share of the model: as set, or where the whole does not fit."""
+    wanted = recipe.training.parallel
+    if world.size == 1 or wanted == "replicate":
+        return False
+    if wanted == "shard":
+        return True
+    device = choose_device(recipe.training)
+    return not any(unshardable(recipe)) and not weights_fit(recipe, device, recipe.tokenizer.vocab_size)
 
 
 def _write_settings(recipe: Recipe, out: Path, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
@@ -228,7 +243,7 @@ class _Run(RunProcess):
             device=device,
             world=world,
             precision=training.precision,
-            fixed_shape=training.compile or device.type == "cuda",
+            fixed_shape=compiles(training, device) or device.type == "cuda",
             soften=self.teacher,
         )
         last = phases(recipe)[-1].recipe
@@ -249,7 +264,7 @@ class _Run(RunProcess):
             warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
         self.baselines = None if heldout is None else world.in_turn(lambda: open_baselines(last, prepared, out))
         self.counts = self.baselines.perplexities if self.baselines else {}
-        state = self._initial_state(recipe, device, checkpoint)
+        state = self._initial_state(recipe, compute, checkpoint)
         self.perplexity: dict[str, float | None] = {}
         super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
 
@@ -268,12 +283,14 @@ class _Run(RunProcess):
             warnings.warn(TOO_SMALL.format("the perplexity will be measured on the training text"), stacklevel=4)
             return None
 
-    def _initial_state(self, recipe: Recipe, device: torch.device, checkpoint: Checkpoint | None) -> TrainState:
+    def _initial_state(self, recipe: Recipe, compute: Compute, checkpoint: Checkpoint | None) -> TrainState:
         """The state before the first step, or, for a run that resumes, the one to restore a checkpoint into."""
-        model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, device)
+        model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, compute.device)
         spell_tokens(model, self.prepared.tokenizer.symbols)
         if recipe.training.initialize_from is not None and checkpoint is None:
             initialize_from(model, open_model(recipe.training.initialize_from), self.prepared.tokenizer, recipe)
+        if compute.world.sharded:
+            shard(model, compute.device, compute.world.size)
         return TrainState(
             model=model, optimizers=build_optimizers(model, recipe.training, layer_decay=recipe.training.layer_decay)
         )
@@ -291,9 +308,8 @@ class _Run(RunProcess):
         if self.state.step == 0:
             self._write_samples()
         model = self.state.model
-        if training.compile:
-            for network in model.networks:
-                network.backbone.compile()
+        if compiles(training, self.compute.device) and not self.world.sharded:
+            compile_layers(model)
         steps = self._steps()
         self.learn(steps, training, self._evaluate, self._save, self._describe, self._spiked)
         if self.state.step < training.steps:
@@ -351,17 +367,32 @@ class _Run(RunProcess):
     def _content_words(self) -> WordScore | None:
         """Score on held-out content words; None if there are too few or the objective cannot predict them."""
         way = way_to_ask(phases(self.recipe)[-1].recipe.objective)
-        if way is None or self.baselines is None or not len(self.baselines.words) or not self.world.first:
+        if way is None or self.baselines is None or not len(self.baselines.words):
+            return None
+        model = self._whole_model()
+        if model is None:
             return None
         vocabulary = self.prepared.tokenizer.vocabulary
-        ranks = ranks_by_model(self.state.model, self.baselines.words, vocabulary, way, self.compute)
+        ranks = ranks_by_model(model, self.baselines.words, vocabulary, way, self.compute)
         return WordScore.of(ranks, self.baselines.ranks, way[0])
 
-    def _write_samples(self) -> None:
+    def _whole_model(self) -> Model | None:
+        """The model, gathered from all processes if it is sharded, in the first process; None in the others."""
+        if not self.world.sharded:
+            return self.state.model if self.world.first else None
+        weights = gathered(self.state.model.state_dict(), keep=self.world.first)
         if not self.world.first:
+            return None
+        model = ready_model(self.recipe, self.state.model.vocab_size, self.compute.device)
+        model.load_state_dict(weights)
+        return model
+
+    def _write_samples(self) -> None:
+        model = self._whole_model()
+        if model is None:
             return
         objective = phases(self.recipe)[-1].recipe.objective
-        samples = heldout_samples(self.state.model, self.heldout, self.prepared.tokenizer, objective, self.compute)
+        samples = heldout_samples(model, self.heldout, self.prepared.tokenizer, objective, self.compute)
         self.ledger.write("samples", step=self.state.step, samples=samples)
 
     def _evaluate(self, state: TrainState) -> bool:

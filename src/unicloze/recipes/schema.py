@@ -50,6 +50,11 @@ class Key(NamedTuple):
         return type(None) in _members(self.type)
 
     @property
+    def switch(self) -> bool:
+        """Whether it is true or false, so that its name alone means true."""
+        return bool in _members(self.type)
+
+    @property
     def several(self) -> bool:
         """Whether it takes a list."""
         return any(get_origin(member) in (list, tuple) for member in _members(self.type))
@@ -171,7 +176,7 @@ def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, An
         known = find_key(key)
         if known is None:
             raise unknown_key(key, f"option --{name}")
-        if not values and known.type is bool:
+        if not values and known.switch:
             overrides[given] = True
         elif not values:
             raise UsageError(f"option --{name}: it needs a value, {expected(known.type)}.")

@@ -66,6 +66,7 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
         Needs("classes or tokens (not task.kind regression)", lambda recipe: recipe.task.kind != "regression"),
     ),
     "distillation.weight": (_teacher,),
+    "training.checkpoint_activations": (_transformer,),
     "training.decay_steps": (
         Needs("training.schedule cosine or wsd", lambda recipe: recipe.training.schedule in ("cosine", "wsd")),
     ),
@@ -169,6 +170,7 @@ DECIDED_IN_A_TASK: Mapping[str, str] = {
     "training.evaluate_windows": "give task.evaluate_records, the number of records to evaluate on",
     "training.keep_checkpoints": "the newest and the best checkpoint are kept",
     "training.layer_decay": "give finetuning.layer_decay",
+    "training.parallel": "every process holds the whole model in fine-tuning",
     "training.compile": "rows differ in length, and recompiling the model for each length is slower",
     "training.phases": "phases change the objective or the windows of pre-training",
     "training.initialize_from": "give --model",

@@ -175,6 +175,22 @@ _MOST = {
 """What no model here comes near; larger values take a machine down before anything else is said."""
 
 
+def unshardable(recipe: Recipe) -> Iterator[Problem]:
+    """Why the processes of a run cannot hold a share of the model each (`training.parallel: shard`)."""
+    training = recipe.training
+    if training.optimizer not in ("adamw", "adamax"):
+        yield (
+            "training.parallel",
+            f"training.optimizer {training.optimizer} needs whole matrices: set it to adamw or adamax",
+        )
+    if recipe.model.kind == "recurrent":
+        yield "training.parallel", "a recurrent model cannot be sharded: set it to replicate"
+    if any(len(parts(phase.recipe.objective)) > 1 for phase in phases(recipe)):
+        yield "training.parallel", "parts of a mixture use different weights at the same time: set it to replicate"
+    if training.compile:
+        yield "training.parallel", "a sharded model is not compiled here: set training.compile to false"
+
+
 def _has(recipe: Recipe, key: str) -> bool:
     """Whether a recipe has a setting; objectives differ in their settings."""
     section, _, name = key.rpartition(".")
@@ -245,8 +261,12 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     yield from task_problems(recipe)
     if not 0 < recipe.distillation.weight <= 1:
         yield "distillation.weight", "it must be above 0 and at most 1"
-    if training.attention == "flex" and (model.relative_bias or model.attention_dropout > 0):
-        yield "training.attention", "it needs model.relative_bias false and model.attention_dropout 0"
+    if training.attention == "flex" and model.attention_dropout > 0:
+        yield "training.attention", "it needs model.attention_dropout 0"
+    elif training.attention == "flex" and model.relative_bias and training.deterministic:
+        yield "training.attention", "with model.relative_bias it needs training.deterministic false"
+    if training.parallel == "shard":
+        yield from unshardable(recipe)
     if training.decay_steps is not None and training.decay_steps > training.steps - training.warmup_steps:
         yield (
             "training.decay_steps",

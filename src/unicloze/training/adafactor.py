@@ -42,7 +42,7 @@ class Adafactor(TensorwiseOptimizer):
                 state["squares"] = torch.zeros_like(weight)
         state["step"] += 1
         new = float(state["step"]) ** -DECAY
-        rate = group["lr"] * max(SMALLEST_SIZE, float(_size(weight)))
+        rate = self._rate(weight, group["lr"])
         square = gradient**2 + SMALLEST_SQUARE
         if weight.ndim >= 2:
             rows, columns = state["rows"], state["columns"]
@@ -56,7 +56,17 @@ class Adafactor(TensorwiseOptimizer):
         update.div_(_size(update).clamp_(min=1.0))
         if group["weight_decay"]:
             weight.mul_(1 - rate * group["weight_decay"])
-        weight.sub_(update, alpha=rate)
+        if isinstance(rate, Tensor):
+            weight.sub_(update.mul_(rate))
+        else:
+            weight.sub_(update, alpha=rate)
+
+    @staticmethod
+    def _rate(weight: Tensor, rate: float) -> float | Tensor:
+        """The learning rate for a tensor of its size; a tensor on a GPU, which nobody waits for."""
+        if weight.device.type == "cpu":
+            return rate * max(SMALLEST_SIZE, float(_size(weight)))
+        return rate * _size(weight).clamp_(min=SMALLEST_SIZE)
 
 
 def _size(weight: Tensor) -> Tensor:

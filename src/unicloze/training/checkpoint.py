@@ -13,12 +13,11 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -36,6 +35,13 @@ ALWAYS = {WEIGHTS, "optimizer.safetensors", "optimizer.json", "state.json"}
 MALFORMED = ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError
 """Exceptions raised by reading content of the wrong structure."""
 _KINDS = {"step": int, "text_tokens": int, "vocab_size": int, "max_positions": int, "fingerprint": str, "origin": dict}
+
+
+class Stateful(Protocol):
+    """An optimiser, or its state gathered from several processes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, as of `torch.optim.Optimizer.state_dict`."""
 
 
 class FormatError(UniclozeError):
@@ -66,7 +72,7 @@ def save_checkpoint(
     *,
     step: int,
     model: Mapping[str, Tensor],
-    optimizers: list[torch.optim.Optimizer],
+    optimizers: Sequence[Stateful],
     state: Mapping[str, Any],
     files: list[Path],
     keep: int,
@@ -106,7 +112,7 @@ def write_checkpoint(
     *,
     step: int,
     model: Mapping[str, Tensor],
-    optimizers: list[torch.optim.Optimizer],
+    optimizers: Sequence[Stateful],
     state: Mapping[str, Any],
     files: list[Path],
     memories: Mapping[str, Tensor] | None = None,
@@ -281,7 +287,7 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _split_optimizers(optimizers: list[torch.optim.Optimizer]) -> tuple[dict[str, Tensor], list[Any]]:
+def _split_optimizers(optimizers: Sequence[Stateful]) -> tuple[dict[str, Tensor], list[Any]]:
     tensors: dict[str, Tensor] = {}
     plain = []
     for number, optimizer in enumerate(optimizers):

@@ -8,14 +8,26 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from unicloze.training.sharding import whole
 
-def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+
+def norm_of_all(tensors: Mapping[str, Tensor]) -> Tensor:
+    """The norm over all tensors of floating point numbers. *Shape:* ()"""
+    floats = [tensor.detach() for tensor in tensors.values() if tensor.is_floating_point()]
+    return whole(torch.nn.utils.get_total_norm(floats))
+
+
+def first_non_finite(tensors: Mapping[str, Tensor], norm: float | None = None) -> str | None:
     """Name of the first tensor with NaN or infinite values; None if there is none.
 
     One norm over all tensors is computed first. Only if it is not finite, which large values can also cause, is each tensor
     checked.
+
+    Args:
+        tensors: By name; those of integers are not checked.
+        norm: Their norm, if it is known, see `norm_of_all`.
     """
-    tensors = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
-    if math.isfinite(float(torch.nn.utils.get_total_norm(tensors.values()))):
+    if math.isfinite(float(norm_of_all(tensors)) if norm is None else norm):
         return None
-    return next((name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())), None)
+    floats = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
+    return next((name for name, tensor in floats.items() if not bool(whole(tensor).isfinite().all())), None)

@@ -18,13 +18,14 @@ _GIB = 2**30
 _CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int) -> None:
+def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int, shares: int = 1) -> None:
     """Refuse pre-training whose lower bound of memory exceeds that of the device.
 
     Args:
         recipe: The recipe; each phase is checked.
         device: Device of the run.
         vocab_size: Number of token ids.
+        shares: Number of processes that each hold a share of the weights.
 
     Raises:
         UsageError: It cannot fit; the message suggests what would.
@@ -33,7 +34,7 @@ def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int
     if there is None:
         return
     cure = "lower model.hidden_size, model.num_layers, tokenizer.vocab_size or data.window until it has {} weights or fewer"
-    fixed = _bytes_of_weights(recipe, vocab_size, there, cure)
+    fixed = _bytes_of_weights(recipe, vocab_size, there * shares, cure) // shares
     for phase in phases(recipe):
         training, window = phase.recipe.training, phase.recipe.data.window
         rows = training.micro_batch_size or training.batch_size
@@ -64,6 +65,15 @@ def refuse_task_that_cannot_fit(recipe: Recipe, device: torch.device, vocab_size
     _check_rows(recipe, rows, tokens, fixed, there, cure)
 
 
+def weights_fit(recipe: Recipe, device: torch.device, vocab_size: int) -> bool:
+    """Whether the weights with their gradients and moments fit into the memory of a device, as far as it is known."""
+    there = memory_of(device)
+    try:
+        return there is None or _bytes_of_weights(recipe, vocab_size, there, "") <= there
+    except UsageError:
+        return False
+
+
 def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) -> int:
     """Bytes of the weights, each with a gradient and the optimiser's moments, unless some are frozen.
 
@@ -85,6 +95,8 @@ def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) ->
 def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, otherwise: str) -> None:
     """Refuse rows whose backward pass keeps more than fits: the inputs of each layer's matrix products, in bf16.
 
+    With checkpointed activations it keeps these of one layer, and of the others the input.
+
     A slot of an encoder-decoder passes through one of its stacks.
 
     Args:
@@ -100,7 +112,11 @@ def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, 
     """
     model, training = recipe.model, recipe.training
     layers = min(model.num_layers, model.decoder_layers or model.num_layers)
-    needed = 2 * tokens * layers * (4 * model.hidden_size + 2 * model.intermediate_size)
+    of_a_layer = 4 * model.hidden_size + 2 * model.intermediate_size
+    kept = layers * of_a_layer
+    if training.checkpoint_activations and model.kind == "transformer":
+        kept = (layers - 1) * model.hidden_size + of_a_layer
+    needed = 2 * tokens * kept
     frozen = training.frozen or recipe.finetuning.few or recipe.finetuning.unfreeze_epochs is not None
     if fixed + needed <= there or frozen:
         return

@@ -17,16 +17,20 @@ from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.adaptation import add_low_rank, learning, merge_low_rank
+from unicloze.model.attention_plan import Backend
+from unicloze.model.backbone import Stack
 from unicloze.model.build import Model, build
+from unicloze.model.layers import Layer
 from unicloze.model.model import WITHOUT_VOCABULARY, UnifiedModel
 from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.recipes import load_recipe
 from unicloze.run_files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER
-from unicloze.settings import Recipe
+from unicloze.settings import Recipe, TrainingSettings
 from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest
 from unicloze.training.loop import Compute
+from unicloze.training.sharding import as_stored
 from unicloze.training.start_model import START, StartModel, fingerprint
 
 """Folder of a run's best checkpoint, kept besides the newest."""
@@ -97,7 +101,7 @@ def spell_tokens(model: Model, symbols: Callable[[], Int64s]) -> None:
 
 
 def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
-    """The initialised model on a device, with the recipe's frozen parts, label smoothing and attention backend.
+    """The initialised model on a device, with the recipe's frozen parts, label smoothing, checkpoints and attention backend.
 
     Raises:
         UsageError: A frozen part does not exist, everything is frozen, label smoothing has no effect, or the attention
@@ -112,10 +116,35 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
         weight.requires_grad_(weight.requires_grad and name in learns)
     for network in model.networks:
         network.label_smoothing = recipe.training.label_smoothing
-    if recipe.training.attention != "auto":
-        for network in model.networks:
-            network.backbone.backend = recipe.training.attention
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.checkpoint_activations = recipe.training.checkpoint_activations
+    backend = attention_backend(recipe, device)
+    for network in model.networks if backend else ():
+        network.backbone.backend = backend
     return model
+
+
+def attention_backend(recipe: Recipe, device: torch.device) -> Backend | None:
+    """The attention backend of a run; None if each batch decides, see `choose_backend`."""
+    training, model = recipe.training, recipe.model
+    if training.attention != "auto":
+        return training.attention
+    plain = model.kind == "transformer" and model.positions != "transformer_xl" and not model.decoder_layers
+    free = model.attention_dropout == 0 and not training.deterministic
+    return "flex" if device.type == "cuda" and plain and free else None
+
+
+def compiles(training: TrainingSettings, device: torch.device) -> bool:
+    """Whether pre-training compiles layers: as set, by default on a GPU."""
+    return device.type == "cuda" if training.compile is None else training.compile
+
+
+def compile_layers(model: Model) -> None:
+    """Compile each layer. All but the last share one graph, so that the time does not grow with their number."""
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.compile()
 
 
 def check_smoothing(recipe: Recipe) -> None:
@@ -215,7 +244,7 @@ def fit_weights(model: Model, checkpoint: Checkpoint, others: Mapping[str, Tenso
                 f"{checkpoint.path} does not fit the recipe: {name} is {shapes[1]} there and {shapes[0]} here{hint}; use the "
                 "recipe and tokenizer it was trained with"
             )
-    model.load_state_dict(weights)
+    model.load_state_dict(as_stored(weights, own))
 
 
 Open = Callable[[Path], LoadedModel]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,19 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from unicloze.errors import UniclozeError
-from unicloze.example import Batch, Examples, collate
+from unicloze.example import Batch, Examples, Memory, collate
 from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.allocator import TRIMMED_EVERY, return_free_memory
 from unicloze.training.batches import WINDOWS_AT_ONCE, MicroBatch
+from unicloze.training.divergence import CURE, NonFiniteError, Updated, non_finite
 from unicloze.training.finite import first_non_finite
 from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
+from unicloze.training.passes import Abandoned, Passes, numbers_of
 from unicloze.training.prefetch import Prefetch
 from unicloze.training.recurrence import Memories, pack, unpack, with_memory
+from unicloze.training.sharding import whole
+from unicloze.training.signals import Interruption, stop_when_asked
 from unicloze.training.spikes import MOST, Spikes
 from unicloze.training.tree import share
 from unicloze.training.world import StepReport, World
@@ -59,24 +61,6 @@ class TrainState:
     parts: list[int] | None = None
     step_tokens: int = 0
     spikes: Spikes = field(default_factory=Spikes)
-
-
-@dataclass
-class Interruption:
-    """Whether SIGTERM, SIGINT or SIGHUP asked the run to stop.
-
-    Args:
-        signal: The signal this process received; 0 if none.
-        agreed: The signal all processes of the run stop for; 0 if none, None in a single process.
-    """
-
-    signal: int = 0
-    agreed: int | None = None
-
-    @property
-    def heeded(self) -> int:
-        """The signal to stop for."""
-        return self.signal if self.agreed is None else self.agreed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +97,15 @@ class Compute:
         """bf16 autocast; no context in fp32."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
+    @property
+    def queues(self) -> bool:
+        """Whether the device computes while this process goes on, which reading a number from it would interrupt."""
+        return self.device.type != "cpu"
+
     def lookups(self, model: Model) -> AbstractContextManager[None]:
         """Sparse gradients of large tables on a CPU, unless shapes are fixed for compilation."""
-        return by_rows(model) if self.device.type == "cpu" and not self.fixed_shape else nullcontext()
+        sparse = self.device.type == "cpu" and not self.fixed_shape and not self.world.sharded
+        return by_rows(model) if sparse else nullcontext()
 
 
 def fit(
@@ -136,6 +126,7 @@ def fit(
         UniclozeError: The text of a step cannot be read; the weights before that step are saved.
     """
     ahead = max(1, WINDOWS_AT_ONCE // settings.batch_size)
+    updated = Updated(state.model, hooks.describe)
     with stop_when_asked() as interruption, Prefetch(steps, ahead) as made:
         while state.step < settings.steps:
             started, memories = time.perf_counter(), state.memories
@@ -146,32 +137,37 @@ def fit(
                 micro_batches = next(made)
             except UniclozeError:  # the weights are still good
                 if compute.world.size == 1:  # saving needs all processes, and the others may not get here
+                    updated.check()
                     hooks.save(state)
                 raise
             set_learning(state.optimizers, state.step)
             spike = None
             try:
-                losses = accumulate_gradients(state, micro_batches, settings, compute, hooks.describe, interruption)
-                norm = clip_gradient(state.model, settings.clip_norm)
+                losses, norm = losses_and_norm(
+                    state, micro_batches, settings, compute, hooks.describe, interruption, updated
+                )
                 if not math.isfinite(norm):
                     raise non_finite(f"the norm of the gradient is {norm}", micro_batches, hooks.describe)
                 if settings.on_spike != "accept":
                     spike = state.spikes.reason(norm, settings.spike_factor)
             except NonFiniteError as error:
+                updated.check()
                 if settings.on_spike == "accept":
                     state.model.load_state_dict(statistics, strict=False)
                     state.memories = memories
                     raise _before_update(error, state, hooks.save) from error
                 spike, state.memories = str(error), {}
             except Abandoned:
+                updated.check()
                 state.model.load_state_dict(statistics, strict=False)
                 hooks.save(state)
                 break
+            updated.check()
             if spike is None:
                 update(state, norm, settings, micro_batches[0].rate)
-                spoiled = first_non_finite(state.model.state_dict())
-                if spoiled is not None:
-                    raise _after_update(spoiled, state, micro_batches, hooks.describe)
+                updated.note(state.step + 1, micro_batches)
+                if not compute.queues:
+                    updated.check()
                 state.text_tokens += state.step_tokens
             else:
                 state.model.load_state_dict(statistics, strict=False)
@@ -191,10 +187,13 @@ def fit(
             regular = settings.save_every and state.step % settings.save_every == 0
             if regular and settings.on_spike == "go_back":
                 state.spikes.in_a_row = 0
+            measured = done or bool(settings.evaluate_every and state.step % settings.evaluate_every == 0)
+            if done or stopping or regular or measured:
+                updated.check()
             if done or stopping or regular:
                 hooks.save(state)
             enough = False
-            if done or (settings.evaluate_every and state.step % settings.evaluate_every == 0):
+            if measured:
                 enough = hooks.evaluate(state)
             if stopping or enough:
                 break
@@ -233,25 +232,87 @@ def accumulate_gradients(
         Abandoned: A signal arrived before the last micro-batch. Signals are handled after the current micro-batch; the step
             is repeated when the run resumes.
     """
+    interruption = interruption or Interruption()
+    passes = _passes(state, micro_batches, settings, compute, describe, interruption)
+    passes.read()
+    losses = passes.agree(interruption)
+    state.memories = passes.memories
+    passes.give_gradients()
+    return losses
+
+
+def losses_and_norm(
+    state: TrainState,
+    micro_batches: list[MicroBatch],
+    settings: TrainingSettings,
+    compute: Compute,
+    describe: Callable[[MicroBatch], str],
+    interruption: Interruption,
+    updated: Updated,
+) -> tuple[dict[str, float], float]:
+    """`accumulate_gradients`, then `clip_gradient`.
+
+    A single process reads all numbers from a GPU at once, also the last update's: it waits for the GPU once a step. Several
+    processes agree on the losses before they exchange gradients, and read the norm after that.
+
+    Returns:
+        Mean loss of each target, and the norm of the gradient.
+    """
+    passes = _passes(state, micro_batches, settings, compute, describe, interruption)
+    alone = compute.queues and compute.world.size == 1 and not passes.report.left
+    if not alone:
+        passes.read()
+        losses = passes.agree(interruption)
+        state.memories = passes.memories
+        passes.give_gradients()
+        if not compute.queues:
+            return losses, clip_gradient(state.model, settings.clip_norm)
+        norm, *weights = numbers_of([_clipped(state.model, settings.clip_norm), *updated.unread])
+        updated.read(weights)
+        return losses, norm
+    passes.give_gradients()
+    norm, *weights = passes.read([_clipped(state.model, settings.clip_norm), *updated.unread])
+    updated.read(weights)
+    losses = passes.agree(interruption)
+    state.memories = passes.memories
+    return losses, norm
+
+
+def _passes(
+    state: TrainState,
+    micro_batches: list[MicroBatch],
+    settings: TrainingSettings,
+    compute: Compute,
+    describe: Callable[[MicroBatch], str],
+    interruption: Interruption,
+) -> Passes:
+    """Run forward and backward for the micro-batches of this process; see `accumulate_gradients`."""
     parts, world = [micro_batch.part for micro_batch in micro_batches], compute.world
     own, count = world.leaves(parts, settings.leaves), min(settings.leaves, len(parts))
     weights, state.step_tokens = _totals(micro_batches, own, world)
     learned = [weight for weight in state.model.parameters() if weight.requires_grad]
     gradients = GradientSums(learned, count, state.buffers)
-    memories, used = {}, state.model.for_use().settings
+    memories: dict[int, Memory] = {}
+    used = state.model.for_use().settings
     if used.memory and state.parts != parts:  # the rows that continue ours may be on other processes
         state.memories = unpack(world.share_tensors(pack(state.memories)), compute.device)
     state.parts = parts
     state.model.train()
     state.model.zero_grad(set_to_none=True)
-    report = StepReport()
-    interruption = interruption or Interruption()
+
+    def problem(number: int, name: str, value: float) -> str:
+        where = f"the loss of {name} is {value} in micro-batch {number}"
+        return str(non_finite(where, [micro_batches[number]], describe))
+
+    passes = Passes(world, StepReport(), gradients, count, weights, memories, {}, problem)
     world.begin_step(state.step)
+    begun = False
     try:
         for leaf, numbers in own.items():
             for number in numbers:
-                if report.means and (interruption.signal or world.leaving()):
+                if begun and not world.sharded and (interruption.signal or world.leaving()):
                     raise Abandoned
+                begun = True
                 micro_batch = micro_batches[number]
                 if not len(micro_batch.examples):
                     continue
@@ -259,7 +320,9 @@ def accumulate_gradients(
                 batch = with_memory(batch, micro_batch, state.memories.get(number), used)
                 batch = batch if compute.soften is None else compute.soften(batch, compute)
                 with compute.autocast(), compute.lookups(state.model):
-                    key = DropoutKey(settings.seed, state.step, number, factor=micro_batch.dropout)
+                    key = DropoutKey(
+                        settings.seed, state.step, number, factor=micro_batch.dropout, device=compute.device
+                    )
                     losses = state.model(batch, key)
                 if batch.memory is not None:
                     memories[number] = batch.memory
@@ -269,41 +332,16 @@ def accumulate_gradients(
                 ]
                 torch.stack(totals).sum().backward()
                 fill_gradients(state.model, state.buffers)
-                values = {name: float(loss.total.detach()) / weights[name] for name, loss in losses.items()}
-                for name, value in values.items():
-                    if not math.isfinite(value):
-                        where = f"the loss of {name} is {value} in micro-batch {number}"
-                        report.problem = number, str(non_finite(where, [micro_batch], describe))
+                passes.totals[number] = {name: loss.total.detach() for name, loss in losses.items()}
+                if not compute.queues and not world.sharded:
+                    passes.read()
+                    if passes.report.problem is not None:
                         raise Abandoned
-                report.means[number] = values
-            gradients.take(leaf)
+            if not world.sharded:
+                gradients.take(leaf)
     except Abandoned:
-        report.left = report.problem is None
-    sums: dict[str, float] = {}
-    for of_micro_batch in _agreed(world.meet(report, lambda: interruption.signal), world, interruption):
-        for name, value in of_micro_batch.items():
-            sums[name] = sums.get(name, 0.0) + value
-    gradients.give(world.add(gradients.sums, count, gradients.weights))
-    state.memories = memories
-    return sums
-
-
-def _agreed(reports: list[StepReport], world: World, interruption: Interruption) -> list[dict[str, float]]:
-    """The mean losses of all micro-batches, in order, from the reports of all processes.
-
-    Raises:
-        NonFiniteError: A loss is not finite.
-        Abandoned: A process left the step.
-    """
-    if world.size > 1:
-        interruption.agreed = next((report.signal for report in reports if report.signal), 0)
-    problems = [report.problem for report in reports if report.problem is not None]
-    if problems:
-        raise NonFiniteError(min(problems)[1])
-    if any(report.left for report in reports):
-        raise Abandoned
-    means = {number: values for report in reports for number, values in report.means.items()}
-    return [means[number] for number in sorted(means)]
+        passes.report.left = passes.report.problem is None
+    return passes
 
 
 def _totals(
@@ -339,11 +377,15 @@ def total_weights(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def clip_gradient(model: Model, largest: float) -> float:
     """Clip the gradient norm to `largest` (0: no clipping) and return the norm before clipping."""
+    return float(_clipped(model, largest))
+
+
+def _clipped(model: Model, largest: float) -> Tensor:
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = whole(torch.nn.utils.get_total_norm(gradients))
     if largest > 0:
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), largest, norm)
-    return float(norm)
+    return norm
 
 
 def evaluate(
@@ -363,10 +405,13 @@ def evaluate(
     """
     blocks, world, memory = list(examples.split(rows)), compute.world, None
     continued = windows is not None and windows.continues is not None
-    found: list[dict[str, tuple[float, float]]] = []
+    totals: list[dict[str, Tensor]] = []
+    weights: list[dict[str, float]] = []
+    own = range(len(blocks)) if continued else share(world.rank, world.size, len(blocks))
+    extra = -(-len(blocks) // world.size) - len(own) if world.sharded and not continued else 0
     model.eval()
-    with torch.no_grad():
-        for number in range(len(blocks)) if continued else share(world.rank, world.size, len(blocks)):
+    with torch.no_grad(), world.passes():
+        for number in [*own, *[0] * extra]:
             batch = collate(blocks[number], device=compute.device, fixed_shape=compute.fixed_shape)
             if continued:
                 assert windows is not None
@@ -375,63 +420,15 @@ def evaluate(
                 memory = batch.memory
             with compute.autocast():
                 losses = model(batch)
-            found.append({name: (float(loss.total), float(loss.weight)) for name, loss in losses.items()})
+            totals.append({name: loss.total for name, loss in losses.items()})
+            weights.append({name: float(loss.weight) for name, loss in losses.items()})
+    values = iter(numbers_of([total for of_block in totals for total in of_block.values()]))
+    found = [{name: (next(values), weight) for name, weight in of_block.items()} for of_block in weights][: len(own)]
     sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
     for losses_of_block in found if continued else itertools.chain(*world.gather(found)):
         for name, (total, weight) in losses_of_block.items():
             sums[name] = sums[name][0] + total, sums[name][1] + weight
     return sums
-
-
-@contextmanager
-def stop_when_asked() -> Iterator[Interruption]:
-    """Turn SIGTERM, SIGINT and SIGHUP into a flag checked after each micro-batch; a second Ctrl-C stops at once.
-
-    A second SIGTERM, as schedulers send, is ignored because the checkpoint is being written. SIGHUP, which a closed terminal
-    sends, stays ignored if it already is, as under nohup.
-    """
-    interruption = Interruption()
-
-    def note(number: int, _frame: Any) -> None:
-        interruption.signal = number
-        if number == signal.SIGINT:
-            signal.signal(number, before[signal.SIGINT])
-
-    asked = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        asked.append(signal.SIGHUP)
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in asked}
-    in_main_thread = threading.current_thread() is threading.main_thread()  # other threads get no signals
-    if in_main_thread:
-        for number in before:
-            signal.signal(number, note)
-    try:
-        yield interruption
-    finally:
-        if in_main_thread:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-class Abandoned(Exception):
-    """A step was abandoned before its update."""
-
-
-class NonFiniteError(UniclozeError):
-    """The loss, the gradient or a weight is NaN or infinite."""
-
-
-_CURE = (
-    "run the same command with a lower --training.learning_rate, --training.clip_norm 1.0 or --training.on_spike skip, or "
-    "start in another --out with a longer warm-up"
-)
-
-
-def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]) -> NonFiniteError:
-    """The error for a non-finite loss, gradient or weight, naming the rows of its step."""
-    there = [micro_batch for micro_batch in micro_batches if len(micro_batch.examples)]
-    places = "; ".join(describe(micro_batch) for micro_batch in there[:2])
-    return NonFiniteError(f"{what}; its rows are from {places}")
 
 
 def _before_update(error: NonFiniteError, state: TrainState, save: Callable[[TrainState], None]) -> NonFiniteError:
@@ -440,10 +437,10 @@ def _before_update(error: NonFiniteError, state: TrainState, save: Callable[[Tra
     bad = first_non_finite(state.model.state_dict())
     if bad is not None:
         return NonFiniteError(
-            f"{what} The weights before that step are not finite either ({bad}) and were not saved: {_CURE}"
+            f"{what} The weights before that step are not finite either ({bad}) and were not saved: {CURE}"
         )
     save(state)
-    return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {_CURE}")
+    return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {CURE}")
 
 
 def _at_spike(state: TrainState, reason: str, hooks: Hooks) -> Iterator[list[MicroBatch]] | None:
@@ -458,11 +455,3 @@ def _at_spike(state: TrainState, reason: str, hooks: Hooks) -> Iterator[list[Mic
         error = NonFiniteError(f"more than {MOST} steps spiked in a row, at last because {reason}")
         raise _before_update(error, state, hooks.save)
     return hooks.spiked(state, reason)
-
-
-def _after_update(
-    name: str, state: TrainState, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]
-) -> NonFiniteError:
-    """The error that ends a run after an update that cannot be undone."""
-    what = non_finite(f"the update of step {state.step + 1} made {name} NaN or infinite", micro_batches, describe)
-    return NonFiniteError(f"{what}. That step was not saved; earlier checkpoints are kept: {_CURE}")

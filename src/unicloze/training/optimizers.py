@@ -13,6 +13,7 @@ from unicloze.model.relative_bias import RelativeBias
 from unicloze.settings import TrainingSettings, chosen
 from unicloze.training.adafactor import Adafactor
 from unicloze.training.lamb import Lamb
+from unicloze.training.muon import Muon
 from unicloze.training.nt_asgd import NtAsgd
 
 SLANTED_RATIO = 32
@@ -86,7 +87,7 @@ def build_optimizers(
         optimizers.append(torch.optim.AdamW(everything, **moments, fused=True))
     hidden = groups(settings.muon_learning_rate or chosen(settings.learning_rate), _HIDDEN)
     if hidden:
-        optimizers.append(torch.optim.Muon(hidden, momentum=settings.muon_momentum, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(hidden, momentum=settings.muon_momentum, adjust_lr_fn="match_rms_adamw"))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]

@@ -33,7 +33,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from unicloze import launch
 from unicloze.digest import digest
-from unicloze.errors import FailedElsewhere, UniclozeError
+from unicloze.errors import FailedElsewhere, UniclozeError, UsageError
 from unicloze.training.gradients import Gradients, buckets, flatten
 from unicloze.training.tree import Node, PartialSums, rounds, traffic
 from unicloze.training.world import StepReport, World
@@ -124,6 +124,39 @@ class Group(World):
                     f"{what} of process {number} differs from that of process 0 (fingerprints {other[:16]} and "
                     f"{found[0][:16]}): {cure}"
                 )
+
+    def leaves(self, parts: Sequence[int], most: int) -> dict[int, list[int]]:
+        """Leaves of this process, see `World.leaves`; equally many micro-batches for each where the model is sharded.
+
+        Raises:
+            UsageError: They cannot be divided equally.
+        """
+        if not self.sharded:
+            return super().leaves(parts, most)
+        each, rest = divmod(len(parts), self.size)
+        if rest:
+            raise UsageError(
+                f"a step has {len(parts)} micro-batches, which {self.size} processes with a share of the model each cannot "
+                "divide equally: set training.batch_size and training.micro_batch_size so that they can"
+            )
+        return {number: [number] for number in range(self.rank * each, (self.rank + 1) * each)}
+
+    @contextmanager
+    def passes(self) -> Iterator[None]:
+        """See `World.passes`.
+
+        Raises:
+            FailedElsewhere: Another process has failed.
+            UniclozeError: Another process has ended without reporting an error.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not self.sharded or not any(name in str(error).lower() for name in ("gloo", "nccl")):
+                raise
+            time.sleep(2 * LOOK)
+            self.look()
+            raise UniclozeError(ENDED) from error
 
     # Collectives.
 

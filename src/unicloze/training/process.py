@@ -19,13 +19,15 @@ from unicloze.progress import Progress, say, short
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.training.batches import MicroBatch
-from unicloze.training.checkpoint import MALFORMED, Checkpoint, checkpoint_name, save_checkpoint
+from unicloze.training.checkpoint import MALFORMED, Checkpoint, Stateful, checkpoint_name, save_checkpoint
+from unicloze.training.finite import norm_of_all
 from unicloze.training.ledger import Ledger, NoLedger, read_ledger
 from unicloze.training.loading import fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.nt_asgd import NtAsgd
 from unicloze.training.optimizers import schedule_factor
 from unicloze.training.recurrence import Memories, pack, unpack
+from unicloze.training.sharding import gathered, gathered_state, moments_as_stored
 from unicloze.training.spikes import Spikes
 from unicloze.training.world import World
 from unicloze.version import __version__
@@ -211,7 +213,7 @@ class RunProcess:
     def save(self, facts: Mapping[str, Any], *, keep: int) -> None:
         """Write a checkpoint to resume from, with facts specific to the kind of run, and delete old ones."""
         if self.world.size > 1:
-            norm = float(torch.nn.utils.get_total_norm([weight.detach() for weight in self.state.model.parameters()]))
+            norm = float(norm_of_all(dict(self.state.model.named_parameters())))
             self.world.same("the model", norm.hex(), "use identical machines, and check them for faults")
         self.state.memories = self._all_memories()
         path = self.write_checkpoint(CHECKPOINTS, self.state.optimizers, self.out / RECIPE, facts, keep=keep)
@@ -243,13 +245,19 @@ class RunProcess:
         more: Sequence[Path] = (),
     ) -> Path:
         """Write a self-contained checkpoint to a folder of the run directory, with copies of extra files."""
-        self.world.only_first(lambda: self._write_checkpoint(folder, optimizers, recipe, facts, keep, more))
+        states: Sequence[Stateful] = optimizers
+        weights = self.state.model.state_dict()
+        if self.world.sharded:
+            weights = gathered(weights, keep=self.world.first)
+            states = [gathered_state(optimizer, keep=self.world.first) for optimizer in optimizers]
+        self.world.only_first(lambda: self._write_checkpoint(folder, weights, states, recipe, facts, keep, more))
         return self.out / folder / checkpoint_name(self.state.step)
 
     def _write_checkpoint(
         self,
         folder: str,
-        optimizers: Sequence[torch.optim.Optimizer],
+        weights: Mapping[str, torch.Tensor],
+        optimizers: Sequence[Stateful],
         recipe: Path,
         facts: Mapping[str, Any],
         keep: int,
@@ -259,7 +267,7 @@ class RunProcess:
         save_checkpoint(
             self.out / folder,
             step=state.step,
-            model={name: each for name, each in state.model.state_dict().items() if name not in self.left_out},
+            model={name: each for name, each in weights.items() if name not in self.left_out},
             optimizers=list(optimizers),
             state={
                 "text_tokens": state.text_tokens,
@@ -311,6 +319,8 @@ def load_moments(optimizers: Sequence[torch.optim.Optimizer], checkpoint: Checkp
     try:
         for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
             _check_moments(optimizer, state)
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            state = moments_as_stored(state, weights)
             optimizer.load_state_dict({**state, "param_groups": optimizer.state_dict()["param_groups"]})
     except MALFORMED as error:
         raise UniclozeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -38,6 +39,8 @@ class World:
     """The processes of a run; this base class is a single process, which never waits."""
 
     rank, size = 0, 1
+    sharded = False
+    """Whether each process holds a share of the model; all then make equally many forward and backward passes."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -56,6 +59,10 @@ class World:
         """The leaves of a step that this process computes, with the indices of their micro-batches; see `leaves_of`."""
         found = leaves_of(parts, most)
         return {leaf: found[leaf] for leaf in share(self.rank, self.size, len(found))}
+
+    def passes(self) -> AbstractContextManager[None]:
+        """Context of forward and backward passes, in which processes with a share of the model exchange weights."""
+        return nullcontext()
 
     def gather(self, value: Any) -> list[Any]:
         """Send a JSON-serialisable value to all processes; returns the values of all, in order."""

@@ -1,0 +1,376 @@
+"""The parts of the path on a GPU that a CPU can prove: compiled graphs, FlexAttention, padding at use, Muon in batches.
+
+Tests marked `gpu` were written without one and never run on one.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import toys
+from corpora import write_corpus
+from toys import random_windows, vocabulary
+from unicloze.example import Examples, collate
+from unicloze.model import heads
+from unicloze.model.dropout import DropoutKey
+from unicloze.model.layers import Layer
+from unicloze.model.model import UnifiedModel
+from unicloze.objectives import settings_of
+from unicloze.objectives.unilmv2 import unilmv2
+from unicloze.pretraining.run import pretrain_run
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.settings import TrainingSettings
+from unicloze.training.ledger import read_ledger
+from unicloze.training.loading import attention_backend, compile_layers, compiles, load_model
+from unicloze.training.muon import Muon, orthogonalised
+from unicloze.visibility import bool_mask
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by torch
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def examples_of(step: int = 0, *, short: bool = False, rows: int = 4, window: int = 24) -> Examples:
+    return unilmv2(random_windows(rows, window, seed=step, short=short), vocabulary(), settings_of())
+
+
+@contextmanager
+def counting(modules: list[nn.Module], **options: Any) -> Iterator[list[int]]:
+    """Compile modules with torch's front end only; sizes of the graphs made."""
+    graphs: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Callable[..., Any]:
+        graphs.append(len(graph.graph.nodes))
+        forward: Callable[..., Any] = graph.forward
+        return forward
+
+    torch._dynamo.reset()
+    for module in modules:
+        module.compile(backend=backend, fullgraph=True, **options)
+    try:
+        yield graphs
+    finally:
+        torch._dynamo.reset()
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's dropout, which a GPU takes."""
+    monkeypatch.setattr(DropoutKey, "__call__", lambda _, x, rate: functional.dropout(x, rate) if rate else x)
+
+
+# Compiled graphs
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it traces the CPU's look-up of the bias
+@pytest.mark.parametrize("relative", [False, True])
+def test_the_backbone_is_one_graph(relative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_on_a_gpu(monkeypatch)
+    model = toys.model(relative_bias=relative, dropout=0.1, attention_dropout=0.1)
+    with counting([model.backbone]) as graphs:
+        sum(loss.total for loss in model(collate(examples_of(), fixed_shape=True), DropoutKey(0)).values()).backward()
+    assert len(graphs) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("short", [False, True], ids=["full windows", "windows of all lengths"])
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_layers_of_twenty_steps_make_two_graphs(
+    short: bool, checkpoints: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for all layers but the last, which computes only the predicted slots, and one for that."""
+    as_on_a_gpu(monkeypatch)
+    model = toys.model(num_layers=4, dropout=0.1, attention_dropout=0.1)
+    model.transformer.checkpoint_activations = checkpoints
+    with counting([module for module in model.modules() if isinstance(module, Layer)]) as graphs:
+        for step in range(20):
+            batch = collate(examples_of(step, short=short), fixed_shape=True)
+            sum(loss.total for loss in model(batch, DropoutKey(step)).values()).backward()
+    assert len(graphs) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_compiled_layers_give_the_losses_and_gradients_of_others(checkpoints: bool) -> None:
+    plain = toys.model(num_layers=3, dropout=0.0)
+    compiled = copy.deepcopy(plain)
+    compiled.transformer.checkpoint_activations = checkpoints
+    torch._dynamo.reset()
+    for module in compiled.modules():
+        if isinstance(module, Layer):
+            module.compile(backend="aot_eager")
+    found = []
+    for model, fixed in ((plain, False), (compiled, True)):
+        losses = model(collate(examples_of(short=True), fixed_shape=fixed), DropoutKey(0))
+        sum(loss.total for loss in losses.values()).backward()
+        found.append(
+            {name: loss.total for name, loss in losses.items()} | {n: p.grad for n, p in model.named_parameters()}
+        )
+    torch._dynamo.reset()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+def test_layers_are_compiled_by_default_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = TrainingSettings()
+    assert compiles(training, GPU) and not compiles(training, CPU)
+    assert compiles(dataclasses.replace(training, compile=True), CPU)
+    assert not compiles(dataclasses.replace(training, compile=False), GPU)
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append(module))
+    compile_layers(toys.model(num_layers=3))
+    assert len(compiled) == 3
+
+
+def test_rows_of_fixed_shape_are_multiples_of_16_wide_and_padding_changes_no_loss() -> None:
+    model = toys.model()
+    for short in (False, True):
+        examples = examples_of(1, short=short)
+        fixed, tight = collate(examples, fixed_shape=True), collate(examples)
+        assert fixed.input_ids.shape[1] == 48 and examples.input_ids.shape[1] == 42
+        masks = bool_mask(fixed.intervals, 48)
+        assert torch.equal(masks[:, 42:], torch.eye(48, dtype=torch.bool)[42:].expand(4, -1, -1))
+        assert not masks[:, :42, 42:].any()
+        with torch.no_grad():
+            for name, loss in model(fixed).items():
+                torch.testing.assert_close(loss.total, model(tight)[name].total)
+
+
+# FlexAttention
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("short", [False, True])
+def test_flex_attention_reads_the_mask_and_the_relative_bias(relative: bool, short: bool) -> None:
+    model, batch = toys.model(relative_bias=relative), collate(examples_of(2, short=short))
+    found = {}
+    for backend in ("explicit", "flex"):
+        model.backbone.backend = backend  # type: ignore[assignment]
+        with torch.no_grad():
+            found[backend] = model.backbone(batch)
+    for explicit, flex in zip(found["explicit"], found["flex"], strict=True):
+        torch.testing.assert_close(flex, explicit, atol=2e-5, rtol=1e-4)
+
+
+def test_flex_attention_adds_the_bias_of_each_pair() -> None:
+    model = toys.model(relative_bias=True)
+    relative = model.transformer.relative
+    assert relative is not None
+    positions = torch.tensor([[0, 3, 200, 1], [5, 5, 0, 9]])
+    with torch.no_grad():
+        wanted, add = relative(positions, positions), relative.score_mod(positions)
+        row, head, query, key = (
+            part.flatten() for part in torch.meshgrid(*map(torch.arange, wanted.shape), indexing="ij")
+        )
+        found = add(torch.zeros(len(row)), row, head, query, key)
+    assert torch.equal(found.view(wanted.shape), wanted)
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "backend"),
+    [
+        (GPU, {"training.deterministic": False, "model.attention_dropout": 0.0}, "flex"),
+        (GPU, {"training.deterministic": False, "model.attention_dropout": 0.1}, None),
+        (GPU, {"model.attention_dropout": 0.0}, None),
+        (CPU, {"training.deterministic": False, "model.attention_dropout": 0.0}, None),
+        (GPU, {"training.attention": "sdpa", "training.deterministic": False, "model.attention_dropout": 0.0}, "sdpa"),
+    ],
+)
+def test_the_attention_of_a_run_follows_device_dropout_and_determinism(
+    device: torch.device, changes: dict[str, Any], backend: str | None
+) -> None:
+    assert attention_backend(load_recipe("unilmv2-base", changes), device) == backend
+
+
+def test_recurrences_and_two_stacks_keep_their_attention() -> None:
+    free = {"training.deterministic": False, "model.attention_dropout": 0.0}
+    for name in ("xlnet-base", "bart-base"):
+        assert attention_backend(load_recipe(name, free), GPU) is None
+
+
+# The vocabulary
+
+
+@pytest.mark.parametrize(("vocab", "rows"), [(50, 64), (64, 64), (65, 128)])
+def test_a_padded_vocabulary_gives_the_same_logits_and_gradients(
+    vocab: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products: list[int] = []
+    linear = functional.linear
+
+    def note(hidden: Any, matrix: Any, bias: Any) -> Any:
+        products.append(len(matrix))
+        return linear(hidden, matrix, bias)
+
+    def gradients(padded: bool) -> list[Any]:
+        monkeypatch.setattr(heads, "PADDED_ON", frozenset({"cpu"} if padded else ()))
+        draw = torch.Generator().manual_seed(0)
+        hidden, matrix = (torch.randn(n, 8, generator=draw).requires_grad_() for n in (5, vocab))
+        bias = torch.randn(vocab, generator=draw).requires_grad_()
+        monkeypatch.setattr(functional, "linear", note)
+        logits = heads.vocabulary_logits(hidden, matrix, bias)
+        monkeypatch.setattr(functional, "linear", linear)
+        losses = heads.cross_entropy(logits, torch.arange(5), 0.1)
+        losses.sum().backward()
+        return [logits, losses, hidden.grad, matrix.grad, bias.grad]
+
+    torch.testing.assert_close(gradients(True), gradients(False))
+    assert products == [rows, vocab]
+
+
+def test_no_weight_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = toys.model()
+    monkeypatch.setattr(heads, "PADDED_ON", frozenset({"cpu"}))
+    padded, batch = toys.model(), collate(examples_of())
+    assert {n: p.shape for n, p in padded.state_dict().items()} == {n: p.shape for n, p in plain.state_dict().items()}
+    with torch.no_grad():
+        found = padded.logits(batch)
+        monkeypatch.undo()
+        for name, logits in plain.logits(batch).items():
+            torch.testing.assert_close(found[name], logits)
+            assert logits.shape[-1] == 50
+
+
+# Muon
+
+
+def test_muon_moves_matrices_of_one_shape_as_torchs_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = [(8, 24), (24, 8), (8, 24), (8, 8), (24, 8)]
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=draw) for shape in shapes]
+    steps = [[torch.randn(shape, generator=draw) for shape in shapes] for _ in range(3)]
+    found = []
+    for kind in (torch.optim.Muon, Muon):
+        monkeypatch.setattr(Muon, "_together", staticmethod(lambda _: True))
+        weights = [nn.Parameter(weight.clone()) for weight in start]
+        optimizer = kind(weights, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        for gradients in steps:
+            for number, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+                weight.grad = None if number == 3 and gradient is steps[0][3] else gradient.clone()
+            optimizer.step()
+        found.append([*weights, *(optimizer.state[weight]["momentum_buffer"] for weight in weights)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+
+
+def test_batched_iterations_are_those_of_each_matrix() -> None:
+    from torch.optim._muon import _zeropower_via_newtonschulz as of_torch
+
+    coefficients = (3.4445, -4.775, 2.0315)
+    for shape in ((3, 16, 48), (3, 48, 16)):
+        matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        wanted = torch.stack([of_torch(matrix.clone(), coefficients, 5, 1e-7) for matrix in matrices])
+        torch.testing.assert_close(orthogonalised(matrices, coefficients, 5, 1e-7), wanted, rtol=2e-2, atol=2e-2)
+
+
+# A GPU
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def pretrained(corpus: Path, out: Path, **settings: Any) -> UnifiedModel:
+    overrides = {
+        **toy_overrides(), "data.corpus": [str(corpus)], "training.device": "cuda", "training.steps": 6,
+        "training.precision": "fp32", "training.log_every": 1, **settings,
+    }  # fmt: skip
+    pretrain_run(load_recipe("unilmv2-base", overrides), out, progress=False)
+    return load_model(out).model.for_use()
+
+
+def losses_of(out: Path) -> list[dict[str, float]]:
+    return [event["loss"] for event in read_ledger(out / "ledger.jsonl") if event["event"] == "step"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_gpu_learns_what_a_cpu_learns(compile: bool, corpus: Path, tmp_path: Path) -> None:
+    still = {"model.dropout": 0.0, "model.attention_dropout": 0.0}
+    pretrained(corpus, tmp_path / "cpu", **still, **{"training.device": "cpu"})
+    pretrained(corpus, tmp_path / "gpu", **still, **{"training.compile": compile})
+    for here, there in zip(losses_of(tmp_path / "cpu"), losses_of(tmp_path / "gpu"), strict=True):
+        assert there == pytest.approx(here, rel=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_deterministic_run_repeats_its_bits_on_a_gpu(checkpoints: bool, corpus: Path, tmp_path: Path) -> None:
+    settings = {"training.optimizer": "muon", "training.checkpoint_activations": checkpoints}
+    one, other = (pretrained(corpus, tmp_path / name, **settings).state_dict() for name in ("one", "other"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.gpu
+def test_recomputed_layers_give_the_same_bits_on_a_gpu(corpus: Path, tmp_path: Path) -> None:
+    kept, again = (
+        pretrained(corpus, tmp_path / str(on), **{"training.checkpoint_activations": on, "training.compile": False})
+        for on in (False, True)
+    )
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in kept.state_dict().items())
+
+
+@pytest.mark.gpu
+def test_flex_attention_trains_as_sdpa_does(corpus: Path, tmp_path: Path) -> None:
+    for name in ("sdpa", "flex"):
+        settings = {"training.attention": name, "training.deterministic": False, "model.attention_dropout": 0.0}
+        pretrained(corpus, tmp_path / name, **settings, **{"model.dropout": 0.0})
+    for one, other in zip(losses_of(tmp_path / "sdpa"), losses_of(tmp_path / "flex"), strict=True):
+        assert other == pytest.approx(one, rel=1e-2)
+
+
+@pytest.mark.gpu
+def test_a_step_on_a_gpu_waits_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are read by one `tolist` a step; torch's own debug mode reports any other wait."""
+    from unicloze.training import loop
+
+    passes = loop._passes
+
+    def watched(*arguments: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return passes(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(loop, "_passes", watched)
+    pretrained(corpus, tmp_path / "run", **{"training.compile": False})
+
+
+@pytest.mark.gpu
+def test_dropout_seeds_its_own_device_alone() -> None:
+    before = torch.cuda.default_generators[0].initial_seed()
+    DropoutKey(1, 2, device=torch.device("cpu"))
+    assert torch.cuda.default_generators[0].initial_seed() == before
+    one, other = (functional.dropout(torch.ones(64, device="cuda"), 0.5) for _ in map(_seed, range(2)))
+    assert torch.equal(one, other)
+
+
+def _seed(_: int) -> None:
+    DropoutKey(1, 2, device=torch.device("cuda", torch.cuda.current_device()))
+
+
+@pytest.mark.gpu
+def test_muon_in_batches_stays_near_torchs_on_a_gpu() -> None:
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(64, 32, generator=draw) for _ in range(3)]
+    gradient = [torch.randn(64, 32, generator=draw) for _ in range(3)]
+    found = []
+    for kind, device in ((torch.optim.Muon, "cpu"), (Muon, "cuda")):
+        weights = [nn.Parameter(weight.to(device)) for weight in start]
+        for weight, each in zip(weights, gradient, strict=True):
+            weight.grad = each.to(device)
+        kind(weights, lr=0.02, adjust_lr_fn="match_rms_adamw").step()
+        found.append(np.stack([weight.detach().cpu().numpy() for weight in weights]))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-2, atol=1e-2)

@@ -1,0 +1,216 @@
+"""What a training step asks of a GPU, counted on a CPU: launches, and numbers that the process waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from test_finite_weights import BAD, CPU, Run, steps_of
+from unicloze.mixtures import phases
+from unicloze.model import attention_plan, heads
+from unicloze.model.dropout import DropoutKey
+from unicloze.pretraining import plan
+from unicloze.recipes import load_recipe
+from unicloze.training.adafactor import Adafactor, _size
+from unicloze.training.batches import training_steps
+from unicloze.training.loading import ready_model
+from unicloze.training.loop import Compute, Hooks, NonFiniteError, TrainState, fit
+from unicloze.training.optimizers import build_optimizers
+
+WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal", "aten::masked_select"}
+"""Operations whose result the process needs to go on."""
+VIEWS = {
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like", "expand", "lift_fresh",
+    "new_empty", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind",
+    "unsqueeze", "view",
+}  # fmt: skip
+"""Operations that launch nothing."""
+
+
+class Count(TorchDispatchMode):
+    """Counts operations, and where the process would wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches, self.waits = Counter[str](), Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name in WAITS or (
+            name == "aten::index" and any(each is not None and each.dtype == torch.bool for each in args[1])
+        ):
+            frames = [frame for frame in traceback.extract_stack() if "unicloze/" in frame.filename]
+            if 'float(state["step"])' not in (frames[-1].line or ""):  # which optimisers keep on the CPU
+                self.waits[f"{name} {frames[-1].filename.rpartition('unicloze/')[2]}:{frames[-1].lineno}"] += 1
+        if name.removeprefix("aten::") not in VIEWS:
+            self.launches[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The branches that a GPU takes; sizes of what is read from the device, one for each time."""
+    reads: list[int] = []
+    tolist = Tensor.tolist
+
+    def read(self: Tensor) -> Any:
+        reads.append(self.numel())
+        return tolist(self)
+
+    monkeypatch.setattr(Compute, "queues", True)
+    monkeypatch.setattr(DropoutKey, "__call__", lambda _, x, rate: functional.dropout(x, rate) if rate else x)
+    monkeypatch.setattr(attention_plan, "_needed_slots", lambda _: torch.empty(0))
+    monkeypatch.setattr(Adafactor, "_rate", staticmethod(lambda weight, rate: rate * _size(weight).clamp(min=1e-3)))
+    monkeypatch.setattr(heads, "WIDENED", heads.WIDENED_ON_GPU)
+    monkeypatch.setattr(Tensor, "tolist", read)
+    yield reads
+
+
+SMALL: dict[str, Any] = {
+    "model.hidden_size": 32, "model.num_heads": 4, "model.num_layers": 2, "model.intermediate_size": 64,
+    "data.window": 32, "tokenizer.vocab_size": 200, "training.batch_size": 8, "training.micro_batch_size": 2,
+    "training.steps": 100, "training.warmup_steps": 1, "training.precision": "fp32", "training.clip_norm": 1.0,
+    "training.attention": "sdpa", "model.attention_dropout": 0.0, "training.evaluate_every": 0,
+    "training.save_every": 0, "training.leaves": 1,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "unilmv2-base": {"model.relative_bias": True},
+    "electra-small": {},
+    "xlnet-base": {"model.memory": 24, "training.attention": "auto"},
+    "bert-base": {"training.optimizer": "muon", "training.phases": []},
+    "spanbert-base": {},
+    "t5-base": {"model.decoder_layers": 2, "training.attention": "auto"},
+}
+
+
+def train(name: str, steps: int, **changes: Any) -> Count:
+    recipe = phases(load_recipe(name, {**SMALL, **OWN[name], "training.steps": steps, **changes}))[-1].recipe
+    compute = Compute(device=torch.device("cpu"), precision="fp32", fixed_shape=True)
+    with plan._random_text(recipe, 200) as sampler_of, Count() as count:
+        model = ready_model(recipe, 200, compute.device)
+        state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+        count.waits.clear()
+        count.launches.clear()
+        hooks = Hooks(log=lambda *_: None, evaluate=lambda _: False, save=lambda _: None, describe=lambda _: "")
+        fit(state, training_steps(recipe, sampler_of, 0), recipe.training, compute, hooks)
+    return count
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_step_waits_for_the_device_once(name: str, as_on_a_gpu: list[int]) -> None:
+    waits = train(name, 3).waits
+    at_the_end = Counter(
+        {each: 1 for each in waits if each.startswith("aten::_local_scalar_dense training/divergence")}
+    )
+    assert waits == at_the_end and len(at_the_end) == 1, "only the weights after the last step are checked apart"
+    losses = as_on_a_gpu[0] - 1
+    assert losses >= 4, "one of each micro-batch and target"
+    assert as_on_a_gpu == [losses + 1, losses + 2, losses + 2], "and the norms of the gradient and of the weights"
+
+
+def test_adafactor_moves_as_far_whether_a_rate_is_read_or_not() -> None:
+    weights = [torch.nn.Parameter(torch.linspace(-1, 2, 12).view(3, 4)) for _ in range(2)]
+    for weight, patched in zip(weights, (False, True), strict=True):
+        optimizer = Adafactor([weight], weight_decay=0.1)
+        with pytest.MonkeyPatch.context() as patch:
+            if patched:
+                patch.setattr(Adafactor, "_rate", lambda self, each, rate: rate * _size(each).clamp(min=1e-3))
+            for step in range(3):
+                weight.grad = torch.linspace(1, -step, 12).view(3, 4)
+                optimizer.step()
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-6, atol=0)
+
+
+def test_a_layer_launches_no_more_than_it_did(as_on_a_gpu: list[int]) -> None:
+    few, more = (train("unilmv2-base", 1, **{"model.num_layers": layers}).launches.total() for layers in (2, 4))
+    assert (more - few) / 2 / 4 < 105  # of a layer, forward and backward
+
+
+@pytest.mark.parametrize("name", ["unilmv2-base", "xlnet-base"])
+def test_reading_late_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = phases(load_recipe(name, {**SMALL, **OWN[name], "training.steps": 3}))[-1].recipe
+    found = []
+    for late in (False, True):
+        monkeypatch.setattr(Compute, "queues", late)
+        logged: list[Any] = []
+        compute = Compute(device=torch.device("cpu"), precision="fp32")
+        with plan._random_text(recipe, 200) as sampler_of:
+            model = ready_model(recipe, 200, compute.device)
+            state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+            hooks = Hooks(
+                log=lambda _, facts, logged=logged: logged.append((facts["loss"], facts["gradient_norm"])),
+                evaluate=lambda _: False, save=lambda _: None, describe=lambda _: "",
+            )  # fmt: skip
+            fit(state, training_steps(recipe, sampler_of, 0), recipe.training, compute, hooks)
+        found.append((logged, {name: weight.clone() for name, weight in model.state_dict().items()}))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(found[0][1][name], weight) for name, weight in found[1][1].items())
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize(("steps", "save_every"), [(3, 1), (9, 1), (9, 0)])
+def test_a_spoiled_weight_is_found_before_it_is_saved_or_measured(
+    value: float, steps: int, save_every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Compute, "queues", True)
+    run = Run(steps, save_every=save_every)
+    if not save_every:
+        run.settings = dataclasses.replace(run.settings, evaluate_every=0)
+    run.spoil(3, value)
+    with pytest.raises(
+        NonFiniteError, match=r"^the update of step 3 made .* NaN or infinite; its rows are from book.txt"
+    ) as error:
+        run.train()
+    assert run.spoiled in str(error.value)
+    assert ("save", 3) not in run.done and ("evaluate", 3) not in run.done and ("log", 4) not in run.done
+    assert save_every == 0 or run.done[-2:] == [("evaluate", 2), ("log", 3)]
+
+
+def test_losses_and_gradients_that_are_not_finite_are_found_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Compute, "queues", True)
+    run, seen = Run(5), iter(range(100))
+    run.state.model.token_head.dense.weight.register_hook(
+        lambda gradient: gradient * (math.inf if next(seen) == 2 else 1.0)
+    )
+    with pytest.raises(NonFiniteError, match=r"before the update of step 3: the norm of the gradient is (nan|inf)"):
+        run.train()
+    assert run.done[-2:] == [("evaluate", 2), ("save", 2)]
+    run = Run(5)
+    with torch.no_grad():
+        run.state.model.token_head.bias[20] = math.nan
+    with pytest.raises(NonFiniteError, match=r"step 1: the loss of ae is nan.* not finite either \(token_head.bias\)"):
+        run.train()
+    assert run.done == []
+
+
+def test_a_signal_stops_a_run_that_reads_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Compute, "queues", True)
+    run = Run(5)
+    whole, halved = steps_of(), []
+    forward = run.state.model.forward
+
+    def interrupted(*arguments: Any) -> Any:
+        halved.append(1)
+        if len(halved) == 4:  # the first micro-batch of the second step
+            signal.raise_signal(signal.SIGTERM)
+        return forward(*arguments)
+
+    run.state.model.forward = interrupted  # type: ignore[method-assign]
+    steps = ([*next(whole), *next(whole), *next(whole)] for _ in range(5))
+    saved: list[int] = []
+    hooks = Hooks(
+        log=lambda *_: None, evaluate=lambda _: False, save=lambda state: saved.append(state.step), describe=str
+    )
+    fit(run.state, steps, run.settings, CPU, hooks)
+    assert saved == [1] and run.state.step == 1 and len(halved) == 4
