@@ -69,9 +69,11 @@ class Client(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(model: LoadedModel, limits: Limits | None = None, token: str | None = None) -> Iterator[Client]:
+def serving(
+    model: LoadedModel, limits: Limits | None = None, token: str | None = None, vectors: LoadedModel | None = None
+) -> Iterator[Client]:
     """A server on a thread of this process, while it is used."""
-    app = build_app(ServedModel(model), limits, token)
+    app = build_app(ServedModel(model, vectors), limits, token)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

@@ -175,6 +175,7 @@ class Health(BaseModel):
     abilities: list[str] = Field(description="Endpoints it can answer; orders: it fills masks in an order.")
     reads: list[str] = Field(description="Names of the texts that /generate or /predict reads.")
     longest_text: int = Field(description="Tokens it reads at once.")
+    vectors: str = Field(description="Precision in which vectors are computed: fp32 or bf16.")
     waiting: int = Field(description="Requests that wait.")
 
 
