@@ -16,6 +16,7 @@ import nlu_toys
 from unicloze.serving.app import build_app
 from unicloze.serving.guard import Guard
 from unicloze.serving.limits import Limits
+from unicloze.serving.run import config_of
 from unicloze.serving.served_model import ServedModel
 from unicloze.training.loading import LoadedModel, build_model
 
@@ -77,7 +78,7 @@ def serving(
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="on"))
+        server = uvicorn.Server(config_of(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -18,6 +18,7 @@ import uvicorn
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.serving.app import build_app
+from unicloze.serving.connection import Connection
 from unicloze.serving.guard import Guard, is_loopback
 from unicloze.serving.limits import Limits
 from unicloze.serving.served_model import ServedModel
@@ -136,11 +137,15 @@ def serve_model(
 
 def until_stopped(app: Guard, listening: socket.socket, seconds: float) -> None:
     """Serve at a socket until a signal arrives, then finish what has begun, for at most some seconds."""
-    config = uvicorn.Config(
-        app, log_level="error", access_log=False, server_header=False, lifespan="on",
-        timeout_graceful_shutdown=round(seconds) + 1, timeout_keep_alive=30, backlog=BACKLOG,
+    _Server(config_of(app, timeout_graceful_shutdown=round(seconds) + 1)).run(sockets=[listening])
+
+
+def config_of(app: Guard, **options: Any) -> uvicorn.Config:
+    """The configuration of a server."""
+    return uvicorn.Config(
+        app, http=Connection, ws="none", log_level="error", access_log=False, server_header=False, lifespan="on",
+        timeout_keep_alive=30, backlog=BACKLOG, **options,
     )  # fmt: skip
-    _Server(config).run(sockets=[listening])
 
 
 @contextlib.contextmanager
