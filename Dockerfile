@@ -7,7 +7,7 @@ COPY constraints.txt ./
 RUN /opt/unicloze/bin/pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep '^torch==' constraints.txt)"
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN /opt/unicloze/bin/pip install --no-cache-dir --constraint constraints.txt ".[hf,metrics]"
+RUN /opt/unicloze/bin/pip install --no-cache-dir --constraint constraints.txt ".[hf,metrics,serve]"
 
 FROM python:3.12-slim-bookworm
 # A C compiler makes dropout on a CPU faster.

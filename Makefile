@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Targets that need the environment create it first, in .venv and nowhere else.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-gpu journeys check lint types format docs bench mutate fuzz audit clean lock
+.PHONY: help install quickstart test test-gpu journeys browser check lint types format docs bench mutate fuzz audit clean lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -40,6 +40,9 @@ test-gpu: .venv/.installed ## Run the tests that need a CUDA device; they are sk
 
 journeys: .venv/.installed ## Test a new user's first hours, from the quickstart to a fine-tuned model (6 minutes)
 	$(BIN)/python -m pytest tests/journeys
+
+browser: .venv/.browser ## Test the page of `serve` in the system's Chromium
+	$(BIN)/python -m pytest tests/test_serve_page.py
 
 check: lint types .venv/.installed ## Lint, check types, run the quick tests
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not journey"
@@ -111,6 +114,11 @@ lock: ## Pin the newest compatible versions, with hashes in the locks; torch is 
 .venv/.docs: .venv/.runtime
 	@echo "Installing Sphinx into .venv"
 	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[docs]"
+	@touch $@
+
+.venv/.browser: .venv/.installed
+	@echo "Installing the driver of the browser into .venv"
+	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[dev,browser]"
 	@touch $@
 
 .venv/.mutate: .venv/.installed

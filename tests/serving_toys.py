@@ -16,6 +16,7 @@ import nlu_toys
 from unicloze.serving.app import build_app
 from unicloze.serving.guard import Guard
 from unicloze.serving.limits import Limits
+from unicloze.serving.run import config_of
 from unicloze.serving.served_model import ServedModel
 from unicloze.training.loading import LoadedModel, build_model
 
@@ -69,13 +70,15 @@ class Client(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(model: LoadedModel, limits: Limits | None = None, token: str | None = None) -> Iterator[Client]:
+def serving(
+    model: LoadedModel, limits: Limits | None = None, token: str | None = None, vectors: LoadedModel | None = None
+) -> Iterator[Client]:
     """A server on a thread of this process, while it is used."""
-    app = build_app(ServedModel(model), limits, token)
+    app = build_app(ServedModel(model, vectors), limits, token)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="on"))
+        server = uvicorn.Server(config_of(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -32,8 +32,8 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("do
 PRESENT = [document for document in DOCUMENTS if document.name != "log.md"]
 """Documents that describe only the present state, not past ones."""
 SITE = sorted(ROOT.glob("docs/**/*.md"))
-NEED_A_SERVER = {"serve.md"}
-"""Documents whose Python talks to a served model; tests/test_serve_clients.py does the same."""
+NEED_A_SERVER = {"serve.md", "serve-it.md"}
+"""Documents whose Python talks to a served model; tests/test_serve_clients.py runs it."""
 PLACES = ROOT, PACKAGE, ROOT / "tests", ROOT / "benchmarks", ROOT / "benchmarks" / "results", ROOT / "docs"
 LIST = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- modules: made by tests/test_docs.py -->\n", "<!-- end of the modules -->\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -276,7 +278,7 @@ def test_confidence_in_long_texts_is_recomputed_wherever_the_last_fill_is_visibl
 
 def test_a_run_of_masks_longer_than_the_model_reads_is_refused() -> None:
     model = loaded(positions=6)
-    with pytest.warns(UserWarning, match="reads 4"), pytest.raises(UsageError, match="5 adjacent masks"):
+    with pytest.raises(UsageError, match="5 adjacent masks"):
         fill(model, "the " + "[MASK] " * 5, order="span")
     with pytest.warns(UserWarning, match="reads 4"):
         assert len(fill(model, "the " + "[MASK] " * 5, order="confidence").masks) == 5
@@ -290,18 +292,24 @@ def test_offsets_point_at_the_masks_of_the_given_text() -> None:
         assert [text[m.start : m.end] for m in result.masks] == ["[MASK]", *(["<mask>"] * known), "[MASK]"]
 
 
+def predict(monkeypatch: pytest.MonkeyPatch, guesses: Iterator[tuple[int | None, float]]) -> None:
+    """Let the model guess these, one mask after the other."""
+
+    def answer(model: LoadedModel, questions: list[Any]) -> Iterator[None]:
+        for question in questions:
+            for places in question.places:
+                question.filler.guesses.update({place: [next(guesses)] for place in places})
+        yield None
+
+    monkeypatch.setattr(infill, "_answer", answer)
+
+
 def filled_with(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, text: str, fills: list[str]) -> str:
     """The filled text if the model predicted `fills`."""
     model = loaded(tokenizer, positions=64)
     ids = [tokenizer.token_id(token) for token in fills]
     assert None not in ids, fills
-    wanted = iter(ids)
-
-    def predict(self: infill._Filler, windows: dict[int, list[int]], **_: object) -> None:
-        for places in windows.values():
-            self.guesses.update({place: [(next(wanted), 1.0)] for place in places})
-
-    monkeypatch.setattr(infill._Filler, "_predict", predict)
+    predict(monkeypatch, iter((token, 1.0) for token in ids))
     result = fill(model, text, order="left-to-right")
     assert [mask.token for mask in result.masks] == fills
     return result.filled
@@ -368,11 +376,7 @@ def test_candidates_of_byte_symbols_are_shown_as_text(
     model = loaded(byte_level(), positions=64)
     chosen = model.tokenizer.token_id(token)
 
-    def predict(self: infill._Filler, windows: dict[int, list[int]], **_: object) -> None:
-        for places in windows.values():
-            self.guesses.update({place: [(chosen, 0.5)] for place in places})
-
-    monkeypatch.setattr(infill._Filler, "_predict", predict)
+    predict(monkeypatch, repeat((chosen, 0.5)))
     result = fill(model, text)
     assert (result.masks[0].top, result.masks[0].readable) == ([(token, 0.5)], [readable])
     assert f"  {readable} 50.0%" in f" {result}"
@@ -452,3 +456,40 @@ def test_bad_input_is_refused(settings: dict, arguments: dict, message: str) -> 
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(UniclozeError, match="no-such-run"):
         verbs.fill("no-such-run", "the [MASK]")
+
+
+def together(model: LoadedModel, asked: list[infill.ToFill]) -> tuple[list[FillResult], int]:
+    """Results of texts that are filled together, and the number of forward passes."""
+    steps, passes = infill.fill_together(model, asked), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, passes
+        passes += 1
+
+
+@RELATIVE
+@pytest.mark.filterwarnings("ignore:the text has")
+def test_texts_filled_together_are_filled_as_each_alone(relative: bool) -> None:
+    model = loaded(relative=relative)
+    long = "the list of items is empty , return the [MASK] of " * 4 + "[MASK]"
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (MASKED, {"order": order, "top_k": top_k})
+        for top_k, order in enumerate([None, "confidence", "left-to-right", "span", [4, 2, 1, 3]], start=1)
+    ]
+    asked += [("[MASK] list", {"order": "confidence"}), (long, {}), (long, {"order": "confidence"})]
+    results, passes = together(model, [infill.ready_to_fill(model, text, **how) for text, how in asked])
+    assert passes < 12
+    for (text, how), result in zip(asked, results, strict=True):
+        alone = fill(model, text, **how)
+        assert (result.filled, result.target, result.order) == (alone.filled, alone.target, alone.order)
+        for one, other in zip(result.masks, alone.masks, strict=True):
+            assert (one.step, one.token, one.readable) == (other.step, other.token, other.readable)
+            assert dict(one.top) == pytest.approx(dict(other.top), abs=1e-5)
+
+
+def test_texts_filled_together_share_forward_passes() -> None:
+    model = loaded()
+    asked = [infill.ready_to_fill(model, MASKED, order="left-to-right") for _ in range(20)]
+    assert together(model, asked)[1] == 4 == together(model, asked[:1])[1]

@@ -62,7 +62,16 @@ def test_workflows_call_targets_of_the_makefile() -> None:
         for step in steps(workflow)
         for target in re.findall(r"\bmake (?:[A-Z]+=\S+ )*([a-z]+)", step.get("run", ""))
     ]
-    assert {"check", "test", "docs"} <= {*called} <= {*targets}
+    assert {"check", "test", "docs", "browser"} <= {*called} <= {*targets}
+
+
+def test_the_page_is_tested_in_a_browser_that_is_installed_first() -> None:
+    job = read(REPOSITORY / ".github" / "workflows" / "tests.yml")["jobs"]["browser"]
+    installs, shows, tests = (step["run"] for step in job["steps"] if "run" in step)
+    assert installs.endswith(" chromium") and shows.startswith("chromium ") and tests.endswith(" browser")
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"^browser: \.venv/\.browser .*\n\t.* tests/test_serve_page\.py$", makefile, re.MULTILINE)
+    assert re.search(r"^\.venv/\.browser:.*\n.*\n\t.*\"\.\[dev,browser\]\"$", makefile, re.MULTILINE)
 
 
 def test_three_versions_of_python_are_tested() -> None:

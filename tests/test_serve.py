@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import socket
@@ -17,7 +18,7 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 import nlu_toys
 from decoding_toys import TEXT, loaded
 from serving_toys import Client, classifier, serving
-from unicloze import verbs
+from unicloze import docstrings, verbs
 from unicloze.decoding import generate, infill, likelihood
 from unicloze.decoding.embed import embed
 from unicloze.serving.limits import Limits
@@ -361,6 +362,21 @@ def test_pages_load_nothing_from_elsewhere(client: Client) -> None:
         text = answer.body.decode()
         assert not re.search(r"[\"'(:]//", text)
         assert "<script>" not in text and "style=" not in text and "onclick" not in text
+
+
+def test_answers_are_described_by_what_they_are_made_of(client: Client) -> None:
+    schemas = client.get("/openapi.json").json["components"]["schemas"]
+    for name, of in (
+        ("TextScore", likelihood.TextScore),
+        ("MaskFill", infill.MaskFill),
+        ("FillAnswer", infill.FillResult),
+    ):
+        expected = {key: text.replace("None", "null") for key, text in docstrings.arguments(of).items()}
+        described = {key: field["description"] for key, field in schemas[name]["properties"].items()}
+        assert expected.items() <= described.items() and described.keys() - expected.keys() <= {"picture"}
+        assert set(expected) == {field.name for field in dataclasses.fields(of)}
+    answer = client.post("/score", {"text": TEXT}).json["scores"][0]
+    assert answer.keys() == schemas["TextScore"]["properties"].keys() == set(schemas["TextScore"]["required"])
 
 
 def test_the_reference_lists_all_endpoints(client: Client) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
+import json
+import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +27,7 @@ from unicloze.settings import DecodingSettings
 pytestmark = pytest.mark.filterwarnings("ignore:.* tokens the model reads at once")
 """As the command does."""
 
+DOCUMENTS = [Path(__file__).parents[1] / "docs" / name for name in ("serve.md", "tutorials/serve-it.md")]
 MASKED = "the [MASK] of items is empty"
 TEXTS = [TEXT, "the list is empty"]
 
@@ -181,3 +187,24 @@ def test_what_text_embeddings_inference_takes_is_understood(client: Client) -> N
     np.testing.assert_allclose(answer, expected, atol=1e-5)
     one = client.post("/embed", {"inputs": TEXTS[0]}).json
     np.testing.assert_allclose(one, expected[:1], atol=1e-5)
+
+
+# The documentation
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.stem)
+def test_snippets_of_documents_run(document: Path, hub: Any) -> None:
+    pytest.importorskip("openai")
+    text = document.read_text(encoding="utf-8")
+    scripts = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    calls = re.findall(r"^ *curl localhost:8000(/\w+) --json (.*)$", text, re.MULTILINE)
+    assert scripts and calls
+    mine = dataclasses.replace(loaded(relative=True), path=Path("runs/mine"))
+    with serving(mine) as served, serving(classifier()) as judging:
+        for path, words in calls:
+            assert served.post(path, json.loads(shlex.split(words)[0])).status == 200
+        for script in scripts:
+            url = judging.url if "text_classification" in script else served.url
+            exec(script.replace("http://127.0.0.1:8000", url), {})  # the project's own documents

@@ -23,7 +23,7 @@ from decoding_toys import loaded
 from hf_toys import save_run
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.serving import run
+from unicloze.serving import run, vector_precision
 
 
 @pytest.fixture
@@ -40,6 +40,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append((app, listening.getsockname()[1], seconds))
 
     monkeypatch.setattr(run, "until_stopped", keep)
+    monkeypatch.setattr(vector_precision, "choose_precision", lambda settings, device: "fp32")
     monkeypatch.delenv(run.TOKEN, raising=False)
     return found
 
@@ -120,6 +121,7 @@ def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyP
 def test_a_signal_finishes_what_runs(number: int, tmp_path: Path) -> None:
     save_run(tmp_path / "run", loaded())
     words = [sys.executable, "-m", "unicloze", "serve", "--model", str(tmp_path / "run"), "--port", "0", "--json"]
+    words += ["--precision", "fp32"]  # otherwise what was measured is printed first
     environment = {key: value for key, value in os.environ.items() if key != run.TOKEN}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:

@@ -1,7 +1,7 @@
 """The page of `serve` in a real browser: what it shows, by mouse and by keyboard, on a phone and in the dark.
 
-`python tests/test_serve_page.py DIR --model RUN --classifier RUN` takes the tour with two trained models and saves six
-screenshots.
+`python tests/test_serve_page.py docs/screenshots --model RUN --classifier RUN` takes the tour with two trained models and
+saves the six screenshots that the documentation shows.
 """
 
 from __future__ import annotations
@@ -141,6 +141,10 @@ def test_clicked_words_are_filled_in_the_order_of_the_clicks(page: Page) -> None
     assert "Factorization steps, by position: 5 -> 4" in str(picture.get_attribute("alt"))
     assert picture.evaluate("image => image.naturalWidth") > 200
     assert "O the original tokens" in page.locator("#picture-caption").inner_text()
+    hint = page.locator("#picture-hint")
+    assert hint.is_hidden()
+    page.set_viewport_size(PHONE)
+    playwright.expect(hint).to_be_visible()
 
 
 @pytest.mark.parametrize(
@@ -280,7 +284,9 @@ def test_all_of_it_is_accessible_and_fits(browser: Browser, client: Client, sche
 
 
 def tour(folder: Path, model: Path, judge: Path) -> None:
-    """Try the page with two trained models, and save six screenshots."""
+    """Try the page with two trained models, and save six screenshots of few colours, so that they are small."""
+    from PIL import Image
+
     from unicloze.verbs import load_model
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -288,37 +294,43 @@ def tour(folder: Path, model: Path, judge: Path) -> None:
         browser = launched(driver)
 
         def pictures(client: Client, **options: Any) -> Iterator[Page]:
-            return opened(browser, client, device_scale_factor=2, **options)
+            return opened(browser, client, **{"viewport": {"width": 960, "height": 600}, **options})
 
         def save(page: Page, name: str) -> None:
             page.mouse.move(0, 0)
-            page.screenshot(path=folder / f"{name}.png", full_page=True)
+            page.screenshot(path=folder / f"{name}.png", full_page=name != "endpoints")
+            with Image.open(folder / f"{name}.png") as image:
+                image.convert("RGB").quantize(48, dither=Image.Dither.NONE).save(folder / f"{name}.png", optimize=True)
+
+        def fill_by_clicks(page: Page) -> None:
+            page.get_by_role("button", name="No blanks").click()
+            blank(page, "sequence", "list", "elements")
+            page.get_by_label("in the order of my clicks").check()
+            submit(page, "fill", "filled")
+            page.get_by_role("button", name="Next").click()
 
         with serving(load_model(model)) as client:
             for page in pictures(client):
-                page.get_by_role("button", name="No blanks").click()
-                blank(page, "sequence", "list", "elements")
-                page.get_by_label("in the order of my clicks").check()
-                submit(page, "fill", "filled")
-                page.get_by_role("button", name="Next").click()
-                save(page, "1-fill")
+                fill_by_clicks(page)
+                save(page, "fill")
                 page.get_by_role("tab", name="Judge a sentence").click()
                 submit(page, "score", "scored")
-                save(page, "2-score")
+                save(page, "score")
                 page.get_by_role("tab", name="Write").click()
                 submit(page, "generate", "written")
                 playwright.expect(page.locator("#write-state")).not_to_have_text("Writing")
-                save(page, "3-write")
+                save(page, "write")
             for page in pictures(client, viewport=PHONE, color_scheme="dark"):
-                submit(page, "fill", "filled")
-                save(page, "5-phone-dark")
+                fill_by_clicks(page)
+                save(page, "phone-dark")
             for page in pictures(client):
                 page.goto(f"{client.url}/docs")
-                save(page, "6-endpoints")
+                save(page, "endpoints")
         with serving(load_model(judge)) as client:
             for page in pictures(client):
+                page.get_by_role("textbox", name="Text").fill("A warm, funny and moving film.")
                 submit(page, "predict", "predicted")
-                save(page, "4-predict")
+                save(page, "predict")
         browser.close()
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import unicodedata
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from unicloze.arrays import Int32s
 from unicloze.decoding.abilities import lacks, objective_of, part_with
+from unicloze.decoding.cloze import Cloze
 from unicloze.decoding.inputs import (
     SPECIALS_OF_A_WINDOW,
+    by_length,
     check_numbers,
     check_text,
     logits_of,
@@ -28,16 +28,14 @@ from unicloze.decoding.inputs import (
 from unicloze.decoding.uses import check_predicts_tokens, instead
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
-from unicloze.objectives import LayOut, defined
+from unicloze.objectives import defined
 from unicloze.settings import ObjectiveSettings, Order
-from unicloze.text.tokenizers import MASK, Tokenizer
+from unicloze.text.tokenizers import Tokenizer, Vocabulary
 from unicloze.training.loading import LoadedModel
 
 Guesses = list[tuple[int, float]]
 
 _ROWS_AT_ONCE = 32
-_SIGNS_OF_LINES = str.maketrans({"\n": "\u23ce", "\r": "\u240d", "\t": "\u21e5"})
-_SIGNS = _SIGNS_OF_LINES | str.maketrans({" ": "\u2423", "\xa0": "\u2423"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +118,36 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | Sequen
             objective, or `top_k` is below 1.
         UniclozeError: The tokenizer splits masks, or the model predicts nan.
     """
+    steps = fill_together(model, [ready_to_fill(model, text, top_k=top_k, order=order)])
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            (result,) = end.value
+            return cast(FillResult, result)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToFill:
+    """A text that can be filled as asked; see `ready_to_fill`.
+
+    Args:
+        cloze: The text.
+        top_k: Number of tokens to list for each mask.
+        order: Prediction order.
+        settings: Objective that defines the predictions.
+    """
+
+    cloze: Cloze
+    top_k: int
+    order: Order | list[int] | None
+    settings: ObjectiveSettings
+
+
+def ready_to_fill(
+    model: LoadedModel, text: str, *, top_k: int = 5, order: Order | Sequence[int] | None = None
+) -> ToFill:
+    """Check what `fill` is asked for, without computing anything. Arguments and errors are those of `fill`."""
     if order is not None and not isinstance(order, str):
         order = list(order)
     elif order is not None and order not in get_args(Order):
@@ -143,40 +171,53 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | Sequen
         )
     if at_once is None and order is None:
         order = "confidence"
-    cloze = _Cloze.read(text, model.tokenizer)
+    cloze, limit = Cloze.read(text, model.tokenizer), longest_text(model)
     if isinstance(order, list) and sorted(order) != list(range(1, len(cloze.places) + 1)):
         raise UsageError(
             f"the order {' '.join(map(str, order))} does not name each of the {len(cloze.places)} masks once: number them "
             "from 1, left to right"
         )
+    longest = max(map(len, cloze.runs()))
+    if order == "span" and longest > limit:
+        raise UsageError(
+            f"{longest} adjacent masks are more than the model reads at once, {limit}: give the order left-to-right or "
+            "confidence"
+        )
+    if len(cloze.tokens) > limit:
+        warnings.warn(
+            f"the text has {len(cloze.tokens)} tokens, but the model reads {limit} at once: each mask is filled from the "
+            "tokens around it",
+            stacklevel=3,
+        )
     settings = at_once if order is None else in_order
     assert settings is not None
-    filler = _Filler(model, cloze, top_k, settings, stepwise=order is not None)
-    filler.run(order)
-    spell = model.tokenizer.tokens
-    masks = []
-    for place, (start, end) in zip(cloze.places, cloze.spans, strict=True):
-        ids, probabilities = zip(*filler.guesses[place], strict=True)
-        top = list(zip(spell(ids), probabilities, strict=True))
-        masks.append(
-            MaskFill(
-                start=start,
-                end=end,
-                position=place + 1,
-                step=int(filler.steps[place]) + 1,
-                token=top[0][0],
-                top=top,
-                readable=[cloze.readable(token, start, model.tokenizer) for token in ids],
-            )
-        )
-    return FillResult(
-        text=text,
-        filled=cloze.splice([int(filler.tokens[place]) for place in cloze.places], model.tokenizer),
-        target=filler.target,
-        order=order,
-        masks=masks,
-        note=_note(cloze.tokens, model.tokenizer),
-    )
+    return ToFill(cloze=cloze, top_k=top_k, order=order, settings=settings)
+
+
+def fill_together(model: LoadedModel, texts: Sequence[ToFill]) -> Generator[None, None, list[FillResult]]:
+    """Fill several texts as `fill` does, each step of all of them together.
+
+    A text's result does not depend on the others, up to rounding.
+
+    Yields:
+        Nothing, after each forward pass.
+
+    Returns:
+        A result for each text.
+
+    Raises:
+        UniclozeError: The model predicts nan.
+    """
+    fillers = [_Filler(model, text) for text in texts]
+    running = [filler.run() for filler in fillers]
+    while running:
+        asked = [(run, question) for run in running if (question := next(run, None)) is not None]
+        for stepwise in (False, True):
+            questions = [question for _, question in asked if question.filler.stepwise is stepwise]
+            if questions:
+                yield from _answer(model, questions)
+        running = [run for run, _ in asked]
+    return [filler.result(model.tokenizer) for filler in fillers]
 
 
 def filled_row(model: LoadedModel, result: FillResult) -> Examples:
@@ -216,158 +257,79 @@ def _note(tokens: npt.NDArray[np.int32], tokenizer: Tokenizer) -> str | None:
     return f"{what} read as {tokenizer.tokens([tokenizer.vocabulary.unk])[0]}"
 
 
-@dataclass(frozen=True)
-class _Cloze:
-    """A text with masks.
-
-    Args:
-        text: The text.
-        spans: First character of each mask and first character after it.
-        tokens: Token ids of the whole text. *Shape:* (tokens,)
-        places: Index of each mask's token.
-        spaced: Whether tokens include the preceding space, so that a mask covers the space before it as well.
-    """
-
-    text: str
-    spans: list[tuple[int, int]]
-    tokens: npt.NDArray[np.int32]
-    places: list[int]
-    spaced: bool
-
-    @classmethod
-    def read(cls, text: str, tokenizer: Tokenizer) -> _Cloze:
-        masks = "|".join(re.escape(mask) for mask in tokenizer.masks)
-        spans = [match.span() for match in re.finditer(masks, text)]
-        if not spans:
-            raise UsageError(f'the text has no mask: put {MASK} in place of a word, as in "The {MASK} of a list."')
-        tokens = tokenizer.encode(text)
-        places = np.flatnonzero(tokens == tokenizer.vocabulary.mask).tolist()
-        return cls(text, spans, tokens, places, tokenizer.spaced)
-
-    def readable(self, token: int, start: int, tokenizer: Tokenizer) -> str:
-        """A token formatted for display, as it would appear in place of the mask at character `start`."""
-        if not self.spaced:
-            return tokenizer.tokens([token])[0]
-        surface = _surface(tokenizer, [token])
-        word = surface.removeprefix(" ")
-        if not word.strip():
-            return surface.translate(_SIGNS)
-        before = self.text[:start].removesuffix(" ")
-        touches = _spells(before[-1:]) or any(end == len(before) for _, end in self.spans)
-        is_piece = word == surface and touches and _spells(word[0])
-        return ("##" if is_piece else "") + word.translate(_SIGNS_OF_LINES)
-
-    def runs(self) -> list[list[int]]:
-        """Indices of the masks, grouped into runs of adjacent masks."""
-        runs = [[0]]
-        for i, (left, right) in enumerate(pairwise(self.places), start=1):
-            if right == left + 1:
-                runs[-1].append(i)
-            else:
-                runs.append([i])
-        return runs
-
-    def splice(self, fills: Sequence[int], tokenizer: Tokenizer) -> str:
-        """The text with each mask replaced by a token; of the rest, only white space changes.
-
-        A word piece is joined to the text on its left.
-        """
-        filled, last = "", 0
-        for run in self.runs():
-            # The bytes of one character may be spread over several tokens, so a run is decoded as a whole.
-            for part in [run] if self.spaced else [[i] for i in run]:
-                between = self.text[last : self.spans[part[0]][0]]
-                surface = _surface(tokenizer, [fills[i] for i in part])
-                if self.spaced:
-                    kept = between.removesuffix(" ")
-                    at_start = not filled and not between
-                    filled += kept + (surface.removeprefix(" ") if at_start else surface)
-                elif not surface.startswith(" "):
-                    filled = (filled + between).rstrip() + surface
-                else:
-                    word = surface[1:]
-                    touches = not between and part[0] > run[0] and _spells(filled[-1:]) and _spells(word[:1])
-                    filled += between + (" " if touches else "") + word
-                last = self.spans[part[-1]][1]
-        return filled + self.text[last:]
-
-
-def _surface(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Text that tokens add after a word: with a leading space if they begin a new word."""
-    anchor = tokenizer.encode("x").tolist()[-1:]
-    return tokenizer.decode([*anchor, *ids]).removeprefix(tokenizer.decode(anchor))
-
-
-def _spells(character: str) -> bool:
-    """Whether a character belongs to a script that separates words with spaces."""
-    return character.isalnum() and unicodedata.east_asian_width(character) not in ("W", "F")
-
-
 class _Filler:
     """State of filling one text.
 
     Args:
-        loaded: The model.
-        cloze: The text.
-        top_k: Number of guesses to keep for each mask.
-        settings: Objective that defines the predictions.
-        stepwise: Predict step by step; otherwise all at once.
+        model: The model.
+        asked: The text and how to fill it.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, cloze: _Cloze, top_k: int, settings: ObjectiveSettings, *, stepwise: bool
-    ) -> None:
-        able = defined(settings)
-        lay_out = able.stepwise if stepwise else able.cloze
-        assert lay_out is not None
-        self.loaded, self.cloze, self.top_k, self.settings = loaded, cloze, top_k, settings
-        self.lay_out: LayOut = lay_out
+    def __init__(self, model: LoadedModel, asked: ToFill) -> None:
+        self.cloze, self.top_k, self.order, self.settings = asked.cloze, asked.top_k, asked.order, asked.settings
+        self.stepwise = asked.order is not None
         self.target = ""
-        self.limit = longest_text(loaded)
-        self.tokens = cloze.tokens.copy()  # with the masks filled so far
+        self.limit = longest_text(model)
+        self.tokens = self.cloze.tokens.copy()  # with the masks filled so far
         self.steps = np.full(len(self.tokens), -1, dtype=np.int32)  # step that filled each token; -1: none
         self.guesses: dict[int, Guesses] = {}  # by token index; final once the mask is filled
-        if len(self.tokens) > self.limit:
-            warnings.warn(
-                f"the text has {len(self.tokens)} tokens, but the model reads {self.limit} at once: each mask is filled "
-                "from the tokens around it",
-                stacklevel=3,
-            )
 
-    def run(self, order: Order | list[int] | None) -> None:
-        """Fill all masks."""
-        places = self.cloze.places
+    def run(self) -> Iterator[_Question]:
+        """Fill all masks; the guesses for each question must be there before the next is asked for."""
+        places, order = self.cloze.places, self.order
         if order is None:
-            self._predict(self._windows(places), step=0)
+            yield self._question(self._windows(places), step=0)
             self._fill(places, step=0)
         elif order == "left-to-right" or isinstance(order, list):
             turns = [places[number - 1] for number in order] if isinstance(order, list) else places
             for step, place in enumerate(turns):
-                self._predict(self._windows([place]), step=step)
+                yield self._question(self._windows([place]), step=step)
                 self._fill([place], step=step)
         elif order == "span":
             for step, run in enumerate(self.cloze.runs()):
                 together = [places[i] for i in run]
-                if len(together) > self.limit:
-                    raise UsageError(
-                        f"{len(together)} adjacent masks are more than the model reads at once, {self.limit}: "
-                        "give the order left-to-right or confidence"
-                    )
-                self._predict({self._start(together[0], together[-1]): together}, step=step)
+                yield self._question({self._start(together[0], together[-1]): together}, step=step)
                 self._fill(together, step=step)
         else:
-            self._run_by_confidence()
+            yield from self._run_by_confidence()
 
-    def _run_by_confidence(self) -> None:
+    def _run_by_confidence(self) -> Iterator[_Question]:
         remaining = list(self.cloze.places)
         outdated = remaining
         for step in range(len(remaining)):
             if outdated:
-                self._predict(self._windows(outdated), step=step, alone=True)
+                yield self._question(self._windows(outdated), step=step, alone=True)
             surest = max(remaining, key=lambda place: (self.guesses[place][0][1], -place))
             self._fill([surest], step=step)
             remaining = [place for place in remaining if place != surest]
             outdated = [p for p in remaining if 0 <= surest - self._start(p, p) < self.limit]
+
+    def result(self, tokenizer: Tokenizer) -> FillResult:
+        """The filled text."""
+        cloze = self.cloze
+        masks = []
+        for place, (start, end) in zip(cloze.places, cloze.spans, strict=True):
+            ids, probabilities = zip(*self.guesses[place], strict=True)
+            top = list(zip(tokenizer.tokens(ids), probabilities, strict=True))
+            masks.append(
+                MaskFill(
+                    start=start,
+                    end=end,
+                    position=place + 1,
+                    step=int(self.steps[place]) + 1,
+                    token=top[0][0],
+                    top=top,
+                    readable=[cloze.readable(token, start, tokenizer) for token in ids],
+                )
+            )
+        return FillResult(
+            text=cloze.text,
+            filled=cloze.splice([int(self.tokens[place]) for place in cloze.places], tokenizer),
+            target=self.target,
+            order=self.order,
+            masks=masks,
+            note=_note(cloze.tokens, tokenizer),
+        )
 
     def _start(self, first: int, last: int) -> int:
         """Index of the first token of the window centred on tokens `first` to `last`."""
@@ -386,8 +348,8 @@ class _Filler:
             self.tokens[place] = self.guesses[place][0][0]
             self.steps[place] = step
 
-    def _predict(self, windows: Mapping[int, list[int]], *, step: int, alone: bool = False) -> None:
-        """Guess the requested masks from those filled before; all other open masks belong to a later step.
+    def _question(self, windows: Mapping[int, list[int]], *, step: int, alone: bool = False) -> _Question:
+        """Ask for guesses of masks from those filled before; all other open masks belong to a later step.
 
         Args:
             windows: Masks to guess, by the first token of the window they are guessed from.
@@ -399,44 +361,97 @@ class _Filler:
         for place in self.cloze.places:
             if steps[place] < 0:
                 steps[place] = step if place in asked or alone else step + 1
-        row_steps, examples = self._examples(list(windows), steps)
-        if alone:
-            _part_step_mates(examples, step)
-        ((self.target, target),) = examples.targets.items()
-        asked_of_rows = [[place - start + 1 for place in places] for start, places in windows.items()]
-        examples = dataclasses.replace(examples, targets={self.target: _predictions(target, row_steps, asked_of_rows)})
-        rows = rows_at_once(examples.input_ids.shape[1], _ROWS_AT_ONCE)
-        guesses = [row for part in examples.split(rows) for row in self._guesses(part)]
-        for row_of_guesses, places in zip(guesses, windows.values(), strict=True):
-            self.guesses.update(zip(places, row_of_guesses, strict=False))
-
-    def _examples(self, starts: Sequence[int], steps: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], Examples]:
-        """Steps, *Shape:* (rows, window), and examples of the windows that start at the given tokens."""
-        vocabulary = self.loaded.tokenizer.vocabulary
-        windows = one_segment([self.tokens[start : start + self.limit] for start in starts], vocabulary)
-        row_steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
-        row_steps[:, 1:-1] = [steps[start : start + self.limit] for start in starts]
-        return row_steps, self.lay_out(windows, row_steps, vocabulary, self.settings)
-
-    def _guesses(self, examples: Examples) -> list[list[Guesses]]:
-        """The most likely ordinary tokens for each prediction of each row."""
-        ordinary = torch.from_numpy(self.loaded.tokenizer.vocabulary.ordinary).long()
-        logits = logits_of(self.loaded, examples)[0].float().cpu()
-        best = torch.softmax(logits[:, :, ordinary], dim=-1).topk(min(self.top_k, len(ordinary)), dim=-1)
-        check_numbers(best.values)
-        ids = ordinary[best.indices].tolist()
-        return [
-            [list(zip(*pair, strict=True)) for pair in zip(row_ids, row_values, strict=True)]
-            for row_ids, row_values in zip(ids, best.values.tolist(), strict=True)
-        ]
+        return _Question(
+            filler=self,
+            tokens=[self.tokens[start : start + self.limit] for start in windows],
+            steps=[steps[start : start + self.limit] for start in windows],
+            places=list(windows.values()),
+            positions=[[place - start + 1 for place in places] for start, places in windows.items()],
+            alone=step if alone else None,
+        )
 
 
-def _part_step_mates(examples: Examples, step: int) -> None:
-    """Restrict each token of a step to its own mask, so that it is predicted as if it were alone in the step."""
-    row, slot = np.nonzero(examples.steps == step)
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    """The masks of a text that a step guesses; each of the lists has an item for each window.
+
+    Args:
+        filler: Receives the guesses.
+        tokens: Tokens of the windows, without special tokens. *Shape:* (tokens,) each
+        steps: Their factorization steps. *Shape:* (tokens,) each
+        places: Indices in the text of the masks to guess.
+        positions: Their positions in the windows, [SOS] being 0.
+        alone: Step whose masks are guessed as if each were the only one; None if they are guessed together.
+    """
+
+    filler: _Filler
+    tokens: list[Int32s]
+    steps: list[Int32s]
+    places: list[list[int]]
+    positions: list[list[int]]
+    alone: int | None
+
+
+def _answer(model: LoadedModel, questions: Sequence[_Question]) -> Iterator[None]:
+    """Guess for questions of one kind, in forward passes of windows of similar length; yields after each."""
+    rows = [(question, row) for question in questions for row in range(len(question.tokens))]
+    lengths = [len(question.tokens[row]) for question, row in rows]
+    for block in by_length(lengths, _ROWS_AT_ONCE):
+        chosen = [rows[i] for i in block]
+        name, examples = _examples(model.tokenizer.vocabulary, chosen)
+        size, first = rows_at_once(examples.input_ids.shape[1], _ROWS_AT_ONCE), 0
+        for part in examples.split(size):
+            logits = logits_of(model, part)[0].float().cpu()
+            for (question, row), of_row in zip(chosen[first : first + size], logits, strict=True):
+                filler = question.filler
+                guesses = _guesses(of_row[: len(question.places[row])], model.tokenizer.vocabulary, filler.top_k)
+                filler.target = name
+                filler.guesses.update(zip(question.places[row], guesses, strict=True))
+            first += size
+            yield None
+
+
+def _examples(vocabulary: Vocabulary, rows: Sequence[tuple[_Question, int]]) -> tuple[str, Examples]:
+    """The name of the target, and examples that predict the asked masks of some windows."""
+    first = rows[0][0].filler
+    able = defined(first.settings)
+    lay_out = able.stepwise if first.stepwise else able.cloze
+    assert lay_out is not None
+    windows = one_segment([question.tokens[row] for question, row in rows], vocabulary)
+    steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
+    for i, (question, row) in enumerate(rows):
+        steps[i, 1 : 1 + len(question.steps[row])] = question.steps[row]
+    examples = lay_out(windows, steps, vocabulary, first.settings)
+    for i, (question, _) in enumerate(rows):
+        if question.alone is not None:
+            _part_step_mates(examples, i, question.alone)
+    ((name, target),) = examples.targets.items()
+    asked = _predictions(target, steps, [question.positions[row] for question, row in rows])
+    return name, dataclasses.replace(examples, targets={name: asked})
+
+
+def _guesses(logits: torch.Tensor, vocabulary: Vocabulary, top_k: int) -> list[Guesses]:
+    """The most likely ordinary tokens for each prediction.
+
+    Args:
+        logits: *Shape:* (predictions, vocabulary)
+        vocabulary: Tells which tokens are ordinary.
+        top_k: How many to return.
+    """
+    ordinary = torch.from_numpy(vocabulary.ordinary).long()
+    best = torch.softmax(logits[:, ordinary], dim=-1).topk(min(top_k, len(ordinary)), dim=-1)
+    check_numbers(best.values)
+    return [
+        list(zip(*pair, strict=True))
+        for pair in zip(ordinary[best.indices].tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def _part_step_mates(examples: Examples, row: int, step: int) -> None:
+    """Restrict each token of a row's step to its own mask, so that it is predicted as if it were alone in the step."""
+    (slot,) = np.nonzero(examples.steps[row] == step)
     first, last = examples.intervals[row, slot, 2:].T
-    mates = (first <= slot) & (slot < last)
-    row, slot = row[mates], slot[mates]
+    slot = slot[(first <= slot) & (slot < last)]
     examples.intervals[row, slot, 2:] = np.stack([slot, slot + 1], axis=1)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
+from pydantic_core import to_json
 
 from unicloze.decoding.generate import Candidate
 from unicloze.errors import UniclozeError
-from unicloze.json_values import finite
 from unicloze.serving.limits import Refused
 from unicloze.serving.schemas import (
     EmbedRequest,
@@ -45,8 +46,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 def as_json(content: Any) -> Response:
     """An answer as JSON; numbers that JSON cannot represent are null."""
-    body = json.dumps(finite(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Response(body, media_type="application/json")
+    return Response(to_json(content, inf_nan_mode="null"), media_type="application/json")
+
+
+def as_numbers(vectors: npt.NDArray[np.float32]) -> list[list[float]]:
+    """Vectors as lists of numbers of 9 digits, which determine a float32; the exact values of all have up to 17."""
+    exact = vectors.astype(np.float64)
+    exponents = np.floor(np.log10(np.abs(exact), out=np.zeros_like(exact), where=exact != 0))
+    scale = 10.0 ** (8 - exponents)
+    rounded: list[list[float]] = (np.rint(exact * scale) / scale).tolist()
+    return rounded
 
 
 def as_list(texts: Texts) -> list[str]:
@@ -68,7 +77,7 @@ async def begun(pieces: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 def event(content: Any) -> str:
     """A server-sent event."""
-    return f"data: {json.dumps(finite(content), ensure_ascii=False)}\n\n"
+    return f"data: {to_json(content, inf_nan_mode='null').decode()}\n\n"
 
 
 def router_of(service: Service) -> APIRouter:
@@ -86,6 +95,7 @@ def router_of(service: Service) -> APIRouter:
             abilities=list(model.abilities),
             reads=list(model.reads),
             longest_text=model.longest,
+            vectors=model.vectors.precision,
             waiting=service.batcher.waiting,
         )
 
@@ -120,10 +130,10 @@ def router_of(service: Service) -> APIRouter:
         response_model=list[list[float]],
     )
     async def embed(request: EmbedRequest) -> Response:
-        found = await service.embed(
+        vectors = await service.embed(
             as_list(request.inputs), normalize=request.normalize, truncate=request.truncate, pooling=request.pooling
         )
-        return as_json(found.vectors.tolist())
+        return as_json(as_numbers(vectors))
 
     return router
 

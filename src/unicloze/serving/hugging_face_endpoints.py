@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from unicloze.serving.endpoints import ERRORS, as_json, as_list
+from unicloze.serving.endpoints import ERRORS, as_json, as_list, as_numbers
 from unicloze.serving.limits import LONGEST_OUTPUT, MOST_CANDIDATES, Refused
 from unicloze.serving.schemas import Texts
 from unicloze.serving.service import Service
@@ -61,8 +61,7 @@ def router_of(service: Service) -> APIRouter:
             return as_json(await _filled(service, texts, given.top_k or 5, alone=alone))
         if given.top_k is not None:
             raise Refused(422, f"The text has no mask: put {masks[0]} in place of a word.")
-        found = await service.embed(texts, normalize=request.normalize, truncate=request.truncate)
-        return as_json(found.vectors.tolist())
+        return as_json(as_numbers(await service.embed(texts, normalize=request.normalize, truncate=request.truncate)))
 
     return router
 

@@ -24,7 +24,9 @@ class Limits:
         careful_characters: Characters of all texts of a request that takes a forward pass for each token or mask.
         masks: Masks of a text.
         waiting: Requests that wait for the model; more are refused.
-        seconds: Time from the first byte of a request to the last byte of its answer.
+        seconds: Time from the end of a request's headers to the last byte of its answer.
+        head_seconds: Time until the headers of a request have come.
+        connections: Open connections; more are refused.
     """
 
     body: int = 1 << 20
@@ -34,6 +36,8 @@ class Limits:
     masks: int = 64
     waiting: int = 128
     seconds: float = 60.0
+    head_seconds: float = 10.0
+    connections: int = 512
 
 
 class Refused(Exception):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from unicloze.decoding.generate import Candidate
 from unicloze.errors import UniclozeError
-from unicloze.serving.endpoints import as_json, as_list, begun, event
+from unicloze.serving.endpoints import as_json, as_list, as_numbers, begun, event
 from unicloze.serving.limits import LONGEST_OUTPUT, MOST_TEXTS_OUT, Refused
 from unicloze.serving.schemas import Texts
 from unicloze.serving.service import Service
@@ -94,10 +94,10 @@ def router_of(service: Service) -> APIRouter:
         words = [text for text in texts if isinstance(text, str)]
         if len(words) < len(texts):
             raise Refused(422, TOKENS)
-        found = await service.embed(words, normalize=True)
-        vectors = found.vectors.astype("<f4")
+        vectors = (await service.embed(words, normalize=True)).astype("<f4")
+        tokens = model.count_tokens(words)
         coded: list[Any] = (
-            vectors.tolist()
+            as_numbers(vectors)
             if request.encoding_format == "float"
             else [base64.b64encode(np.ascontiguousarray(vector).tobytes()).decode() for vector in vectors]
         )
@@ -106,7 +106,7 @@ def router_of(service: Service) -> APIRouter:
                 "object": "list",
                 "model": model.name,
                 "data": [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(coded)],
-                "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             }
         )
 

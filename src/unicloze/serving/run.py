@@ -18,9 +18,11 @@ import uvicorn
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.serving.app import build_app
+from unicloze.serving.connection import Connection
 from unicloze.serving.guard import Guard, is_loopback
 from unicloze.serving.limits import Limits
 from unicloze.serving.served_model import ServedModel
+from unicloze.serving.vector_precision import VectorPrecision
 from unicloze.training.loading import LoadedModel
 
 TOKEN = "UNICLOZE_TOKEN"
@@ -103,11 +105,14 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def serve_model(model: LoadedModel, *, host: str, port: int, token: str | None, limits: Limits) -> Served:
+def serve_model(
+    model: LoadedModel, vectors: VectorPrecision, *, host: str, port: int, token: str | None, limits: Limits
+) -> Served:
     """Serve a model until SIGTERM or Ctrl-C; requests that have begun are finished first.
 
     Args:
         model: The model.
+        vectors: Precision of vectors.
         host: Address to serve at.
         port: Port; 0 for a free one.
         token: Token that requests must carry.
@@ -116,11 +121,13 @@ def serve_model(model: LoadedModel, *, host: str, port: int, token: str | None, 
     Raises:
         UniclozeError: The address cannot be used.
     """
-    served = ServedModel(model)
+    served = ServedModel(model, vectors.model)
     app = build_app(served, limits, token)
     with _listening(host, port) as listening:
         name = f"[{host}]" if ":" in host else host
         url = f"http://{name}:{listening.getsockname()[1]}"
+        if vectors.speed_up is not None:
+            print(f"unicloze: {vectors}", file=sys.stderr)
         print(f"unicloze: serving {served.name} at {url} (Ctrl-C stops)", file=sys.stderr, flush=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of long texts, which answers note
@@ -130,11 +137,15 @@ def serve_model(model: LoadedModel, *, host: str, port: int, token: str | None, 
 
 def until_stopped(app: Guard, listening: socket.socket, seconds: float) -> None:
     """Serve at a socket until a signal arrives, then finish what has begun, for at most some seconds."""
-    config = uvicorn.Config(
-        app, log_level="error", access_log=False, server_header=False, lifespan="on",
-        timeout_graceful_shutdown=round(seconds) + 1, timeout_keep_alive=30, backlog=BACKLOG,
+    _Server(config_of(app, timeout_graceful_shutdown=round(seconds) + 1)).run(sockets=[listening])
+
+
+def config_of(app: Guard, **options: Any) -> uvicorn.Config:
+    """The configuration of a server."""
+    return uvicorn.Config(
+        app, http=Connection, ws="none", log_level="error", access_log=False, server_header=False, lifespan="on",
+        timeout_keep_alive=30, backlog=BACKLOG, **options,
     )  # fmt: skip
-    _Server(config).run(sockets=[listening])
 
 
 @contextlib.contextmanager

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import dataclasses
+import typing
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from unicloze import docstrings
+from unicloze.decoding.infill import FillResult
+from unicloze.decoding.likelihood import TextScore
 from unicloze.serving.limits import LONGEST_OUTPUT, MOST_CANDIDATES, MOST_TEXTS_OUT
+from unicloze.serving.served_model import MaskPicture
 from unicloze.settings import Order, Pooling
 
 Texts = str | list[str]
@@ -82,64 +88,41 @@ class EmbedRequest(Request):
     truncation_direction: Literal["right", "Right"] = Field("right", description="Only the end can be cut off.")
 
 
-Probability = Annotated[float, Field(ge=0, le=1)]
+def answer_model(name: str, of: type, /, **more: Any) -> type[BaseModel]:
+    """The fields of a dataclass as an answer, with the descriptions of its docstring.
+
+    Args:
+        name: Name in the description of the endpoints.
+        of: The dataclass; dataclasses that its fields hold are described too.
+        more: Further fields: a type, and its `Field`.
+    """
+    hints = typing.get_type_hints(of)
+    fields: dict[str, Any] = {
+        key: (_answer_type(hints[key]), Field(description=text.replace("None", "null")))
+        for key, text in docstrings.arguments(of).items()
+    }
+    made: type[BaseModel] = create_model(name, __doc__=docstrings.purpose(of), **(fields | more))
+    return made
 
 
-class Mask(BaseModel):
-    """What a mask was filled with."""
-
-    start: int = Field(description="First character of the mask in the given text.")
-    end: int = Field(description="First character after it.")
-    position: int = Field(description="Number of its token, the start token being 0.")
-    step: int = Field(description="Step in which it was filled, from 1.")
-    token: str
-    top: list[tuple[str, Probability]] = Field(description="The most likely tokens at that step.")
-    readable: list[str] = Field(description="The same tokens for people.")
+def _answer_type(hint: Any) -> Any:
+    """A type, with a dataclass or a list of one replaced by an answer."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return answer_model(hint.__name__, hint)
+    (*_, last) = typing.get_args(hint) or (None,)
+    return list[_answer_type(last)] if typing.get_origin(hint) is list else hint  # type: ignore[misc]
 
 
-class Picture(BaseModel):
-    """The mask picture of a filled text."""
-
-    svg: str
-    title: str = Field(description="What it shows, for those who do not see it.")
-    caption: str = Field(description="Explanation of its groups.")
-
-
-class FillAnswer(BaseModel):
-    """A filled text."""
-
-    text: str
-    filled: str
-    target: str = Field(description="The prediction target used, such as ae or par.")
-    order: Order | list[int] | None
-    masks: list[Mask]
-    note: str | None
-    picture: Picture | None = Field(description="The mask picture, if asked for and the text is short enough.")
-
-
-class Score(BaseModel):
-    """Likelihood of a text, in nats; scores that the model does not define are null."""
-
-    text: str
-    tokens: list[str]
-    chain_log_likelihood: float | None
-    chain_per_token: list[float | None] | None
-    chain_perplexity: float | None
-    chain_perplexity_per_word: float | None
-    bits_per_byte: float | None
-    bits_per_character: float | None
-    pseudo_log_likelihood: float | None
-    pseudo_per_token: list[float | None] | None
-    pseudo_perplexity: float | None
-    pseudo_perplexity_per_word: float | None
-    windows: int
-    note: str | None
-
-
-class ScoreAnswer(BaseModel):
-    """Likelihoods of texts."""
-
-    scores: list[Score]
+FillAnswer = answer_model(
+    "FillAnswer",
+    FillResult,
+    picture=(
+        _answer_type(MaskPicture) | None,
+        Field(description="The mask picture, if asked for and the text is short enough."),
+    ),
+)
+_SCORES: Any = (_answer_type(list[TextScore]), Field(description="One for each text."))
+ScoreAnswer = create_model("ScoreAnswer", __doc__="Likelihoods of texts.", scores=_SCORES)
 
 
 class Generated(BaseModel):
@@ -175,6 +158,7 @@ class Health(BaseModel):
     abilities: list[str] = Field(description="Endpoints it can answer; orders: it fills masks in an order.")
     reads: list[str] = Field(description="Names of the texts that /generate or /predict reads.")
     longest_text: int = Field(description="Tokens it reads at once.")
+    vectors: str = Field(description="Precision in which vectors are computed: fp32 or bf16.")
     waiting: int = Field(description="Requests that wait.")
 
 

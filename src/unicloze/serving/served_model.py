@@ -13,7 +13,7 @@ import numpy.typing as npt
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.decoding.embed import embed
 from unicloze.decoding.generate import Candidate, Part, candidate_of, stream_text
-from unicloze.decoding.infill import FillResult, fill, filled_row
+from unicloze.decoding.infill import FillResult, ToFill, fill_together, filled_row, ready_to_fill
 from unicloze.decoding.inputs import longest_text
 from unicloze.decoding.likelihood import TextScore, defines, score
 from unicloze.decoding.model_format import find_generation_format
@@ -31,25 +31,23 @@ from unicloze.tasks.raw_texts import roles_of
 from unicloze.tasks.task import Prediction
 from unicloze.training.loading import LoadedModel
 
+VECTORS_AT_ONCE = 64
+"""Rows of a forward pass for vectors: with 32, small models are slower, and with more, large ones."""
 LARGEST_PICTURE = 48
 """Tokens of a text whose mask picture is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blanks:
-    """A text whose masks are filled; see `unicloze.decoding.infill.fill`.
+    """A text whose masks are filled.
 
     Args:
-        text: The text.
-        top_k: Number of candidates per mask.
-        order: Order of filling.
+        asked: The text and how to fill it.
         picture: Whether to draw the mask picture of that order.
     """
 
-    text: str
-    top_k: int
-    order: Order | tuple[int, ...] | None
-    picture: bool = False
+    asked: ToFill
+    picture: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +85,7 @@ class ServedModel:
 
     Args:
         model: The model.
+        vectors: The same model in the precision in which vectors are computed; default: that of the model.
 
     Attributes:
         name: Name of its run or folder.
@@ -95,8 +94,8 @@ class ServedModel:
         task: Kind of task it was fine-tuned for; empty if it was not.
     """
 
-    def __init__(self, model: LoadedModel) -> None:
-        self.model = model
+    def __init__(self, model: LoadedModel, vectors: LoadedModel | None = None) -> None:
+        self.model, self.vectors = model, vectors or model
         self.name = place_of(model).rstrip("/").rpartition("/")[2] or "model"
         self.task = model.recipe.task.kind
         self.abilities = tuple(_abilities(model))
@@ -118,23 +117,30 @@ class ServedModel:
 
     def embed(self, texts: Sequence[str], pooling: Pooling | None) -> list[npt.NDArray[np.float32]]:
         """A vector for each text."""
-        return list(embed(self.model, texts, pooling=pooling))
+        return list(embed(self.vectors, texts, pooling=pooling, batch_size=VECTORS_AT_ONCE))
 
     def score(self, texts: Sequence[str]) -> list[TextScore]:
         """The likelihood of each text."""
         return score(self.model, texts)
 
+    def ready_to_fill(self, text: str, *, top_k: int, order: Order | Sequence[int] | None) -> ToFill:
+        """A text to fill.
+
+        Raises:
+            UsageError: It cannot be filled in that order.
+        """
+        return ready_to_fill(self.model, text, top_k=top_k, order=order)
+
     def fill(self, texts: Sequence[Blanks]) -> Generator[None, None, list[FilledBlanks]]:
-        """Fill each text, one per step."""
+        """Fill texts together, one forward pass per step, and then draw one picture per step."""
+        results = yield from fill_together(self.model, [text.asked for text in texts])
         found = []
-        for text in texts:
-            order = list(text.order) if isinstance(text.order, tuple) else text.order
-            result = fill(self.model, text.text, top_k=text.top_k, order=order)
-            numbers = [[self.model.tokenizer.token_id(token) or 0 for token, _ in mask.top] for mask in result.masks]
-            found.append(
-                FilledBlanks(result=result, ids=numbers, picture=self._picture(result) if text.picture else None)
-            )
-            yield None
+        for text, result in zip(texts, results, strict=True):
+            ids = [[self.model.tokenizer.token_id(token) or 0 for token, _ in mask.top] for mask in result.masks]
+            picture = self._picture(result) if text.picture else None
+            found.append(FilledBlanks(result=result, ids=ids, picture=picture))
+            if text.picture:
+                yield None
         return found
 
     def _picture(self, result: FillResult) -> MaskPicture | None:

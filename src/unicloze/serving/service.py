@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,19 +29,6 @@ DOES = {
     "predict": "predict labels",
 }
 """What each ability does, for messages."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Embedded:
-    """Vectors of texts.
-
-    Args:
-        vectors: One per text. *Shape:* (texts, hidden size)
-        tokens: Number of tokens of all texts.
-    """
-
-    vectors: npt.NDArray[np.float32]
-    tokens: int
 
 
 class Service:
@@ -71,8 +57,8 @@ class Service:
 
     async def embed(
         self, texts: Sequence[str], *, normalize: bool = False, truncate: bool = False, pooling: Pooling | None = None
-    ) -> Embedded:
-        """The vectors of some texts.
+    ) -> npt.NDArray[np.float32]:
+        """The vectors of some texts. *Shape:* (texts, hidden size)
 
         Args:
             texts: The texts.
@@ -90,7 +76,7 @@ class Service:
         if normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
-        return Embedded(vectors=vectors, tokens=self.model.count_tokens(texts))
+        return vectors
 
     async def score(self, texts: Sequence[str]) -> list[TextScore]:
         """The likelihood of some texts."""
@@ -106,7 +92,7 @@ class Service:
         order: Order | Sequence[int] | None = None,
         picture: bool = False,
     ) -> list[FilledBlanks]:
-        """Fill the masks of some texts."""
+        """Fill the masks of some texts; texts of all requests that wait are filled together, in whatever order each."""
         self.need("fill")
         if order is not None:
             self.need("orders")
@@ -116,8 +102,9 @@ class Service:
             raise Refused(
                 413, f"The text has {masks} masks, but at most {self.limits.masks} are filled: leave some out."
             )
-        given = order if isinstance(order, str) or order is None else tuple(order)
-        blanks = [Blanks(text=text, top_k=top_k, order=given, picture=picture) for text in texts]
+        blanks = [
+            Blanks(asked=self.model.ready_to_fill(text, top_k=top_k, order=order), picture=picture) for text in texts
+        ]
         return await self.batcher.ask("fill", blanks, self.model.fill, stepwise=True)
 
     async def predict(self, sources: Sequence[str | Sequence[str]]) -> list[Prediction]:

@@ -210,6 +210,11 @@ function drawPicture(picture) {
   byId("picture-image").alt = picture.title;
 }
 
+function hintAtColumns() {
+  const box = byId("picture-image").parentElement;
+  byId("picture-hint").hidden = box.scrollWidth <= box.clientWidth;
+}
+
 // A candidate as it stands in the text: pieces of words lose the sign that they are pieces.
 const bare = (token) => (token.length > 2 && token.startsWith("##") ? token.slice(2) : token);
 
@@ -269,6 +274,8 @@ function setUpFill(abilities) {
     input.checked = input.value === (abilities.includes("orders") ? "confidence" : "at-once");
   }
   readText(FIRST_BLANKS);
+  byId("picture-image").addEventListener("load", hintAtColumns);
+  addEventListener("resize", hintAtColumns);
   byId("fill-text").addEventListener("input", () => readText());
   byId("unblank").addEventListener("click", () => readText());
   byId("previous").addEventListener("click", () => (stopPlaying(), move(-1)));
