@@ -258,6 +258,26 @@ def test_damaged_merges_are_refused(tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("accents", [False, True])
+def test_texts_are_encoded_as_by_xlnets_tokenizer(tmp_path: Path, lower: bool, accents: bool) -> None:
+    """Its normalisation is that of the file; `do_lower_case` of the configuration repeats it."""
+    folders.xlnet(tmp_path)
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    peer = transformers.XLNetTokenizer(
+        vocab=[tuple(each) for each in vocabulary], unk_id=0, do_lower_case=lower, keep_accents=accents
+    )
+    peer.save_pretrained(tmp_path)
+    loaded = open_model(tmp_path)
+    for text in [*folders.TEXTS, "  The  ``end''"]:
+        assert loaded.tokenizer.encode(text).tolist() == peer(text, add_special_tokens=False)["input_ids"]
+    own = loaded.tokenizer.vocabulary
+    assert loaded.tokenizer.tokens([own.pad, own.unk, own.sos, own.eos, own.mask]) == [
+        "<pad>", "<unk>", "<cls>", "<sep>", "<mask>",
+    ]  # fmt: skip
+    assert own.pseudo == 50
+
+
 def permuted_batch(loaded: LoadedModel, seed: int = 2, short: bool = True) -> Any:
     """Windows of running text with special tokens of XLNet's, and their rows."""
     objective = loaded.recipe.objective
