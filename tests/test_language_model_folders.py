@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import language_model_toys as folders
 import nlu_toys
 import toys
+from corpora import write_corpus
 from interop_toys import table_of
 from unicloze import verbs
 from unicloze.decoding.embed import embed
@@ -28,9 +29,10 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.objectives import make_examples
 from unicloze.objectives.causal import causal
 from unicloze.objectives.permuted import PermutedSettings
-from unicloze.recipes import load_recipe
+from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DecodingSettings
 from unicloze.training.loading import LoadedModel, load_model
+from unicloze.training.run import pretrain_run
 from xl_toys import two_streams
 
 transformers = pytest.importorskip("transformers")
@@ -360,3 +362,15 @@ def test_pre_training_continues_an_imported_xlnet(tmp_path: Path) -> None:
     changes = Start().settings(recipe, {}, new_tokenizer=False)
     assert changes["tokenizer.path"] == str(tmp_path / "ours" / "tokenizer.json")
     assert changes["model.positions"] == "transformer_xl"
+
+
+def test_gpt2s_vocabulary_trains_left_to_right_alone(tmp_path: Path) -> None:
+    """It has no mask token, whose role <|endoftext|> takes elsewhere."""
+    folders.gpt2(tmp_path / "gpt2")
+    corpus = write_corpus(tmp_path / "corpus", documents=30)
+    given = {**toy_overrides(), "data.corpus": [str(corpus)], "tokenizer.path": str(tmp_path / "gpt2" / "vocab.json"),
+             "training.precision": "fp32", "training.steps": 1}  # fmt: skip
+    with pytest.raises(UsageError, match="objective masked masks tokens, but the tokenizer has no mask token"):
+        pretrain_run(load_recipe("bert-base", given), tmp_path / "bert", progress=False)
+    pretrain_run(load_recipe("gpt-2", given), tmp_path / "run", progress=False)
+    assert load_model(tmp_path / "run").tokenizer.vocabulary.mask == 261

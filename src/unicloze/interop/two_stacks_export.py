@@ -77,6 +77,9 @@ def _misfits(to: str, loaded: LoadedModel) -> Iterator[tuple[str, object, str]]:
     if to not in ONE_STACK and not settings.decoder_layers:
         yield "model.decoder_layers", 0, "has a decoder"
         return
+    if to == "xlnet" and loaded.recipe.task.kind:
+        yield "task.kind", loaded.recipe.task.kind, "predicts permuted tokens"
+        return
     if to == "xlnet" and (loaded.recipe.objective.name != "permuted" or not hasattr(loaded.model, "token_head")):
         yield "objective.name", loaded.recipe.objective.name, "predicts permuted tokens"
         return
