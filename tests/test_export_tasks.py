@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "delimiter": ("bert", "classification", TWO | {"delimiter": True}, r"task.delimiter is true.*puts \[EOS\] between"),
     "orders": ("bert", "classification", TWO | {"both_orders": True}, r"task.both_orders is true.*reads a pair once"),
     "ELECTRA": ("electra", "classification", TWO,
-                r"task.head is dense, .* has a dense layer with GELU.*fine-tune it with --task.head dense_gelu$"),
+                r"task.head is dense, .* has a dense layer with GELU before .*: export it with --to bert"),
     "twice": ("roberta", "classification", TWO | {"pooling": "last"}, r"--task.pooling first$"),
     "nearly": ("mpnet", "classification", TWO | {"pooling": "mean"},
                r"model.relative_bias is false.*: fine-tune it with --task.pooling first, then export it with --to bert"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import language_model_toys as folders
 import nlu_toys
 import toys
+from corpora import write_corpus
 from interop_toys import table_of
 from unicloze import verbs
 from unicloze.decoding.embed import embed
@@ -27,8 +28,9 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.objectives import make_examples
 from unicloze.objectives.causal import causal
 from unicloze.objectives.permuted import PermutedSettings
-from unicloze.pretraining.start import Start
-from unicloze.recipes import load_recipe
+from unicloze.pretraining.run import pretrain_run
+from unicloze.pretraining.start import inherited_settings
+from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DecodingSettings
 from unicloze.training.loading import LoadedModel, load_model
 from xl_toys import two_streams
@@ -258,6 +260,26 @@ def test_damaged_merges_are_refused(tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("accents", [False, True])
+def test_texts_are_encoded_as_by_xlnets_tokenizer(tmp_path: Path, lower: bool, accents: bool) -> None:
+    """Its normalisation is that of the file; `do_lower_case` of the configuration repeats it."""
+    folders.xlnet(tmp_path)
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    peer = transformers.XLNetTokenizer(
+        vocab=[tuple(each) for each in vocabulary], unk_id=0, do_lower_case=lower, keep_accents=accents
+    )
+    peer.save_pretrained(tmp_path)
+    loaded = open_model(tmp_path)
+    for text in [*folders.TEXTS, "  The  ``end''"]:
+        assert loaded.tokenizer.encode(text).tolist() == peer(text, add_special_tokens=False)["input_ids"]
+    own = loaded.tokenizer.vocabulary
+    assert loaded.tokenizer.tokens([own.pad, own.unk, own.sos, own.eos, own.mask]) == [
+        "<pad>", "<unk>", "<cls>", "<sep>", "<mask>",
+    ]  # fmt: skip
+    assert own.pseudo == 50
+
+
 def permuted_batch(loaded: LoadedModel, seed: int = 2, short: bool = True) -> Any:
     """Windows of running text with special tokens of XLNet's, and their rows."""
     objective = loaded.recipe.objective
@@ -334,9 +356,21 @@ def test_pre_training_continues_an_imported_xlnet(tmp_path: Path) -> None:
     folders.xlnet(tmp_path / "theirs")
     recipe = load_recipe("xlnet-base", {"training.initialize_from": str(tmp_path / "theirs")})
     with pytest.raises(UsageError, match=r"run `unicloze import .*theirs --out DIR` first, and start from DIR"):
-        Start().settings(recipe, {}, new_tokenizer=False)
+        inherited_settings(recipe, open_model(tmp_path / "theirs"), {}, new_tokenizer=False)
     write_model(open_model(tmp_path / "theirs"), tmp_path / "ours")
     recipe = load_recipe("xlnet-base", {"training.initialize_from": str(tmp_path / "ours")})
-    changes = Start().settings(recipe, {}, new_tokenizer=False)
+    changes = inherited_settings(recipe, open_model(tmp_path / "ours"), {}, new_tokenizer=False)
     assert changes["tokenizer.path"] == str(tmp_path / "ours" / "tokenizer.json")
     assert changes["model.positions"] == "transformer_xl"
+
+
+def test_gpt2s_vocabulary_trains_left_to_right_alone(tmp_path: Path) -> None:
+    """It has no mask token, whose role <|endoftext|> takes elsewhere."""
+    folders.gpt2(tmp_path / "gpt2")
+    corpus = write_corpus(tmp_path / "corpus", documents=30)
+    given = {**toy_overrides(), "data.corpus": [str(corpus)], "tokenizer.path": str(tmp_path / "gpt2" / "vocab.json"),
+             "training.precision": "fp32", "training.steps": 1}  # fmt: skip
+    with pytest.raises(UsageError, match="objective masked masks tokens, but the tokenizer has no mask token"):
+        pretrain_run(load_recipe("bert-base", given), tmp_path / "bert", progress=False)
+    pretrain_run(load_recipe("gpt-2", given), tmp_path / "run", progress=False)
+    assert load_model(tmp_path / "run").tokenizer.vocabulary.mask == 261

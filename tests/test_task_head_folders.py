@@ -242,6 +242,17 @@ def test_exported_again_it_is_the_same(tmp_path: Path, family: str, kind: str) -
     assert all(first[name] == second[name] for name in rates & first.keys() & second.keys())
 
 
+def test_an_imported_classifier_is_served(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    from serving_toys import serving
+
+    folder("BertForSequenceClassification", tmp_path)
+    loaded = open_model(tmp_path)
+    (expected,) = verbs.predict(loaded, text=TEXTS[0])
+    with serving(loaded) as client:
+        assert client.post("/predict", {"text": TEXTS[0]}).json["prediction"] == expected["prediction"]
+
+
 @pytest.mark.slow
 def test_an_imported_classifier_learns_further(tmp_path: Path) -> None:
     """Its head is kept with the same classes, and a checkpoint of ours predicts the same."""

@@ -146,7 +146,7 @@ class TokenizerSettings:
     """Text to token ids.
 
     Args:
-        path: A `vocab.txt` or `tokenizer.json` to load; default: train a tokenizer on the corpus.
+        path: A `vocab.txt`, `tokenizer.json` or `vocab.json` (with `merges.txt`) to load; default: train one on the corpus.
         kind: Tokenizer to train: `wordpiece` (BERT) or `bpe` (byte-level, GPT-2 and RoBERTa).
         vocab_size: Size of the trained vocabulary, special tokens included.
         lowercase: Lower-case the text when training a tokenizer (WordPiece only). For a loaded `vocab.txt`, the

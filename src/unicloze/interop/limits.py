@@ -217,8 +217,9 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
         return
     needed = layers[kind].head if DENSE[kind] else "plain"
     if isinstance(task, Headed) and task.head != needed:
-        has = HAS[needed]
-        yield Limit("task.head", task.head, f"{has} before the output layer of {kind[3:]}", _again("task.head", needed))
+        dense = task.head.startswith("dense") and needed.startswith("dense")  # then a format of another family has it
+        cure = "" if dense else _again("task.head", needed)
+        yield Limit("task.head", task.head, f"{HAS[needed]} before the output layer of {kind[3:]}", cure)
     pooling = pooling_of(loaded.recipe)
     if task.kind == "tagging" and pooling == "mean":
         yield Limit("task.pooling", pooling, "predicts from each slot alone", _again("task.pooling", "first"))

@@ -260,18 +260,40 @@ def same(ours: str, theirs: str) -> Entry:
     return Entry(ours=(ours,), theirs=(theirs,))
 
 
-def module(ours: str, *theirs: str) -> list[Entry]:
+def module(ours: str, *theirs: str, biases: bool = True) -> list[Entry]:
     """Weight and bias of one of our modules, equal to one of theirs or to several fused."""
     change = Same() if len(theirs) == 1 else Fused(len(theirs))
     return [
         Entry(ours=(f"{ours}.{kind}",), theirs=tuple(f"{name}.{kind}" for name in theirs), change=change)
-        for kind in ("weight", "bias")
+        for kind in (("weight", "bias") if biases else ("weight",))
     ]
 
 
 def modules(names: Mapping[str, str]) -> list[Entry]:
     """Weight and bias of equal modules, by our name."""
     return [entry for ours, theirs in names.items() for entry in module(ours, theirs)]
+
+
+def layers(
+    names: Mapping[str, Sequence[str]], count: int, *, ours: str, theirs: str, biases: bool = True
+) -> list[Entry]:
+    """The modules of some layers.
+
+    Args:
+        names: Their names of our modules of a layer.
+        count: Number of layers.
+        ours: Prefix of a layer's names, with {} for its number.
+        theirs: Their prefix, with {0} for its number.
+        biases: Whether the modules have biases.
+    """
+    return [
+        entry
+        for number in range(count)
+        for own, others in names.items()
+        for entry in module(
+            ours.format(number) + own, *(theirs.format(number) + other for other in others), biases=biases
+        )
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

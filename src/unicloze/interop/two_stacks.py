@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from unicloze.interop.architectures import Architecture
 from unicloze.interop.checked_json import Config
-from unicloze.interop.tables import Entry, Fused, Reshaped, Same, Shifted, Transposed, module, same
+from unicloze.interop.tables import Entry, Reshaped, Shifted, Transposed, layers, module, same
 from unicloze.settings import ModelSettings
 
 POSITIONS_BEFORE = 2
 """Rows of BART's position tables before those of the first position."""
 
-T5_ATTENTION: Mapping[str, Sequence[str]] = {"attention.qkv": "qkv", "attention.output": "o"}
-T5_CROSS: Mapping[str, Sequence[str]] = {
-    "cross_attention.query": "q",
-    "cross_attention.key_value": "kv",
-    "cross_attention.output": "o",
-}
 BART_LAYER: Mapping[str, tuple[str, ...]] = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention.output": ("self_attn.out_proj",),
@@ -103,15 +97,10 @@ def t5_backbone(layout: Architecture) -> list[Entry]:
     """T5: two stacks without biases, with the relative bias in the first layer of each."""
     settings = layout.settings
     entries = [same("backbone.embeddings.tokens.weight", "shared.weight")]
-    inner = (
-        {"feed_forward.inner": "wi_0", "feed_forward.gate": "wi_1"} if settings.gated else {"feed_forward.inner": "wi"}
-    )
-    feed_forward = {**inner, "feed_forward.output": "wo"}
-    for ours, theirs, layers in (
+    for ours, theirs, count in (
         ("backbone", "encoder", settings.num_layers),
         ("backbone.decoder", "decoder", settings.decoder_layers),
     ):
-        decodes = theirs == "decoder"
         entries.append(
             Entry(
                 ours=(f"{ours}.relative.weight",),
@@ -119,31 +108,34 @@ def t5_backbone(layout: Architecture) -> list[Entry]:
                 change=Transposed(),
             )
         )
-        for number in range(layers):
-            layer, block = f"{ours}.layers.{number}", f"{theirs}.block.{number}.layer"
-            parts = {f"{block}.0.SelfAttention": T5_ATTENTION}
-            norms = {"attention_norm": f"{block}.0.layer_norm"}
-            if decodes:
-                parts[f"{block}.1.EncDecAttention"] = T5_CROSS
-                norms["cross_attention_norm"] = f"{block}.1.layer_norm"
-            last = f"{block}.{1 + decodes}"
-            norms["feed_forward_norm"] = f"{last}.layer_norm"
-            for place, names in parts.items():
-                entries += [
-                    _weight(f"{layer}.{own}", [f"{place}.{other}" for other in others]) for own, others in names.items()
-                ]
-            entries += [
-                _weight(f"{layer}.{own}", [f"{last}.DenseReluDense.{other}"]) for own, other in feed_forward.items()
-            ]
-            entries += [_weight(f"{layer}.{own}", [other]) for own, other in norms.items()]
-        entries.append(_weight(f"{ours}.final_norm", [f"{theirs}.final_layer_norm"]))
+        names = _t5_layer(gated=settings.gated, decodes=theirs == "decoder")
+        entries += layers(names, count, ours=f"{ours}.layers.{{}}.", theirs=f"{theirs}.block.{{}}.layer.", biases=False)
+        entries += module(f"{ours}.final_norm", f"{theirs}.final_layer_norm", biases=False)
     return entries
 
 
-def _weight(ours: str, theirs: Sequence[str]) -> Entry:
-    """The weight of one of our modules without a bias, equal to one of theirs or to several fused."""
-    change = Same() if len(theirs) == 1 else Fused(len(theirs))
-    return Entry(ours=(f"{ours}.weight",), theirs=tuple(f"{name}.weight" for name in theirs), change=change)
+def _t5_layer(*, gated: bool, decodes: bool) -> dict[str, list[str]]:
+    """Our modules of a layer, and theirs."""
+    last = 1 + decodes
+    inner = f"{last}.DenseReluDense."
+    names = {
+        "attention.qkv": [f"0.SelfAttention.{name}" for name in "qkv"],
+        "attention.output": ["0.SelfAttention.o"],
+        "attention_norm": ["0.layer_norm"],
+        "feed_forward.inner": [f"{inner}{'wi_0' if gated else 'wi'}"],
+        "feed_forward.output": [f"{inner}wo"],
+        "feed_forward_norm": [f"{last}.layer_norm"],
+    }
+    if gated:
+        names["feed_forward.gate"] = [f"{inner}wi_1"]
+    if decodes:
+        names |= {
+            "cross_attention.query": ["1.EncDecAttention.q"],
+            "cross_attention.key_value": ["1.EncDecAttention.k", "1.EncDecAttention.v"],
+            "cross_attention.output": ["1.EncDecAttention.o"],
+            "cross_attention_norm": ["1.layer_norm"],
+        }
+    return names
 
 
 def bart_architecture(config: Config, names: Collection[str]) -> Architecture:
@@ -193,7 +185,7 @@ BART_KIND: dict[str, Any] = {
 def bart_backbone(layout: Architecture) -> list[Entry]:
     """BART: two stacks with positions and embedding norm of their own."""
     entries = [same("backbone.embeddings.tokens.weight", "shared.weight")]
-    for ours, theirs, layers in (
+    for ours, theirs, count in (
         ("backbone", "encoder", layout.settings.num_layers),
         ("backbone.decoder", "decoder", layout.settings.decoder_layers),
     ):
@@ -202,10 +194,7 @@ def bart_backbone(layout: Architecture) -> list[Entry]:
         entries.append(Entry(ours=(table,), theirs=places, change=Shifted(layout.padding)))
         entries += module(f"{ours}.embeddings.norm", f"{theirs}.layernorm_embedding")
         names = {**BART_LAYER, **BART_CROSS} if theirs == "decoder" else BART_LAYER
-        for number in range(layers):
-            for own, others in names.items():
-                given = (f"{theirs}.layers.{number}.{other}" for other in others)
-                entries += module(f"{ours}.layers.{number}.{own}", *given)
+        entries += layers(names, count, ours=f"{ours}.layers.{{}}.", theirs=f"{theirs}.layers.{{}}.")
     return entries
 
 

@@ -74,7 +74,7 @@ def _ours(loaded: LoadedModel, layout: GenerationFormat, source: Any) -> Tensor:
 def _theirs(peer: Any, layout: GenerationFormat, source: Any) -> Tensor:
     row = torch.from_numpy(layout.row(source)).long()[None]
     opening = {"decoder_input_ids": torch.tensor([layout.opening])} if layout.opening else {}
-    logits: Tensor = peer(input_ids=row, **opening).logits[0, -1]
+    logits: Tensor = peer(input_ids=row, attention_mask=torch.ones_like(row), **opening).logits[0, -1]
     return logits
 
 

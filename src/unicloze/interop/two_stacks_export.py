@@ -16,6 +16,7 @@ from unicloze.files import replace_file
 from unicloze.interop.architectures import Architecture
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.language_models import GPT2_KIND, XLNET_KIND
+from unicloze.interop.stock import ACTIVATIONS
 from unicloze.interop.tables import Table
 from unicloze.interop.tokenizer_files import write_tokenizer
 from unicloze.interop.two_stacks import BART_KIND, POSITIONS_BEFORE, T5_KIND
@@ -25,7 +26,7 @@ from unicloze.objectives.unilmv2 import pseudo_id
 from unicloze.settings import ModelSettings
 from unicloze.training.loading import LoadedModel
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+_ACTIVATIONS = {**ACTIVATIONS, "gelu_tanh": "gelu_new"}
 _ALL: Mapping[str, Any] = {
     "kind": "transformer", "share_layers": "none", "embedding_size": None, "layer_visibility": ["full"], "layer_mix": False,
     "scale_embeddings": False,
@@ -75,6 +76,9 @@ def _misfits(to: str, loaded: LoadedModel) -> Iterator[tuple[str, object, str]]:
         yield "model.decoder_layers", settings.decoder_layers, "has one stack of layers"
     if to not in ONE_STACK and not settings.decoder_layers:
         yield "model.decoder_layers", 0, "has a decoder"
+        return
+    if to == "xlnet" and loaded.recipe.task.kind:
+        yield "task.kind", loaded.recipe.task.kind, "predicts permuted tokens"
         return
     if to == "xlnet" and (loaded.recipe.objective.name != "permuted" or not hasattr(loaded.model, "token_head")):
         yield "objective.name", loaded.recipe.objective.name, "predicts permuted tokens"
@@ -188,7 +192,7 @@ def _as_rows(file: Path, first: Sequence[str], last: Sequence[str]) -> None:
 
 def _t5_config(settings: ModelSettings, positions: int) -> dict[str, object]:
     gate = {"gelu_tanh": "gated-gelu", "relu": "gated-relu"}.get(settings.activation)
-    plain = {"gelu_tanh": "gelu_new"}.get(settings.activation, settings.activation)
+    plain = _ACTIVATIONS[settings.activation]
     return {
         "d_model": settings.hidden_size,
         "d_kv": settings.head_size or settings.hidden_size // settings.num_heads,
@@ -231,7 +235,7 @@ def _gpt2_config(settings: ModelSettings, positions: int) -> dict[str, object]:
         "n_head": settings.num_heads,
         "n_inner": settings.intermediate_size,
         "n_positions": positions,
-        "activation_function": {"gelu_tanh": "gelu_new"}.get(settings.activation, settings.activation),
+        "activation_function": _ACTIVATIONS[settings.activation],
         "scale_attn_weights": settings.scale_scores,
         "resid_pdrop": settings.dropout,
         "embd_pdrop": settings.dropout,
@@ -248,7 +252,7 @@ def _xlnet_config(settings: ModelSettings, _: int) -> dict[str, object]:
         "n_layer": settings.num_layers,
         "n_head": settings.num_heads,
         "d_inner": settings.intermediate_size,
-        "ff_activation": {"gelu_tanh": "gelu_new"}.get(settings.activation, settings.activation),
+        "ff_activation": _ACTIVATIONS[settings.activation],
         "untie_r": True,
         "mem_len": settings.memory or None,
         "dropout": settings.dropout,

@@ -13,11 +13,13 @@ from unicloze.interop.tables import (
     Same,
     Shifted,
     Transposed,
+    layers,
     module,
     modules,
     same,
 )
 
+LAYER = "backbone.layers.{}."
 TOKENS = "embeddings.word_embeddings.weight"
 BERT_LAYER: Mapping[str, tuple[str, ...]] = {
     "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
@@ -70,13 +72,8 @@ def _embeddings(layout: Architecture, *, segments: bool = True) -> list[Entry]:
 def _layers(
     layout: Architecture, parts: Mapping[str, tuple[str, ...]] = BERT_LAYER, stack: str = "encoder.layer.{}."
 ) -> list[Entry]:
-    layers = 1 if layout.settings.share_layers == "all" else layout.settings.num_layers
-    return [
-        entry
-        for number in range(layers)
-        for ours, theirs in parts.items()
-        for entry in module(f"backbone.layers.{number}.{ours}", *(stack.format(number) + name for name in theirs))
-    ]
+    count = 1 if layout.settings.share_layers == "all" else layout.settings.num_layers
+    return layers(parts, count, ours=LAYER, theirs=stack)
 
 
 def _fused_layers(layout: Architecture) -> list[Entry]:

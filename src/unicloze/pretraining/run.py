@@ -29,7 +29,7 @@ from unicloze.text.lineage import read_lineage
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
-from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, training_steps
+from unicloze.training.batches import MicroBatch, check_vocabulary, check_windows, heldout_examples, training_steps
 from unicloze.training.changes import FREE_AFTER_DIVERGENCE, FREE_TO_CHANGE, refuse_changes
 from unicloze.training.checkpoint import (
     Checkpoint,
@@ -251,6 +251,7 @@ class _Run(RunProcess):
         heldout = self._heldout(last)
         self.part = "training-text" if heldout is None else "held-out"
         self.heldout = self.sampler if heldout is None else heldout
+        check_vocabulary(recipe, self.prepared.tokenizer.vocabulary)
         check_windows(recipe, self._sampler)
         if heldout is not None:
             check_windows(last, lambda _: self.heldout)

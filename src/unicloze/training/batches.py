@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from unicloze.errors import UsageError
 from unicloze.example import Batch, Examples, collate, select_rows
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.objectives import defined, make_examples
 from unicloze.packing import pack
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.sampler import WindowSampler, check_segment_pairs
+from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
 
 WINDOWS_AT_ONCE = 512
@@ -211,6 +213,22 @@ def heldout_examples(
             examples = make_examples(windows, sampler.vocabulary, part.settings.without_noise())
             found[part.label] = MicroBatch(examples, windows)
     return found
+
+
+def check_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> None:
+    """Reject a vocabulary without a mask if the objective of some phase, or a part of it, masks tokens.
+
+    Raises:
+        UsageError: The vocabulary has none.
+    """
+    if vocabulary.mask != vocabulary.eos:
+        return
+    for part in (part for phase in phases(recipe) for part in parts(phase.recipe.objective)):
+        if part.settings.rates is not None or "diffusion" in part.settings.targets:
+            raise UsageError(
+                f"objective {part.settings.name} masks tokens, but the tokenizer has no mask token (GPT-2's has none): "
+                "add <mask> to it, give another --tokenizer.path, or choose objective causal"
+            )
 
 
 def check_windows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler]) -> None:
