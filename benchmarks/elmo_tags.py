@@ -38,6 +38,8 @@ from unicloze.finetuning.scores import measure
 from unicloze.finetuning.task_model import load_task_model
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
+from unicloze.run_files import LEDGER
+from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import LoadedModel, load_model
 
 TESTED_DOCUMENTS = 5
@@ -56,7 +58,7 @@ COMMON: Mapping[str, Any] = {
     "task.head": "plain",
     "task.metrics": ["tag-accuracy"],
     "task.max_length": 128,
-    "training.learning_rate": 2e-3,
+    "training.learning_rate": 5e-3,
     "training.batch_size": 16,
     "training.device": "cpu",
     "training.precision": "fp32",
@@ -117,8 +119,10 @@ def pretrained(options: argparse.Namespace) -> tuple[LoadedModel, dict[str, Any]
         },
     )
     started = time.process_time()
-    result = pretrain_run(recipe, folder, progress=not options.quiet)
-    return load_model(folder), {"perplexity": dict(result.perplexity), "cpu seconds": time.process_time() - started}
+    if pretrain_run(recipe, folder, progress=not options.quiet).stopped_by:
+        raise SystemExit("stopped; the same command resumes")
+    perplexity = [event["perplexity"] for event in read_ledger(folder / LEDGER) if event["event"] == "evaluate"][-1]
+    return load_model(folder), {"perplexity": perplexity, "cpu seconds": time.process_time() - started}
 
 
 def of_random_weights(start: LoadedModel, seed: int) -> LoadedModel:
@@ -134,7 +138,8 @@ def accuracy(
     """Train a tagger, and its accuracy on the test sentences."""
     settings = {**COMMON, **SYSTEMS[system], "training.seed": seed, "finetuning.epochs": options.epochs}
     model = of_random_weights(start, seed + 1) if system == BASELINE else start
-    verbs.finetune("pos", model, train, None, folder, quiet=True, overrides=settings)
+    if verbs.finetune("pos", model, train, None, folder, quiet=True, overrides=settings).exit_code:
+        raise SystemExit("stopped; the same command resumes")
     tagger = load_task_model(load_model(folder))
     data = open_records(test, tagger.recipe, tagger.tokenizer)
     (result,) = measure(predict(tagger, data), data.records, tagger.recipe).values()
