@@ -68,7 +68,8 @@ def tagged(count: int = 10, seed: int = 0) -> list[dict[str, Any]]:
 def recipe_of(model: LoadedModel, text: Path | None, **more: Any) -> Recipe:
     given = {
         "task__metrics": ["tag-accuracy"], "task__labels": ["early", "late"], "training__batch_size": 4,
-        "finetuning__epochs": 2, "finetuning__evaluations": 1, "training__log_every": 1, **more,
+        "finetuning__epochs": 2, "finetuning__evaluations": 1, "training__log_every": 1, "training__optimizer": "adamw",
+        "training__schedule": "linear", **more,
     }  # fmt: skip
     if text is not None:
         given["finetuning__unlabelled"] = [str(text)]

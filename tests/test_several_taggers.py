@@ -63,7 +63,8 @@ def start() -> LoadedModel:
 def recipe_for(start: LoadedModel, files: Path, **more: Any) -> Recipe:
     values = {
         "task__parts": [SIDE, SIZE], "training__batch_size": 4, "finetuning__epochs": 2, "finetuning__evaluations": 1,
-        "finetuning__unlabelled": [str(files / "text.txt")], "training__log_every": 1,
+        "finetuning__unlabelled": [str(files / "text.txt")], "training__log_every": 1, "training__optimizer": "adamw",
+        "training__schedule": "linear",
     }  # fmt: skip
     return nlu_toys.recipe_for(start, "cvt-tagging", **{**values, **more})
 
@@ -162,7 +163,10 @@ def test_taggers_learn_together_and_are_scored_apart(
     assert prediction == {"id": "size-0", "prediction": ["O", "B-LONG"]}
     (tagged,) = verbs.predict(out, text="anna sees dublin", quiet=True)
     assert tagged["prediction"] == {"side": ["early", "late", "late"], "size": ["O", "O", "B-LONG"]}
-    verbs.report(out)
+    page = (out / "report.html").read_text() if verbs.report(out) else ""
+    for name in ("mean of tasks", "side tag-accuracy", "size entity-f1", "tags:side:past"):
+        assert name in page
+    assert "not evaluated yet" not in page
 
 
 @pytest.mark.slow
