@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections import Counter
@@ -75,6 +76,7 @@ def opened(start: LoadedModel, files: Path, **more: Any) -> tuple[Recipe, TaskDa
     records = records_of(files, recipe.task)
     recipe = Recipe(**{**vars(recipe), "task": resolved(recipe.task, records)})
     data = encoded(records, recipe, start.tokenizer)
+    data = dataclasses.replace(data, unlabelled=unlabelled_text(recipe, start.tokenizer))
     return with_steps(recipe, len(data.rows)), data
 
 
@@ -85,8 +87,7 @@ def test_each_tagger_has_its_files_tags_and_heads(start: LoadedModel, tmp_path: 
     assert [list(row.targets) for row in data.rows] == [["tags:side"]] * 16 + [["tags:size"]] * 4
     heads = task_heads(recipe)
     assert len(heads) == 12 and {"tags:side", "tags:size", "tags:side:future", "tags:size:full"} <= set(heads)
-    text = unlabelled_text(recipe, start.tokenizer)
-    assert text is not None and set(text.rows[0].targets) == set(heads)  # every primary head teaches
+    assert data.unlabelled is not None and set(data.unlabelled.rows[0].targets) == set(heads)  # all teach
 
 
 def test_rows_of_several_targets_are_padded_apart(start: LoadedModel, tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_step_is_of_one_tagger_drawn_by_the_root_of_its_rows(start: LoadedMode
         assert np.array_equal(np.sort(passes), np.tile(np.arange(first, first + count), (len(passes), 1)))
         assert not np.array_equal(passes[0], passes[1])
     steps = list(finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0))
-    assert all(len(step[0].examples.targets) == 1 for step in steps)
+    assert [len(step[0].examples.targets) for step in steps] == [1, 12] * 10
     later = list(finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 3))
     assert [step[0].place for step in later] == [step[0].place for step in steps[3:]]
 
