@@ -107,7 +107,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options, extra = parser.parse_known_args()
     settings = parse_options(extra)
-    found: dict[str, Any] = {"settings": {**vars(options), **settings}, "seeds": []}
+    named = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
+    found: dict[str, Any] = {"settings": {**named, **settings}, "seeds": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found["sentences"] = split(options, folder)
@@ -130,7 +131,7 @@ def main() -> None:
     found |= {"mean": arms, "gain": statistics.fmean(gains), "standard error of the gain": spread}
     print(json.dumps({key: found[key] for key in ("sentences", "mean", "gain", "standard error of the gain")}))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1, default=str) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

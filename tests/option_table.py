@@ -230,6 +230,7 @@ SETTINGS = {
         beside="--training.optimizer nt_asgd --training.evaluate_every 1 --training.learning_rate 50 --training.steps 6",
     ),
     "training.learning_rate": Row("unilmv2", "0.02"),
+    "training.momentum": Row("unilmv2", "0.1", beside="--training.optimizer sgd --training.weight_decay 0"),
     "training.muon_learning_rate": Row("unilmv2", "0.02", beside=MUON),
     "training.muon_momentum": Row("unilmv2", "0.5", beside=MUON),
     "training.betas": Row("unilmv2", "0.5 0.6"),

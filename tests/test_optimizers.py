@@ -28,7 +28,7 @@ from unicloze.training.batches import MicroBatch
 from unicloze.training.lamb import Lamb
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
-from unicloze.training.optimizers import build_optimizers
+from unicloze.training.optimizers import build_optimizers, schedule_factor
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 SHAPE = ModelSettings(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, initializer_range=0.15)
@@ -126,6 +126,15 @@ def adamax(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
         first = first_decay * first + (1 - first_decay) * gradient
         largest = torch.maximum(second_decay * largest, gradient.abs() + settings.epsilon)
         weight = weight - rate / (1 - first_decay**step) * first / largest
+    return weight
+
+
+def sgd(weight: Tensor, steps: int, settings: TrainingSettings) -> Tensor:
+    """Gradient descent with a velocity (Polyak 1964), as Sutskever et al. 2013 write it, at a constant rate."""
+    velocity = torch.zeros_like(weight)
+    for _, gradient in zip(range(steps), gradients(weight), strict=False):
+        velocity = settings.momentum * velocity - settings.learning_rate * gradient
+        weight = weight + velocity
     return weight
 
 
@@ -230,6 +239,7 @@ UNUSUAL = TrainingSettings(
         ("muon", "backbone.layers.0.feed_forward.inner.weight", muon, 0.05),
         ("muon", "backbone.layers.0.attention.output.weight", muon, 0.05),
         ("adamax", "backbone.layers.0.feed_forward.inner.weight", adamax, 1e-4),
+        ("sgd", "backbone.layers.0.feed_forward.inner.weight", sgd, 1e-4),
         ("lamb", "backbone.layers.0.feed_forward.inner.weight", lamb, 1e-4),
         ("adafactor", "backbone.layers.0.feed_forward.inner.weight", adafactor, 1e-5),
         ("adafactor", "backbone.layers.0.attention.output.bias", adafactor_undecayed, 1e-5),
@@ -239,8 +249,8 @@ def test_an_optimiser_has_the_constants_of_the_settings(
     optimizer: Any, name: str, reference: Any, share: float
 ) -> None:
     """Four updates equal those of a reference up to a small share of their norm."""
-    decay = 0.0 if optimizer == "adamax" else UNUSUAL.weight_decay
-    settings = dataclasses.replace(UNUSUAL, optimizer=optimizer, weight_decay=decay)
+    decay = 0.0 if optimizer in ("adamax", "sgd") else UNUSUAL.weight_decay
+    settings = dataclasses.replace(UNUSUAL, optimizer=optimizer, weight_decay=decay, momentum=0.7)
     model = toys.model()
     weight = model.get_parameter(name)
     start = weight.detach().clone()
@@ -251,6 +261,17 @@ def test_an_optimiser_has_the_constants_of_the_settings(
         for each in built:
             each.step()
     assert (weight.detach() - expected).norm() < share * (start - expected).norm()
+
+
+def test_the_rate_of_cvt() -> None:
+    """0.5 / (1 + 0.005 t^0.5) after t updates, times the warm-up of the released code."""
+    settings = TrainingSettings(steps=10**6, warmup_steps=5000, learning_rate=0.5, schedule="slow_inverse_sqrt")
+    for step in (0, 2499, 4999, 10_000, 250_000):
+        expected = min(1, (step + 1) / 5000) * 0.5 / (1 + 0.005 * math.sqrt(step))
+        assert 0.5 * schedule_factor(step, settings) == pytest.approx(expected)
+    assert 0.5 * schedule_factor(40_000, settings) == pytest.approx(0.25)
+    none = dataclasses.replace(settings, warmup_steps=0)
+    assert schedule_factor(0, none) == 1.0
 
 
 def rate_at(step: int, steps: int, warmup: int) -> float:

@@ -500,8 +500,10 @@ class TrainingSettings:
         optimizer: `adamw`; `adamax`, Adam with the infinity norm (Kingma and Ba 2015, Section 7.1), without weight decay;
             `lamb`, Adam with each tensor's update scaled to the tensor's norm (You et al. 2020; ALBERT); `adafactor`, with
             learning rates relative to the size of each tensor (Shazeer and Stern 2018; T5); `muon`: Muon for the hidden
-            matrices and AdamW for the rest; or `nt_asgd`: gradient descent that starts to average the weights when
-            evaluations stop improving, in pre-training only (AWD-LSTM).
+            matrices and AdamW for the rest; `sgd`: gradient descent with `momentum`, without weight decay (CVT); or
+            `nt_asgd`: gradient descent that starts to average the weights when evaluations stop improving, in pre-training
+            only (AWD-LSTM).
+        momentum: Momentum of `sgd`.
         average_patience: With `nt_asgd`, averaging starts at an evaluation that is worse than the best of those before the
             latest ones, this many of them.
         learning_rate: Peak learning rate. In fine-tuning, `auto` chooses it by the size of the model.
@@ -514,7 +516,8 @@ class TrainingSettings:
         schedule: `linear`, `cosine`, `wsd` (warm-up, stable, decay) or `constant`, each after a linear warm-up; or
             `slanted_triangular`, from 1/32 of the peak up to the peak within the warm-up and back down (ULMFiT).
             `inverse_sqrt` falls with the inverse square root of the step after the warm-up (Transformer), and
-            `flat_inverse_sqrt` does so from the peak, which it keeps for `warmup_steps` (T5).
+            `flat_inverse_sqrt` does so from the peak, which it keeps for `warmup_steps` (T5). `slow_inverse_sqrt` is 1 / (1 +
+            0.005 sqrt(steps)) of the peak, times the warm-up (CVT).
         warmup_steps: Steps of the warm-up.
         decay_steps: Steps of the decay. Default: a tenth of all steps for `wsd`, all steps after the warm-up for `cosine`. A
             shorter `cosine` then stays at its final rate (GPT-3).
@@ -561,7 +564,8 @@ class TrainingSettings:
     micro_batch_size: int | None = None
     leaves: int = 64
     parallel: Literal["auto", "replicate", "shard"] = "auto"
-    optimizer: Literal["adamw", "adamax", "lamb", "adafactor", "muon", "nt_asgd"] = "adamw"
+    optimizer: Literal["adamw", "adamax", "lamb", "adafactor", "muon", "sgd", "nt_asgd"] = "adamw"
+    momentum: float = 0.9
     average_patience: int = 5
     learning_rate: float | Auto = 6e-4
     muon_learning_rate: float | None = None
@@ -570,7 +574,14 @@ class TrainingSettings:
     epsilon: float = 1e-6
     weight_decay: float = 0.01
     schedule: Literal[
-        "linear", "cosine", "wsd", "constant", "slanted_triangular", "inverse_sqrt", "flat_inverse_sqrt"
+        "linear",
+        "cosine",
+        "wsd",
+        "constant",
+        "slanted_triangular",
+        "inverse_sqrt",
+        "flat_inverse_sqrt",
+        "slow_inverse_sqrt",
     ] = "linear"
     warmup_steps: int = 24_000
     decay_steps: int | None = None

@@ -77,11 +77,9 @@ def unlabelled_records(recipe: Recipe) -> list[Record]:
         for file in record_files(Path(name)):
             found += _lines(file, recipe) if kind_of(file) == ".txt" else read_records(file, recipe.task)
     if not found:
-        raise UniclozeError(f"{', '.join(recipe.finetuning.unlabelled)}: there is no text: give {OPTION} other files")
+        given = ", ".join(recipe.finetuning.unlabelled)
+        raise UniclozeError(f"{given}: there is no text: give {option_of('finetuning.unlabelled')} other files")
     return found
-
-
-OPTION = option_of("finetuning.unlabelled")
 
 
 def _lines(file: Path, recipe: Recipe) -> Iterator[Record]:

@@ -160,7 +160,8 @@ def finetuning_steps(
         turns = Turns.of(mixture, recipe.training.steps, seed)
     for step in range(first_step, recipe.training.steps):
         turn, place = divmod(step, recipe.finetuning.steps_between)
-        if data.unlabelled is not None and place:
+        if place:
+            assert data.unlabelled is not None
             yield _unlabelled_step(data.unlabelled, turn, recipe, vocabulary, device, own)
             continue
         epoch, number = divmod(turn, steps_per_epoch(len(data.rows), batch_size))

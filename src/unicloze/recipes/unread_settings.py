@@ -33,7 +33,7 @@ _characters = Needs("model.embeddings characters", lambda recipe: recipe.model.e
 _teacher = Needs("distillation.teacher", lambda recipe: recipe.distillation.teacher is not None)
 _moments = Needs(
     "training.optimizer adamw, adamax, lamb or muon",
-    lambda recipe: recipe.training.optimizer not in ("nt_asgd", "adafactor"),
+    lambda recipe: recipe.training.optimizer not in ("nt_asgd", "adafactor", "sgd"),
 )
 _muon = Needs("training.optimizer muon", lambda recipe: recipe.training.optimizer == "muon")
 
@@ -56,6 +56,7 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     ),
     "training.betas": (_moments,),
     "training.epsilon": (_moments,),
+    "training.momentum": (Needs("training.optimizer sgd", lambda recipe: recipe.training.optimizer == "sgd"),),
     "training.muon_learning_rate": (_muon,),
     "training.muon_momentum": (_muon,),
     "training.spike_factor": (

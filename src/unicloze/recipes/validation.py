@@ -49,6 +49,7 @@ _BELOW_ONE = (
     "model.activation_dropout",
     "model.final_dropout",
     "training.muon_momentum",
+    "training.momentum",
     "training.label_smoothing",
     "training.final_rate",
 )
@@ -285,8 +286,9 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         yield "training.on_spike", "there would be no checkpoint to go back to: set training.save_every above 0"
     if training.optimizer == "nt_asgd" and recipe.task.kind:
         yield "training.optimizer", "nt_asgd follows the evaluations of pre-training: use adamw to fine-tune"
-    if training.optimizer == "adamax" and training.weight_decay:
-        yield "training.weight_decay", "Adamax does not support decoupled weight decay: set it to 0"
+    if training.optimizer in ("adamax", "sgd") and training.weight_decay:
+        name = {"adamax": "Adamax", "sgd": "SGD"}[training.optimizer]
+        yield "training.weight_decay", f"{name} does not support decoupled weight decay: set it to 0"
     if not all(0 <= beta < 1 for beta in training.betas):
         yield "training.betas", "both must be at least 0 and below 1"
     if training.seed >= 2**63:

@@ -51,8 +51,11 @@ class TaskRun:
 
     @property
     def metrics(self) -> list[str]:
-        """Its metrics; the first one selects the best checkpoint."""
-        return [str(name) for name in sequence(mapping(self.history.recipe.get("task")).get("metrics"))]
+        """Its metrics; the first one selects the best checkpoint. Of several tasks, those of each and their mean."""
+        task = mapping(self.history.recipe.get("task"))
+        if sequence(task.get("parts")):
+            return [str(name) for name in mapping(self.best.get("results"))]
+        return [str(name) for name in sequence(task.get("metrics"))]
 
     @property
     def best_step(self) -> int | None:

@@ -196,7 +196,8 @@ def answers_chart(runs: Sequence[TaskRun]) -> str:
     if not answers:
         return '<p class="nothing">No predictions are kept: there is no development file, or no evaluation yet.</p>'
     metric = METRICS.get(runs[0].metrics[0]) if runs[0].metrics else None
-    compares = metric.compares if metric else "texts"
+    task = mapping(runs[0].history.recipe.get("task"))
+    compares = metric.compares if metric else "tags" if task.get("kind") == "tagging" else "texts"
     said, right = [one["prediction"] for one in answers], [one["reference"] for one in answers]
     several = f", over all {len(runs)} seeds" if len(runs) > 1 else ""
     if compares == "numbers":
@@ -205,7 +206,7 @@ def answers_chart(runs: Sequence[TaskRun]) -> str:
             (f"Predicted over gold quantities{several}", scatter(*quantities)), ("Deviations", deviations(*quantities))
         )
     if compares in ("labels", "tags"):
-        labels = [str(label) for label in sequence(mapping(runs[0].history.recipe.get("task")).get("labels"))]
+        labels = [str(label) for label in sequence(task.get("labels"))]
         if compares == "tags":
             said, right = ([tag for tags in side for tag in sequence(tags)] for side in (said, right))
         answers_as_text = [str(one) for one in said], [str(one) for one in right]

@@ -83,7 +83,7 @@ def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) ->
     with shapes_only():
         weights = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
     training, few = recipe.training, bool(recipe.training.frozen) or recipe.finetuning.few
-    of_a_weight = 4 if few else {"muon": 12, "nt_asgd": 8}.get(training.optimizer, 16)
+    of_a_weight = 4 if few else {"muon": 12, "sgd": 12, "nt_asgd": 8}.get(training.optimizer, 16)
     if of_a_weight * weights > there:
         raise UsageError(
             f"the model has {weights:,} weights and would need {of_a_weight * weights / _GIB:,.0f} GiB of memory with their "

@@ -19,6 +19,9 @@ from unicloze.training.nt_asgd import NtAsgd
 SLANTED_RATIO = 32
 """Ratio of peak to lowest learning rate of a slanted triangle (ULMFiT, Section 3.2)."""
 
+SLOWNESS = 0.005
+"""Factor of the square root of the steps in CVT's schedule (Clark et al. 2018, table of hyperparameters)."""
+
 _LAYER = re.compile(r"\bbackbone\.(decoder\.)?layers\.(\d+)\.")
 _MATRICES, _VECTORS, _HIDDEN = "matrices", "vectors", "hidden"
 
@@ -26,7 +29,7 @@ _MATRICES, _VECTORS, _HIDDEN = "matrices", "vectors", "hidden"
 def build_optimizers(
     model: nn.Module, settings: TrainingSettings, *, layer_decay: float = 1.0, unfreeze_every: float = 0.0
 ) -> list[torch.optim.Optimizer]:
-    """AdamW, Adamax, LAMB, Adafactor or NT-ASGD for everything; or Muon for matrices inside layers and AdamW for the rest.
+    """One optimiser for everything; or Muon for matrices inside layers and AdamW for the rest.
 
     Muon takes no weights of LSTMs, which are stacks of gates. Frozen weights belong to none. Weight decay applies to
     matrices, but not to biases, normalisations and the relative position bias. Each group stores its peak learning rate as
@@ -79,6 +82,8 @@ def build_optimizers(
         for group in everything:
             group["adapt"] = group["params"][0].ndim >= 2 and id(group["params"][0]) not in undecayed
         optimizers.append(Lamb(everything, **moments))
+    elif everything and settings.optimizer == "sgd":
+        optimizers.append(torch.optim.SGD(everything, momentum=settings.momentum))
     elif everything and settings.optimizer == "nt_asgd":
         optimizers.append(NtAsgd(everything, patience=settings.average_patience))
     elif everything and settings.optimizer == "adafactor":
@@ -144,6 +149,8 @@ def schedule_factor(step: int, settings: TrainingSettings) -> float:
         return (1 + share * (SLANTED_RATIO - 1)) / SLANTED_RATIO
     if settings.schedule == "flat_inverse_sqrt":
         return math.sqrt(min(1.0, max(1, settings.warmup_steps) / (step + 1)))
+    if settings.schedule == "slow_inverse_sqrt":
+        return min(1.0, (step + 1) / max(1, settings.warmup_steps)) / (1 + SLOWNESS * math.sqrt(step))
     if step < settings.warmup_steps:
         return (step + 1) / settings.warmup_steps
     if settings.schedule == "inverse_sqrt":
