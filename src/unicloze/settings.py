@@ -303,6 +303,9 @@ class HeadSettings:
         pooling: Combine the slots of a prediction by their `mean` or `sum`, or `concat`: the last of them, their maximum and
             their mean.
         dropout: Dropout before the output layer; default: the model's.
+        texts: Read one text or two, whose slots alternate in those of a prediction, with a biattentive network (CoVe);
+            0 for any other head.
+        size: Width of that network.
     """
 
     kind: Literal["classes", "quantities", "choice"]
@@ -312,6 +315,8 @@ class HeadSettings:
     batch_norm: bool = False
     pooling: Literal["mean", "sum", "concat"] = "mean"
     dropout: float | None = None
+    texts: Literal[0, 1, 2] = 0
+    size: int = 300
 
 
 @dataclass(frozen=True, kw_only=True)

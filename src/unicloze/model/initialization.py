@@ -67,6 +67,19 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
             layer.draw(generator)
 
 
+def draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> None:
+    """Draw LSTMs as `nn.LSTM` does, and embeddings uniformly within the initializer range."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in backbone.modules():
+            if isinstance(module, nn.LSTM):
+                bound = module.hidden_size**-0.5
+                for parameter in module.parameters():
+                    parameter.uniform_(-bound, bound, generator=generator)
+            elif isinstance(module, nn.Embedding):
+                module.weight.uniform_(-initializer_range, initializer_range, generator=generator)
+
+
 def _scaled(backbone: Backbone | RecurrentBackbone | TranslationBackbone) -> Deviations:
     """Smaller deviations of the matrices that write into the residual stream (GPT-2), if the settings ask for them."""
     settings = backbone.settings

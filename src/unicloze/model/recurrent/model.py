@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import nn
-
 from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING
+from unicloze.model.initialization import draw_lstms
 from unicloze.model.model import TargetLoss, UnifiedModel
 from unicloze.model.recurrent.backbone import RecurrentBackbone, layer_widths
-
-
-def draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> None:
-    """Draw LSTMs as `nn.LSTM` does, and embeddings uniformly within the initializer range."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for module in backbone.modules():
-            if isinstance(module, nn.LSTM):
-                bound = module.hidden_size**-0.5
-                for parameter in module.parameters():
-                    parameter.uniform_(-bound, bound, generator=generator)
-            elif isinstance(module, nn.Embedding):
-                module.weight.uniform_(-initializer_range, initializer_range, generator=generator)
 
 
 class RecurrentModel(UnifiedModel):
