@@ -269,19 +269,32 @@ def test_its_operations_are_those_of_its_products(cove: LoadedModel) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_learns_pairs_resumes_exactly_and_leaves_the_backbone_alone(
+def test_the_head_memorises_pairs(cove: LoadedModel, tmp_path: Path) -> None:
+    recipe = task_of(cove)
+    model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).train()
+    batch = collate(rows_of(cove, recipe, PAIRS, tmp_path))
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.005)
+    for _ in range(60):
+        loss = model(batch)["label"].total / len(PAIRS)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1
+
+
+@pytest.mark.slow
+def test_a_run_resumes_exactly_and_leaves_the_backbone_alone(
     cove: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = write(tmp_path / "train.jsonl", PAIRS)
     recipe = task_of(
-        cove, finetuning__epochs=40, finetuning__evaluations=0.05, training__batch_size=4, training__learning_rate=5e-3,
-        task__head_dropout=0.1, training__save_every=7,
+        cove, finetuning__epochs=6, finetuning__evaluations=1 / 6, training__batch_size=2, training__learning_rate=5e-3,
+        task__head_dropout=0.1, training__save_every=5,
     )  # fmt: skip
-    whole = finetune_run(recipe, cove, train, train, tmp_path / "whole", progress=False)
-    assert whole.scores["accuracy"].values["accuracy"] == 100
+    finetune_run(recipe, cove, train, train, tmp_path / "whole", progress=False)
 
     def die(state: TrainState) -> None:
-        if state.step == 24:
+        if state.step == 8:
             raise Killed
 
     with monkeypatch.context() as patch:
@@ -291,8 +304,8 @@ def test_a_run_learns_pairs_resumes_exactly_and_leaves_the_backbone_alone(
             finetune_run(recipe, cove, train, train, tmp_path / "killed", progress=False)
     finetune_run(recipe, cove, train, train, tmp_path / "killed", progress=False)
     starts = [json.loads(line) for line in (tmp_path / "killed" / "ledger.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in starts if event["event"] == "start"] == [0, 21]
-    states = [load_checkpoint(tmp_path / name / CHECKPOINTS / "step-00000040").model for name in ("whole", "killed")]
+    assert [event["step"] for event in starts if event["event"] == "start"] == [0, 5]
+    states = [load_checkpoint(tmp_path / name / CHECKPOINTS / "step-00000012").model for name in ("whole", "killed")]
     assert states[0].keys() == states[1].keys() and any("running_mean" in name for name in states[0])
     assert all(torch.equal(weight, states[1][name]) for name, weight in states[0].items())
     for name, weight in cove.model.backbone.state_dict().items():
