@@ -29,7 +29,7 @@ from unicloze.objectives import settings_of
 from unicloze.objectives.causal import OBJECTIVES
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.recipes import load_recipe
-from unicloze.settings import DataSettings, DecodingSettings, Recipe
+from unicloze.settings import DataSettings, DecodingSettings, Recipe, UseSettings
 from unicloze.training.loading import LoadedModel
 
 CAUSAL = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
@@ -159,7 +159,8 @@ def test_the_texts_are_those_of_reading_everything_again(settings: DecodingSetti
 def loaded(**settings: Any) -> LoadedModel:
     tokenizer = decoding_toys.wordpiece()
     model = recurrent_model(**settings).eval()
-    recipe = Recipe(data=DataSettings(window=12), objective=CAUSAL, model=model.settings)
+    use = UseSettings(visibility="left_to_right", pooling="last")
+    recipe = Recipe(data=DataSettings(window=12), objective=CAUSAL, model=model.settings, use=use)
     return LoadedModel(model, tokenizer, recipe, Path("nowhere"), 0)
 
 
