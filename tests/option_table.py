@@ -278,6 +278,7 @@ SETTINGS = {
     "task.layers": Row("two ways", "all"),
     "task.pooling": Row("classes", "last"),
     "task.head_dropout": Row("classes", "0.5"),
+    "task.head_size": Row("classes", "8", beside="--task.head biattentive"),
     "task.delimiter": Row("classes", "true"),
     "task.separators": Row("classes", "2"),
     "task.both_orders": Row("classes", "true", beside="--task.pooling first"),

@@ -18,6 +18,7 @@ from toys import FIRST_ORDINARY, vocabulary
 from unicloze import verbs, visibility
 from unicloze.decoding.carried import CarriedStates
 from unicloze.decoding.generate import generate
+from unicloze.decoding.likelihood import score
 from unicloze.decoding.sampling import TokenConstraints
 from unicloze.decoding.search import search
 from unicloze.decoding.steppers import prepared
@@ -28,7 +29,7 @@ from unicloze.objectives import settings_of
 from unicloze.objectives.causal import OBJECTIVES
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.recipes import load_recipe
-from unicloze.settings import DataSettings, DecodingSettings, Recipe
+from unicloze.settings import DataSettings, DecodingSettings, Recipe, UseSettings
 from unicloze.training.loading import LoadedModel
 
 CAUSAL = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
@@ -158,7 +159,8 @@ def test_the_texts_are_those_of_reading_everything_again(settings: DecodingSetti
 def loaded(**settings: Any) -> LoadedModel:
     tokenizer = decoding_toys.wordpiece()
     model = recurrent_model(**settings).eval()
-    recipe = Recipe(data=DataSettings(window=12), objective=CAUSAL, model=model.settings)
+    use = UseSettings(visibility="left_to_right", pooling="last")
+    recipe = Recipe(data=DataSettings(window=12), objective=CAUSAL, model=model.settings, use=use)
     return LoadedModel(model, tokenizer, recipe, Path("nowhere"), 0)
 
 
@@ -205,3 +207,27 @@ def test_recipes_of_forward_lstms_generate(name: str) -> None:
     generates = OBJECTIVES["causal"].generates
     recipe = load_recipe(name)
     assert generates is not None and generates(recipe.objective, vocabulary()) is not None
+
+
+def test_a_long_text_is_scored_by_reading_each_window_once() -> None:
+    """The state carried from window to window is that of one long row with the same special tokens."""
+    model = loaded(memory=1)
+    texts = ["the list of items is empty and not given to the value " * 3, "a list is empty"]
+    vocabulary, read = model.tokenizer.vocabulary, []
+    backbone = backbone_of(model.model)  # type: ignore[arg-type]
+    counting = backbone.register_forward_hook(lambda *_: read.append(1))
+    with pytest.warns(UserWarning, match="are cut into consecutive windows"):
+        found = score(model, texts)
+    counting.remove()
+    tokens = [model.tokenizer.encode(text).tolist() for text in texts]
+    assert len(read) == -(-len(tokens[0]) // 10) and len(tokens[0]) > 30
+    for text, ids in enumerate(tokens):
+        row: list[int] = []
+        for first in range(0, len(ids), 10):
+            row.append(vocabulary.sos)
+            for number in range(first, min(first + 10, len(ids))):
+                logs = torch.log_softmax(again(model.model, row), dim=0)  # type: ignore[arg-type]
+                expected = found[text].chain_per_token
+                assert expected is not None and expected[number] == pytest.approx(float(logs[ids[number]]), abs=1e-4)
+                row.append(ids[number])
+            row.append(vocabulary.eos)

@@ -324,6 +324,9 @@ class HeadSettings:
         encoder_size: Cells of each direction of a biLSTM that reads the predictions of a row before the other layers; 0 for
             none.
         output_mix: Give these layers a second mix of the network's layers beside the output of that biLSTM.
+        texts: Read one text or two, whose slots alternate in those of a prediction, with a biattentive network (CoVe);
+            0 for any other head.
+        size: Width of that network.
     """
 
     kind: Literal["classes", "quantities", "choice"]
@@ -337,6 +340,8 @@ class HeadSettings:
     dropout: float | None = None
     encoder_size: int = 0
     output_mix: bool = False
+    texts: Literal[0, 1, 2] = 0
+    size: int = 300
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -228,8 +228,8 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     inherited = {key: getattr(own, key) for key in ("device", "precision") if f"training.{key}" not in probe.overridden}
     training = dataclasses.replace(recipe.training, seed=own.seed, **inherited)
     task = recipe.task
-    if isinstance(task, Headed) and start.recipe.model.decoder_layers:
-        task = dataclasses.replace(task, pooling=None)  # from the decoder, or refused
+    if isinstance(task, Headed) and (start.recipe.model.decoder_layers or task.head == "biattentive"):
+        task = dataclasses.replace(task, pooling=None)  # from the decoder, refused, or the head's own
     elif isinstance(task, Headed) and task.kind in POOLED:
         pooling = None if task.one_slot and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
         task = dataclasses.replace(task, pooling=pooling)

@@ -84,13 +84,23 @@ def check_numbers(values: Tensor) -> None:
 
 
 @torch.inference_mode()
-def logits_of(model: LoadedModel, examples: Examples, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
+def logits_of(
+    model: LoadedModel, examples: Examples, memory: Memory | None = None, *, updates: bool = False
+) -> tuple[Tensor, Tensor]:
     """The model's predictions for examples with one target, and their labels.
+
+    Args:
+        model: The model.
+        examples: The examples.
+        memory: Memory of the text before each row, if any.
+        updates: Whether the text of the rows is added to the memory.
 
     Returns:
         Logits, *Shape:* (rows, predictions, vocabulary), and labels, *Shape:* (rows, predictions).
     """
-    batch = dataclasses.replace(collate(examples, device=model.compute.device), memory=memory)
+    device = model.compute.device
+    text = torch.from_numpy(examples.text_slots()).to(device=device, dtype=torch.long) if updates else None
+    batch = dataclasses.replace(collate(examples, device=device), memory=memory, text_slots=text)
     with model.compute.autocast():
         ((name, logits),) = model.model.logits(batch).items()
     return logits, batch.targets[name].labels

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
 from unicloze.decoding.inputs import Logs, ReadWindow, by_length, cut, log_probability, logits_of, one_segment
-from unicloze.decoding.memory import rows_of, with_memories
+from unicloze.decoding.memory import put_rows, rows_of, with_memories
 from unicloze.decoding.uses import check_predicts_tokens
 from unicloze.errors import UsageError
 from unicloze.example import Memory, select_rows
@@ -199,10 +199,12 @@ def log_probabilities(
     ask = _pseudo if measure == "pseudo" else _chain
     told = progress or (lambda _: None)
     if not model.model.settings.memory:
-        return ask(model, settings, pieces, batch_size, told, None)
+        return ask(model, settings, pieces, batch_size, told, None, None)
     result: list[Logs] = [np.empty(0)] * len(pieces)
-    for numbers, before in with_memories(model, pieces, batch_size):
-        logs = ask(model, settings, [pieces[number] for number in numbers], batch_size, told, before)
+    # An LSTM reads the same rows to score a text as to remember it.
+    fills = measure == "chain" and model.model.settings.kind == "recurrent"
+    for numbers, before, after in with_memories(model, pieces, batch_size, fills=fills):
+        logs = ask(model, settings, [pieces[number] for number in numbers], batch_size, told, before, after)
         for number, of_piece in zip(numbers, logs, strict=True):
             result[number] = of_piece
     return result
@@ -215,15 +217,20 @@ def _chain(
     batch_size: int,
     progress: Progress,
     memory: Memory | None,
+    after: Memory | None,
 ) -> list[Logs]:
-    """Chain-rule scores: one row per piece; `memory` has one row per piece."""
+    """Chain-rule scores: one row per piece; `memory` has one row per piece, and so has `after`, which is filled if given."""
     lay_out = defined(settings).causal
     assert lay_out is not None
     vocabulary = loaded.tokenizer.vocabulary
     result = [np.full(len(piece), np.nan) for piece in pieces]
     for block in by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
         windows = one_segment([pieces[i].tokens for i in block], vocabulary)
-        logs = log_probability(*logits_of(loaded, lay_out(windows, vocabulary, settings), rows_of(memory, block)))
+        examples = lay_out(windows, vocabulary, settings)
+        before = rows_of(memory or after, block)
+        logs = log_probability(*logits_of(loaded, examples, before, updates=after is not None))
+        if after is not None and before is not None:
+            put_rows(after, block, before)
         for row, i in enumerate(block):
             scored = windows.maskable[row, 1 : len(pieces[i]) + 1]
             result[i][scored] = logs[row, : scored.sum()]
@@ -238,6 +245,7 @@ def _pseudo(
     batch_size: int,
     progress: Progress,
     memory: Memory | None,
+    _after: Memory | None,
 ) -> list[Logs]:
     """Pseudo-log-likelihoods: one row per token; `memory` has one row per piece."""
     lay_out = defined(settings).cloze

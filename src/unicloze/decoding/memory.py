@@ -1,4 +1,4 @@
-"""Carries a model's memory (XLNet) from window to window of a long text."""
+"""Carries a model's memory (XLNet, LSTMs) from window to window of a long text."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ if TYPE_CHECKING:
 
 
 def with_memories(
-    model: LoadedModel, pieces: Sequence[ReadWindow], batch_size: int
-) -> Iterator[tuple[list[int], Memory | None]]:
+    model: LoadedModel, pieces: Sequence[ReadWindow], batch_size: int, *, fills: bool = False
+) -> Iterator[tuple[list[int], Memory | None, Memory | None]]:
     """Yield groups of pieces of different texts, with the memory of the pieces before each.
 
-    Every piece is yielded once, those of a text in order. Earlier pieces are read unmasked.
+    Every piece is yielded once, those of a text in order. Earlier pieces are read unmasked, by the caller or once more here.
 
     Args:
         model: A model with a memory.
         pieces: The pieces, those of each text in order.
         batch_size: Maximum number of texts at once and of rows per forward pass.
+        fills: Whether the caller reads the pieces unmasked itself and fills the memory after them.
+
+    Yields:
+        Numbers of the pieces, the memory before them (None at the start), and the memory to fill, if the caller does.
     """
     of_text: dict[int, list[int]] = {}
     for number, piece in enumerate(pieces):
@@ -40,9 +44,18 @@ def with_memories(
         for place in range(len(group[0])):
             going = [numbers[place] for numbers in group if len(numbers) > place]
             memory = rows_of(memory, np.arange(len(going)))
-            yield going, memory
-            if place + 1 < len(group[0]):
+            after = empty_memory(model, len(going)) if fills else None
+            yield going, memory, after
+            if after is not None:
+                memory = after
+            elif place + 1 < len(group[0]):
                 memory = _remembered(model, [pieces[number] for number in going], memory, batch_size)
+
+
+def empty_memory(model: LoadedModel, rows: int) -> Memory:
+    """The memory of rows that no text precedes."""
+    shape, device = model.model.settings.memory_shape(rows), model.compute.device
+    return Memory(states=torch.zeros(shape, device=device), lengths=torch.zeros(rows, dtype=torch.long, device=device))
 
 
 def rows_of(memory: Memory | None, rows: npt.NDArray[np.int64]) -> Memory | None:
@@ -53,14 +66,16 @@ def rows_of(memory: Memory | None, rows: npt.NDArray[np.int64]) -> Memory | None
     return Memory(states=memory.states[:, chosen], lengths=memory.lengths[chosen])
 
 
+def put_rows(memory: Memory, rows: npt.NDArray[np.int64], of_rows: Memory) -> None:
+    """Replace some rows of a memory."""
+    chosen = torch.from_numpy(rows).to(memory.lengths.device)
+    memory.states[:, chosen], memory.lengths[chosen] = of_rows.states, of_rows.lengths
+
+
 @torch.inference_mode()
 def _remembered(model: LoadedModel, pieces: Sequence[ReadWindow], before: Memory | None, batch_size: int) -> Memory:
     """The memory after reading each piece."""
-    settings, device = model.model.settings, model.compute.device
-    shape = settings.memory_shape(len(pieces))
-    after = Memory(
-        states=torch.zeros(shape, device=device), lengths=torch.zeros(len(pieces), dtype=torch.long, device=device)
-    )
+    device, after = model.compute.device, empty_memory(model, len(pieces))
     former = before or after
     for block in by_length([len(piece) for piece in pieces], batch_size):
         windows = one_segment([pieces[i].tokens for i in block], model.tokenizer.vocabulary)
@@ -71,6 +86,5 @@ def _remembered(model: LoadedModel, pieces: Sequence[ReadWindow], before: Memory
         batch = dataclasses.replace(collate(examples, device=device), memory=memory, text_slots=text)
         with model.compute.autocast():
             model.model.backbone(batch)
-        rows = torch.from_numpy(block).to(device)
-        after.states[:, rows], after.lengths[rows] = memory.states, memory.lengths
+        put_rows(after, block, memory)
     return after

@@ -172,7 +172,7 @@ def _pooled(recipe: Recipe) -> Recipe:
     """
     task, reads = recipe.task, recipe.use.visibility
     causal, unread = reads == "left_to_right", {"left_to_right": "first", "right_to_left": "last"}.get(reads)
-    if not isinstance(task, Headed):
+    if not isinstance(task, Headed) or task.head == "biattentive":
         return recipe
     task = _read_by_decoder(recipe, task)
     if task.pooling is None and task.kind in ("tagging", "extraction", "conversation") and causal:

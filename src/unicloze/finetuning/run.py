@@ -242,8 +242,8 @@ class _Run(RunProcess):
             compute = dataclasses.replace(compute, soften=OwnTeacher(model.for_use(), recipe))
         if world.size > 1 and next(model.buffers(), None) is not None:
             raise UsageError(
-                "task.head is batch_norm, whose statistics are those of one process: start a single process, or set "
-                "task.head to dense"
+                "task.head normalises over a batch, and its statistics are those of one process: start a single process, or "
+                "set task.head to dense"
             )
         self.drawn = start_weights(model, start, recipe.task)
         below = StartModel.of(start.path, origin["model"] or "", out) if recipe.finetuning.few else None

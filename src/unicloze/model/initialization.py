@@ -17,6 +17,7 @@ from unicloze.model.layer_mix import LayerMix
 from unicloze.model.layers import FeedForward
 from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.recurrent.backbone import RecurrentBackbone
+from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.model.recurrent.translation import TranslationBackbone
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.word_encoder import WordEncoder
@@ -72,6 +73,22 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
             layer.draw(generator)
         for encoder in encoders:
             encoder.initialize(generator)
+
+
+def draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> None:
+    """Draw LSTMs as `nn.LSTM` does, embeddings uniformly within the initializer range, characters as ELMo does."""
+    generator = torch.Generator().manual_seed(seed)
+    of_characters = [inner for one in backbone.modules() if isinstance(one, CharacterCnn) for inner in one.modules()]
+    with torch.no_grad():
+        for module in backbone.modules():
+            if isinstance(module, nn.LSTM):
+                bound = module.hidden_size**-0.5
+                for parameter in module.parameters():
+                    parameter.uniform_(-bound, bound, generator=generator)
+            elif isinstance(module, CharacterCnn):
+                module.initialize(generator)
+            elif isinstance(module, nn.Embedding) and module not in of_characters:
+                module.weight.uniform_(-initializer_range, initializer_range, generator=generator)
 
 
 def _scaled(backbone: Backbone | RecurrentBackbone | TranslationBackbone) -> Deviations:

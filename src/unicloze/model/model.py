@@ -16,7 +16,7 @@ from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING, backbone_flops, linear_flops, two_stack_flops
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
-from unicloze.model.initialization import draw_weights
+from unicloze.model.initialization import draw_lstms, draw_weights
 from unicloze.model.layer_mix import LayerMix
 from unicloze.model.recurrent.backbone import RecurrentBackbone, predicted
 from unicloze.model.recurrent.translation import TranslationBackbone
@@ -124,6 +124,9 @@ class UnifiedModel(nn.Module):
     def initialize(self, seed: int) -> None:
         """Initialise the weights, see `unicloze.model.initialization`."""
         draw_weights(self, self.backbone, seed)
+        for name in self.task_heads:
+            if (network := self.task_head(name).biattention) is not None:
+                draw_lstms(network, self.settings.initializer_range, seed)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch.
@@ -155,7 +158,7 @@ class UnifiedModel(nn.Module):
 
     def _selected(self, batch: Batch, dropout: DropoutKey | None) -> dict[str, Tensor]:
         """Final hidden states of the predicted slots by target. *Shape:* (rows, predicted slots, hidden size)"""
-        if self.layer_mix is None:
+        if self.layer_mix is None and not self._reads_embeddings(batch):
             return self._by_target(batch, self.backbone(batch, select=True, dropout=dropout)[-1])
         return self._from_layers(batch, self.backbone(batch, dropout=dropout))
 
@@ -163,10 +166,17 @@ class UnifiedModel(nn.Module):
         """States of the predicted slots by target, from those of all slots after the embeddings and each layer."""
         hidden = self._by_target(batch, predicted(batch, states[-1]))
         mixes = [mix for mix in (self.layer_mix, self.output_mix) if mix is not None]
-        if not mixes:
-            return hidden
-        mixed = self._by_target(batch, torch.cat([predicted(batch, mix(states)) for mix in mixes], dim=-1))
-        return {name: mixed[name] if name in self.task_heads else last for name, last in hidden.items()}
+        if mixes:
+            mixed = self._by_target(batch, torch.cat([predicted(batch, mix(states)) for mix in mixes], dim=-1))
+            hidden = {name: mixed[name] if name in self.task_heads else last for name, last in hidden.items()}
+        for name in self._reads_embeddings(batch):
+            embedded = self._by_target(batch, predicted(batch, states[0]))[name]
+            hidden[name] = torch.cat([embedded, hidden[name]], dim=2)
+        return hidden
+
+    def _reads_embeddings(self, batch: Batch) -> list[str]:
+        """Targets whose heads read the embeddings of a slot as well."""
+        return [name for name in batch.targets if name in self.task_heads and self.task_head(name).head.texts]
 
     @staticmethod
     def _by_target(batch: Batch, hidden: Tensor) -> dict[str, Tensor]:
@@ -320,6 +330,9 @@ class UnifiedModel(nn.Module):
         """Forward operations of a target's head."""
         if name in self.task_heads:
             head = self.task_head(name)
+            if head.biattention is not None:
+                own = head.biattention.flops(slots=slots, texts=head.head.texts, predictions=predictions)
+                return own + linear_flops(head.output) * predictions
             return linear_flops(head) * (slots if head.head.kind == "choice" else predictions)
         each = linear_flops(self.get_submodule(OWN_HEADS.get(name, "token_head")))
         if name not in WITHOUT_VOCABULARY:

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.example import TargetBatch
+from unicloze.model.biattention import Biattention, Maxout
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import cross_entropy
+from unicloze.model.normed_linear import NormedLinear
 from unicloze.model.recurrent.backbone import side_width
 from unicloze.model.recurrent.views import view_width
 from unicloze.model.soft_labels import mixed_losses
@@ -26,32 +28,18 @@ HEAD_ACTIVATIONS: Mapping[HeadActivation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class NormedLinear(nn.Module):
-    """Batch normalisation, dropout and a linear layer (Howard and Ruder 2018, Section 3.3)."""
-
-    def __init__(self, inputs: int, outputs: int, rate: float) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(inputs)
-        self.linear = nn.Linear(inputs, outputs)
-        self.rate = rate
-
-    def forward(self, x: Tensor, dropout: DropoutKey | None) -> Tensor:
-        """*Shape:* (predictions, inputs) to (predictions, outputs)
-
-        In training a batch is normalised by its own statistics, which the running ones follow, unless it has one prediction.
-        """
-        norm = self.norm
-        statistics = norm.running_mean, norm.running_var, norm.weight, norm.bias
-        alone = len(x) < 2
-        x = functional.batch_norm(x, *statistics, training=self.training and not alone, momentum=0.1, eps=norm.eps)
-        linear: Tensor = self.linear(x if dropout is None else dropout(x, self.rate))
-        return linear
+def read_width(settings: ModelSettings) -> int:
+    """Width of what a biattentive head reads of a slot: its embedding and its last state, side by side."""
+    narrow = settings.embedding_size if settings.kind == "recurrent" else None
+    return (narrow or settings.hidden_size) + settings.hidden_size
 
 
 class TaskHead(nn.Module):
     """Dropout and a linear layer, optionally after a dense layer (with tanh: Devlin et al. 2019, Section 4) or ULMFiT's.
 
     A biLSTM over the predictions of a row may come first (Peters et al. 2018, Section 3.3).
+
+    With `HeadSettings.texts` it is a biattentive classification network (McCann et al. 2017).
 
     Args:
         settings: Shape of the model.
@@ -70,8 +58,11 @@ class TaskHead(nn.Module):
         outputs = 1 if head.kind == "choice" else head.outputs
         self.dense = nn.Linear(width, side_width(settings)) if head.dense else None
         self.inner = NormedLinear(width, INNER, self.rate) if head.batch_norm else None
-        self.output: nn.Linear | NormedLinear
-        if head.batch_norm:
+        self.biattention = Biattention(read_width(settings), head.size, self.rate) if head.texts else None
+        self.output: nn.Linear | NormedLinear | Maxout
+        if self.biattention is not None:
+            self.output = Maxout(self.biattention.outputs, outputs, self.rate)
+        elif head.batch_norm:
             self.output = NormedLinear(INNER, outputs, INNER_RATE)
         else:
             self.output = nn.Linear(side_width(settings) if head.dense else width, outputs)
@@ -81,7 +72,8 @@ class TaskHead(nn.Module):
 
         Args:
             hidden: States of the predicted slots, in the order of `predicted_slots`; with `output_mix`, both mixes.
-                *Shape:* (rows, predictions x slots of a prediction, hidden size, or twice that)
+                *Shape:* (rows, predictions x slots of a prediction, width): the hidden size, twice that with both mixes, or
+                `read_width` for a biattentive head
             target: The target.
             dropout: Dropout of this forward pass; none if None.
 
@@ -89,6 +81,8 @@ class TaskHead(nn.Module):
             *Shape:* (rows, predictions, outputs), or (rows, predictions, slots per prediction) for a choice
         """
         shape, present = target.slots.shape, target.present
+        if self.biattention is not None:
+            return self._biattentive(hidden.view(*shape, -1), present, target.weights > 0, dropout)
         if self.head.kind == "choice" and len(shape) == 2:  # a single slot to choose from, in all rows
             shape, present = torch.Size((*shape, 1)), None if present is None else present[..., None]
         states = hidden.view(*shape, hidden.shape[-1])
@@ -146,6 +140,23 @@ class TaskHead(nn.Module):
         assert self.inner is not None and isinstance(self.output, NormedLinear)
         with torch.autocast(states.device.type, enabled=False):
             found = self.output(functional.relu(self.inner(states[real].float(), dropout)), dropout)
+        outputs: Tensor = found.new_zeros(*real.shape, found.shape[1])
+        return outputs.index_put(real.nonzero(as_tuple=True), found)
+
+    def _biattentive(self, states: Tensor, present: Tensor | None, real: Tensor, dropout: DropoutKey | None) -> Tensor:
+        """Outputs from the states of one text, or of two whose slots alternate; 0 for padded predictions."""
+        assert self.biattention is not None and isinstance(self.output, Maxout)
+        if states.ndim == 3:  # a single slot in all rows
+            states, present = states.unsqueeze(2), None if present is None else present[..., None]
+        there = torch.ones_like(states[..., 0], dtype=torch.bool) if present is None else present
+        states, there = states[real].float(), there[real]
+        if states.shape[1] % self.head.texts:  # the last slot of the second text is missing in all rows
+            states, there = functional.pad(states, (0, 0, 0, 1)), functional.pad(there, (0, 1))
+        texts = [states[:, number :: self.head.texts] for number in range(self.head.texts)]
+        own = [there[:, number :: self.head.texts] for number in range(self.head.texts)]
+        with torch.autocast(states.device.type, enabled=False):
+            vector = self.biattention((texts[0], texts[-1]), (own[0], own[-1]), dropout)
+            found = self.output(vector, dropout)
         outputs: Tensor = found.new_zeros(*real.shape, found.shape[1])
         return outputs.index_put(real.nonzero(as_tuple=True), found)
 

@@ -128,6 +128,7 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
     "use.pooling": (
         _kind("classification", "regression"),
         Needs("task.pooling null", lambda recipe: recipe.task.pooling is None),
+        Needs("task.head dense, plain or batch_norm", lambda recipe: recipe.task.head != "biattentive"),
     ),
     **dict.fromkeys(("finetuning.lora_alpha", "finetuning.lora_dropout", "finetuning.lora_projections"), (_lora,)),
     **dict.fromkeys(("finetuning.views", "finetuning.unlabelled_dropout"), (_unlabelled,)),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError, option_of
 from unicloze.mixtures import parts
 from unicloze.objectives.seq2seq import SourceTarget, start_ids
@@ -78,7 +79,17 @@ def heads(settings: Paired) -> Mapping[str, HeadSettings]:
     """One head, for the class or the quantity."""
     outputs = len(settings.labels or ()) if isinstance(settings, Labelled) else 1
     kind: Literal["quantities", "classes"] = "quantities" if settings.kind == "regression" else "classes"
-    return {"label": settings.head_settings(kind, outputs=outputs, pooling=_pooling(settings))}
+    head = settings.head_settings(
+        kind, outputs=outputs, pooling=_pooling(settings), texts=_texts(settings), size=settings.head_size
+    )
+    return {"label": head}
+
+
+def _texts(settings: Paired) -> Literal[0, 1, 2]:
+    """Texts that a biattentive head reads; 0 for another head."""
+    if settings.head != "biattentive":
+        return 0
+    return 2 if "pair" in (settings.optional or ()) else 1
 
 
 def _pooling(settings: Paired) -> Literal["mean", "sum", "concat"]:
@@ -103,27 +114,44 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     segments, between = pair_marks(recipe, tokenizer.vocabulary)
     rows, cut, pooling = [], 0, pooling_of(recipe)
     for number, given in enumerate(zip(*texts, strict=True)):
-        shown = fit_texts(given, task.max_length, len(between))
+        apart = task.head == "biattentive"
+        shown = fit_texts(given, task.max_length - apart * (len(given) - 1), len(between))
         cut += sum(map(len, shown)) < sum(map(len, given))
-        orders = (shown, shown[::-1]) if task.both_orders and len(shown) == 2 else (shown,)
+        orders: Sequence[Sequence[Int32s]] = (shown,)
+        if task.both_orders and len(shown) == 2:
+            orders = (shown, shown[::-1])
+        elif apart:
+            orders = [(each,) for each in shown]
         pieces = [text_row(order, tokenizer.vocabulary, segments, between) for order in orders]
         length = len(pieces[0][0])
         pooled = pooled_slots(length, pooling, leftward=recipe.use.visibility == "right_to_left")
         if pooling == "decoder":
             pieces = [read_again(*pieces[0], start=start_of_decoder(recipe, tokenizer.vocabulary))]
         slots = [start + slot for start in range(0, len(pieces) * length, length) for slot in pooled]
+        if apart:
+            slots = alternating([len(ids) for ids, _ in pieces])
         rows.append(
             Row(
                 record=number,
                 input_ids=np.concatenate([ids for ids, _ in pieces]),
                 segment_ids=np.concatenate([ids for _, ids in pieces]),
-                lengths=[] if pooling == "decoder" else [length] * len(pieces),
+                lengths=[] if pooling == "decoder" else [len(ids) for ids, _ in pieces],
                 source=length if pooling == "decoder" else 0,
                 targets={"label": RowTarget(slots=[slots], labels=None if answers is None else [answers[number]])},
             )
         )
     cut_note(cut, len(records), task.max_length)
     return rows
+
+
+def alternating(lengths: Sequence[int]) -> list[int]:
+    """The slots of some sequences that follow one another: the first of each, the second of each, -1 where one has ended."""
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    return [
+        start + place if place < length else -1
+        for place in range(max(lengths))
+        for start, length in zip(starts, lengths, strict=True)
+    ]
 
 
 def start_of_decoder(recipe: Recipe, vocabulary: Vocabulary) -> int:

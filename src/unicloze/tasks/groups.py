@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, Problem
+from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, Needs, Problem
 from unicloze.settings import HeadActivation, HeadSettings, Recipe, TaskPooling, TaskSettings
 
 T = TypeVar("T", bound=TaskSettings)
@@ -39,7 +39,9 @@ class Headed(TaskSettings):
     Args:
         head: `dense` puts BERT's dense layer and tanh before the output layer (exportable), `dense_gelu` a dense layer with
             GELU (ELECTRA) and `dense_relu` one with ReLU (DistilBERT, CVT); `plain` does not (as in both UniLM papers);
-            `batch_norm` puts 50 units and batch normalisation before it (ULMFiT), for one prediction per text.
+            `batch_norm` puts 50 units and batch normalisation before it (ULMFiT), for one prediction per text. `biattentive`
+            reads embeddings and last states of a text, or of a pair each read alone, with LSTMs, attention between the two,
+            four poolings and maxout layers (CoVe).
         layers: What the head reads, for tags and texts: the `last` layer, or `all` of bidirectional LSTMs side by side (CVT).
         pooling: Representation of a text: its `first` slot, its `last`, or the `mean` of all, or their `concat`: the last one
             read, the maximum and the mean of all (ULMFiT); default: `use.pooling` of the model's recipe. In tagging, the
@@ -50,7 +52,7 @@ class Headed(TaskSettings):
         separators: Number of [EOS] between two texts; models fine-tuned as RoBERTa's authors do have 2.
     """
 
-    head: Literal["dense", "dense_gelu", "dense_relu", "plain", "batch_norm"] = "dense"
+    head: Literal["dense", "dense_gelu", "dense_relu", "plain", "batch_norm", "biattentive"] = "dense"
     layers: Literal["last", "all"] = "last"
     pooling: TaskPooling | None = None
     head_dropout: float | None = None
@@ -82,7 +84,7 @@ class Headed(TaskSettings):
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject pooling where a single slot is needed."""
         yield from super().problems(recipe)
-        if self.head == "batch_norm" and not self.of_texts:
+        if self.head in ("batch_norm", "biattentive") and not self.of_texts:
             yield "task.head", "only one prediction per text is normalised over a batch: set it to dense or plain"
         takes_views = self.of_texts or self.kind == "tagging"
         if self.layers == "all" and not takes_views:
@@ -151,17 +153,33 @@ class Paired(Headed, Delimited):
 
     Args:
         both_orders: Read each pair in both orders and sum the representations, as GPT does if the order has no meaning.
+        head_size: Width of a `biattentive` head: of its feed-forward layer, and of its LSTMs in each direction.
     """
 
     both_orders: bool = False
+    head_size: int = 300
 
     of_texts = True
+    ranges: ClassVar = {"head_size": AT_LEAST_ONE}
+    needs: ClassVar = {
+        "head_size": (Needs("task.head biattentive", lambda recipe: getattr(recipe.task, "head", "") == "biattentive"),)
+    }
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject both orders without a pooling."""
         yield from super().problems(recipe)
-        if self.both_orders and self.pooling in (None, "concat"):
-            yield "task.pooling", "task.both_orders sums pooled representations: set it to first, last or mean"
+        if self.head != "biattentive":
+            if self.both_orders and self.pooling in (None, "concat"):
+                yield "task.pooling", "task.both_orders sums pooled representations: set it to first, last or mean"
+            return
+        if self.both_orders:
+            yield "task.both_orders", "a biattentive head reads the texts of a pair apart: set it to false"
+        if self.pooling is not None:
+            yield "task.pooling", "a biattentive head has poolings of its own: leave it out"
+        if recipe.use.visibility == "both_directions":
+            yield "use.visibility", "a biattentive head reads each slot once: set it to bidirectional or left_to_right"
+        if recipe.model.decoder_layers and recipe.model.kind == "transformer":
+            yield "task.head", "an encoder-decoder of Transformers gives no embeddings: set it to dense or plain"
 
 
 @dataclass(frozen=True, kw_only=True)

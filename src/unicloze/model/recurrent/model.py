@@ -4,32 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING
+from unicloze.model.initialization import draw_lstms
 from unicloze.model.model import TargetLoss, UnifiedModel
 from unicloze.model.recurrent.backbone import Reading, RecurrentBackbone, layer_widths, states_at
-from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.model.recurrent.views import viewed
-
-
-def draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> None:
-    """Draw LSTMs as `nn.LSTM` does, embeddings uniformly within the initializer range, characters as ELMo does."""
-    generator = torch.Generator().manual_seed(seed)
-    of_characters = [inner for one in backbone.modules() if isinstance(one, CharacterCnn) for inner in one.modules()]
-    with torch.no_grad():
-        for module in backbone.modules():
-            if isinstance(module, nn.LSTM):
-                bound = module.hidden_size**-0.5
-                for parameter in module.parameters():
-                    parameter.uniform_(-bound, bound, generator=generator)
-            elif isinstance(module, CharacterCnn):
-                module.initialize(generator)
-            elif isinstance(module, nn.Embedding) and module not in of_characters:
-                module.weight.uniform_(-initializer_range, initializer_range, generator=generator)
 
 
 class RecurrentModel(UnifiedModel):

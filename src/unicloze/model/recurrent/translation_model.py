@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unicloze.model.flops import TRAINING
+from unicloze.model.initialization import draw_lstms
 from unicloze.model.model import UnifiedModel
-from unicloze.model.recurrent.model import draw_lstms
 from unicloze.model.recurrent.translation import TranslationBackbone
 
 

@@ -1,0 +1,312 @@
+"""CoVe's transfer: the biattentive network by its equations, padding, texts that stay apart, a frozen backbone, resuming."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nlu_toys
+from nlu_toys import recipe_for, write
+from unicloze.errors import UsageError
+from unicloze.example import Examples, collate
+from unicloze.finetuning import run as room
+from unicloze.finetuning.run import finetune_run
+from unicloze.model.biattention import POOL, Biattention, Maxout
+from unicloze.model.dropout import DropoutKey
+from unicloze.model.flops import linear_flops
+from unicloze.model.task_heads import TaskHead
+from unicloze.packing import pack
+from unicloze.recipes import load_recipe
+from unicloze.records import read_records
+from unicloze.run_files import CHECKPOINTS
+from unicloze.settings import Recipe
+from unicloze.tasks.classification import alternating, encode
+from unicloze.tasks.rows import lay_out
+from unicloze.training.checkpoint import load_checkpoint
+from unicloze.training.loading import LoadedModel, ready_model
+from unicloze.training.loop import TrainState
+
+SIZE = 3
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+PAIRS = [
+    {"text": "anna sees berlin", "pair": "eva leaves dublin playing", "label": "yes"},
+    {"text": "carl plays", "pair": "fargo", "label": "no"},
+    {"text": "dublin sees eva leaves carl plays berlin", "pair": "anna plays", "label": "yes"},
+    {"text": "eva plays berlin", "pair": "berlin sees eva playing", "label": "no"},
+]  # fmt: skip
+
+
+def network(inputs: int = 5, rate: float = 0.0) -> Biattention:
+    torch.manual_seed(0)
+    made = Biattention(inputs, SIZE, rate)
+    for module in made.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.normal_(module.weight, 1.0, 0.2)
+            nn.init.normal_(module.bias, 0.0, 0.2)
+            nn.init.normal_(module.running_mean, 0.0, 0.2)  # type: ignore[arg-type]
+    return made
+
+
+def by_hand(made: Biattention, x: Tensor, y: Tensor) -> Tensor:
+    """The pooled vector of one pair without padding, token by token."""
+    x, y = (made.encoder(torch.relu(text @ made.feed.weight.T + made.feed.bias)[None])[0][0] for text in (x, y))
+    pooled = []
+    for side, (own, other) in enumerate(((x, y), (y, x))):
+        seen = []
+        for token in own:
+            affinity = torch.stack([token @ theirs for theirs in other])
+            summary = sum(
+                (share * theirs for share, theirs in zip(affinity.softmax(dim=0), other, strict=True)),
+                torch.zeros(len(token)),
+            )
+            seen.append(torch.cat([token, token - summary, token * summary]))
+        read = made.integrators[side](torch.stack(seen)[None])[0][0]
+        scores = torch.stack([made.attentions[side](token)[0] for token in read])
+        attended = sum(
+            (share * token for share, token in zip(scores.softmax(dim=0), read, strict=True)),
+            torch.zeros(read.shape[1]),
+        )
+        pooled += [read.max(dim=0).values, read.mean(dim=0), read.min(dim=0).values, attended]
+    return torch.cat(pooled)
+
+
+def maxout_by_hand(layer: Maxout, x: Tensor) -> Tensor:
+    """Batch normalisation by torch, then the largest of four maps of each unit. *Shape:* (pairs, inputs)"""
+    normed = layer.normed.norm(x)
+    maps = normed @ layer.normed.linear.weight.T + layer.normed.linear.bias
+    return torch.stack(
+        [torch.stack([row[unit * POOL : (unit + 1) * POOL].max() for unit in range(len(row) // POOL)]) for row in maps]
+    )
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("single", [False, True], ids=["pairs", "single"])
+def test_the_network_by_hand_in_values_and_gradients(single: bool, training: bool) -> None:
+    """Texts of different lengths in one batch, whose padding holds numbers that must not matter."""
+    made, wanted_net = network().train(training), network().train(training)
+    draw = torch.Generator().manual_seed(1)
+    lengths = [(4, 2), (1, 5), (3, 3)] if not single else [(4, 4), (1, 1), (5, 5)]
+    given = [tuple(torch.randn(length, 5, generator=draw) for length in pair) for pair in lengths]
+    if single:
+        given = [(x, x) for x, _ in given]
+    texts, real = [], []
+    for side in range(2):
+        width = max(pair[side] for pair in lengths) + 1
+        padded = torch.full((len(given), width, 5), 7.0)
+        there = torch.zeros(len(given), width, dtype=torch.bool)
+        for row, pair in enumerate(given):
+            padded[row, : len(pair[side])], there[row, : len(pair[side])] = pair[side], True
+        texts.append(padded)
+        real.append(there)
+    if single:
+        texts[1], real[1] = texts[0], real[0]
+    found = made((texts[0], texts[1]), (real[0], real[1]), None)
+    wanted = torch.stack([by_hand(wanted_net, *pair) for pair in given])
+    for layer in wanted_net.maxouts:
+        wanted = maxout_by_hand(layer, wanted)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    factors = torch.randn(found.shape, generator=draw)
+    (factors * found).sum().backward()
+    (factors * wanted).sum().backward()
+    theirs = dict(wanted_net.named_parameters())
+    for name, weight in made.named_parameters():
+        assert weight.grad is not None and weight.grad.isfinite().all(), name
+        torch.testing.assert_close(weight.grad, theirs[name].grad, atol=5e-5, rtol=1e-3)
+    for name, statistic in made.named_buffers():
+        torch.testing.assert_close(statistic, wanted_net.get_buffer(name)) if "num_batches" not in name else None
+
+
+def test_dropout_is_keyed() -> None:
+    made = network(rate=0.5).eval()
+    x, real = torch.randn(2, 3, 5), torch.ones(2, 3, dtype=torch.bool)
+    once, again, other = (made((x, x), (real, real), DropoutKey(key)) for key in (1, 1, 2))
+    assert torch.equal(once, again) and not torch.equal(once, other)
+
+
+def test_slots_of_two_texts_alternate() -> None:
+    assert alternating([3]) == [0, 1, 2]
+    assert alternating([2, 3]) == [0, 2, 1, 3, -1, 4]
+    assert alternating([3, 1]) == [0, 3, 1, -1, 2, -1]
+
+
+@pytest.fixture(scope="module")
+def cove() -> LoadedModel:
+    return nlu_toys.start("cove", model__embedding_size=12)
+
+
+def task_of(start: LoadedModel, *, pair: bool = True, **settings: Any) -> Recipe:
+    recipe = recipe_for(start, "cove-classification", task__head_size=4, task__labels=["no", "yes"], **settings)
+    optional = ["pair"] if pair else []
+    return dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, optional=optional))
+
+
+def rows_of(start: LoadedModel, recipe: Recipe, records: list[dict[str, Any]], folder: Path) -> Examples:
+    file = write(folder / "records.jsonl", records)
+    rows = encode(read_records(file, recipe.task), start.tokenizer, recipe)
+    return lay_out(rows, start.tokenizer.vocabulary, recipe)
+
+
+def without_pair(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name != "pair"} for record in records]
+
+
+@pytest.mark.parametrize("pair", [False, True], ids=["single", "pairs"])
+def test_the_head_reads_embeddings_and_states_of_each_text_alone(pair: bool, cove: LoadedModel, tmp_path: Path) -> None:
+    """Against the encoder on each text by itself and the equations above; alone, in a batch and packed are the same."""
+    recipe = task_of(cove, pair=pair)
+    model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).eval()
+    head, backbone = model.task_head("label"), model.backbone  # type: ignore[operator,union-attr]
+    assert isinstance(head, TaskHead) and head.biattention is not None
+    records = PAIRS if pair else without_pair(PAIRS)
+    examples = rows_of(cove, recipe, records, tmp_path)
+    sos, eos = cove.tokenizer.vocabulary.sos, cove.tokenizer.vocabulary.eos
+    with torch.no_grad():
+        found = model.outputs(collate(examples))["label"][:, 0]  # type: ignore[operator]
+        packed = model.outputs(pack([collate(examples[:1]), collate(examples[1:])]))["label"][0]  # type: ignore[operator]
+        torch.testing.assert_close(packed, found, atol=1e-5, rtol=1e-5)
+        vectors = []
+        for number, record in enumerate(records):
+            alone = model.outputs(collate(examples[number : number + 1]))["label"][0, 0]  # type: ignore[operator]
+            torch.testing.assert_close(alone, found[number], atol=1e-5, rtol=1e-5)
+            sides = []
+            for role in ("text", "pair") if pair else ("text", "text"):
+                ids = torch.tensor([[sos, *cove.tokenizer.encode(record[role]).tolist(), eos]])
+                whole = np.tile([0, ids.shape[1], 0, 0], (1, ids.shape[1], 1)).astype(np.int32)
+                one = dataclasses.replace(
+                    collate(examples[:1]), input_ids=ids, intervals=torch.from_numpy(whole), targets={}
+                )
+                embedded, states = backbone(one)  # type: ignore[operator]
+                sides.append(torch.cat([embedded, states], dim=2)[0])
+            vectors.append(by_hand(head.biattention, sides[0], sides[1]))
+        wanted = torch.stack(vectors)
+        for layer in (*head.biattention.maxouts, head.output):
+            wanted = maxout_by_hand(layer, wanted)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_the_other_text_of_a_pair_changes_the_answer_and_no_other_record(cove: LoadedModel, tmp_path: Path) -> None:
+    recipe = task_of(cove)
+    model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).eval()
+    changed = [{**PAIRS[0], "pair": "eva leaves fargo playing"}, *PAIRS[1:]]
+    with torch.no_grad():
+        before, after = (
+            model.outputs(collate(rows_of(cove, recipe, records, tmp_path)))["label"][:, 0]  # type: ignore[operator]
+            for records in (PAIRS, changed)
+        )
+    assert not torch.allclose(before[0], after[0]) and torch.equal(before[1:], after[1:])
+
+
+def test_a_pair_fits_the_longest_row(cove: LoadedModel, tmp_path: Path) -> None:
+    """Each text has both special tokens, one more than in a row that both share."""
+    recipe = task_of(cove, task__max_length=12)
+    with pytest.warns(UserWarning, match="longer"):
+        examples = rows_of(cove, recipe, PAIRS, tmp_path)
+    assert int(examples.lengths.max()) == 12
+
+
+def test_only_the_head_of_a_frozen_network_learns(cove: LoadedModel, tmp_path: Path) -> None:
+    recipe = task_of(cove)
+    model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).train()
+    batch = collate(rows_of(cove, recipe, PAIRS, tmp_path))
+    model(batch, DropoutKey(1))["label"].total.backward()
+    learning = {name for name, weight in model.named_parameters() if weight.grad is not None}
+    assert learning == {name for name, _ in model.named_parameters() if name.startswith("task_heads.label.")}
+
+
+def test_a_transformer_may_be_read_by_the_network_too(tmp_path: Path) -> None:
+    start = nlu_toys.start("gpt-2")
+    recipe = task_of(start, pair=False, training__frozen=[])
+    model = ready_model(recipe, start.model.vocab_size, torch.device("cpu")).train()
+    batch = collate(rows_of(start, recipe, without_pair(PAIRS), tmp_path))
+    model(batch, DropoutKey(1))["label"].total.backward()
+    assert all(weight.grad is not None for name, weight in model.named_parameters() if "token_head" not in name)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "said"),
+    [
+        ("cove-classification", {"task.pooling": "mean"}, r"task\.pooling is 'mean'; a biattentive head has poolings"),
+        (
+            "cove-classification",
+            {"task.both_orders": True, "task.pooling": "first"},
+            r"reads the texts of a pair apart",
+        ),
+        ("cove-classification", {"task.head_size": 0}, r"task\.head_size is 0"),
+        ("pos", {"task.head": "biattentive"}, r"only one prediction per text is normalised over a batch"),
+    ],
+)
+def test_what_the_network_does_not_read_is_refused(task: str, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_recipe(task, changes)
+
+
+def test_its_operations_are_those_of_its_products(cove: LoadedModel) -> None:
+    """A token of a pair passes through feed-forward layer, encoder and one integrator; of a single text, through both."""
+    model = ready_model(task_of(cove), cove.model.vocab_size, torch.device("cpu"))
+    head = model.task_head("label")  # type: ignore[operator]
+    sizes = {name: weight.numel() for name, weight in head.named_parameters() if weight.ndim == 2}
+
+    def of(*parts: str) -> int:
+        return 2 * sum(size for name, size in sizes.items() if any(name.startswith(f"biattention.{p}") for p in parts))
+
+    found = [head.biattention.flops(slots=10, texts=texts, predictions=2) for texts in (2, 1)]
+    tokens, maxouts = of("feed", "encoder"), of("maxouts")
+    assert found[0] == 10 * (tokens + of("integrators.0")) + 2 * maxouts
+    assert found[1] == 10 * (tokens + of("integrators")) + 2 * maxouts
+    assert linear_flops(head.output) == 2 * sizes["output.normed.linear.weight"]
+
+
+@pytest.mark.slow
+def test_the_head_memorises_pairs(cove: LoadedModel, tmp_path: Path) -> None:
+    recipe = task_of(cove)
+    model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).train()
+    batch = collate(rows_of(cove, recipe, PAIRS, tmp_path))
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.005)
+    for _ in range(60):
+        loss = model(batch)["label"].total / len(PAIRS)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1
+
+
+@pytest.mark.slow
+def test_a_run_resumes_exactly_and_leaves_the_backbone_alone(
+    cove: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = write(tmp_path / "train.jsonl", PAIRS)
+    recipe = task_of(
+        cove, finetuning__epochs=6, finetuning__evaluations=1 / 6, training__batch_size=2, training__learning_rate=5e-3,
+        task__head_dropout=0.1, training__save_every=5,
+    )  # fmt: skip
+    finetune_run(recipe, cove, train, train, tmp_path / "whole", progress=False)
+
+    def die(state: TrainState) -> None:
+        if state.step == 8:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        log = room._Run.log
+        patch.setattr(room._Run, "log", lambda run, state, measures: (log(run, state, measures), die(state)))
+        with pytest.raises(Killed):
+            finetune_run(recipe, cove, train, train, tmp_path / "killed", progress=False)
+    finetune_run(recipe, cove, train, train, tmp_path / "killed", progress=False)
+    starts = [json.loads(line) for line in (tmp_path / "killed" / "ledger.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in starts if event["event"] == "start"] == [0, 5]
+    states = [load_checkpoint(tmp_path / name / CHECKPOINTS / "step-00000012").model for name in ("whole", "killed")]
+    assert states[0].keys() == states[1].keys() and any("running_mean" in name for name in states[0])
+    assert all(torch.equal(weight, states[1][name]) for name, weight in states[0].items())
+    for name, weight in cove.model.backbone.state_dict().items():
+        assert torch.equal(states[0][f"backbone.{name}"], weight), name
