@@ -105,7 +105,7 @@ SETTINGS = {
     "data.spans_field": Row(
         "unprepared",
         "marked",
-        beside="--data.corpus {fields.jsonl} --objective.mask_unit phrase --data.phrases {phrases.txt}",
+        beside="--data.corpus {fields.jsonl} --objective.mask_unit phrase --data.phrases {phrases-2.txt}",
     ),
     "data.prepared": Row("unprepared", "{prepared}"),
     "data.window": Row("unilmv2", "16"),
