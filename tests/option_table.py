@@ -105,11 +105,7 @@ SETTINGS = {
         "unprepared", "1 3", "1 1", beside="--data.corpus {text.txt} {other.txt} --data.deduplicate false"
     ),
     "data.text_field": Row("prepare", "body", beside="--data.corpus {fields.jsonl}"),
-    "data.spans_field": Row(
-        "unprepared",
-        "marked",
-        beside="--data.corpus {fields.jsonl} --objective.mask_unit phrase --data.phrases {phrases.txt}",
-    ),
+    "data.spans_field": Row("prepare", "marked", beside="--data.corpus {fields.jsonl}"),
     "data.prepared": Row("unprepared", "{prepared}"),
     "data.window": Row("unilmv2", "16"),
     "data.segments": Row("unilmv2", "1"),

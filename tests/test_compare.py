@@ -26,6 +26,7 @@ from unicloze.decoding.inputs import ReadWindow
 from unicloze.decoding.likelihood import log_probabilities
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.seeds import OverSeeds
+from unicloze.mixtures import phases
 from unicloze.model.flops import backbone_flops
 from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal
@@ -161,6 +162,28 @@ def test_like_leaves_only_the_objective_different() -> None:
         assert recipe.tokenizer == found[0].tokenizer
 
 
+def test_like_keeps_every_phase_of_an_objective_that_changes() -> None:
+    """A phase without changes of its own is the recipe's objective."""
+    stages, two = contestants(["ernie-base", "quickstart"], like="bert-base", overrides={})
+    assert [phase.recipe.objective.mask_unit for phase in phases(stages)] == ["word", "phrase", "entity"]  # type: ignore[attr-defined]
+    assert [phase.recipe.objective.name for phase in phases(two)] == [
+        "causal",
+        load_recipe("quickstart").objective.name,
+    ]
+    assert stages.training.steps == two.training.steps == load_recipe("bert-base").training.steps
+
+
+@pytest.mark.parametrize(
+    ("like", "pairs"), [("gpt", "contiguous"), ("quickstart", "contiguous"), ("xlnet-base", "next_sentence")]
+)
+def test_random_segments_need_overlapping_windows_in_a_comparison(like: str, pairs: str) -> None:
+    """XLNet's are a format of its data; its objective does not tell the segments apart."""
+    (found,) = contestants(["xlnet-base"], like=like, overrides={})
+    assert found.objective.windows.pairs == pairs
+    (alone,) = contestants(["ernie-base"], like="xlnet-base", overrides={"training.log_every": 3})
+    assert (alone.data.segments, alone.data.overlap) == (1, 0.0)
+
+
 def test_measures_are_those_of_a_separate_pass(corpus: Path, tmp_path: Path) -> None:
     pretrain_run(load_recipe(NAMES[1], overrides(corpus, **{"training.steps": 2})), tmp_path / "run", progress=False)
     loaded = load_model(tmp_path / "run")
@@ -245,7 +268,7 @@ def test_like_brings_no_phases_and_keeps_the_objective_s_own(tmp_path: Path) -> 
         "base: quickstart\ntraining:\n  phases: [{objective.mask_rate: 0.5, data.window: 32}, {share: 2}]\n"
     )
     recipe, other = contestants([str(own), "gpt"], like=str(like), overrides={})
-    assert recipe.training.phases == [{"share": 3, "objective": {"mask_rate": 0.3}}]
+    assert recipe.training.phases == [{"share": 3, "objective": {"mask_rate": 0.3}}, {"share": 1}]
     assert other.training.phases == [] and other.objective.name == "causal"
 
 

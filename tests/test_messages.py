@@ -146,7 +146,7 @@ inspect --text "one two" --objective.local_width 4
 inspect --text "one two" --recipe bert-base --objective.pairs contiguous
 inspect --text "one two" --recipe gpt --objective.visibility bidirectional
 inspect --text "one two" --recipe gpt-3-small --objective.local_width null
-inspect --text "one two" --recipe xlnet-base --objective.targets nsp --objective.pairs next_sentence
+inspect --text "one two" --recipe xlnet-base --objective.pairs sentence_order
 inspect --text "one two" --recipe bart-base --objective.noise shuffle
 inspect --text "one two" --recipe t5-base --objective.mode_token 1
 inspect --text "one two" --recipe t5-base --objective.mean_span 0.5

@@ -160,6 +160,7 @@ def test_any_number_of_processes_gives_the_same_bits(
     ("updated", {"finetuning.lora_rank": 2, "finetuning.lora_dropout": 0.1}),
     ("adapted", {"finetuning.adapter_size": 4}),
     ("beside", {"finetuning.auxiliary": {"ae": 0.5}}),
+    ("averaged", {"finetuning.average_last": 2}),
 ])  # fmt: skip
 def test_any_number_of_processes_fine_tunes_identically(
     crew: Crew, place: Path, alone: dict[str, Path], name: str, more: dict[str, Any]

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from corpora import write_corpus
+from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.mixtures import phases
 from unicloze.objectives import settings_of
 from unicloze.objectives.masking import LONGEST_UNIT, units_of
 from unicloze.objectives.unilmv2 import draw_steps
@@ -318,6 +320,16 @@ def test_the_field_belongs_to_the_fingerprint(corpus: Path, tmp_path: Path) -> N
         prepared_from(corpus, tmp_path / "out", spans_field=None)
 
 
+def test_prepare_keeps_spans_whatever_its_recipe_masks(corpus: Path, tmp_path: Path) -> None:
+    given = {"data.corpus": [str(corpus)], "data.spans_field": "spans", "tokenizer.vocab_size": 320}
+    verbs.prepare(out=tmp_path / "out", quiet=True, overrides=given)
+    assert (tmp_path / "out" / "train" / "a.ds.spans").is_file()
+    with pytest.raises(
+        UsageError, match=r"option --data\.spans_field: it has no effect without objective\.mask_unit phrase"
+    ):
+        verbs.pretrain("quickstart", tmp_path / "run", quiet=True, overrides=given)
+
+
 def test_entities_need_a_field() -> None:
     with pytest.raises(UsageError, match=r"entities are those that documents give: set data\.spans_field"):
         load_recipe("ernie-base", {"data.spans_field": None})
@@ -332,6 +344,9 @@ def test_a_token_belongs_to_the_first_span_it_shares_a_character_with() -> None:
 @pytest.mark.slow
 def test_ernie_trains_in_three_stages(corpus: Path, tmp_path: Path) -> None:
     settings = toy_overrides() | {"data.corpus": [str(corpus)], "training.steps": 3, "objective.unmarked_unit": "word"}
+    del settings["training.phases"]
+    units = [phase.recipe.objective.windows.spans for phase in phases(load_recipe("ernie-base", settings))]
+    assert units == [False, True, True]
     pretrain_run(load_recipe("ernie-base", settings), tmp_path / "run", progress=False)
     assert (tmp_path / "run" / "data" / "train" / "a.ds.spans").is_file()
     assert not (tmp_path / "run" / "phrases").exists()

@@ -21,7 +21,7 @@ from unicloze.text.prepare import Prepared
 from unicloze.training.batches import check_windows
 from unicloze.training.precision import choose_device, choose_precision
 
-_OWN = "data.segments", "model.generator_size", "model.layer_visibility"
+_OWN = "data.segments", "data.spans_field", "model.generator_size", "model.layer_visibility"
 """Settings that an objective depends on; `--like` takes all others from its recipe."""
 
 
@@ -121,11 +121,16 @@ def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
     for key in _OWN:
         section, name = key.split(".")
         settings[key] = getattr(getattr(own, section), name)
+    changing = any("objective" in phase for phase in own.training.phases)
     settings["training.phases"] = [
-        {"share": phase.get("share", 1), "objective": phase["objective"]}
+        {"share": 1, **{key: phase[key] for key in ("share", "objective") if key in phase}}
         for phase in own.training.phases
-        if "objective" in phase
+        if changing
     ]
+    if own.data.segments == 1:
+        settings["data.overlap"] = 0.0
+    elif own.objective.windows.pairs == "next_sentence" and not {"nsp", "sop"} & {*own.objective.targets}:
+        settings["objective.pairs"] = "next_sentence" if settings["data.overlap"] else "contiguous"
     settings["model.num_segments"] = max(like.model.num_segments, _segments_needed(own))
     return settings
 

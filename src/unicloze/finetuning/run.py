@@ -320,6 +320,8 @@ class _Run(RunProcess):
             verdict = verdict_on(self.scores, self.headlines, self.baseline, self.recipe)
         if not stopped and not ended:
             self.write_end(verdict=verdict)
+        if not stopped and self.world.first:
+            shutil.rmtree(self.out / AVERAGED, ignore_errors=True)
         return FinetuneResult(
             self.out, self.state.step, best_step, stopped, self.scores, chosen_by, self.baseline, verdict
         )
@@ -342,13 +344,14 @@ class _Run(RunProcess):
         step, training = self.state.step, self.recipe.training
         due = step == training.steps or (step > 0 and step % training.evaluate_every == 0)
         self._drop_newer_weights()
-        missing = self.averages if self.dev is None else step not in evaluations
+        ended = any(event["event"] == "end" for event in events)
+        missing = self.averages and not ended if self.dev is None else step not in evaluations
         if due and missing:  # stopped between saving and evaluating
             self._evaluate(self.state)
         done = step >= training.steps or self._is_enough()
         if done:
             warnings.warn(f"{self.out} is already fully trained: give another --out to train again", stacklevel=2)
-        return done, done and any(event["event"] == "end" for event in events)
+        return done, done and ended
 
     def _is_enough(self) -> bool:
         patience = self.recipe.finetuning.patience

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 AUTO = "auto"
 """Recipe whose settings are chosen by the text, the budget and this machine."""
 READ_BY_PREPARE = (
-    "name", "data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "data.decontaminate",
-    "data.decontaminate_ngram", "tokenizer",
+    "name", "data.corpus", "data.text_field", "data.spans_field", "data.heldout_share", "data.deduplicate",
+    "data.decontaminate", "data.decontaminate_ngram", "tokenizer",
 )  # fmt: skip
 """Settings and sections that determine a prepared folder."""
 READ_BY_INSPECT = (
@@ -46,8 +46,8 @@ def prepare(
     overrides: Annotated[
         Overrides | None,
         Settings(
-            ("data.corpus", "data.text_field", "data.heldout_share", "data.deduplicate", "data.decontaminate",
-             "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.lowercase"),
+            ("data.corpus", "data.text_field", "data.spans_field", "data.heldout_share", "data.deduplicate",
+             "data.decontaminate", "tokenizer.path", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.lowercase"),
             recipe="recipe",
         ),
     ] = None,
@@ -89,10 +89,9 @@ def prepare(
             f"data.prepared is {settings.data.prepared}, an already prepared folder: leave it out to prepare one, or "
             "use it with `unicloze pretrain`."
         )
-    refuse_beyond(
-        "prepare", given_settings(overrides), READ_BY_PREPARE, "leave it out, or give it to `unicloze pretrain`"
-    )
-    refuse_unread([settings], given_settings(overrides))
+    given = given_settings(overrides)
+    refuse_beyond("prepare", given, READ_BY_PREPARE, "leave it out, or give it to `unicloze pretrain`")
+    refuse_unread([settings], given.keys() - {"data.spans_field"})  # another recipe may train on the folder
     folder = folder_at(out, RUNS / settings.name / "data")
     return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet, verify=True, jobs=jobs)
 
