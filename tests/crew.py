@@ -1,9 +1,10 @@
 """Four worker processes, started once and used in groups of any size, as torchrun would start them. Used by test_parallel.py.
 
     python crew.py NUMBER
+    torchrun crew.py --job JSON    runs one job; process 1 injects its failure at the first attempt
 
-reads a job as a line of JSON on stdin, runs it and writes a line of JSON to stdout. A job has the environment that torchrun
-would set, what to run, and the failure to inject.
+The first reads a job as a line of JSON on stdin, runs it and writes a line of JSON to stdout. A job has the environment that
+torchrun would set, what to run, and the failure to inject.
 """
 
 from __future__ import annotations
@@ -93,14 +94,19 @@ def work(job: Job) -> Job:
     os.chdir(job.get("folder", "."))
     parallel._JOINED = 0
     laid_out: list[int] = []
-    with pytest.MonkeyPatch.context() as patch:
+    evaluated: list[int] = []
+    with pytest.MonkeyPatch.context() as patch, Path(job.get("stderr", os.devnull)).open("w") as stderr:
         go_wrong(job, patch)
         count_rows(laid_out, patch)
+        count_passes(evaluated, patch)
+        if "stderr" in job:
+            patch.setattr(sys, "stderr", stderr)
         try:
             result = finetune(job) if job.get("model") else pretrain(job)
         except UniclozeError as error:
             return {"error": str(error), "kind": type(error).__name__}
-    return {"step": result.step, "stopped_by": result.stopped_by, "laid_out": sum(laid_out)}
+    done = {"step": result.step, "stopped_by": result.stopped_by}
+    return {**done, "laid_out": sum(laid_out), "evaluated": len(evaluated)}
 
 
 def pretrain(job: Job) -> Any:
@@ -133,6 +139,21 @@ def count_rows(laid_out: list[int], patch: Any) -> None:
         return lay_out(records, numbers, *others)
 
     patch.setattr(data, "_micro_batch", counted)
+
+
+def count_passes(evaluated: list[int], patch: Any) -> None:
+    """Note the forward passes of this process's evaluations, those of records with few rows each."""
+    from unicloze.example import collate
+    from unicloze.finetuning import predict
+    from unicloze.training import loop
+
+    def counted(examples: Any, **others: Any) -> Any:
+        evaluated.append(len(examples))
+        return collate(examples, **others)
+
+    for module in (loop, predict):
+        patch.setattr(module, "collate", counted)
+    patch.setattr(predict, "SLOTS_AT_ONCE", 48)
 
 
 def go_wrong(job: Job, patch: Any) -> None:
@@ -194,6 +215,12 @@ def main() -> None:
     import unicloze.finetuning.run
     import unicloze.pretraining.run  # noqa: F401 - while other workers do something else
 
+    if sys.argv[1] == "--job":
+        job = json.loads(sys.argv[2])
+        if os.environ["RANK"] != "1" or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+            job.pop("wrong")
+        answer = work({**job, "environment": {}})
+        sys.exit(answer.get("error"))
     for line in sys.stdin:
         print(json.dumps(work(json.loads(line))), flush=True)
 

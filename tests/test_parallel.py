@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+import crew as crew_module
 from conftest import REPOSITORY
 from corpora import write_corpus
 from crew import Crew, Job
@@ -134,6 +136,13 @@ def done(crew: Crew, jobs: list[Job | None]) -> list[Job]:
     return finished
 
 
+def check_evaluations(answers: list[Job]) -> None:
+    """The processes shared the forward passes of each of two evaluations."""
+    passes = [answer["evaluated"] for answer in answers]
+    whole = sum(passes) // 2
+    assert whole > 3 and sum(passes) == 2 * whole and max(passes) - min(passes) <= 4
+
+
 @pytest.fixture(scope="module")
 def alone(crew: Crew, place: Path) -> dict[str, Path]:
     """Each model trained by one process."""
@@ -148,7 +157,9 @@ def test_any_number_of_processes_gives_the_same_bits(
     recipe: str, size: int, crew: Crew, place: Path, alone: dict[str, Path]
 ) -> None:
     out = f"{recipe}-{size}"
-    done(crew, [job(place, out, recipe)] * size)
+    answers = done(crew, [job(place, out, recipe)] * size)
+    if recipe != "xlnet-base":  # where each pass reads the memory of the one before
+        check_evaluations(answers)
     assert sha(place / out) == sha(alone[recipe])
     assert measured(place / out) == measured(alone[recipe])
     assert ("memories.safetensors" in sha(place / out)) == (recipe == "xlnet-base")
@@ -169,6 +180,7 @@ def test_any_number_of_processes_fine_tunes_identically(
     for size in (1, 2, 3):
         answers = done(crew, [task(place, f"{name}-{size}", **more)] * size)
         assert [answer["laid_out"] for answer in answers] == rows[size]
+        check_evaluations(answers)
         for folder in ("checkpoints", "best"):
             assert sha(place / f"{name}-{size}", folder) == sha(place / f"{name}-1", folder)
         assert measured(place / f"{name}-{size}") == measured(place / f"{name}-1")
@@ -288,9 +300,14 @@ def test_a_process_that_never_joins_is_named(crew: Crew, place: Path) -> None:
     assert answers[0] and answers[0]["error"].startswith("process 1 of 2 did not join within 0.5 s")
 
 
-def test_a_process_that_hangs_is_named(crew: Crew, place: Path) -> None:
+def test_a_process_that_hangs_is_named_and_all_print_their_stacks(crew: Crew, place: Path) -> None:
     whole = {**job(place, "hung"), "patience": 1.0}
-    answers = crew.run([whole, {**whole, "wrong": "hang", "at": 1, "seconds": 3.0}])
+    files = [place / f"stacks-{rank}" for rank in range(2)]
+    hung = {"wrong": "hang", "at": 1, "seconds": 3.0}
+    answers = crew.run([{**whole, "stderr": str(files[0])}, {**whole, **hung, "stderr": str(files[1])}])
+    for rank, function in enumerate(("_give_up", "hang")):
+        stacks = files[rank].read_text(encoding="utf-8")
+        assert f"process {rank}:" in stacks and f" in {function}\n" in stacks
     assert answers[0] and answers[0]["error"].startswith("process 1 did not reach exchange"), answers
     assert answers[1] and answers[1]["kind"] == "FailedElsewhere", answers
 
@@ -312,6 +329,22 @@ def test_torchrun_starts_the_processes_and_the_first_prints(place: Path, alone: 
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("trained to step 4") == 1
     assert sha(place / "torchrun") == sha(alone["unilmv2-base"])
+
+
+def test_torchrun_restarts_all_processes_after_one_is_killed(place: Path, alone: dict[str, Path]) -> None:
+    killed = {**job(place, "restarted"), "wrong": "kill", "at": 2}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    found = subprocess.run(
+        [*torchrun, crew_module.__file__, "--job", json.dumps(killed)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert [event["resumed_from"] for event in events(place / "restarted", "start")] == [None, "step-00000002"]
+    assert sha(place / "restarted") == sha(alone["unilmv2-base"])
 
 
 @pytest.mark.parametrize("file", ["torchrun.sh", "slurm.sbatch"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,7 @@ def test_a_run_stops_before_the_update_and_keeps_what_it_learnt(
     recipe = load_recipe("unilmv2-base", settings)
     with pytest.raises(UniclozeError, match=r"corpus\.ds is damaged between bytes 2,048 and 2,560"):
         pretrain_run(recipe, out, progress=False)
+    assert "prefetch" not in {thread.name for thread in threading.enumerate()}
     events = list(read_ledger(out / "ledger.jsonl"))
     saved = list_checkpoints(out / "checkpoints")
     assert events[-1]["event"] == "failed" and 1 < events[-1]["step"] < 50

@@ -51,7 +51,7 @@ def do_all(jobs: Sequence[Job], do: Callable[[Job], T], say: Callable[[str], Non
     found: dict[int, T] = {}
     waited: set[int] = set()
     while len(found) < len(jobs):
-        before = len(found)
+        before, in_use = len(found), dict[int, InUse]()
         for number, job in enumerate(jobs):
             if number in found:
                 continue
@@ -60,12 +60,13 @@ def do_all(jobs: Sequence[Job], do: Callable[[Job], T], say: Callable[[str], Non
                     job.run.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(hold(job.run / LOCK, job.run, "waiting for it", keep=True))
                 except InUse as error:
-                    if number not in waited and before == len(found):
-                        waited.add(number)
-                        say(str(error))
+                    in_use[number] = error
                     continue
                 say(job.label)
                 found[number] = do(job)
         if len(found) == before:
+            for number in sorted(in_use.keys() - waited):
+                say(str(in_use[number]))
+            waited |= in_use.keys()
             time.sleep(POLL)
     return [found[number] for number in range(len(jobs))]

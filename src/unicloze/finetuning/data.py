@@ -180,17 +180,14 @@ def finetuning_steps(
         step_batches: list[MicroBatch] = []
         for place, numbers in enumerate(cuts):
             wanted = [together * place + part in mine for part in range(together)]
-            made = [MicroBatch(Examples.none(), None, part=part) for part in range(together)]
+            made = absent = [MicroBatch(Examples.none(), None, part=part) for part in range(together)]
             if any(wanted):
                 keys = keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers)
-                made[0] = _micro_batch(data, numbers, recipe, vocabulary, keys, device)
-            if beside is not None and any(wanted):
+                made = [_micro_batch(data, numbers, recipe, vocabulary, keys, device)]
+            if any(wanted) and beside is not None:
                 keys = keyed.key(seed, keyed.Purpose.RECORD_OF_AUXILIARY, epoch, numbers)
                 made = with_auxiliary(made[0], beside, weights, vocabulary, keys)
-            step_batches += [
-                batch if is_wanted else MicroBatch(Examples.none(), None, part=batch.part)
-                for batch, is_wanted in zip(made, wanted, strict=True)
-            ]
+            step_batches += [made[part] if wanted[part] else absent[part] for part in range(together)]
         yield step_batches
 
 

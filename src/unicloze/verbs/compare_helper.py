@@ -25,6 +25,7 @@ def main() -> int:
 
     def listen() -> None:
         sys.stdin.read()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # nobody reads it any more
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=listen, daemon=True).start()
