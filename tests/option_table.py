@@ -92,6 +92,7 @@ TAUGHT = "--distillation.teacher {TASK:classes}"
 LORA = "--finetuning.lora_rank 2"
 UNLABELLED = "--finetuning.unlabelled {tags.jsonl}"
 MUON = "--training.optimizer muon"
+ADAMW = "--training.optimizer adamw"
 SAMPLE = "--decoding.sample true"
 BEAMS = "--decoding.beams 4"
 
@@ -249,12 +250,14 @@ SETTINGS = {
     "training.seed": Row("unilmv2", "1"),
     "training.device": Row("unilmv2", "cuda:97"),
     "training.threads": Row("unilmv2", "2", "1"),
-    "training.parallel": Row("unilmv2", "replicate"),
+    "training.parallel": Row(
+        "unilmv2", "shard", "replicate", same="a single process holds the whole model", beside=ADAMW
+    ),
     "training.precision": Row("unilmv2", "bf16"),
     "training.attention": Row("unilmv2", "explicit", beside="--model.attention_dropout 0"),
-    "training.checkpoint_activations": Row("unilmv2", "true"),
+    "training.checkpoint_activations": Row("unilmv2", "true", same="memory only: no bit changes"),
     "training.compile": Row("unilmv2", "true"),
-    "training.deterministic": Row("unilmv2", "false"),
+    "training.deterministic": Row("unilmv2", "false", same="a CPU repeats its bits anyway"),
     "training.evaluate_every": Row("unilmv2", "1"),
     "training.evaluate_windows": Row("unilmv2", "2"),
     "training.log_every": Row("unilmv2", "2"),
@@ -372,6 +375,8 @@ NO_EFFECT = {
     ("inspect", "model.num_segments"): RULES,
     ("inspect", "objective.pairs"): "a single text is never paired with another; " + RULES,
     **{("finetune", f"provenance.{name}"): TITLE for name in ("paper", "place", "note")},
+    ("finetune", "training.checkpoint_activations"): "memory only: no bit changes",
+    ("finetune", "training.deterministic"): "a CPU repeats its bits anyway",
     (
         "measure-task",
         "task.fields",

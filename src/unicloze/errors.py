@@ -26,7 +26,16 @@ class UsageError(UniclozeError):
 
 
 class FailedElsewhere(UniclozeError):
-    """Another process of the run has failed and says why; the first process repeats it."""
+    """Another process of the run has failed and says why; the first process repeats it.
+
+    Args:
+        message: What it says.
+        kind: Name of its error's class.
+    """
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -555,7 +555,7 @@ class TrainingSettings:
         deterministic: Repeat a run bit for bit on a GPU; false allows FlexAttention there, which sums the gradient of the
             relative position bias in no fixed order. A CPU always repeats it.
         checkpoint_activations: Keep only the input of each layer for the backward pass, which computes the layer again: less
-            memory, about a third more time, the same results. Transformers only.
+            memory, more time, the same results. Transformers only.
         compile: Compile each layer with torch.compile; default: on a GPU, in pre-training.
         evaluate_every: Steps between evaluations on the held-out windows; 0 evaluates at the end only.
         evaluate_windows: Number of held-out windows to evaluate on.

@@ -64,7 +64,7 @@ from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.averaging import mean_weights
 from unicloze.training.batches import MicroBatch
-from unicloze.training.changes import refuse_changes
+from unicloze.training.changes import FREE_AFTER_OUT_OF_MEMORY, FREE_TO_CHANGE, refuse_changes
 from unicloze.training.checkpoint import (
     MALFORMED,
     Checkpoint,
@@ -76,7 +76,7 @@ from unicloze.training.checkpoint import (
 )
 from unicloze.training.distillation import Teacher
 from unicloze.training.forecast import refuse_task_that_cannot_fit
-from unicloze.training.ledger import trained_on
+from unicloze.training.ledger import stopped_by_error, trained_on
 from unicloze.training.loading import LoadedModel, ready_model, spell_tokens
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState
@@ -172,7 +172,9 @@ def finetune_run(
         if checkpoint is not None and former is not None:
             former = dataclasses.replace(former, task=resolved(former.task, records))  # older versions resolved less
             recipe = with_precision(recipe, former.training.precision)
-            refuse_changes(former, recipe, out, "leave out the changed setting to resume")
+            kind = stopped_by_error(out / LEDGER)
+            free = FREE_TO_CHANGE | (FREE_AFTER_OUT_OF_MEMORY if kind == "OutOfMemoryError" else set())
+            refuse_changes(former, recipe, out, "leave out the changed setting to resume", free=free)
             refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
         precision = world.only_first(lambda: choose_precision(recipe.training, choose_device(recipe.training)))
         recipe = with_precision(recipe, precision)

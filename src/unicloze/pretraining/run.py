@@ -30,7 +30,7 @@ from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, check_vocabulary, check_windows, heldout_examples, training_steps
-from unicloze.training.changes import FREE_AFTER_DIVERGENCE, FREE_TO_CHANGE, refuse_changes
+from unicloze.training.changes import FREE_AFTER_OUT_OF_MEMORY, free_after, refuse_changes
 from unicloze.training.checkpoint import (
     Checkpoint,
     checkpoint_name,
@@ -40,10 +40,9 @@ from unicloze.training.checkpoint import (
     set_aside_newer,
 )
 from unicloze.training.distillation import Teacher
-from unicloze.training.divergence import NonFiniteError
 from unicloze.training.forecast import refuse_what_cannot_fit, weights_fit
 from unicloze.training.initial import initialize_from
-from unicloze.training.ledger import read_ledger
+from unicloze.training.ledger import read_ledger, stopped_by_error
 from unicloze.training.loading import compile_layers, compiles, ready_model, spell_tokens
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState, evaluate
@@ -189,7 +188,9 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     if lineage is not None:  # the fingerprint decides whether the data are the same
         former = as_prepared(former, lineage)
     recipe = with_precision(recipe, former.training.precision)
-    free = FREE_TO_CHANGE | (FREE_AFTER_DIVERGENCE if _diverged(out) else set())
+    free = free_after(stopped_by_error(out / LEDGER))
+    if recipe.model.memory:
+        free -= FREE_AFTER_OUT_OF_MEMORY  # memories belong to micro-batches
     if training.on_spike == "go_back":
         free -= {"training.save_every"}  # decides which checkpoint is the last
     refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}", free=free)
@@ -201,13 +202,6 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
             stacklevel=2,
         )
     return recipe
-
-
-def _diverged(out: Path) -> bool:
-    """Whether the last process of a run was stopped by a loss, a gradient or a weight that is not finite."""
-    file = out / LEDGER
-    events = list(read_ledger(file)) if file.is_file() else []
-    return bool(events) and (events[-1].get("event"), events[-1].get("kind")) == ("failed", NonFiniteError.__name__)
 
 
 def _moves_with_the_steps(recipe: Recipe) -> list[str]:

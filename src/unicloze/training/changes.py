@@ -41,6 +41,18 @@ FREE_AFTER_DIVERGENCE = {
     "training.spike_factor",
 }
 """Settings that may also change when resuming a run stopped by a non-finite number. Each start records its settings."""
+FREE_AFTER_OUT_OF_MEMORY = {"training.micro_batch_size"}
+"""Settings that may also change when resuming a run that ran out of memory, for the rest of the run."""
+
+
+def free_after(kind: str | None) -> frozenset[str]:
+    """Settings that may change because of the error that stopped a run.
+
+    Args:
+        kind: Name of the error's class; None if none did.
+    """
+    more = {"NonFiniteError": FREE_AFTER_DIVERGENCE, "OutOfMemoryError": FREE_AFTER_OUT_OF_MEMORY}
+    return frozenset(FREE_TO_CHANGE | more.get(kind or "", set()))
 
 
 def refuse_changes(

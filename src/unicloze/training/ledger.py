@@ -80,3 +80,9 @@ def trained_on(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint.parent.parent / LEDGER
     starts = [event for event in read_ledger(file) if event.get("event") == "start"] if file.is_file() else []
     return (starts[-1].get("lineage") or {}) if starts else {}
+
+
+def stopped_by_error(path: Path) -> str | None:
+    """Name of the class of the error that stopped the last process of a run; None if none did, or there is no ledger."""
+    events = list(read_ledger(path)) if path.is_file() else []
+    return str(events[-1].get("kind")) if events and events[-1].get("event") == "failed" else None

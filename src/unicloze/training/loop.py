@@ -26,6 +26,7 @@ from unicloze.training.finite import first_non_finite
 from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
+from unicloze.training.out_of_memory import OutOfMemoryError, is_out_of_memory, out_of_memory
 from unicloze.training.passes import Abandoned, Passes, numbers_of
 from unicloze.training.prefetch import Prefetch
 from unicloze.training.recurrence import Memories, pack, unpack, with_memory
@@ -157,6 +158,14 @@ def fit(
                     state.memories = memories
                     raise _before_update(error, state, hooks.save) from error
                 spike, state.memories = str(error), {}
+            except OutOfMemoryError as error:
+                updated.check()
+                state.model.zero_grad(set_to_none=True)
+                state.model.load_state_dict(statistics, strict=False)
+                if compute.world.size == 1:  # the others are in the middle of the step
+                    hooks.save(state)
+                    raise OutOfMemoryError(f"{error}. The weights of step {state.step} were saved") from None
+                raise
             except Abandoned:
                 updated.check()
                 state.model.load_state_dict(statistics, strict=False)
@@ -304,35 +313,35 @@ def _passes(
         where = f"the loss of {name} is {value} in micro-batch {number}"
         return str(non_finite(where, [micro_batches[number]], describe))
 
+    def run(number: int, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
+        batch = with_memory(batch, micro_batch, state.memories.get(number), used)
+        batch = batch if compute.soften is None else compute.soften(batch, compute)
+        with compute.autocast(), compute.lookups(state.model):
+            key = DropoutKey(settings.seed, state.step, number, factor=micro_batch.dropout, device=compute.device)
+            losses = state.model(batch, key)
+        if batch.memory is not None:
+            memories[number] = batch.memory
+        totals: list[Tensor] = [
+            micro_batch.coefficients.get(name, 1.0) * loss.total / weights[name] for name, loss in losses.items()
+        ]
+        torch.stack(totals).sum().backward()
+        fill_gradients(state.model, state.buffers)
+        return {name: loss.total.detach() for name, loss in losses.items()}
+
     passes = Passes(world, StepReport(), gradients, count, weights, memories, {}, problem)
     world.begin_step(state.step)
-    begun = False
+    begun, full = False, None
     try:
         for leaf, numbers in own.items():
             for number in numbers:
                 if begun and not world.sharded and (interruption.signal or world.leaving()):
                     raise Abandoned
                 begun = True
-                micro_batch = micro_batches[number]
-                if not len(micro_batch.examples):
+                if not len(micro_batches[number].examples):
                     continue
-                batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
-                batch = with_memory(batch, micro_batch, state.memories.get(number), used)
-                batch = batch if compute.soften is None else compute.soften(batch, compute)
-                with compute.autocast(), compute.lookups(state.model):
-                    key = DropoutKey(
-                        settings.seed, state.step, number, factor=micro_batch.dropout, device=compute.device
-                    )
-                    losses = state.model(batch, key)
-                if batch.memory is not None:
-                    memories[number] = batch.memory
-                totals: list[Tensor] = [
-                    micro_batch.coefficients.get(name, 1.0) * loss.total / weights[name]
-                    for name, loss in losses.items()
-                ]
-                torch.stack(totals).sum().backward()
-                fill_gradients(state.model, state.buffers)
-                passes.totals[number] = {name: loss.total.detach() for name, loss in losses.items()}
+                with world.passes():
+                    passes.totals[number] = run(number, micro_batches[number])
                 if not compute.queues and not world.sharded:
                     passes.read()
                     if passes.report.problem is not None:
@@ -341,6 +350,13 @@ def _passes(
                 gradients.take(leaf)
     except Abandoned:
         passes.report.left = passes.report.problem is None
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        full = micro_batches[number]
+    if full is not None:  # out of the handler, whose traceback holds what the pass computed
+        fewer = None if used.memory or world.sharded else lambda rows: run(number, rows)
+        raise out_of_memory(full, settings, state.step + 1, fewer)
     return passes
 
 

@@ -1,4 +1,4 @@
-"""Distributes one run over several processes; the only module that uses torch.distributed.
+"""Distributes one run over several processes; besides `sharding` the only module that uses torch.distributed.
 
 torchrun starts the processes. Each holds all weights and computes its own leaves of every step (see `tree`); then they
 exchange sums of gradients and all apply the same update. Only the first process writes: the lock, the ledger, checkpoints
@@ -327,8 +327,8 @@ class Group(World):
         except RuntimeError as error:
             raise UniclozeError(ENDED) from error
         if said is not None:
-            rank, message = json.loads(said)
-            raise FailedElsewhere(f"process {rank} of {self.size}: {message}")
+            rank, message, kind = json.loads(said)
+            raise FailedElsewhere(f"process {rank} of {self.size}: {message}", kind)
 
     def fail(self, error: BaseException) -> bool:
         """Report an error to the other processes; returns whether this process should print it."""
@@ -336,7 +336,7 @@ class Group(World):
             return True
         message = str(error) or type(error).__name__
         if self._store.add("failures", 1) == 1:
-            self._store.set("failed", json.dumps([self.rank, message]))
+            self._store.set("failed", json.dumps([self.rank, message, type(error).__name__]))
             return True
         return bool(json.loads(self._store.get("failed"))[1] != message)
 

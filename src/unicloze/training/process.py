@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from unicloze.errors import UniclozeError
+from unicloze.errors import FailedElsewhere, UniclozeError
 from unicloze.progress import Progress, say, short
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
@@ -74,7 +74,7 @@ class RunProcess:
     ) -> None:
         if error is not None:
             with suppress(UniclozeError):
-                name = type(error).__name__
+                name = (isinstance(error, FailedElsewhere) and error.kind) or type(error).__name__
                 self.ledger.write("failed", step=self.state.step, message=str(error) or name, kind=name)
         self.ledger.close()
 

@@ -1,0 +1,99 @@
+"""A device without memory left stops a run with a number of rows that fits, and the run continues with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from corpora import write_corpus
+from test_finite_weights import Run
+from unicloze.errors import UsageError
+from unicloze.model.model import UnifiedModel
+from unicloze.pretraining.run import pretrain_run
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.training.checkpoint import list_checkpoints
+from unicloze.training.ledger import read_ledger, stopped_by_error
+from unicloze.training.out_of_memory import OutOfMemoryError, is_out_of_memory
+
+
+def with_room_for(rows: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -> list[int]:
+    """A device that holds so many rows after some forward passes; the rows of each pass in training."""
+    forward, seen = UnifiedModel.forward, list[int]()
+
+    def limited(self: UnifiedModel, batch: Any, *rest: Any) -> Any:
+        if self.training:
+            seen.append(len(batch.input_ids))
+            if len(seen) > passes and seen[-1] > rows:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(self, batch, *rest)
+
+    monkeypatch.setattr(UnifiedModel, "forward", limited)
+    return seen
+
+
+def test_the_largest_number_of_rows_that_fits_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(5)
+    run.settings = dataclasses.replace(run.settings, batch_size=4)
+    seen = with_room_for(1, monkeypatch, passes=1)
+    with pytest.raises(
+        OutOfMemoryError,
+        match=r"^step 2 ran out of memory with 4 rows at a time: run the same command with --training\.micro_batch_size 1 "
+        r"\(tried: it fits\) or with --training\.checkpoint_activations true\. The weights of step 1 were saved$",
+    ):
+        run.train()
+    assert seen == [4, 4, 2, 1]
+    assert run.done[-1] == ("save", 1)
+    assert all(weight.grad is None for weight in run.state.model.parameters()), "the rows tried leave no trace"
+
+
+def test_where_not_even_a_row_fits_other_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(5)
+    run.settings = dataclasses.replace(run.settings, batch_size=4, checkpoint_activations=True)
+    with_room_for(0, monkeypatch)
+    with pytest.raises(
+        OutOfMemoryError, match=r"run the same command with --training\.leaves 1 in another --out\. The"
+    ):
+        run.train()
+
+
+def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"))
+    run = Run(5)
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("a shape is wrong")
+
+    monkeypatch.setattr(UnifiedModel, "forward", broken)
+    with pytest.raises(RuntimeError, match="a shape is wrong"):
+        run.train()
+    assert run.done == []
+
+
+@pytest.mark.slow
+def test_a_run_continues_with_the_rows_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    toy = {
+        **toy_overrides(), "data.corpus": [str(corpus)], "training.batch_size": 4, "training.steps": 3,
+        "training.save_every": 1, "training.schedule": "constant", "training.phases": [],
+    }  # fmt: skip
+
+    def train(**settings: Any) -> None:
+        pretrain_run(load_recipe("unilmv2-base", toy | settings), tmp_path / "run", progress=False)
+
+    with monkeypatch.context() as patch:
+        with_room_for(2, patch, passes=1)
+        with pytest.raises(OutOfMemoryError, match=r"--training\.micro_batch_size 2 \(tried: it fits\)"):
+            train()
+    assert stopped_by_error(tmp_path / "run" / "ledger.jsonl") == "OutOfMemoryError"
+    with monkeypatch.context() as patch:
+        assert set(with_room_for(2, patch)) == set()
+        train(**{"training.micro_batch_size": 2})
+    assert list_checkpoints(tmp_path / "run" / "checkpoints")[-1].name == "step-00000003"
+    starts = [event for event in read_ledger(tmp_path / "run" / "ledger.jsonl") if event["event"] == "start"]
+    assert [each["recipe"]["training"]["micro_batch_size"] for each in starts] == [None, 2]
+    with pytest.raises(UsageError, match=r"holds a run with training\.micro_batch_size 2"):
+        train(**{"training.micro_batch_size": 1, "training.steps": 5})
