@@ -190,8 +190,8 @@ def main() -> None:
     table = summary(found)
     for system, row in table.items():
         print(f"{system:15} {row['mean']:6.2f}  {row['difference']:+6.2f} +- {row['spread']:.2f}")
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-    settings |= {"text": [str(path) for path in options.text]}
+    settings = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
+    settings |= {"text": [path.name for path in options.text]}
     results = {"settings": settings, "pre-training": about, "table": table}
     results["cpu seconds of taggers"] = time.process_time() - started
     if options.json:
