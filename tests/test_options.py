@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             opened[real] = load(path, opens)
         return opened[real]
 
-    def served(model: LoadedModel, **given: object) -> str:
+    def served(model: LoadedModel, vectors: object, **given: object) -> str:
         return f"{model.path} in {model.precision} with {given}".replace(", ", "; ")
 
     with pytest.MonkeyPatch.context() as patch:

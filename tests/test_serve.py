@@ -359,6 +359,8 @@ def test_pages_load_nothing_from_elsewhere(client: Client) -> None:
         assert answer.status == 200 and answer.headers["content-type"].startswith(kind)
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert "unsafe" not in answer.headers["content-security-policy"]
+        head = client.send("HEAD", path)
+        assert (head.status, head.body) == (200, b"") and head.headers["content-length"] == str(len(answer.body))
         text = answer.body.decode()
         assert not re.search(r"[\"'(:]//", text)
         assert "<script>" not in text and "style=" not in text and "onclick" not in text

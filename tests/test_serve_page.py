@@ -300,7 +300,9 @@ def tour(folder: Path, model: Path, judge: Path) -> None:
             page.mouse.move(0, 0)
             page.screenshot(path=folder / f"{name}.png", full_page=name != "endpoints")
             with Image.open(folder / f"{name}.png") as image:
-                image.convert("RGB").quantize(48, dither=Image.Dither.NONE).save(folder / f"{name}.png", optimize=True)
+                image.convert("RGB").quantize(255, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+                    folder / f"{name}.png", optimize=True
+                )
 
         def fill_by_clicks(page: Page) -> None:
             page.get_by_role("button", name="No blanks").click()

@@ -73,13 +73,13 @@ def _add_page(app: FastAPI) -> None:
         def served(content: bytes = content, kind: str = kind) -> Response:
             return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
-        app.add_api_route(path, served, methods=["GET"], include_in_schema=False, response_class=Response)
+        app.add_api_route(path, served, methods=["GET", "HEAD"], include_in_schema=False, response_class=Response)
     reference = reference_page(app.openapi())
 
     def documented() -> Response:
         return Response(reference, media_type="text/html", headers={"Cache-Control": "no-cache"})
 
-    app.add_api_route("/docs", documented, methods=["GET"], include_in_schema=False, response_class=Response)
+    app.add_api_route("/docs", documented, methods=["GET", "HEAD"], include_in_schema=False, response_class=Response)
 
 
 def _add_errors(app: FastAPI) -> None:
