@@ -90,7 +90,10 @@ def trained(start: Path, folder: Path, out: str, settings: Mapping[str, Any]) ->
     given = {"task.metrics": ["tag-accuracy"], **settings}
     verbs.finetune("cvt-tagging", start, folder / "labelled.jsonl", None, folder / out, quiet=True, overrides=given)
     seconds = time.perf_counter() - began
-    model = load_task_model(load_model(folder / out))
+    loaded = load_model(folder / out)
+    if loaded.step < loaded.recipe.training.steps:
+        raise SystemExit(f"stopped at step {loaded.step} of {loaded.recipe.training.steps}: nothing to compare")
+    model = load_task_model(loaded)
     data = open_records(folder / "test.jsonl", model.recipe, model.tokenizer)
     results = measure(predict(model, data), data.records, model.recipe)
     return {"accuracy": next(iter(results["tag-accuracy"].values.values())), "seconds": round(seconds, 1)}

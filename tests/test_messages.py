@@ -92,7 +92,7 @@ pretrain --recipe quickstart --training.steps 10 20
 pretrain --recipe quickstart --training.warmup_steps 5000
 pretrain --recipe quickstart --training.compile maybe
 pretrain --recipe quickstart --training.betas 0.9
-pretrain --recipe quickstart --training.optimizer sgd
+pretrain --recipe quickstart --training.optimizer adam
 pretrain --recipe quickstart --training.device gpu
 pretrain --recipe quickstart --training.micro_batch_size 5
 pretrain --recipe quickstart --training.phases 1
