@@ -52,7 +52,7 @@ def steps_of(recipe: Recipe, *, checkpoints: bool, live: bool = False) -> tuple[
 OWN: dict[str, dict[str, Any]] = {
     "unilmv2-base": {"model.relative_bias": True},
     "electra-small": {},
-    "xlnet-base": {"model.memory": 24},
+    "xlnet-base": {"model.memory": 24, "data.overlap": 0.0, "objective.pairs": "contiguous"},
     "t5-base": {"model.decoder_layers": 3},
     "albert-base": {"model.embedding_size": 16},
     "quickstart": {"training.precision": "bf16", "model.share_layers": "all"},

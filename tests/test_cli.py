@@ -288,7 +288,9 @@ def test_examples_of_serving_are_sound(
     here: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = pytest.importorskip("unicloze.serving.run", reason="the extra serve is not installed")
-    monkeypatch.setattr(run, "serve_model", lambda model, **given: (model.path.is_dir(), given["host"], given["token"]))
+    monkeypatch.setattr(
+        run, "serve_model", lambda model, _, **given: (model.path.is_dir(), given["host"], given["token"])
+    )
     monkeypatch.delenv(run.TOKEN, raising=False)
     for name in ("quickstart", "classification"):
         shutil.copytree(here / "runs" / "quickstart", tmp_path / "runs" / name)

@@ -294,6 +294,7 @@ def test_defaults_of_sampling() -> None:
 
     assert defaults(WindowSampler.__init__) == {
         "weights": None, "documents": "separate", "order": "shuffled", "directions": "forward", "phrases": None,
+        "spans": False, "overlap": 0.0,
     }  # fmt: skip
     assert defaults(WindowSampler.read) == {"pairs": "contiguous", "static_copies": None, "lanes": 1}
     assert defaults(WindowSampler.sequential) == {"pairs": "contiguous", "lanes": 1}

@@ -96,8 +96,8 @@ def compare(model: Model, examples: Examples) -> None:
         encoder = sum(weight.numel() for weight in model.backbone.layers.parameters() if weight.dim() == 2)
         assert model.flops(**asked) / 3 == pytest.approx(linear + attention + 2 * asked["source_slots"] * encoder)
         return
-    if own[0].kind == "recurrent":  # torch counts no LSTMs: every weight of a direction is used once per slot
-        lstms = [module for module in model.modules() if isinstance(module, torch.nn.LSTM)]
+    if own[0].kind == "recurrent":  # torch counts none without projections; each weight is used once per slot
+        lstms = [each for each in model.modules() if isinstance(each, torch.nn.LSTM) and not each.proj_size]
         weights = sum(weight.numel() for each in lstms for weight in each.parameters() if weight.dim() == 2)
         directions = 2 if own[0].directions == "both" else 1
         assert model.flops(**asked) / 3 == linear + 2 * slots * weights / directions

@@ -19,7 +19,7 @@ from toys import EOS, PAD, SOS, random_windows, vocabulary
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import draw_steps
-from unicloze.pretraining import run
+from unicloze.pretraining import data
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, TokenizerSettings
@@ -325,8 +325,8 @@ def test_a_part_of_the_run_may_ask_for_phrases(
     part: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(run, "open_phrases", lambda *_, **__: asked.append("phrases"))
-    run.phrases_for(load_recipe("ernie-base", WORDS), None, tmp_path)  # type: ignore[arg-type]
+    monkeypatch.setattr(data, "open_phrases", lambda *_, **__: asked.append("phrases"))
+    data.phrases_for(load_recipe("ernie-base", WORDS), None, tmp_path)  # type: ignore[arg-type]
     assert not asked
-    run.phrases_for(load_recipe("ernie-base", WORDS | part), None, tmp_path)  # type: ignore[arg-type]
+    data.phrases_for(load_recipe("ernie-base", WORDS | part), None, tmp_path)  # type: ignore[arg-type]
     assert asked == ["phrases"]

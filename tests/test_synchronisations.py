@@ -87,7 +87,12 @@ SMALL: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "unilmv2-base": {"model.relative_bias": True},
     "electra-small": {},
-    "xlnet-base": {"model.memory": 24, "training.attention": "auto"},
+    "xlnet-base": {
+        "model.memory": 24,
+        "training.attention": "auto",
+        "data.overlap": 0.0,
+        "objective.pairs": "contiguous",
+    },
     "bert-base": {"training.optimizer": "muon", "training.phases": []},
     "spanbert-base": {},
     "t5-base": {"model.decoder_layers": 2, "training.attention": "auto"},

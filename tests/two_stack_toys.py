@@ -11,7 +11,7 @@ import torch
 
 from unicloze.interop import two_stacks
 from unicloze.interop.checked_json import Config
-from unicloze.interop.tables import Entry, Table
+from unicloze.interop.tables import Entry, Table, same
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import ModelSettings
 
@@ -68,7 +68,8 @@ def table_of(theirs: Any) -> tuple[Table, ModelSettings]:
     names = [name for name, _ in theirs.named_parameters()] + [name for name, _ in theirs.named_buffers()]
     if theirs.config.model_type == "t5":
         layout = two_stacks.t5_architecture(config, names)
-        return Table(entries=tuple(two_stacks.t5_backbone(layout))), layout.settings
+        output = [] if layout.settings.tied_output else [same("token_head.output", two_stacks.OUTPUT)]
+        return Table(entries=(*two_stacks.t5_backbone(layout), *output)), layout.settings
     layout = two_stacks.bart_architecture(config, names)
     settings, unused = layout.settings, "none"
     if theirs.config.model_type == "marian":

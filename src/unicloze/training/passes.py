@@ -66,12 +66,12 @@ class Passes:
             NonFiniteError: A loss is not finite.
             Abandoned: A process left the step.
         """
-        sums = dict.fromkeys(self.normalisers, 0.0)
+        sums: dict[str, float] = {}
         for of_micro_batch in _agreed(
             self.world.meet(self.report, lambda: interruption.signal), self.world, interruption
         ):
             for name, value in of_micro_batch.items():
-                sums[name] += value
+                sums[name] = sums.get(name, 0.0) + value
         return sums
 
     def give_gradients(self) -> None:
