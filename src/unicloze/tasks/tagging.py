@@ -67,7 +67,7 @@ class TaggingSettings(Headed, Delimited, Labelled):
     output_mix: bool = False
     parts: list[dict[str, Any]] = field(default_factory=list)
     mixing_cap: int | None = None
-    mixing_temperature: float = 1.0
+    mixing_temperature: float = 2.0
 
     ranges: ClassVar = {
         "encoder_size": NOT_NEGATIVE,
