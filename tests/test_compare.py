@@ -42,7 +42,6 @@ from unicloze.training.loading import LoadedModel, build_model, load_model
 from unicloze.training.loop import Compute
 
 TOKENIZER = TokenizerSettings(vocab_size=512)
-TOY = {key: value for key, value in toy_overrides().items() if not key.startswith("model.character")}
 NAMES = "unilmv2-ablation-ae", "unilmv2-ablation-ae-par", "unilmv2-ablation-ar"
 
 
@@ -52,7 +51,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def overrides(corpus: Path, **more: Any) -> dict[str, Any]:
-    toy = {**TOY, "data.corpus": [str(corpus)], "training.evaluate_windows": 8}
+    toy = {**toy_overrides(), "data.corpus": [str(corpus)], "training.evaluate_windows": 8}
     del toy["training.steps"]
     return toy | {"training.precision": "fp32", "data.heldout_share": 0.2} | more
 

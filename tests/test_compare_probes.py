@@ -66,11 +66,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-TOY = {key: value for key, value in toy_overrides().items() if not key.startswith("model.character")}
-
-
 def compared(files: dict[str, Path], out: Path, **options: Any) -> Comparison:
-    toy = {**TOY, "data.corpus": [str(files["corpus"])], "data.heldout_share": 0.2}
+    toy = {**toy_overrides(), "data.corpus": [str(files["corpus"])], "data.heldout_share": 0.2}
     toy |= {"tokenizer.kind": "wordpiece", "tokenizer.lowercase": True}
     del toy["training.steps"]
     chosen: dict[str, Any] = {"recipes": NAMES, "budget": "steps=2", "seeds": 1, "quiet": True}

@@ -303,6 +303,7 @@ def test_the_recipe_is_the_papers() -> None:
 def overrides(corpus: Path) -> dict[str, Any]:
     return toy_overrides() | {
         "data.corpus": [str(corpus)],
+        "model.character_filters": [8, 8, 16],
         "training.steps": 4,
         "training.save_every": 2,
         "training.micro_batch_size": 4,

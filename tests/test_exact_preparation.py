@@ -298,4 +298,4 @@ def test_defaults_of_sampling() -> None:
     }  # fmt: skip
     assert defaults(WindowSampler.read) == {"pairs": "contiguous", "static_copies": None, "lanes": 1}
     assert defaults(WindowSampler.sequential) == {"pairs": "contiguous", "lanes": 1}
-    assert defaults(ShardWriter.write) == {"line": 0, "ends_document": True}
+    assert defaults(ShardWriter.write) == {"line": 0, "ends_document": True, "marks": None}

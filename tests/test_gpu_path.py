@@ -252,14 +252,13 @@ def test_no_weight_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
 # Muon
 
 
-def test_muon_moves_matrices_of_one_shape_as_torchs_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_moves_matrices_of_one_shape_as_torchs_loop_does() -> None:
     shapes = [(8, 24), (24, 8), (8, 24), (8, 8), (24, 8)]
     draw = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=draw) for shape in shapes]
     steps = [[torch.randn(shape, generator=draw) for shape in shapes] for _ in range(3)]
     found = []
     for kind in (torch.optim.Muon, Muon):
-        monkeypatch.setattr(Muon, "_together", staticmethod(lambda _: True))
         weights = [nn.Parameter(weight.clone()) for weight in start]
         optimizer = kind(weights, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
         for gradients in steps:

@@ -209,16 +209,16 @@ def test_recipes_of_forward_lstms_generate(name: str) -> None:
     assert generates is not None and generates(recipe.objective, vocabulary()) is not None
 
 
-def test_a_long_text_is_scored_by_reading_each_window_once() -> None:
+def test_a_long_text_is_scored_by_reading_each_window_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state carried from window to window is that of one long row with the same special tokens."""
     model = loaded(memory=1)
     texts = ["the list of items is empty and not given to the value " * 3, "a list is empty"]
     vocabulary, read = model.tokenizer.vocabulary, []
     backbone = backbone_of(model.model)  # type: ignore[arg-type]
-    counting = backbone.register_forward_hook(lambda *_: read.append(1))
+    reads = backbone.read
+    monkeypatch.setattr(backbone, "read", lambda *given: (read.append(1), reads(*given))[1])
     with pytest.warns(UserWarning, match="are cut into consecutive windows"):
         found = score(model, texts)
-    counting.remove()
     tokens = [model.tokenizer.encode(text).tolist() for text in texts]
     assert len(read) == -(-len(tokens[0]) // 10) and len(tokens[0]) > 30
     for text, ids in enumerate(tokens):

@@ -75,7 +75,10 @@ class TaggingSettings(Headed, Delimited, Labelled):
         "mixing_temperature": AT_LEAST_ONE,
     }
     needs: ClassVar = {
-        "delimiter": (Needs("task.predicate repeat", lambda recipe: recipe.task.predicate == "repeat"),),
+        **dict.fromkeys(
+            ("delimiter", "separators"),
+            (Needs("task.predicate repeat", lambda recipe: recipe.task.predicate == "repeat"),),
+        ),
         **dict.fromkeys(
             ("mixing_cap", "mixing_temperature"), (Needs("task.parts", lambda recipe: bool(recipe.task.parts)),)
         ),

@@ -11,17 +11,14 @@ from torch import Tensor
 
 
 class Muon(torch.optim.Muon):
-    """`torch.optim.Muon` with `match_rms_adamw`, the same state, and on a GPU one product for all matrices of a shape.
+    """`torch.optim.Muon` with `match_rms_adamw`, the same state, and one product for all matrices of a shape.
 
-    On a CPU torch's own loop is as fast, and keeps the bits of earlier runs.
+    It is for GPUs: on a CPU torch's own loop is as fast, and keeps the bits of earlier runs.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Update every matrix that has a gradient."""
-        if not any(self._together(weight) for group in self.param_groups for weight in group["params"]):
-            super().step(closure)  # type: ignore[no-untyped-call]
-            return
         if closure is not None:
             with torch.enable_grad():
                 closure()
@@ -32,10 +29,6 @@ class Muon(torch.optim.Muon):
                     by_shape.setdefault(weight.shape, []).append(weight)
             for weights in by_shape.values():
                 self._update(weights, group)
-
-    @staticmethod
-    def _together(weight: Tensor) -> bool:
-        return weight.is_cuda
 
     def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         """Update matrices of one shape."""
