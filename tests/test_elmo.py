@@ -386,7 +386,7 @@ def test_another_vocabulary_keeps_the_characters(run: Path, tmp_path: Path) -> N
     """A word has the same vector under both vocabularies; only the softmax takes its rows by token."""
     loaded = load_model(run / "run")
     other = Tokenizer.train(["the old cat sees the red window"] * 9, TokenizerSettings(kind="bpe", vocab_size=300))
-    recipe = load_recipe("elmo", toy_overrides())
+    recipe = load_recipe("elmo", toy_overrides() | {"model.character_filters": [8, 8, 16]})
     model = build_model(recipe, len(other))
     spell_tokens(model, other.symbols)
     with pytest.warns(UserWarning, match="tokens take their rows from"):
