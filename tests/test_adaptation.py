@@ -254,6 +254,7 @@ def test_an_adapter_adds_a_bottleneck_to_each_sub_layer(tmp_path: Path, name: st
     torch.testing.assert_close(parts(residual, reader, None), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [LORA, ADAPTERS], ids=["lora", "adapters"])
 def test_a_run_saves_what_it_learned_apart_and_is_put_together_again(
     start: LoadedModel, tmp_path: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -283,6 +284,7 @@ def test_a_run_saves_what_it_learned_apart_and_is_put_together_again(
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [LORA, ADAPTERS], ids=["lora", "adapters"])
 def test_a_stopped_run_ends_with_the_same_bits(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
@@ -302,6 +304,7 @@ def test_a_stopped_run_ends_with_the_same_bits(
         assert len(mine["state"]) == len(theirs["state"]) > 0
 
 
+@pytest.mark.slow
 def test_another_start_model_is_refused_and_one_that_moved_is_found_again(tmp_path: Path) -> None:
     start = on_disk(nlu_toys.start(), tmp_path / "start")
     ran(start, tmp_path, LORA)

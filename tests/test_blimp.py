@@ -456,6 +456,7 @@ def test_bad_arguments_are_refused(sets: Path, settings: dict, arguments: dict, 
 # Real data
 
 
+@pytest.mark.slow
 def test_all_of_blimp_is_read(shared_data: Path) -> None:
     sets = read_pairs(shared_data / "blimp" / "blimp.tar.gz")
     assert (len(sets), {len(one.pairs) for one in sets}) == (67, {1000})

@@ -59,6 +59,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_recomputed_layers_give_the_same_bits(name: str) -> None:
     recipe = phases(load_recipe(name, {**SMALL, **OWN[name]}))[-1].recipe
@@ -71,6 +72,7 @@ def test_recomputed_layers_give_the_same_bits(name: str) -> None:
 LONG = {"data.window": 128, "training.batch_size": 8, "training.micro_batch_size": 8, "tokenizer.vocab_size": 60}
 
 
+@pytest.mark.slow
 def test_a_layer_more_holds_little_more_than_its_input() -> None:
     def held(layers: int, *, checkpoints: bool) -> int:
         recipe = load_recipe("gpt", {**SMALL, **LONG, "model.num_layers": layers})

@@ -186,6 +186,7 @@ def test_a_stopped_comparison_resumes_and_repeats_nothing(
     assert not list((tmp_path / "c").glob("*/*/probes/*/checkpoints"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

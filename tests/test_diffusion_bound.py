@@ -58,6 +58,7 @@ def any_order(model: UnifiedModel, text: Sequence[int]) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_mean_over_all_orders_and_bounds_the_likelihood() -> None:
     model, rows = toys.model(), 8000
     by_order = any_order(model, TEXT)

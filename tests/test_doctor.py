@@ -23,6 +23,7 @@ def finding(examination: Examination, topic: str) -> Finding:
     return found
 
 
+@pytest.mark.slow
 def test_this_machine_can_run() -> None:
     examination = examine()
     assert examination.healthy

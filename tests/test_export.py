@@ -226,6 +226,7 @@ def test_a_model_without_segments_or_positions_to_spare_is_a_bert(tmp_path: Path
         )
 
 
+@pytest.mark.slow
 def test_segments_with_their_own_ids_come_first(tmp_path: Path) -> None:
     """UniLM v1 distinguishes its language models by segment ids; BERT has only 0 and 1."""
     model = changed(loaded(), num_segments=6, objective={"name": "masked", "targets": ["ae"], "segment_ids": [4, 5]})
@@ -302,6 +303,7 @@ def test_every_recipe_has_a_format(tmp_path: Path, name: str) -> None:
     assert name not in TAKEN or taken[:-1] == TAKEN[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
 @pytest.mark.parametrize("to", ["bert", "mpnet", "unicloze"])
 def test_sentence_transformers_gives_the_vectors_of_embed(tmp_path: Path, to: str, pooling: Any) -> None:

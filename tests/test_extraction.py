@@ -92,6 +92,7 @@ def test_a_causal_model_predicts_for_a_whole_row_at_its_last_slot(name: str) -> 
     assert said[0][key] != said[1][key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
 def test_a_bidirectional_model_predicts_no_answer_at_the_first_slot(start: LoadedModel, name: str) -> None:
     recipe = recipe_for(start, name)

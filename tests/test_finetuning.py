@@ -88,6 +88,7 @@ def test_it_learns_quantities(start: LoadedModel, tmp_path: Path) -> None:
     assert result.scores["correlation"].values["pearson"] > 95
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_like_an_unbroken_one(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = write(tmp_path / "train.jsonl", pairs()), write(tmp_path / "dev.jsonl", pairs(9))
     recipe = recipe_for(start, finetuning__epochs=4, finetuning__evaluations=1, model__dropout=0.1)

@@ -137,6 +137,7 @@ def test_a_seed_that_was_stopped_is_the_last_one(
     assert not (tmp_path / "runs" / "seed-1").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_holds_one_run_or_those_of_several_seeds(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = files(tmp_path)
     recipe = recipe_for(start, finetuning__epochs=1)

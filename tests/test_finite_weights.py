@@ -186,6 +186,7 @@ def spoil_newest(out: Path, monkeypatch: pytest.MonkeyPatch, value: float = math
     return newest
 
 
+@pytest.mark.slow
 def test_an_older_version_s_bad_checkpoint_is_skipped(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

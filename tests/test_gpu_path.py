@@ -156,6 +156,7 @@ def test_rows_of_fixed_shape_are_multiples_of_16_wide_and_padding_changes_no_los
 # FlexAttention
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("short", [False, True])

@@ -110,6 +110,7 @@ def test_imported_and_opened_again(
     np.testing.assert_array_equal(embed(again, TEXTS[:1]), embed(loaded, TEXTS[:1]))
 
 
+@pytest.mark.slow
 def test_what_it_cannot_do_is_one_sentence(folder: Path) -> None:
     with pytest.raises(UsageError, match="objective none does not define filling masks"):
         fill(folder, "A [MASK] text.")

@@ -59,6 +59,7 @@ def test_the_number_of_processes_changes_no_byte(corpus: Path, tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3", "corpus"]
 
 
+@pytest.mark.slow
 def test_portions_hold_the_documents_and_windows_of_a_whole(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

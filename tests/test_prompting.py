@@ -329,6 +329,7 @@ def test_a_seed_needs_examples_to_draw(tmp_path: Path) -> None:
         verbs.evaluate_prompt(decoding_toys.loaded(**CAUSAL), prompt, records, seed=7, quiet=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("label", "message"), [
     ([1, 2], "line 2: the field 'label' is not a list of texts"),
     ([], "line 2: 'label' has no text to compare with"),

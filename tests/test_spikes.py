@@ -200,6 +200,7 @@ def test_a_stopped_run_goes_back_to_the_same_checkpoint(corpus: Path, tmp_path: 
         assert torch.equal(weight, other.model[name]), name
 
 
+@pytest.mark.slow
 def test_before_the_first_checkpoint_a_spike_is_skipped(corpus: Path, tmp_path: Path) -> None:
     events = run(corpus, tmp_path / "run", **{"training.save_every": 39})
     assert {event["action"] for event in events if event["event"] == "spike"} == {"skip"}

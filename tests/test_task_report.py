@@ -78,6 +78,7 @@ def test_the_page_shows_scores_and_answers(seeds: Path) -> None:
     assert text.count('class="mark"') == 3  # the loss and both metrics
 
 
+@pytest.mark.slow
 def test_the_predictions_file_measures_itself(seeds: Path) -> None:
     file = seeds / "seed-0" / "dev_predictions.jsonl"
     result = verbs.measure("accuracy", file, file)

@@ -407,6 +407,7 @@ def test_embed_gives_a_vector_a_text(trained: RunResult) -> None:
     assert not np.allclose(vectors[0], verbs.embed(trained.out, [TEXT], pooling="first")[0])
 
 
+@pytest.mark.slow
 def test_a_corpus_too_small_to_measure_is_reported_and_has_no_perplexity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

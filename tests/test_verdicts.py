@@ -168,6 +168,7 @@ def labelled(count: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_chooses_settings_reports_baselines_and_resumes(tmp_path: Path) -> None:
     model = start()
     train = write(tmp_path / "train.jsonl", labelled(24))

@@ -174,6 +174,7 @@ def test_a_few_mutations_of_every_input_format(
     assert tried and not found, found
 
 
+@pytest.mark.slow
 def test_mutations_change_what_they_are_given() -> None:
     seen: list[Any] = []
     base = {"a": [1, 2], "b": {"c": "d"}}
