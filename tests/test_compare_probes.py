@@ -390,6 +390,26 @@ def test_the_operations_of_a_fine_tuning_are_those_of_its_rows(files: dict[str, 
     assert finetuning_flops(recipe, files["train"], start.tokenizer, 3) == pytest.approx(3 * epoch, rel=1e-3)
 
 
+def test_the_operations_of_steps_on_unlabelled_text_count(tmp_path: Path) -> None:
+    """Every second step is of them, here of the text of the labelled records, with five more heads."""
+    small = {"model__hidden_size": 16, "model__intermediate_size": 12, "model__embedding_size": 8}
+    start = nlu_toys.start("cvt", **small)
+    words = [nlu_toys.WORDS[:count] for count in (3, 6, 5, 4)]
+    train = write(tmp_path / "train.jsonl", [{"tokens": each, "tags": ["O"] * len(each)} for each in words])
+    (tmp_path / "text.txt").write_text("\n".join(" ".join(each) for each in words))
+
+    def flops(steps: int, **more: Any) -> float:
+        recipe = nlu_toys.recipe_for(start, "cvt-tagging", task__labels=["B-a", "O"], training__batch_size=4, **more)
+        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=steps))
+        return finetuning_flops(recipe, train, start.tokenizer, steps)
+
+    unlabelled = {"finetuning__unlabelled": [str(tmp_path / "text.txt")]}
+    step, both = flops(1), flops(2, **unlabelled)
+    assert flops(1, **unlabelled) == step
+    assert flops(40, **unlabelled) == pytest.approx(20 * both)
+    assert 2 * step < both < 6 * step
+
+
 def test_scores_below_zero_have_no_bar() -> None:
     row = ContestantResult(name="a", objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores={})
     rows = tuple(

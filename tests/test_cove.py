@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,24 @@ from test_two_stacks import prefix_rows, whole_row
 from toys import FIRST_ORDINARY, random_windows, vocabulary
 from unicloze import visibility
 from unicloze.decoding.carried import CarriedStates
+from unicloze.decoding.generate import generate
 from unicloze.decoding.steppers import prepared
 from unicloze.errors import UsageError
 from unicloze.example import Batch, collate
 from unicloze.model.build import build
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.model.recurrent.pairs import find_pairs
 from unicloze.model.recurrent.translation import TranslationBackbone
 from unicloze.model.recurrent.translation_model import TranslationModel
 from unicloze.objectives.causal import CausalSettings, causal
 from unicloze.objectives.seq2seq import PrefixSettings, generates
 from unicloze.packing import pack
-from unicloze.recipes import load_recipe
-from unicloze.settings import DecodingSettings, HeadSettings, ModelSettings
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.settings import DecodingSettings, HeadSettings, ModelSettings, TokenizerSettings
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.initial import initialize_from
+from unicloze.training.loading import LoadedModel, build_model, spell_tokens
 from unicloze.training.optimizers import depths
 
 ROWS = PrefixSettings(target_start=["sos"], mask_rate=0.5)
@@ -285,3 +291,38 @@ def test_a_batch_of_sources_alone_is_encoded() -> None:
         states = model.backbone(batch)[-1][0]
         torch.testing.assert_close(states[:3], encoder_by_torch(backbone_of(model), ids[0, :3])[0])
         torch.testing.assert_close(states[3:], encoder_by_torch(backbone_of(model), ids[0, 3:])[0])
+
+
+def tokenizer_of(text: str) -> Tokenizer:
+    return Tokenizer.train([text] * 5, TokenizerSettings(kind="wordpiece", vocab_size=60))
+
+
+PLAIN = {key: value for key, value in toy_overrides().items() if not key.startswith("model.character")}
+
+
+def test_both_token_tables_follow_another_vocabulary() -> None:
+    recipe = load_recipe("cove", PLAIN)
+    old, new = tokenizer_of("anna sees the old cat"), tokenizer_of("zora xi sees the old cat")
+    before = LoadedModel(build_model(recipe, len(old)).for_use(), old, recipe, Path("before"), 0)
+    model = build_model(recipe, len(new)).for_use()
+    with pytest.warns(UserWarning, match="tokens take their rows from before"):
+        initialize_from(model, before, new, recipe)
+    (there,), (here,) = old.encode("cat"), new.encode("cat")
+    assert there != here
+    for name in ("backbone.embeddings.tokens.weight", "backbone.decoder.embeddings.tokens.weight"):
+        assert torch.equal(model.state_dict()[name][int(here)], before.model.state_dict()[name][int(there)])
+
+
+def test_encoder_and_decoder_read_the_characters_of_their_tokens() -> None:
+    recipe = load_recipe("cove", {**toy_overrides(), "model.embeddings": "characters"})
+    tokenizer = tokenizer_of("the old cat")
+    model = build_model(recipe, len(tokenizer)).for_use().eval()
+    spell_tokens(model, tokenizer.symbols)
+    backbone = backbone_of(model)  # type: ignore[arg-type]
+    ids = torch.arange(len(tokenizer))
+    for part in (backbone, backbone.decoder):
+        assert isinstance(part.embeddings.tokens, CharacterCnn)
+        expected = part.embeddings.tokens.vectors(torch.from_numpy(tokenizer.symbols()))
+        torch.testing.assert_close(part.embeddings(ids), expected)
+    (text,) = generate(LoadedModel(model, tokenizer, recipe, Path("none"), 0), ["the old cat"])
+    assert text is not None

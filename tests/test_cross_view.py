@@ -415,6 +415,7 @@ def test_text_is_read_as_lines_of_words_or_as_records(tiny: LoadedModel, tmp_pat
             r"makes model\.dropout 1 or more",
         ),
         ("cvt", "cvt-tagging", {"finetuning__unlabelled_dropout": -1.0}, r"it must be at least 0 and finite"),
+        ("cvt", "cvt-tagging", {"task__encoder_size": 4}, r"a biLSTM before a head reads the whole sentence"),
     ],
 )
 def test_what_has_no_views_is_refused(
@@ -423,6 +424,13 @@ def test_what_has_no_views_is_refused(
     small = {key: value for key, value in SMALL.items() if name == "cvt" or key == "model__dropout"}
     with pytest.raises(UsageError, match=message):
         recipe_for(start(name, **small), task, **settings, finetuning__unlabelled=[str(tmp_path)])
+
+
+def test_a_mix_of_layers_and_layers_side_by_side_exclude_each_other() -> None:
+    """The head would read the layers side by side, and the weights of the mix would never learn."""
+    model = start("cvt", **SMALL | {"model__embedding_size": None})
+    with pytest.raises(UsageError, match=r"task\.layers is 'all'; a head reads either all layers or their mix"):
+        recipe_for(model, "cvt-tagging", model__layer_mix=True)
 
 
 def test_layers_side_by_side_need_bidirectional_lstms() -> None:

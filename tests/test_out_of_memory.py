@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from corpora import write_corpus
+from recurrent_toys import recurrent_model
 from test_finite_weights import Run
 from unicloze.errors import UsageError
 from unicloze.model.model import UnifiedModel
+from unicloze.model.recurrent.model import RecurrentModel
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.training.checkpoint import list_checkpoints
@@ -54,6 +56,18 @@ def test_where_not_even_a_row_fits_other_settings_are_named(monkeypatch: pytest.
     run = Run(5)
     run.settings = dataclasses.replace(run.settings, batch_size=4, checkpoint_activations=True)
     with_room_for(0, monkeypatch)
+    with pytest.raises(
+        OutOfMemoryError, match=r"run the same command with --training\.leaves 1 in another --out\. The"
+    ):
+        run.train()
+
+
+def test_lstms_are_not_offered_what_only_transformers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(5)
+    run.settings = dataclasses.replace(run.settings, batch_size=4)
+    run.state.model = recurrent_model(targets=("ae", "par"), directions="both", embedding_size=8)
+    with_room_for(0, monkeypatch)
+    monkeypatch.setattr(RecurrentModel, "forward", UnifiedModel.forward)
     with pytest.raises(
         OutOfMemoryError, match=r"run the same command with --training\.leaves 1 in another --out\. The"
     ):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, unlabelled_text
 from unicloze.finetuning.from_scratch import untrained
+from unicloze.finetuning.initial import start_weights
 from unicloze.finetuning.mixing import Mixture, Turns
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
+from unicloze.model.recurrent.views import VIEWS
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks import task_heads
@@ -29,7 +32,8 @@ from unicloze.tasks.roles import resolved
 from unicloze.tasks.rows import lay_out
 from unicloze.tasks.several import records_of
 from unicloze.training.checkpoint import load_checkpoint
-from unicloze.training.loading import LoadedModel, load_model
+from unicloze.training.distillation import Teacher
+from unicloze.training.loading import LoadedModel, build_model, load_model
 
 SIDE = {"label": "side", "train": "side.jsonl", "dev": "side.jsonl"}
 SIZE = {
@@ -138,6 +142,45 @@ def test_from_scratch_the_tokenizer_learns_the_words_of_all(tmp_path: Path) -> N
 
 def ran(start: LoadedModel, files: Path, out: Path, **more: Any) -> FinetuneResult:
     return finetune_run(recipe_for(start, files, **more), start, files, files, out)
+
+
+def renamed(parts: Sequence[Mapping[str, Any]], **labels: list[str]) -> list[dict[str, Any]]:
+    """The parts with these tags."""
+    return [{**part, "labels": labels[part["label"]]} for part in parts]
+
+
+def test_only_output_layers_of_the_same_tags_are_taken_over(start: LoadedModel, tmp_path: Path) -> None:
+    recipe, _ = opened(start, folder(tmp_path))
+    former = build_model(recipe, start.model.vocab_size).for_use()
+    begins = dataclasses.replace(start, model=former, recipe=recipe)
+    parts = renamed([SIDE, SIZE], side=["other", "tags"], size=["B-LONG", "O"])
+    other = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, parts=parts))  # type: ignore[call-arg]
+    model = build_model(other, start.model.vocab_size)
+    drawn = start_weights(model, begins, other.task)
+    assert {name.split(".")[1] for name in drawn} == {"tags:side", *(f"tags:side:{view}" for view in VIEWS)}
+    assert all(".output." in name for name in drawn)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            [SIDE, {**SIZE, "label": "third"}],
+            "has no tagger third with the tags B-LONG, O: give both the same task.parts",
+        ),
+        ([{**SIDE, "labels": ["late", "early"]}, SIZE], "has no tagger side with the tags late, early"),
+    ],
+)
+def test_a_teacher_has_the_taggers_it_teaches(
+    parts: list[dict[str, Any]], message: str, start: LoadedModel, tmp_path: Path
+) -> None:
+    files = folder(tmp_path)
+    recipe, _ = opened(start, files, finetuning__unlabelled=[])
+    taught = dataclasses.replace(start, model=build_model(recipe, start.model.vocab_size).for_use(), recipe=recipe)
+    assert Teacher.of(taught, recipe, start.tokenizer)
+    other, _ = opened(start, files, task__parts=parts, finetuning__unlabelled=[])
+    with pytest.raises(UsageError, match=message):
+        Teacher.of(taught, other, start.tokenizer)
 
 
 @pytest.mark.slow

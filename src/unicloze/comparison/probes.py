@@ -20,7 +20,15 @@ from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.automatic import with_chosen
 from unicloze.finetuning.checks import check_answers, check_labels, check_metrics
-from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, open_records, reading_columns
+from unicloze.finetuning.data import (
+    TaskData,
+    encoded,
+    evenly_chosen,
+    finetuning_steps,
+    open_records,
+    reading_columns,
+    unlabelled_text,
+)
 from unicloze.finetuning.initial import task_recipe
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import SAMPLED_STEPS, flops_of
@@ -36,6 +44,7 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.generation import with_learning
 from unicloze.tasks.groups import Headed
 from unicloze.tasks.roles import check_roles, resolved
+from unicloze.tasks.several import records_of
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.changes import FREE_TO_CHANGE
 from unicloze.training.forecast import refuse_task_that_cannot_fit
@@ -289,10 +298,15 @@ def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: i
         tokenizer: Tokenizer of the model.
         steps: Steps completed.
     """
-    data = open_records(train, recipe, tokenizer)
+    data = encoded(records_of(train, recipe.task), recipe, tokenizer)
+    data = evenly_chosen(data, recipe.task.train_records)
+    data = dataclasses.replace(data, unlabelled=unlabelled_text(recipe, tokenizer))
     with shapes_only():
         model = shape_model(recipe, tokenizer.vocabulary.size)
-    numbers = np.linspace(0, steps - 1, min(steps, SAMPLED_STEPS)).round().astype(int)
+    together = recipe.finetuning.steps_between  # a labelled step and those on unlabelled text
+    turns = -(-steps // together)
+    firsts = together * np.linspace(0, turns - 1, min(turns, SAMPLED_STEPS)).round().astype(int)
+    numbers = [number for first in firsts for number in range(first, min(first + together, steps))]
     sampled = [next(finetuning_steps(data, recipe, tokenizer.vocabulary, "cpu", int(number))) for number in numbers]
     blocks = [batch.examples for step in sampled for batch in step if len(batch.examples)]
     return steps * sum(flops_of(model, block) for block in blocks) / len(sampled)

@@ -25,6 +25,7 @@ from unicloze.tasks import TASKS, of_view
 from unicloze.tasks.groups import Headed
 from unicloze.tasks.raw_texts import record_of_texts
 from unicloze.tasks.rows import Row, RowTarget
+from unicloze.tasks.tagging import TaggingSettings
 from unicloze.training.loop import Compute
 
 
@@ -52,6 +53,11 @@ def check_views(recipe: Recipe) -> None:
         raise UsageError(
             "finetuning.unlabelled needs bidirectional LSTMs (model.directions bidirectional), whose first layer has the "
             "views: give a model such as cvt"
+        )
+    if isinstance(task, TaggingSettings) and task.encoder_size:
+        raise UsageError(
+            "finetuning.unlabelled needs heads that see no more than their view, and a biLSTM before a head reads the whole "
+            "sentence: set task.encoder_size to 0"
         )
     for each in dataclasses.fields(recipe.model):
         if "dropout" in each.name and getattr(recipe.model, each.name) * finetuning.unlabelled_dropout >= 1:

@@ -15,11 +15,13 @@ from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.cross_view import check_views
 from unicloze.finetuning.generated import ready_to_generate
 from unicloze.mixtures import positions
+from unicloze.model.recurrent.views import VIEWS
 from unicloze.recipes import with_overrides
 from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks import TASKS
+from unicloze.tasks import TASKS, of_view
 from unicloze.tasks.groups import Headed, Labelled, Paired
 from unicloze.tasks.rows import pooling_of
+from unicloze.tasks.tagging import TaggingSettings, taggers_of
 from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions
 from unicloze.training.loading import LoadedModel
 
@@ -220,8 +222,11 @@ def _read_by_decoder(recipe: Recipe, task: Headed) -> Headed:
     return dataclasses.replace(task, pooling=pooling)
 
 
-def _labels(task: TaskSettings) -> list[str] | None:
-    return task.labels if isinstance(task, Labelled) else None
+def _labels(task: TaskSettings) -> Mapping[str, Sequence[str] | None]:
+    """The classes of each target."""
+    if isinstance(task, TaggingSettings):
+        return taggers_of(task)
+    return dict.fromkeys(TASKS[task.kind].heads(task), task.labels) if isinstance(task, Labelled) else {}
 
 
 def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings) -> list[str]:
@@ -236,8 +241,11 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
     own, theirs = model.state_dict(), start.model.state_dict()
     theirs |= {name: repeated(theirs[name], len(own[name])) for name in POSITION_ROWS if name in theirs}
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
+    former = _labels(start.recipe.task)
+    renewed = {target for target, labels in _labels(task).items() if former.get(target) != labels}
+    renewed |= {of_view(target, view) for target in renewed for view in VIEWS}
     for name in own:
-        if name.startswith("task_heads.") and ".output." in name and _labels(start.recipe.task) != _labels(task):
+        if name.startswith("task_heads.") and ".output." in name and name.split(".")[1] in renewed:
             fitting.pop(name, None)
         if name.startswith("task_heads.") and ".dense." in name:
             kind = name.rpartition(".")[2]

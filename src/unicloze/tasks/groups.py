@@ -89,6 +89,10 @@ class Headed(TaskSettings):
         takes_views = self.of_texts or self.kind == "tagging"
         if self.layers == "all" and not takes_views:
             yield "task.layers", "only tags and texts are predicted from all layers: set it to last"
+        elif self.layers == "all" and self.head == "biattentive":
+            yield "task.layers", "a biattentive head reads the embeddings and the last layer: set it to last"
+        elif self.layers == "all" and recipe.model.layer_mix:
+            yield "task.layers", "a head reads either all layers or their mix (model.layer_mix): set it to last"
         if self.pooling == "concat" and not self.of_texts:
             yield "task.pooling", "only the slots of a whole text are concatenated: set it to first or last"
         elif self.one_slot and self.pooling == "mean":

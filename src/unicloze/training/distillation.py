@@ -18,7 +18,9 @@ from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.model import OWN_HEADS
 from unicloze.settings import Recipe
 from unicloze.tasks import task_heads
+from unicloze.tasks.groups import task_of
 from unicloze.tasks.rows import pooling_of
+from unicloze.tasks.tagging import TARGET, TaggingSettings, taggers_of
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel
 from unicloze.training.loop import Compute
@@ -26,7 +28,7 @@ from unicloze.training.start_model import fingerprint
 
 KINDS = "classification", "regression", "tagging"
 """Kinds of tasks with soft labels."""
-OF_ROWS = "labels", "delimiter", "both_orders", "predicate"
+OF_ROWS = "labels", "delimiter", "both_orders", "predicate", "separators"
 """Settings of a task that decide what its rows are and what their predictions mean."""
 
 
@@ -153,7 +155,18 @@ def _targets_of_task(recipe: Recipe, opened: LoadedModel, said: str) -> list[str
         ("task.pooling", pooling_of(opened.recipe), pooling_of(recipe)),
         ("use.visibility", opened.recipe.use.visibility, recipe.use.visibility),
     ]
+    heads = [getattr(each.task, "head", None) for each in (opened.recipe, recipe)]
+    if "biattentive" in heads:  # it reads the texts of a pair apart, and all slots
+        pairs += [("task.head", heads[0], heads[1])]
     for key, theirs, ours in pairs:
         if theirs != ours:
             raise UsageError(f"{said} was fine-tuned with {key} {theirs}, but the run has {ours}: give both the same")
+    if isinstance(recipe.task, TaggingSettings):
+        former = taggers_of(task_of(opened.recipe, TaggingSettings))
+        for name, tags in taggers_of(recipe.task).items():
+            if former.get(name) != tags:
+                raise UsageError(
+                    f"{said} has no tagger {name.removeprefix(f'{TARGET}:')} with the tags {', '.join(tags)}: give both the "
+                    "same task.parts"
+                )
     return list(task_heads(recipe))

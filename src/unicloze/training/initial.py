@@ -24,8 +24,11 @@ from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel
 
-TOKEN_ROWS = "backbone.embeddings.tokens.weight", "token_head.bias", "boundary_head.bias", "token_head.output"
-"""Tensors with one row per token."""
+TOKEN_ROWS = (
+    "backbone.embeddings.tokens.weight", "backbone.decoder.embeddings.tokens.weight", "token_head.bias",
+    "boundary_head.bias", "token_head.output",
+)  # fmt: skip
+"""Tensors with one row per token; only an LSTM encoder-decoder has two tables."""
 POSITION_ROWS = "backbone.embeddings.positions.weight", "backbone.decoder.embeddings.positions.weight"
 """Position tables; an encoder-decoder has two."""
 SEGMENT_ROWS = "backbone.embeddings.segments.weight"

@@ -94,10 +94,10 @@ def spell_tokens(model: Model, symbols: Callable[[], Int64s]) -> None:
         model: The model.
         symbols: Makes the table, see `Tokenizer.symbols`.
     """
-    for network in model.networks:
-        tokens = network.backbone.embeddings.tokens
-        if isinstance(tokens, CharacterCnn):
-            tokens.symbols = torch.from_numpy(symbols())
+    tables = [module for module in model.modules() if isinstance(module, CharacterCnn)]
+    found = torch.from_numpy(symbols()) if tables else None
+    for tokens in tables:  # a decoder has its own
+        tokens.symbols = found
 
 
 def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:

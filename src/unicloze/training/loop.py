@@ -356,7 +356,8 @@ def _passes(
         full = micro_batches[number]
     if full is not None:  # out of the handler, whose traceback holds what the pass computed
         fewer = None if used.memory or world.sharded else lambda rows: run(number, rows)
-        raise out_of_memory(full, settings, state.step + 1, fewer)
+        layers = used.kind == "transformer"
+        raise out_of_memory(full, settings, state.step + 1, fewer, can_checkpoint=layers)
     return passes
 
 

@@ -22,7 +22,12 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def out_of_memory(
-    micro_batch: MicroBatch, settings: TrainingSettings, step: int, attempt: Callable[[MicroBatch], object] | None
+    micro_batch: MicroBatch,
+    settings: TrainingSettings,
+    step: int,
+    attempt: Callable[[MicroBatch], object] | None,
+    *,
+    can_checkpoint: bool = True,
 ) -> OutOfMemoryError:
     """The error of a pass that did not fit.
 
@@ -31,11 +36,12 @@ def out_of_memory(
         settings: Those of the run.
         step: Number of the step, from 1.
         attempt: Runs forward and backward pass of fewer of these rows; None if fewer rows cannot be tried.
+        can_checkpoint: Whether the model supports `training.checkpoint_activations`.
     """
     rows = len(micro_batch.examples)
     fits = None if attempt is None else rows_that_fit(micro_batch, settings.batch_size, attempt)
     cures = [] if fits is None else [f"{option_of('training.micro_batch_size')} {fits} (tried: it fits)"]
-    if not settings.checkpoint_activations:
+    if can_checkpoint and not settings.checkpoint_activations:
         cures.append(f"{option_of('training.checkpoint_activations')} true")
     if fits is None and settings.leaves > 1:
         cures.append(f"{option_of('training.leaves')} 1 in another --out")
