@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UsageError, did_you_mean
 from unicloze.interop.families import Head
+from unicloze.interop.language_model_export import CLASSES, misfit
 from unicloze.interop.stock import STOCK, Stock
 from unicloze.interop.task_classes import DENSE, TASK_CLASSES, TaskClass
-from unicloze.interop.two_stacks_export import CLASSES, misfit
 from unicloze.mixtures import all_targets
 from unicloze.settings import HeadSettings, ModelSettings
 from unicloze.tasks import task_heads

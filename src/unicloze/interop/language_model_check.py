@@ -16,8 +16,8 @@ from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError
 from unicloze.example import collate
 from unicloze.interop.check import STRINGS
+from unicloze.interop.language_model_export import CLASSES, layout_of, query_of
 from unicloze.interop.peer import quietly, transformers_library
-from unicloze.interop.two_stacks_export import CLASSES, layout_of, query_of
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.objectives.permuted import lay_out_permuted
