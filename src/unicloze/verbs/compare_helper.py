@@ -16,7 +16,7 @@ import warnings
 
 from unicloze import plugins
 from unicloze.errors import UniclozeError
-from unicloze.verbs.pretraining import compare
+from unicloze.verbs.comparing import compare
 
 
 def main() -> int:
