@@ -31,7 +31,7 @@ PROBES = 4
 def check(to: str, loaded: LoadedModel, folder: Path) -> dict[str, float]:
     """Load a written folder with Transformers and compare the logits of first tokens, and the ids of texts.
 
-    Of an XLNet, which generates no texts, the logits of all tokens and of one that is predicted.
+    For an XLNet, which generates no texts: the logits of all tokens and of a predicted one.
 
     Raises:
         UniclozeError: Transformers cannot load it, or its tokenizer gives other ids.

@@ -94,8 +94,8 @@ def check_format(to: str, loaded: LoadedModel) -> None:
     check_name(to)
     if loaded.model.settings.kind != "transformer":
         raise UsageError(
-            f"{loaded.path}: model.kind is {loaded.model.settings.kind}, and every format is of Transformers: use the model "
-            "with unicloze's own commands"
+            f"{loaded.path}: model.kind is {loaded.model.settings.kind}, and all formats are those of Transformers: use "
+            "the model with unicloze's own commands"
         )
     if to in CLASSES:
         if (found := misfit(to, loaded)) is not None:

@@ -1,4 +1,4 @@
-"""Distributes one run over several processes; besides `sharding` the only module that uses torch.distributed.
+"""Distributes one run over several processes; only this module and `sharding` use torch.distributed for it.
 
 torchrun starts the processes. Each holds all weights and computes its own leaves of every step (see `tree`); then they
 exchange sums of gradients and all apply the same update. Only the first process writes: the lock, the ledger, checkpoints

@@ -40,8 +40,8 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Train several recipes on the same text and budget, evaluate them identically, and write one table.
 
-    The same command resumes a stopped comparison. Given on several machines with an `--out` in a folder they share, it does
-    each run on one of them.
+    The same command resumes a stopped comparison. If several machines share the folder `--out`, run the command on each of
+    them to divide the runs among them.
 
     Args:
         recipes: Recipe names or files, runs, patterns of these ('unilmv2-ablation-*', 'runs/*'), or table-6 for the rows of
@@ -59,8 +59,8 @@ def compare(
         probe_overrides: Settings of all probes by dotted name.
         quiet: Show no progress.
         overrides: Settings of all recipes by dotted name.
-        jobs: Number of runs at a time, each in a process with its share of the cores, on a GPU of its own if there are
-            enough. A budget of time is measured with one run.
+        jobs: Number of runs at a time, each in a process with its share of the cores, and with its own GPU if there are
+            enough. A budget of time is converted to steps at the speed of a single run.
 
     Examples:
         unicloze compare unilmv2-ablation-ae unilmv2-ablation-ae-par gpt --like quickstart --budget flops=2e13
