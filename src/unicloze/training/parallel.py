@@ -136,8 +136,8 @@ class Group(World):
         each, rest = divmod(len(parts), self.size)
         if rest:
             raise UsageError(
-                f"a step has {len(parts)} micro-batches, which {self.size} processes with a share of the model each cannot "
-                "divide equally: set training.batch_size and training.micro_batch_size so that they can"
+                f"a step has {len(parts)} micro-batches, which cannot be divided equally among {self.size} processes, as "
+                "training.parallel shard needs: set another training.batch_size or training.micro_batch_size"
             )
         return {number: [number] for number in range(self.rank * each, (self.rank + 1) * each)}
 
