@@ -552,8 +552,8 @@ class TrainingSettings:
         attention: `auto`, or an implementation: `explicit` computes all scores, `sdpa` is torch's kernel, `flex` is
             FlexAttention, which skips masked blocks but has no dropout. `auto` takes FlexAttention on a GPU where
             `model.attention_dropout` is 0 and `deterministic` false, else `sdpa`; on a CPU the faster of the other two.
-        deterministic: Repeat a run bit for bit on a GPU; false allows FlexAttention there, which sums the gradient of the
-            relative position bias in no fixed order. A CPU always repeats it.
+        deterministic: Avoid attention whose gradient is summed in no fixed order: false allows FlexAttention on a GPU, which
+            sums that of the relative position bias so. It changes nothing on a CPU, where runs repeat bit for bit.
         checkpoint_activations: Keep only the input of each layer for the backward pass, which computes the layer again: less
             memory, more time, the same results. Transformers only.
         compile: Compile each layer with torch.compile; default: on a GPU, in pre-training.
