@@ -6,7 +6,7 @@
 Some sentences of --train, evenly spaced, keep their tags; the words of the others are the unlabelled text. Without --test
 every fifth sentence of --train is for testing. Both taggers start from the same random weights, see the same labelled
 sentences in the same order and make the same number of steps on them; cross-view training makes as many steps on unlabelled
-text besides. Nothing is selected on the test sentences: the last checkpoint is used. Options give the size of the network,
+text as well. Nothing is selected on the test sentences: the last checkpoint is used. Options give the size of the network,
 otherwise the recipe cvt.
 """
 

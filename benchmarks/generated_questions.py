@@ -1,4 +1,4 @@
-"""Generated questions that improve answering (UniLM v1, Section 3.3, Table 9), from a small checkpoint.
+"""Whether generated questions improve answering (UniLM v1, Section 3.3, Table 9), from a small checkpoint.
 
     python benchmarks/generated_questions.py --model DIR --squad1 squad-dev-v1.1.json.gz --squad2 squad-dev-v2.0.json.gz \
         --texts openstax_train.jsonl.gz --out runs/table9 [--json FILE] [--passages 2000] [--answers 3] [--seeds 3] [settings]
@@ -6,7 +6,7 @@
 1. Articles, by title and the same in both files: half to train on, a sixth each for passages, development and testing.
 2. An asker learns questions from SQuAD 1.1's articles to train on.
 3. Passages: those of the held-out articles, and of the texts (.jsonl with "text" and "title") up to `--passages` in all.
-   Spans that look like answers (names, numbers, repeated terms) are drawn from each; questions of people are not used.
+   Spans that look like answers (names, numbers, repeated terms) are drawn from each; SQuAD's own questions are not used.
 4. The asker writes a question for each; unanswerable ones are made from these, four for every five.
 5. For each seed: an answerer trained one epoch on the generated questions and then on SQuAD 2.0's articles to train on,
    and one trained on these alone. The development articles choose the threshold of no answer.

@@ -2,10 +2,10 @@
 
     python benchmarks/serve.py --model DIR [--requests N] [--seconds S] [--json FILE]
 
-DIR is a run, or a Hugging Face model folder. The server is a process of its own, started here. Three parts:
+DIR is a run, or a Hugging Face model folder. The server is started here as a separate process. Three parts:
 
   throughput   vectors of short texts, 32 per request from 4 connections. If sentence-transformers is installed and reads DIR,
-               its `encode` of the same texts, in batches of 32 in a process of its own, in turn with the server; medians.
+               its `encode` of the same texts, in batches of 32 in a separate process, taking turns with the server; medians.
                Texts per second of processor time too, which depend less on what else the machine does
   latency      single texts from 16 connections that always wait for an answer give the saturation; then requests are sent at
                half and at twice that rate, whatever has been answered. p50 and p99 count from the time a request was due

@@ -245,7 +245,7 @@ def test_a_transformer_may_be_read_by_the_network_too(tmp_path: Path) -> None:
         ),
         ("cove-classification", {"task.head_size": 0}, r"task\.head_size is 0"),
         ("cove-classification", {"task.layers": "all"}, r"a biattentive head reads the embeddings and the last layer"),
-        ("pos", {"task.head": "biattentive"}, r"only one prediction per text is normalised over a batch"),
+        ("pos", {"task.head": "biattentive"}, r"biattentive needs one prediction per text"),
     ],
 )
 def test_what_the_network_does_not_read_is_refused(task: str, changes: dict[str, Any], said: str) -> None:

@@ -403,9 +403,14 @@ def test_text_is_read_as_lines_of_words_or_as_records(tiny: LoadedModel, tmp_pat
 @pytest.mark.parametrize(
     ("name", "task", "settings", "message"),
     [
-        ("cvt", "classification", {"task__pooling": "mean"}, r"a classification task has none"),
+        (
+            "cvt",
+            "classification",
+            {"task__pooling": "mean"},
+            r"it is for tagging only, and task\.kind is classification",
+        ),
         ("bert-base", "tagging", {}, r"finetuning\.unlabelled needs bidirectional LSTMs"),
-        ("cvt", "cvt-tagging", {"distillation__teacher": "it"}, r"has the model teach itself"),
+        ("cvt", "cvt-tagging", {"distillation__teacher": "it"}, r"the model teaches itself"),
         ("cvt", "cvt-tagging", {"finetuning__views": []}, r"finetuning\.views is \[\]; name at least one view"),
         ("cvt", "cvt-tagging", {"finetuning__views": ["past", "past"]}, r"name at least one view, and each once"),
         (

@@ -279,8 +279,8 @@ def test_a_model_without_the_symbols_of_its_tokens_is_refused() -> None:
 @pytest.mark.parametrize(
     ("recipe", "settings", "problem"),
     [
-        ("elmo", {"model.tied_output": True}, r"model\.tied_output is True; embeddings made of characters are no table"),
-        ("elmo", {"model.character_filters": [8, 0]}, r"model\.character_filters is \[8, 0\]; it lists a number of filters"),
+        ("elmo", {"model.tied_output": True}, r"model\.tied_output is True; embeddings made of characters cannot be shared"),
+        ("elmo", {"model.character_filters": [8, 0]}, r"model\.character_filters is \[8, 0\]; list a number of filters"),
         ("elmo", {"model.character_filters": [1] * 51}, r"for each of up to 50 widths"),
         ("bert-base", {"model.embeddings": "characters"}, r"model\.embeddings is 'characters'; only LSTMs read characters"),
     ],

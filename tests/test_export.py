@@ -20,9 +20,9 @@ from unicloze import objectives, verbs
 from unicloze.decoding.embed import embed
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop import peer as peers
+from unicloze.interop.language_model_export import CLASSES
 from unicloze.interop.read import import_checkpoint
 from unicloze.interop.stock import STOCK
-from unicloze.interop.two_stacks_export import CLASSES
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import recipe_names
 from unicloze.settings import ModelSettings, UseSettings

@@ -331,7 +331,7 @@ def test_prepare_keeps_spans_whatever_its_recipe_masks(corpus: Path, tmp_path: P
 
 
 def test_entities_need_a_field() -> None:
-    with pytest.raises(UsageError, match=r"entities are those that documents give: set data\.spans_field"):
+    with pytest.raises(UsageError, match=r"entities are those that documents mark: set data\.spans_field"):
         load_recipe("ernie-base", {"data.spans_field": None})
 
 

@@ -53,7 +53,7 @@ Pairing = Literal["contiguous", "next_sentence", "sentence_order"]
 (BERT), or is swapped with the first half the time (ALBERT)."""
 
 ViewName = Literal["full", "forward", "backward", "future", "past"]
-"""What a prediction module of cross-view training sees of a text, see `unicloze.model.recurrent.views`."""
+"""What a head of cross-view training sees of a text, see `unicloze.model.recurrent.views`."""
 
 Auto = Literal["auto"]
 """A value that the run chooses when it starts, from its model and records."""
@@ -398,10 +398,10 @@ class ModelSettings:
         relative_buckets: Buckets of that bias.
         relative_max_distance: Distance from which all positions share a bucket.
         directions: Directions that LSTMs read in: `forward` (from left to right), `backward` or `both`, each with a stack of
-            its own; or `bidirectional`: each layer reads both directions of the layer below, and either direction makes one
-            half of its output (CVT).
-        projection: Project the cells of every LSTM layer to `hidden_size` outputs (ELMo); of bidirectional ones, the cells of
-            every layer but the last to half of that (CVT).
+            its own; or `bidirectional`: each layer reads both directions of the layer below, and each direction makes half of
+            its output (CVT).
+        projection: Project the cells of every LSTM layer to `hidden_size` outputs (ELMo). In bidirectional layers: those of
+            every layer but the last, to half as many outputs (CVT).
         residual: Add the input of each LSTM layer but the first to its output (ELMo).
         cell_clip: Largest absolute value of a cell (ELMo); default: no limit.
         projection_clip: Largest absolute value of a projected output (ELMo); default: no limit.
@@ -552,8 +552,8 @@ class TrainingSettings:
         attention: `auto`, or an implementation: `explicit` computes all scores, `sdpa` is torch's kernel, `flex` is
             FlexAttention, which skips masked blocks but has no dropout. `auto` takes FlexAttention on a GPU where
             `model.attention_dropout` is 0 and `deterministic` false, else `sdpa`; on a CPU the faster of the other two.
-        deterministic: Repeat a run bit for bit on a GPU; false allows FlexAttention there, which sums the gradient of the
-            relative position bias in no fixed order. A CPU always repeats it.
+        deterministic: Avoid attention whose gradient is summed in no fixed order: false allows FlexAttention on a GPU, which
+            sums that of the relative position bias so. It changes nothing on a CPU, where runs repeat bit for bit.
         checkpoint_activations: Keep only the input of each layer for the backward pass, which computes the layer again: less
             memory, more time, the same results. Transformers only.
         compile: Compile each layer with torch.compile; default: on a GPU, in pre-training.
@@ -787,14 +787,14 @@ class FinetuningSettings:
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file per epoch; 0.5 evaluates after every other epoch.
         patience: Stop after this many evaluations without improvement; default: never.
-        average_last: What is evaluated and kept is the mean of the weights at this many last evaluations, or at all so far
+        average_last: Evaluate and keep the mean of the weights at this many last evaluations, or at all so far
             (Transformer 2017, Section 6.1: 5 checkpoints for the base model, 20 for the big one). Training itself continues
             from the weights as they are. 1 averages nothing.
         auxiliary: Targets of the model's own objective to train on the task's rows as well, and the factor of each loss:
             {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; default: none.
         unlabelled: Files or folders of unlabelled text for cross-view training: .txt with one sentence per line, or records
             whose labels are ignored. Every second step then trains auxiliary heads, each with a restricted view of the text,
-            to predict what the task's own head predicts, as it stands and without dropout (CVT).
+            to predict what the task's own head predicts without dropout (CVT).
         views: Views of the auxiliary heads: `full` sees the whole text, `forward` and `backward` the word and the text on one
             side of it, `future` and `past` only that text.
         unlabelled_dropout: Factor of all dropout rates in steps on unlabelled text.

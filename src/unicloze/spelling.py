@@ -9,7 +9,7 @@ import numpy as np
 from unicloze.arrays import Int64s
 
 BEGIN_TEXT, END_TEXT, BEGIN_WORD, END_WORD, PADDING = range(256, 261)
-"""Symbols that are no byte. The first two are the only symbols of the words that begin and end a text."""
+"""Symbols that are not bytes. The first two are the only symbols of the words that begin and end a text."""
 SYMBOLS = 261
 """Number of symbols."""
 LONGEST = 50

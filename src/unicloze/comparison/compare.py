@@ -82,7 +82,7 @@ def compare_recipes(
         probes: Tasks to fine-tune every run on, with its seed; they do not count against the budget.
         progress: Show progress on stderr.
         say: Called with a description of each stage.
-        helpers: Entered once the comparison is planned, for other processes to work on it meanwhile.
+        helpers: Context entered once the comparison is planned; within it, other processes may do runs.
 
     Raises:
         UsageError: Recipes, settings or budget are invalid, a model cannot fit in memory, or the folder holds another
@@ -153,7 +153,7 @@ def compare_recipes(
 
 
 def _alone(out: Path) -> AbstractContextManager[None]:
-    """Keeps the other processes of a comparison from changing its plan meanwhile."""
+    """Keeps other processes from changing the plan of the comparison at the same time."""
     return hold(out / LOCK, out, "waiting for it", keep=True, wait=True)
 
 

@@ -52,7 +52,7 @@ def held_out(
         windows: Held-out windows with one segment each.
         compute: Device and precision to compute with.
         rows: Rows per forward pass.
-        before: The texts of at most so many windows before each window, in order, for models with a memory.
+        before: Returns the texts of up to a number of windows before each window, in order, for models with a memory.
     """
     vocabulary = loaded.tokenizer.vocabulary
     steps = masked_steps(windows, vocabulary)

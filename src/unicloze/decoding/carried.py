@@ -1,4 +1,4 @@
-"""Hypotheses of models that carry a state from token to token (LSTMs): each hypothesis holds a state of its own."""
+"""Hypotheses of models that carry a state from token to token (LSTMs): each hypothesis has its own state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text with masks: where they are, and how tokens stand in the place of each."""
+"""A text with masks: where they are, and how tokens replace them."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | Sequen
 
 @dataclass(frozen=True, kw_only=True)
 class ToFill:
-    """A text that can be filled as asked; see `ready_to_fill`.
+    """A checked request to fill a text; see `ready_to_fill`.
 
     Args:
         cloze: The text.
@@ -275,7 +275,7 @@ class _Filler:
         self.guesses: dict[int, Guesses] = {}  # by token index; final once the mask is filled
 
     def run(self) -> Iterator[_Question]:
-        """Fill all masks; the guesses for each question must be there before the next is asked for."""
+        """Fill all masks; the guesses for each question must be set before the next question is requested."""
         places, order = self.cloze.places, self.order
         if order is None:
             yield self._question(self._windows(places), step=0)

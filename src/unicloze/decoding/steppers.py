@@ -25,7 +25,7 @@ Prepared: TypeAlias = IncrementalModel | StepModel
 """A model prepared for generation."""
 
 UNLIMITED = 2**31
-"""Positions of a model that has none."""
+"""Positions of a model without any, which reads texts of any length."""
 
 
 def generates(settings: ModelSettings) -> bool:

@@ -1,8 +1,8 @@
 """Cross-view training: a task learns from unlabelled text as well (Clark et al. 2018, Section 2).
 
-Steps alternate. On labelled records the task's own heads, the primary ones, learn as ever. On unlabelled text they predict,
-without dropout and without a gradient, and auxiliary heads with restricted views learn to predict the same. So the primary
-heads never learn from unlabelled text, and the network below them does.
+Labelled and unlabelled steps alternate. On labelled records the task's own heads, the primary ones, learn as usual. On
+unlabelled text they predict without dropout and without a gradient, and auxiliary heads with restricted views learn to
+predict the same. So the primary heads never learn from unlabelled text, but the network below them does.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def check_views(recipe: Recipe) -> None:
         return
     if task.kind != "tagging":
         raise UsageError(
-            f"finetuning.unlabelled needs words to predict, on either side of which text can be hidden, and a {task.kind} "
-            "task has none: leave it out"
+            "finetuning.unlabelled hides the text on one side of a word, so it is for tagging only, and task.kind is "
+            f"{task.kind}: leave it out"
         )
     if not both_ways:
         raise UsageError(
@@ -67,7 +67,7 @@ def check_views(recipe: Recipe) -> None:
             )
     if recipe.distillation.teacher is not None:
         raise UsageError(
-            "finetuning.unlabelled has the model teach itself: leave it out, or distillation.teacher with its soft labels"
+            "with finetuning.unlabelled the model teaches itself: leave it out, or leave out distillation.teacher"
         )
 
 
@@ -95,7 +95,7 @@ def _lines(file: Path, recipe: Recipe) -> Iterator[Record]:
 
 
 def with_views(rows: Sequence[Row], recipe: Recipe) -> list[Row]:
-    """The rows with a target for every view, besides that of the primary head, which teaches them."""
+    """The rows with a target for the primary head and one for each view, which learns from it."""
     found = []
     for row in rows:
         targets = dict(row.targets)

@@ -140,8 +140,8 @@ def finetuning_steps(
 
     Each epoch visits the rows in a random order. The rows of a step are packed end to end in buckets of similar length,
     which changes the padding but not the gradient. Each part of them is followed by its rows for the auxiliary objective, if
-    there is one; these are none where one forward pass serves both. With unlabelled text every second step is of its rows, in
-    epochs of their own.
+    there is one, or by none if one forward pass serves both. With unlabelled text, every second step has rows of that text,
+    which has its own epochs.
 
     Args:
         data: The records.

@@ -55,7 +55,7 @@ class Mixture:
 
     @property
     def chances(self) -> str:
-        """The chance of each part to be that of a step, in words."""
+        """The chance that a step is of each part, as a message."""
         total = sum(self.counts.values())
         return "steps: " + ", ".join(f"{100 * count / total:.0f} % of {name}" for name, count in self.counts.items())
 

@@ -15,12 +15,12 @@ from unicloze.files import as_umask_says
 from unicloze.interop.card import model_card
 from unicloze.interop.check import LARGEST_DIFFERENCE, compare_models
 from unicloze.interop.checked_json import read_json
+from unicloze.interop.language_model_check import check
+from unicloze.interop.language_model_export import CLASSES, write
 from unicloze.interop.limits import check_format
 from unicloze.interop.peer import load_stock, transformers_library
 from unicloze.interop.stock import STOCK
 from unicloze.interop.stock_export import stock_export
-from unicloze.interop.two_stacks_check import check
-from unicloze.interop.two_stacks_export import CLASSES, write
 from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
 

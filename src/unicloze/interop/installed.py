@@ -1,7 +1,7 @@
 """Finds models that are installed as packages, by name.
 
-A package of a model declares its folder under the entry points of the group `unicloze.models`: the name of the model and the
-top-level package that holds it. The package is located, never imported, so that none of its code runs.
+A package declares a model as an entry point of the group `unicloze.models`: the name is the model's, the value that of the
+top-level package whose folder holds the checkpoint. The package is located and never imported, so none of its code runs.
 """
 
 from __future__ import annotations

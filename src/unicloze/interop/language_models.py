@@ -1,4 +1,4 @@
-"""GPT-2 and XLNet of other libraries: configurations and tensor names, in both directions."""
+"""GPT-2 and XLNet of other libraries, which have one stack of layers: configurations and tensor names, in both directions."""
 
 from __future__ import annotations
 

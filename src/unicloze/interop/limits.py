@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UsageError, did_you_mean
 from unicloze.interop.families import Head
+from unicloze.interop.language_model_export import CLASSES, misfit
 from unicloze.interop.stock import STOCK, Stock
 from unicloze.interop.task_classes import DENSE, TASK_CLASSES, TaskClass
-from unicloze.interop.two_stacks_export import CLASSES, misfit
 from unicloze.mixtures import all_targets
 from unicloze.settings import HeadSettings, ModelSettings
 from unicloze.tasks import task_heads
@@ -94,8 +94,8 @@ def check_format(to: str, loaded: LoadedModel) -> None:
     check_name(to)
     if loaded.model.settings.kind != "transformer":
         raise UsageError(
-            f"{loaded.path}: model.kind is {loaded.model.settings.kind}, and every format is of Transformers: use the model "
-            "with unicloze's own commands"
+            f"{loaded.path}: model.kind is {loaded.model.settings.kind}, and all formats are those of Transformers: use "
+            "the model with unicloze's own commands"
         )
     if to in CLASSES:
         if (found := misfit(to, loaded)) is not None:

@@ -54,7 +54,7 @@ _OBJECTIVES: Mapping[str, ObjectiveSettings] = {
         targets=["par"], masking="ngram", mask_rate=1 / 6, max_span=5, factorization="token", pseudo_token="own"
     ),
 }  # fmt: skip
-"""Training objective of the families that are no encoders, with the rows their released models read."""
+"""Training objective of the families that are not encoders, with the rows their released models read."""
 
 
 def imported_recipe(

@@ -37,7 +37,7 @@ def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
 
 
 def separators_in(path: str) -> int | None:
-    """Number of tokens between two texts in the post-processor of a `tokenizer.json`; None if no file says it."""
+    """Number of tokens between two texts in the post-processor of a `tokenizer.json`; None if there is no such file."""
     if not path.endswith(".json") or Path(path).name == BYTE_VOCABULARY:
         return None
     processor = read_json(Path(path), largest=LARGEST_FILE).get("post_processor")

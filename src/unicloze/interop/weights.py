@@ -26,7 +26,7 @@ LARGEST_HEADER = 16 << 20
 """Largest safetensors header in bytes; a model of 1,000 tensors needs about 100,000."""
 LARGEST_INDEX = 64 << 20
 CONSTANTS = "position_ids", "token_type_ids", ".attn.bias", ".attn.masked_bias"
-"""Endings of names that are no weights; GPT-2's two are its causal mask."""
+"""Endings of names that are not weights; GPT-2's two are its causal mask."""
 FLOATS = {"F16", "BF16", "F32", "F64"}
 _LEGACY = {".gamma": ".weight", ".beta": ".bias"}
 """Names of normalisation weights in checkpoints converted from TensorFlow."""

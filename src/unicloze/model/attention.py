@@ -125,7 +125,7 @@ def choose_backend(hidden: Tensor, dtype: torch.dtype, relative: bool) -> Backen
     """The attention backend measured fastest for a device, data type and bias.
 
     On a CPU, explicit scores win in bf16 and with a trained bias, torch's SDPA kernel in fp32 without one. On a GPU the SDPA
-    kernel handles every case; runs that need not repeat their bits choose FlexAttention.
+    kernel handles every case; FlexAttention is for runs that need not be repeated bit for bit.
     """
     if hidden.device.type == "cpu" and (dtype != torch.float32 or relative):
         return "explicit"

@@ -38,7 +38,7 @@ class Region:
         bias: Added to the scores: 0, or -inf where a query may not read a key, plus the relative position bias.
             *Shape:* (rows or 1, heads or 1, queries, keys)
         block_mask: FlexAttention's mask, instead of `bias`.
-        score_mod: With it, what adds the relative position bias to a score.
+        score_mod: Adds the relative position bias to a score, for `block_mask`.
         relation: Transformer-XL's relation of queries to keys, whose bias depends on the queries too.
     """
 

@@ -1,4 +1,4 @@
-"""The biattentive classification network (McCann et al. 2017, Section 5): two texts, each read in the light of the other."""
+"""The biattentive classification network (McCann et al. 2017, Section 5): two texts that attend to each other."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.model.normed_linear import NormedLinear
 
 POOL = 4
-"""Linear maps of which a maxout unit takes the largest."""
+"""Number of linear maps; a maxout unit is the largest of them."""
 POOLINGS = 4
-"""Ways to pool a text: maximum, mean, minimum, and the mean weighted by its own attention."""
+"""Number of ways to pool a text: maximum, mean, minimum, and the mean weighted by its own attention."""
 
 
 class Biattention(nn.Module):
     """All layers but the output layer: from the states of two texts to a vector.
 
     A feed-forward layer with ReLU and a bidirectional LSTM read each text. With X and Y the results and A = X Y^T, the
-    summary of Y for each token of X is C = softmax(A) Y, and an LSTM reads [X; X - C; X * C]; so for Y, by an LSTM of its
-    own. Both results are pooled in four ways, and two maxout layers with batch normalisation follow. A single text stands
+    summary of Y for each token of X is C = softmax(A) Y, and an LSTM reads [X; X - C; X * C]; likewise for Y, with another
+    LSTM. Both results are pooled in four ways, and two maxout layers with batch normalisation follow. A single text stands
     for both. Padding changes nothing.
 
     Args:

@@ -158,7 +158,7 @@ class DropoutKey:
                 torch.cuda.manual_seed(int(self._key[0] >> np.uint64(1)))
 
     def again(self) -> AbstractContextManager[None]:
-        """A context, for later, in which the calls from here on draw the same once more."""
+        """A context to enter later, in which the draws of the calls from here on are repeated."""
         return self._from(self._site)
 
     @contextmanager

@@ -17,7 +17,7 @@ WIDENED, WIDENED_ON_GPU = 2**19, 2**26
 
 
 PADDED, PADDED_ON = 64, frozenset({"cuda"})
-"""Multiple to which the vocabulary is padded where logits are computed, and the devices that compute faster so."""
+"""Multiple to which the vocabulary is padded where logits are computed, and the devices on which that is faster."""
 
 
 def vocabulary_logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:

@@ -139,7 +139,7 @@ class FullRows:
 
 @dataclass(eq=False, kw_only=True)
 class LayerRows:
-    """What a layer reads of `FullRows`: nothing tells the layers but the last apart, so that one compiled layer serves all.
+    """What a layer reads of `FullRows`: alike for all layers but the last, so that one compiled graph serves them all.
 
     Args:
         buckets: The attention plan.

@@ -65,9 +65,9 @@ class Masking(MaskRate):
             of 1 to `max_span` units with probability proportional to (1 - `geometric_p`)^length (SpanBERT); `ngram` draws
             spans of 1 to `max_span` units with probability proportional to 1/length (ALBERT).
         mask_unit: What is masked as a whole: a `token`, a `word`, a `phrase` or an `entity` (ERNIE's three stages are word,
-            phrase and entity). Phrases and entities are those that a document gives in `data.spans_field`; other words of
-            the document are masked singly.
-        unmarked_unit: `mask_unit` in a document that gives no span of its kind: a `phrase` found by collocation or listed in
+            phrase and entity). Phrases and entities are those that a document marks in `data.spans_field`; its other
+            words are masked singly.
+        unmarked_unit: `mask_unit` in a document without spans of that kind: a `phrase` found by collocation or listed in
             `data.phrases`, or a `word`.
         block_probability: Probability that a draw of Algorithm 1 is a block of several tokens.
         max_span: Maximum length of a block or span in units; 1 draws single units only.
@@ -117,7 +117,7 @@ class Masking(MaskRate):
         """Reject blocks that cannot always be drawn, and entities that no document can give."""
         yield from super().problems(recipe)
         if self.mask_unit == "entity" and recipe.data.spans_field is None:
-            yield "objective.mask_unit", "entities are those that documents give: set data.spans_field to their field"
+            yield "objective.mask_unit", "entities are those that documents mark: set data.spans_field to their field"
         if self.block_probability == 1 and self.max_span > 1:
             yield (
                 "objective.block_probability",

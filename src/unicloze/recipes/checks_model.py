@@ -98,7 +98,7 @@ def _attention_decoder_problems(recipe: Recipe) -> Iterator[Problem]:
     if model.decoder_layers != model.num_layers:
         yield (
             "model.decoder_layers",
-            f"each layer of an LSTM decoder begins with the state of one of the encoder: set it to model.num_layers, "
+            "each layer of an LSTM decoder starts with the state of an encoder layer: set it to model.num_layers, "
             f"{model.num_layers}",
         )
     if model.directions != "both":
@@ -116,7 +116,7 @@ def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
     data, objective, model, training = recipe.data, recipe.objective, recipe.model, recipe.training
     both_ways = model.directions == "bidirectional"
     if both_ways and model.hidden_size % 2:
-        yield "model.hidden_size", "it must be even: either direction makes one half of a bidirectional layer's output"
+        yield "model.hidden_size", "it must be even: each direction makes half of a bidirectional layer's output"
     outputs = model.hidden_size // 2 if both_ways else model.hidden_size
     if model.projection and model.intermediate_size <= outputs:
         half = "half of " * both_ways
@@ -165,11 +165,11 @@ def _recurrent_problems(recipe: Recipe) -> Iterator[Problem]:
 def _character_problems(model: ModelSettings) -> Iterator[Problem]:
     """Invalid settings of embeddings made of characters."""
     if model.tied_output:
-        yield "model.tied_output", "embeddings made of characters are no table to share: it must be false"
+        yield "model.tied_output", "embeddings made of characters cannot be shared with the output: set it to false"
     if not 1 <= len(model.character_filters) <= LONGEST_WORD or min(model.character_filters) < 1:
         yield (
             "model.character_filters",
-            f"it lists a number of filters, at least 1, for each of up to {LONGEST_WORD} widths",
+            f"list a number of filters, at least 1, for each of up to {LONGEST_WORD} widths",
         )
 
 

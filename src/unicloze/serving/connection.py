@@ -1,4 +1,4 @@
-"""A connection: how long the head of a request may take, how many connections are open, and what is not HTTP."""
+"""Connections: limits how long the headers of a request may take and how many are open, and refuses what is not HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Connection(H11Protocol):
             self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Stop waiting once the head of a request is complete."""
+        """Stop waiting once the headers of a request are complete."""
         super().data_received(data)
         if self._is_answering:
             self._stop_waiting()

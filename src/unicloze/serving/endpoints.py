@@ -50,7 +50,7 @@ def as_json(content: Any) -> Response:
 
 
 def as_numbers(vectors: npt.NDArray[np.float32]) -> list[list[float]]:
-    """Vectors as lists of numbers of 9 digits, which determine a float32; the exact values of all have up to 17."""
+    """Vectors as lists of numbers of 9 digits, which are enough to restore a float32; its exact value has up to 17."""
     exact = vectors.astype(np.float64)
     exponents = np.floor(np.log10(np.abs(exact), out=np.zeros_like(exact), where=exact != 0))
     scale = 10.0 ** (8 - exponents)

@@ -92,7 +92,7 @@ class Service:
         order: Order | Sequence[int] | None = None,
         picture: bool = False,
     ) -> list[FilledBlanks]:
-        """Fill the masks of some texts; texts of all requests that wait are filled together, in whatever order each."""
+        """Fill the masks of some texts; texts of all waiting requests are filled together, each in its own order."""
         self.need("fill")
         if order is not None:
             self.need("orders")

@@ -1,4 +1,4 @@
-"""Chooses the precision in which vectors are computed: bf16 where a measurement shows it to be faster and close enough."""
+"""Chooses the precision in which vectors are computed: bf16 if it is measured to be faster and close enough."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class VectorPrecision:
 def choose_for_vectors(model: LoadedModel) -> VectorPrecision:
     """Measure a model's vectors of short random texts in both precisions.
 
-    bf16 is chosen where it is at least `LEAST_SPEED_UP` times as fast and no cosine is below `LEAST_COSINE`. It is not
-    tried where the processor does not compute it faster, or the model is in bf16 already.
+    bf16 is chosen if it is at least `LEAST_SPEED_UP` times as fast and no cosine is below `LEAST_COSINE`. It is not tried if
+    the hardware does not compute it fast, or if the model is in bf16 already.
     """
     automatic = TrainingSettings(precision="auto")
     if model.precision != "fp32" or choose_precision(automatic, model.compute.device) != "bf16":
@@ -78,7 +78,7 @@ def _random_texts(model: LoadedModel) -> list[str]:
 
 
 def _seconds(model: LoadedModel, texts: list[str]) -> float:
-    # On a CPU, what else the machine does matters less to processor time.
+    # On a CPU, other work of the machine affects processor time less.
     clock = time.process_time if model.compute.device.type == "cpu" else time.perf_counter
     begin = clock()
     embed(model, texts)

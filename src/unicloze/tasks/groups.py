@@ -49,7 +49,7 @@ class Headed(TaskSettings):
             model reads from left to right, else the `first`. An encoder-decoder predicts classes and quantities from the last
             slot of its `decoder`, which reads the text again (BART).
         head_dropout: Dropout of the output layer's input; default: `model.dropout`.
-        separators: Number of [EOS] between two texts; models fine-tuned as RoBERTa's authors do have 2.
+        separators: Number of [EOS] between two texts; RoBERTa has 2.
     """
 
     head: Literal["dense", "dense_gelu", "dense_relu", "plain", "batch_norm", "biattentive"] = "dense"
@@ -85,7 +85,7 @@ class Headed(TaskSettings):
         """Reject pooling where a single slot is needed."""
         yield from super().problems(recipe)
         if self.head in ("batch_norm", "biattentive") and not self.of_texts:
-            yield "task.head", "only one prediction per text is normalised over a batch: set it to dense or plain"
+            yield "task.head", f"{self.head} needs one prediction per text: set it to dense or plain"
         takes_views = self.of_texts or self.kind == "tagging"
         if self.layers == "all" and not takes_views:
             yield "task.layers", "only tags and texts are predicted from all layers: set it to last"
@@ -105,15 +105,15 @@ class Labelled(TaskSettings):
 
     Args:
         labels: The classes, in the order of their indices; default: sorted labels of the training file.
-        class_weights: Weight of each class in the loss, 1 for a class that is not named; `balanced` gives all classes of the
-            training file the same total weight.
+        class_weights: Weight of each class in the loss; default: 1. `balanced` gives all classes of the training file the
+            same total weight.
     """
 
     labels: list[str] | None = None
     class_weights: Literal["balanced"] | dict[str, float] | None = None
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Reject duplicate classes, and weights that are not positive or of no class."""
+        """Reject duplicate classes, and weights that are not positive or belong to no class."""
         yield from super().problems(recipe)
         if self.labels is not None and len(set(self.labels)) != len(self.labels):
             yield "task.labels", "name each class once"

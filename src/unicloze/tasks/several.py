@@ -1,9 +1,9 @@
 """Several tasks as one: texts (Raffel et al. 2020), or taggers that share all but their heads (Clark et al. 2018).
 
-Of texts every record becomes a source with the name of its task, and a target text. A source is "stsb sentence1: ...
+As texts, every record becomes a source with the name of its task, and a target text. A source is "stsb sentence1: ...
 sentence2: ..." as in T5's Appendix D, a class is a word and a similarity is its number rounded to a step of 0.2 (Section
-2.4). A part without labels continues the beginning of a text, T5's prefix language model (Section 3.3.1). Of taggers each
-has tags and a head of its own, and every step is of one of them.
+2.4). A part without labels continues the beginning of a text, T5's prefix language model (Section 3.3.1). Each tagger
+has its own tags and head, and every step trains one of them.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class TaggingSettings(Headed, Delimited, Labelled):
             of that biLSTM (ELMo, Section 3.3).
         parts: Several taggers to train together (CVT): for each a mapping of `label`, `train` and `dev` (its files in the
             folders --train and --dev), `source` (`{tokens: FIELD}`), `target` (the field of its tags), `labels`, `metrics`,
-            `format` and `share`; see `unicloze.tasks.several.TaskPart`. Every step is of one of them, drawn at random.
+            `format` and `share`; see `unicloze.tasks.several.TaskPart`. Every step trains one of them, drawn at random.
         mixing_cap: Most rows of a part that count when a step's part is drawn; default: all.
         mixing_temperature: Temperature of that draw: 1 draws parts by their number of rows, 2 by its square root.
     """
@@ -85,7 +85,7 @@ class TaggingSettings(Headed, Delimited, Labelled):
     }
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Reject invalid parts, and a second mix beside nothing."""
+        """Reject invalid parts, and a second mix without a first."""
         yield from super().problems(recipe)
         yield from part_problems(self.parts, taggers=True)
         if self.parts and (self.fields or self.format != "auto" or self.labels is not None):
@@ -94,7 +94,7 @@ class TaggingSettings(Headed, Delimited, Labelled):
                 "each entry names its own fields, format and labels: leave out task.fields, task.format and task.labels",
             )
         if self.parts and self.class_weights is not None:
-            yield "task.class_weights", "the taggers of task.parts have no weights of classes: leave it out"
+            yield "task.class_weights", "task.parts does not support it: leave it out"
         if self.output_mix and not (self.encoder_size and recipe.model.layer_mix):
             yield (
                 "task.output_mix",
@@ -103,7 +103,7 @@ class TaggingSettings(Headed, Delimited, Labelled):
 
 
 def with_tags(settings: TaggingSettings, records: Sequence[Record]) -> TaggingSettings:
-    """The settings with the tags of the training records as labels and their weights, unless given; those of each part apart.
+    """The settings with the tags of the training records as labels and their weights, unless given; for each part separately.
 
     Raises:
         UniclozeError: A record has no tags, or not one per word; the message names its line.
@@ -315,7 +315,7 @@ def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
 def predict(
     records: Sequence[Record], rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe
 ) -> list[Prediction]:
-    """The most likely tag of each word of each record; by part if it is tagged by all."""
+    """The most likely tag of each word of each record; by part if all tag it."""
     task = task_of(recipe, TaggingSettings)
     taggers = taggers_of(task)
     found: list[dict[str, list[str]]] = [{name: [] for name in _targets(record, task)} for record in records]

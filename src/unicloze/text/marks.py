@@ -1,7 +1,7 @@
-"""Marks: one byte per token that keeps which phrases and entities a document gives.
+"""Marks: one byte per token that records the phrases and entities of a document.
 
 The byte of a token says whether the token belongs to the same span as the token before it, and which kinds of spans its
-document gives: a document that gives none of a kind is masked as if it had no spans.
+document has.
 """
 
 from __future__ import annotations

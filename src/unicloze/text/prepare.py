@@ -152,7 +152,7 @@ def open_or_prepare(
                 f"is {wanted[:16]}: leave out --tokenizer.path or prepare again."
             )
     if progress and data.spans_field is not None and "data.spans_field" not in prepared.lineage["settings"]:
-        say(f"{data.prepared} was prepared without data.spans_field: its documents count as giving no spans.")
+        say(f"{data.prepared} was prepared without data.spans_field, so its documents have no spans.")
     return prepared
 
 

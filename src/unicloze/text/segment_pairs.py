@@ -156,15 +156,15 @@ def _from_both(own: Values, other: Values, index: Int64s, changed: Int64s) -> Va
 def beside_new_text(segments: Segments, keys: keyed.Bits, stride: int, backward: npt.NDArray[np.bool_]) -> Segments:
     """Cut overlapping pieces so that the text a window adds to the memory is whole in one segment (XLNet, Section 2.5).
 
-    Windows of a stream advance by `stride` tokens, which each window adds: the first of its piece, in backward rows the last.
-    They and a part of the rest are one segment, of the same context as the memory. What remains of the piece, cut uniformly
-    and with neither part empty, is the other: the second, in backward rows the first.
+    Windows of a stream advance by `stride` tokens, and each window adds as many to the memory: the first of its piece, or in
+    backward rows the last. These tokens and a part of the others are the segment next to the memory. The rest, cut off at a
+    uniform place, is the other segment: the second, or in backward rows the first. Neither part of the others is empty.
 
     Args:
         segments: Pieces, see `contiguous`.
         keys: Key of each row's draws. *Shape:* (rows,)
         stride: Tokens by which the windows advance.
-        backward: Rows whose memory is of the text behind them. *Shape:* (rows,)
+        backward: Rows whose memory holds the text after them. *Shape:* (rows,)
 
     Returns:
         The segments and the new tokens. A piece at the end of a text with fewer than two other tokens is cut anywhere.
@@ -189,7 +189,7 @@ def random_segment(
 ) -> Segments:
     """Replace the segment apart from the memory with the beginning of another piece (XLNet, Section 2.5).
 
-    This is the second segment, in backward rows the first; it gets as many tokens as it had if the other piece has them.
+    This is the second segment, or in backward rows the first. Its length stays the same if the other piece has enough tokens.
 
     Args:
         segments: Result of `beside_new_text`.

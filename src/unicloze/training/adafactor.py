@@ -63,7 +63,7 @@ class Adafactor(TensorwiseOptimizer):
 
     @staticmethod
     def _rate(weight: Tensor, rate: float) -> float | Tensor:
-        """The learning rate for a tensor of its size; a tensor on a GPU, which nobody waits for."""
+        """The learning rate for a tensor of its size; on a GPU it stays a tensor there, so that nothing waits for it."""
         if weight.device.type == "cpu":
             return rate * max(SMALLEST_SIZE, float(_size(weight)))
         return rate * _size(weight).clamp_(min=SMALLEST_SIZE)

@@ -2,7 +2,7 @@
 
 A CPU training step allocates and frees the same large blocks repeatedly. glibc returns such blocks to the kernel, so
 every step pays for fresh zeroed pages, which was measured to cost as much as the arithmetic. Small blocks that stay allocated
-between the large ones make such a heap grow with every step, so what is free is returned now and then.
+between the large ones make such a heap grow with every step, so free memory is returned every `TRIMMED_EVERY` steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import platform
 
 TRIMMED_EVERY = 100
-"""Steps between two returns of free memory."""
+"""Number of steps after which free memory is returned."""
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 

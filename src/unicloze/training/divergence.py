@@ -29,7 +29,7 @@ def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[M
 
 
 class Updated:
-    """Checks the weights after each update: at once, or on a GPU when numbers of the next step are read.
+    """Checks the weights after each update: immediately, or on a GPU together with the numbers of the next step.
 
     Args:
         model: The weights.
@@ -49,7 +49,7 @@ class Updated:
 
     @property
     def unread(self) -> list[Tensor]:
-        """The norm of the weights, if nobody has read it."""
+        """The norm of the weights, if it has not been read yet."""
         return [] if self._norm is None else [self._norm]
 
     def read(self, norms: Sequence[float]) -> None:

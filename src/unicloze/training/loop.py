@@ -100,7 +100,7 @@ class Compute:
 
     @property
     def queues(self) -> bool:
-        """Whether the device computes while this process goes on, which reading a number from it would interrupt."""
+        """Whether the device computes in the background, so that reading a number from it has to wait."""
         return self.device.type != "cpu"
 
     def lookups(self, model: Model) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Distributes one run over several processes; besides `sharding` the only module that uses torch.distributed.
+"""Distributes one run over several processes; only this module and `sharding` use torch.distributed for it.
 
 torchrun starts the processes. Each holds all weights and computes its own leaves of every step (see `tree`); then they
 exchange sums of gradients and all apply the same update. Only the first process writes: the lock, the ledger, checkpoints
@@ -136,8 +136,8 @@ class Group(World):
         each, rest = divmod(len(parts), self.size)
         if rest:
             raise UsageError(
-                f"a step has {len(parts)} micro-batches, which {self.size} processes with a share of the model each cannot "
-                "divide equally: set training.batch_size and training.micro_batch_size so that they can"
+                f"a step has {len(parts)} micro-batches, which cannot be divided equally among {self.size} processes, as "
+                "training.parallel shard needs: set another training.batch_size or training.micro_batch_size"
             )
         return {number: [number] for number in range(self.rank * each, (self.rank + 1) * each)}
 

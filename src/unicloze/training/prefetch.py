@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Prefetch(Generic[T]):
     """Iterates over items that a thread makes ahead, in the same order; use it as a context manager.
 
-    An error that the thread meets is raised in the place of the item it was making.
+    An error in the thread is raised in place of the item it was making.
 
     Args:
         items: The items.

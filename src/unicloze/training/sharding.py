@@ -19,7 +19,8 @@ from unicloze.model.sharing import owners
 def shard(model: nn.Module, device: torch.device, processes: int) -> None:
     """Shard a model over all processes: each layer by itself, then the rest. Layers that share weights are sharded as one.
 
-    Gradients are summed over the processes, not averaged. Only `forward` gathers the weights: use a whole copy for all else.
+    Gradients are summed over the processes, not averaged. Only `forward` gathers the weights; everything else needs a
+    whole copy.
     """
     from torch.distributed.device_mesh import init_device_mesh  # a second to import, which few runs need
     from torch.distributed.fsdp import FSDPModule, fully_shard

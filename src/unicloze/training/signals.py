@@ -1,4 +1,4 @@
-"""Turns the signals that ask a run to stop into a flag."""
+"""Turns signals that stop a run into a flag."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from unicloze.verbs.about import RecipeSummary, count_parameters, doctor, recipes
 from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
+from unicloze.verbs.comparing import compare
 from unicloze.verbs.exporting import export
 from unicloze.verbs.importing import import_checkpoint, load_model
 from unicloze.verbs.measuring import (
@@ -26,7 +27,7 @@ from unicloze.verbs.measuring import (
     measure_task,
     metrics,
 )
-from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
+from unicloze.verbs.pretraining import inspect, prepare, pretrain, report
 from unicloze.verbs.serving import serve
 from unicloze.verbs.tasks import finetune, generate, predict, stream, unanswerable
 from unicloze.verbs.use import embed, fill, score

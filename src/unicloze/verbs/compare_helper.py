@@ -1,8 +1,8 @@
-"""A process that works on the comparison of another one.
+"""A process that does runs of a comparison that another process started.
 
     python -m unicloze.verbs.compare_helper    reads the arguments of `compare` from stdin
 
-It shows its progress on stderr. When its stdin ends, it saves its run and ends too.
+It shows its progress on stderr. When its stdin ends, it saves its run and exits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 
 from unicloze import plugins
 from unicloze.errors import UniclozeError
-from unicloze.verbs.pretraining import compare
+from unicloze.verbs.comparing import compare
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ def export(
         model: Run directory, one of its checkpoints, or a Hugging Face model folder; in Python also a loaded model.
         to: Stock classes of Transformers: `bert` (no relative position bias), `mpnet` (with one), `roberta`, `electra`,
             `albert` or `distilbert`; `t5` or `bart` for an encoder-decoder; `gpt2` for a left-to-right model, `xlnet` for a
-            permuted one; or `unicloze`, the classes of `unicloze.hf`, which suit every model of one stack.
+            permuted one; or `unicloze`, the classes of `unicloze.hf`, for every model of one stack without a task's head.
         out: Folder to write; default: next to the model, named MODEL-FORMAT.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Starts other processes that work on the same comparison, see `compare_helper`."""
+"""Starts further processes for the runs of a comparison, see `compare_helper`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from unicloze.cores import usable_cores
 from unicloze.progress import say
 
 PATIENCE = 60.0
-"""Seconds that a process gets to end by itself."""
+"""Seconds to wait for a process to exit by itself."""
 
 
 @contextlib.contextmanager
 def helpers(arguments: Mapping[str, Any], count: int, *, quiet: bool) -> Iterator[None]:
-    """Have other processes work on the same comparison.
+    """Let further processes do runs of a comparison within this context.
 
     Args:
         arguments: Arguments of `compare`; those that JSON cannot represent are sent as text.
@@ -50,7 +50,7 @@ class _Helper:
     """One of the processes.
 
     Args:
-        number: Its number; the one that starts the others is 0.
+        number: Its number, from 1; the process that starts them is 0.
         sent: What it reads from stdin.
         processes: Number of all processes.
         quiet: Whether to hide what it shows.
@@ -86,12 +86,12 @@ class _Helper:
             say(f"[{self._number}] ended with status {status}; another process takes over its run")
 
     def stop(self) -> None:
-        """Ask it to save and end."""
+        """Ask it to save and exit."""
         self._stopped = True
         self._process.terminate()
 
     def wait(self) -> None:
-        """Wait for its end."""
+        """Wait until it exits."""
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:

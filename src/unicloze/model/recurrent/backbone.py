@@ -41,8 +41,8 @@ def layer_widths(settings: ModelSettings) -> list[tuple[int, int, int]]:
     """Inputs, cells and outputs of each layer in one direction.
 
     With `model.projection` every layer has `intermediate_size` cells and `hidden_size` outputs; otherwise the last layer has
-    `hidden_size` cells and the others `intermediate_size`. Of bidirectional layers either direction has half of `hidden_size`
-    outputs, the last layer as many cells, and the layers above the first read both directions.
+    `hidden_size` cells and the others `intermediate_size`. In bidirectional layers each direction has half of `hidden_size`
+    outputs (in the last layer as many cells), and the layers above the first read both directions.
     """
     both_ways = settings.directions == "bidirectional"
     widths, inputs, last = [], embedding_width(settings), side_width(settings)
@@ -78,7 +78,7 @@ class Reading:
 
 
 class Embeddings(nn.Module):
-    """Token embeddings, of a table or made of characters.
+    """Token embeddings, from a table or made of characters.
 
     Dropout drops all occurrences of a token at once (Gal and Ghahramani 2016).
     """
@@ -193,7 +193,7 @@ class RecurrentBackbone(nn.Module):
     def _read_both_ways(
         self, embedded: Tensor, found: Mapping[Direction, Runs], dropout: DropoutKey | None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs of bidirectional layers: before dropout, the last also after it, and all after dropout."""
+        """Outputs of bidirectional layers: all before dropout and then the last one after it; and all after dropout."""
         rows, width = embedded.shape[:2]
         settings = self.settings
         sequences = {direction: Sequences(runs, width, embedded.device) for direction, runs in found.items()}

@@ -45,7 +45,7 @@ class CharacterCnn(nn.Module):
         settings: Model shape.
 
     Attributes:
-        symbols: Symbols of each token, see `unicloze.spelling`; the tokenizer's, so no weight and in no checkpoint.
+        symbols: Symbols of each token, see `unicloze.spelling`. They follow from the tokenizer and are in no checkpoint.
             *Shape:* (vocabulary, symbols); None until given.
     """
 
@@ -63,7 +63,7 @@ class CharacterCnn(nn.Module):
         self.symbols = None
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw the weights as ELMo's released code does; biases are 0, but for the highways' gates."""
+        """Draw the weights as ELMo's released code does; biases are 0, except those of the highways' gates."""
         with torch.no_grad():
             self.characters.weight.uniform_(-CHARACTER_RANGE, CHARACTER_RANGE, generator=generator)
             for module in self.modules():
@@ -97,7 +97,7 @@ class CharacterCnn(nn.Module):
         widest = len(self.filters)
         longest = int((symbols != PADDING).sum(dim=1).max())
         embedded = self.characters(symbols[:, : longest + widest]).transpose(1, 2)  # more padding changes no maximum
-        # `max` keeps places for the backward pass, `amax` would keep all outputs of the filters
+        # for the backward pass `max` keeps indices, where `amax` would keep all outputs of the filters
         x = self.activation(torch.cat([each(embedded).max(dim=2).values for each in self.filters], dim=1))
         for highway in self.highways:
             x = highway(x)

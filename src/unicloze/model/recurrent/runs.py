@@ -33,7 +33,7 @@ NO_RUN = (
 
 NO_TEXT = (
     "model.directions bidirectional reads whole texts in both directions, but a slot of these rows reads otherwise: use an "
-    "objective or use.visibility bidirectional, or other model.directions"
+    "objective or use.visibility bidirectional, or another value of model.directions"
 )
 
 

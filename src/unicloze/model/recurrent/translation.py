@@ -20,7 +20,7 @@ class TranslationBackbone(nn.Module):
     """Reads the sources of a batch with a bidirectional encoder and their targets with an attention decoder.
 
     Half of the cells of an encoder layer read from left to right and half from right to left, and every layer reads both
-    halves of the one below. The decoder's layers are as wide and begin with the states in which the encoder's end. Dropout
+    halves of the one below. The decoder's layers are as wide and start with the final states of the encoder's. Dropout
     has one mask for all steps of a text.
 
     Args:

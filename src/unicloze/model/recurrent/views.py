@@ -1,7 +1,7 @@
-"""Views: what the prediction modules of cross-view training see of a text (Clark et al. 2018, Sections 3.2 and 4.1).
+"""Views: what the heads of cross-view training see of a text (Clark et al. 2018, Sections 3.2 and 4.1).
 
-The primary module and one auxiliary module have the `full` view: the outputs of all layers. The other auxiliary modules read
-one direction of the first layer, at a slot from which a part of the text is out of sight.
+The primary head and one auxiliary head have the `full` view: the outputs of all layers. The other auxiliary heads read one
+direction of the first layer, at a slot from which a part of the text is hidden.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from unicloze.settings import ModelSettings, ViewName
 
 @dataclass(frozen=True)
 class View:
-    """The input of a prediction module for a unit, such as a word.
+    """The input of a head for a unit, such as a word.
 
     Args:
         direction: The direction of the first layer that it reads; None for both directions of all layers.
-        edge: The slot of the unit that it reads, or that the shift starts from.
-        shift: Distance from there to the slot that it reads.
+        edge: The slot of the unit to which `shift` is added.
+        shift: Distance from that slot to the one it reads.
     """
 
     direction: Direction | None

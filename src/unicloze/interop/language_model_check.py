@@ -16,8 +16,8 @@ from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError
 from unicloze.example import collate
 from unicloze.interop.check import STRINGS
+from unicloze.interop.language_model_export import CLASSES, layout_of, query_of
 from unicloze.interop.peer import quietly, transformers_library
-from unicloze.interop.two_stacks_export import CLASSES, layout_of, query_of
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.objectives.permuted import lay_out_permuted
@@ -31,7 +31,7 @@ PROBES = 4
 def check(to: str, loaded: LoadedModel, folder: Path) -> dict[str, float]:
     """Load a written folder with Transformers and compare the logits of first tokens, and the ids of texts.
 
-    Of an XLNet, which generates no texts, the logits of all tokens and of one that is predicted.
+    For an XLNet, which generates no texts: the logits of all tokens and of a predicted one.
 
     Raises:
         UniclozeError: Transformers cannot load it, or its tokenizer gives other ids.
