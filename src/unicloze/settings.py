@@ -91,7 +91,8 @@ class DataSettings:
 
     Args:
         corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), `python-docs`, or a Hugging Face dataset
-            as `hf:NAME[:SPLIT[:COLUMN]]`, where NAME is a folder or OWNER/NAME[/CONFIG]. Each is a source.
+            as `hf:NAME[:SPLIT[:COLUMN]]`, where NAME is a folder or OWNER/NAME[/CONFIG]. Files, folders and globs may also be
+            URLs such as `s3://bucket/*.jsonl.zst` (fsspec). Each entry is a source.
         weights: Passes over each source per epoch; default: 1.
         text_field: Field of .jsonl or column of .parquet that holds the text.
         spans_field: Field of .jsonl with the spans of a text that `objective.mask_unit` phrase and entity mask as a whole: a
