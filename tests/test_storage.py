@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +14,29 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 
 from corpora import write_corpus
 from test_prepare import content, sentence
 from unicloze import storage
 from unicloze.bounded import LONGEST_LINE
+from unicloze.comparison.contestants import contestants
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.recipes import load_recipe
+from unicloze.pretraining import run
+from unicloze.pretraining.run import pretrain_run
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.run_files import CHECKPOINTS, LEDGER, MANIFEST
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.storage import Status, file_at, is_url, problem_with, shown, stored_files
 from unicloze.text import documents, lineage, portions
 from unicloze.text.documents import find_files, other_files, read_documents
 from unicloze.text.prepare import Prepared, prepare_data
+from unicloze.training.checkpoint import list_checkpoints, load_newest, save_checkpoint, write_checkpoint
+from unicloze.training.copies import Copies
+from unicloze.training.ledger import read_ledger
 
 fsspec = pytest.importorskip("fsspec")
+LocalFileSystem = fsspec.get_filesystem_class("file")
 
 TEXTS = [sentence(number) for number in range(60)]
 
@@ -270,3 +280,188 @@ def test_evaluation_files_may_be_stored(memory: Any, tmp_path: Path) -> None:
     for url in ("memory://evaluation.jsonl.gz", "memory://evaluation.parquet"):
         prepared = prepare(str(tmp_path / "texts"), tmp_path / url[-5:], decontaminate=[url])
         assert prepared.lineage["decontamination"]["names"] == [url]
+
+
+# Copies of checkpoints
+
+STEPS = 6
+
+
+def train(out: Path, url: str | None, **changes: Any) -> None:
+    write_corpus(out.parent / "corpus")
+    settings = {
+        "data.corpus": [str(out.parent / "corpus")],
+        "training.steps": STEPS,
+        "training.save_every": 2,
+        "training.evaluate_every": 3,
+        "training.precision": "fp32",
+        "training.copy_to": url,
+    }
+    pretrain_run(load_recipe("quickstart", toy_overrides() | settings | changes), out, progress=False)
+
+
+def steps_at(system: Any, place: str) -> list[int]:
+    """Steps of the complete copies."""
+    return sorted(int(path.split("/")[-2][5:]) for path in system.find(place) if path.endswith(f"/{MANIFEST}"))
+
+
+def weights(out: Path) -> dict[str, bytes]:
+    newest = list_checkpoints(out / CHECKPOINTS)[-1]
+    assert newest.name == f"step-{STEPS:08d}"
+    return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")}
+
+
+def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End the next run with an error as soon as the checkpoint of a step was saved and copied."""
+    save = run._Run._save
+
+    def save_and_stop(self: Any, state: Any) -> None:
+        save(self, state)
+        if state.step == step:
+            monkeypatch.setattr(run._Run, "_save", save)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run._Run, "_save", save_and_stop)
+
+
+def test_a_run_whose_folder_is_lost_resumes_from_its_copies(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path / "whole", None)
+    stop_at(4, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", "memory://copies")
+    assert steps_at(memory, "/copies") == [2, 4]
+    shutil.rmtree(tmp_path / "run")
+    train(tmp_path / "run", "memory://copies")
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert (
+        steps_at(memory, "/copies")
+        == [4, 6]
+        == [int(path.name[5:]) for path in list_checkpoints(tmp_path / "run" / CHECKPOINTS)]
+    )
+    events = list(read_ledger(tmp_path / "run" / LEDGER))
+    assert [event["resumed_from"] for event in events if event["event"] == "start"] == [None, "step-00000004"]
+    assert [event["step"] for event in events if event["event"] == "save"] == [2, 4, 6]
+
+
+def test_a_failed_copy_is_a_warning_and_is_made_up_for(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, failures = type(memory).put_file, [OSError(28, "No space left on device")]
+
+    def fail_once(self: Any, local: str, remote: str, **options: Any) -> None:
+        if failures and local.endswith("optimizer.json"):
+            raise failures.pop()
+        put(self, local, remote, **options)
+
+    monkeypatch.setattr(type(memory), "put_file", fail_once)
+    with pytest.warns(
+        UserWarning, match=r"were not copied, which the next save tries again: .*No space left on device"
+    ):
+        train(tmp_path / "run", "memory://copies")
+    assert not failures
+    assert steps_at(memory, "/copies") == [4, 6]
+    for local in list_checkpoints(tmp_path / "run" / CHECKPOINTS):
+        for file in local.iterdir():
+            assert memory.cat_file(f"/copies/{local.name}/{file.name}") == file.read_bytes()
+
+
+@pytest.fixture
+def run_with_copies(tmp_path: Path) -> tuple[Path, Path]:
+    """The folder of a run, and the folder of the copies of its checkpoints 1 and 2."""
+    out, copied = tmp_path / "run", tmp_path / "copies"
+    for step in (1, 2):
+        tokenizer = tmp_path / "tokenizer.json"
+        tokenizer.write_text("{}")
+        save_checkpoint(
+            out / CHECKPOINTS,
+            step=step,
+            model={"a": torch.full((2,), step)},
+            optimizers=[],
+            state={},
+            files=[tokenizer],
+            keep=2,
+        )
+    (out / LEDGER).write_text('{"event": "start"}\n')
+    Copies(f"file://{copied}").update(out)
+    return out, copied
+
+
+def test_a_copy_is_complete_once_its_manifest_is_there(
+    run_with_copies: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, copied = run_with_copies
+    put = LocalFileSystem.put_file
+    for after in range(5):  # files copied before the process is killed
+        shutil.rmtree(copied / "step-00000002")
+        left = [after]
+
+        def killed(self: Any, *names: str, left: list[int] = left, **options: Any) -> None:
+            if names[0].endswith("ledger.jsonl"):
+                return
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            put(self, *names, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalFileSystem, "put_file", killed)
+            patch.setattr(LocalFileSystem, "pipe_file", killed)
+            with pytest.raises(KeyboardInterrupt):
+                Copies(f"file://{copied}").update(out)
+        fresh = out.parent / f"fresh-{after}"
+        assert Copies(f"file://{copied}").fetch(fresh) == "step-00000001"
+        assert load_newest(fresh / CHECKPOINTS) is not None
+        Copies(f"file://{copied}").update(out)
+        assert Copies(f"file://{copied}").fetch(fresh) == "step-00000002"
+        assert (fresh / LEDGER).read_text() == '{"event": "start"}\n'
+        assert Copies(f"file://{copied}").fetch(fresh) is None
+
+
+def test_a_damaged_copy_is_not_used(run_with_copies: tuple[Path, Path]) -> None:
+    out, copied = run_with_copies
+    (copied / "step-00000002" / "state.json").write_text("{}")
+    with pytest.warns(
+        UserWarning, match=r"step-00000002 is damaged \(state\.json differs from its SHA-256\); using step-0"
+    ):
+        assert Copies(f"file://{copied}").fetch(out.parent / "fresh") == "step-00000001"
+    (copied / "step-00000001" / MANIFEST).write_text('{"sha256": {"../../evil": "0"}}')
+    with pytest.raises(UniclozeError, match="and no other copy is intact"):
+        Copies(f"file://{copied}").fetch(out.parent / "other")
+    assert [path.name for path in (out.parent / "other" / CHECKPOINTS).iterdir()] == []
+
+
+def test_a_checkpoint_written_again_replaces_its_copy(run_with_copies: tuple[Path, Path]) -> None:
+    out, copied = run_with_copies
+    newest = out / CHECKPOINTS / "step-00000002"
+    shutil.rmtree(newest)
+    write_checkpoint(newest, step=2, model={"a": torch.full((2,), 7.0)}, optimizers=[], state={}, files=[])
+    Copies(f"file://{copied}").update(out)
+    for file in newest.iterdir():
+        assert (copied / newest.name / file.name).read_bytes() == file.read_bytes()
+    assert not (copied / newest.name / "tokenizer.json").exists()
+
+
+def test_a_storage_out_of_reach_stops_only_a_run_without_checkpoints(
+    run_with_copies: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, copied = run_with_copies
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the network is down")
+
+    monkeypatch.setattr(LocalFileSystem, "ls", fail)
+    with pytest.raises(UniclozeError, match=r"cannot be used \(the network is down\)"):
+        Copies(f"file://{copied}").fetch(out.parent / "fresh")
+    with pytest.warns(UserWarning, match="the run continues with its own checkpoints: .*the network is down"):
+        assert Copies(f"file://{copied}").fetch(out) is None
+
+
+def test_only_urls_of_one_pretraining_are_copied_to() -> None:
+    with pytest.raises(UsageError, match=r"training\.copy_to is 'copies'; give a URL such as s3://bucket/runs/mine"):
+        load_recipe("quickstart", {"training.copy_to": "copies"})
+    with pytest.raises(UsageError, match=r"training.copy_to is 's3://bucket'; it contains credentials"):
+        load_recipe("quickstart", {"training.copy_to": "s3://key:secret@bucket"})
+    with pytest.raises(UsageError, match=r"option --training\.copy_to: each run needs a URL of its own"):
+        contestants(["unilmv2-small"], like=None, overrides={"training.copy_to": "memory://copies"})

@@ -563,6 +563,8 @@ class TrainingSettings:
         log_every: Steps between ledger lines.
         save_every: Steps between checkpoints; 0 saves at the end only.
         keep_checkpoints: Number of most recent checkpoints to keep.
+        copy_to: URL of a folder, such as `s3://bucket/runs/mine`, to which each checkpoint of pre-training is copied.
+            A run whose own folder is lost resumes from there. Each run needs its own.
     """
 
     steps: int = 500_000
@@ -613,6 +615,7 @@ class TrainingSettings:
     log_every: int = 10
     save_every: int = 1000
     keep_checkpoints: int = 2
+    copy_to: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

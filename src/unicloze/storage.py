@@ -130,7 +130,7 @@ class StoredFile:
 
     def is_file(self) -> bool:
         """Whether it still exists."""
-        with _explained(self.url):
+        with explained(self.url):
             self.system.invalidate_cache()
             return bool(self.system.isfile(self.path))
 
@@ -142,7 +142,7 @@ class StoredFile:
         """Its size and version, as listed, else as they are now."""
         if self.known is not None:
             return self.known
-        with _explained(self.url):
+        with explained(self.url):
             self.system.invalidate_cache()
             return Status.of(self.url, self.system.info(self.path))
 
@@ -152,7 +152,7 @@ class StoredFile:
         Raises:
             UniclozeError: It cannot be opened. Reading raises it, too.
         """
-        with _explained(self.url):
+        with explained(self.url):
             raw = _Explained(self.url, self.system.open(self.path, mode))
         return io.BufferedReader(raw, _AT_ONCE)
 
@@ -175,13 +175,13 @@ class _Explained(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         view = memoryview(buffer)
-        with _explained(self._url):
+        with explained(self._url):
             found = self._stream.read(len(view))
         view[: len(found)] = found
         return len(found)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        with _explained(self._url):
+        with explained(self._url):
             return int(self._stream.seek(offset, whence))
 
     def tell(self) -> int:
@@ -208,7 +208,7 @@ def opened(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise UsageError(f'{url} needs the package fsspec: pip install "unicloze[storage]"') from error
     protocol = urlsplit(url).scheme
-    with _explained(url):
+    with explained(url):
         try:
             system, path = url_to_fs(url)
         except ImportError as error:
@@ -243,7 +243,7 @@ def stored_files(url: str, *, hidden: bool = False) -> list[StoredFile]:
     """
     system, path = opened(url)
     files: dict[str, Mapping[str, Any]] = {}
-    with _explained(url):
+    with explained(url):
         system.invalidate_cache()
         if _MAGIC.search(path):
             found = system.glob(path, detail=True)
@@ -275,7 +275,7 @@ def _url_of(given: str, system: Any, path: str) -> str:
 
 
 @contextlib.contextmanager
-def _explained(url: str) -> Iterator[None]:
+def explained(url: str) -> Iterator[None]:
     """Convert what a file system raises, which each does in its own way, to a `UniclozeError`."""
     try:
         yield

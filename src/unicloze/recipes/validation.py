@@ -285,6 +285,12 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
             "training.decay_steps",
             f"after {training.warmup_steps} warm-up steps it ends beyond step {training.steps}",
         )
+    if training.copy_to is not None:
+        refused = (
+            problem_with(training.copy_to) if is_url(training.copy_to) else "give a URL such as s3://bucket/runs/mine"
+        )
+        if refused is not None:
+            yield "training.copy_to", refused
     if training.leaves < 1 or training.leaves & (training.leaves - 1):
         yield "training.leaves", "it must be a power of 2, such as 64"
     micro = training.micro_batch_size
