@@ -263,6 +263,7 @@ SETTINGS = {
     "training.log_every": Row("unilmv2", "2"),
     "training.save_every": Row("unilmv2", "1"),
     "training.keep_checkpoints": Row("unilmv2", "1", beside="--training.save_every 1"),
+    "training.copy_to": Row("unilmv2", "memory://copies", same="a copy changes nothing of the run"),
     "use.visibility": Row("used", "left_to_right"),
     "use.pooling": Row("used", "last"),
     "task.kind": Row("classes", "choice"),

@@ -33,6 +33,7 @@ FLOORS = (
         "json_values",
         "launch",
         "progress",
+        "storage",
         "version",
     },
     {"arrays", "keyed", "ragged", "spelling", "visibility", "visibility_masks", "example", "packing"},

@@ -55,7 +55,7 @@ class Unpacked(io.RawIOBase):
         packed: Returns the number of compressed bytes read so far.
     """
 
-    def __init__(self, path: Path, stream: Any, raw: BinaryIO, packed: Callable[[], int]) -> None:
+    def __init__(self, path: object, stream: Any, raw: BinaryIO, packed: Callable[[], int]) -> None:
         self._path, self._stream, self._raw, self._packed, self._size = path, stream, raw, packed, 0
 
     def readable(self) -> bool:

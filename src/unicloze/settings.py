@@ -91,7 +91,8 @@ class DataSettings:
 
     Args:
         corpus: Files, folders or globs of .txt, .jsonl or .parquet (also .gz, .zst), `python-docs`, or a Hugging Face dataset
-            as `hf:NAME[:SPLIT[:COLUMN]]`, where NAME is a folder or OWNER/NAME[/CONFIG]. Each is a source.
+            as `hf:NAME[:SPLIT[:COLUMN]]`, where NAME is a folder or OWNER/NAME[/CONFIG]. Files, folders and globs may also be
+            URLs such as `s3://bucket/*.jsonl.zst` (fsspec). Each entry is a source.
         weights: Passes over each source per epoch; default: 1.
         text_field: Field of .jsonl or column of .parquet that holds the text.
         spans_field: Field of .jsonl with the spans of a text that `objective.mask_unit` phrase and entity mask as a whole: a
@@ -562,6 +563,8 @@ class TrainingSettings:
         log_every: Steps between ledger lines.
         save_every: Steps between checkpoints; 0 saves at the end only.
         keep_checkpoints: Number of most recent checkpoints to keep.
+        copy_to: URL of a folder, such as `s3://bucket/runs/mine`, to which each checkpoint of pre-training is copied.
+            A run whose own folder is lost resumes from there. Each run needs its own.
     """
 
     steps: int = 500_000
@@ -612,6 +615,7 @@ class TrainingSettings:
     log_every: int = 10
     save_every: int = 1000
     keep_checkpoints: int = 2
+    copy_to: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,8 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
             raise UsageError(f"option --{key}: the comparison sets this, from its budget, its seeds and its text.")
     if any(key.startswith("distillation.") for key in overrides):
         raise UsageError("options --distillation.teacher and others: no budget counts a teacher's computation.")
+    if overrides.get("training.copy_to") is not None:
+        raise UsageError("option --training.copy_to: each run needs a URL of its own, so a comparison copies none.")
     if "name" in overrides:
         raise UsageError("option --name: each recipe keeps its own name, which also names its row and folder.")
     refuse_not_of_pretraining("compare", overrides, "probe.")
@@ -84,7 +86,7 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
         shared: dict[str, Any] = {"tokenizer.extra_tokens": extra}
         if model is not None:
             shared |= _shared_settings(model, recipe) | {"tokenizer.extra_tokens": extra}
-        found.append(load_recipe(name, {**shared, **_those_of(recipe, overrides)}))
+        found.append(load_recipe(name, {**shared, **_those_of(recipe, overrides), "training.copy_to": None}))
     _refuse_foreign(own, overrides)
     for key in overrides:
         refuse_unread([recipe for recipe in found if key in _those_of(recipe, overrides)], [key])

@@ -39,6 +39,7 @@ from unicloze.training.checkpoint import (
     load_newest,
     set_aside_newer,
 )
+from unicloze.training.copies import Copies
 from unicloze.training.distillation import Teacher
 from unicloze.training.forecast import refuse_what_cannot_fit, weights_fit
 from unicloze.training.initial import initialize_from
@@ -134,6 +135,11 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bo
     with joined() as world, hold_run(out, world), pinned_threads(recipe.training, world):
         world.same("the recipe", digest(recipe.to_dict()), "give all processes the same recipe and settings")
         progress = progress and world.first
+        copies = None if recipe.training.copy_to is None else Copies(recipe.training.copy_to)
+        if copies is not None:
+            fetched = world.only_first(lambda: copies.fetch(out))
+            if fetched and progress:
+                say(f"{out}: fetched {fetched} from {copies.url}.")
         checkpoint = world.in_turn(lambda: load_newest(out / CHECKPOINTS))
         recipe = _with_former_settings(recipe, out, checkpoint, world)
         world.sharded = world.only_first(lambda: _shards(recipe, world))
@@ -448,6 +454,9 @@ class _Run(RunProcess):
             facts["teacher"] = self.teacher.digest
         with averaged(self.state.optimizers):
             self.save(facts, keep=self.recipe.training.keep_checkpoints)
+        copy_to = self.recipe.training.copy_to
+        if copy_to is not None:
+            self.world.only_first(lambda: Copies(copy_to).update(self.out))
 
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows

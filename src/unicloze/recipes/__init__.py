@@ -195,6 +195,7 @@ def toy_overrides() -> dict[str, Any]:
         "training.evaluate_windows": 4,
         "training.log_every": 1,
         "training.save_every": 0,
+        "training.copy_to": None,
     }
 
 

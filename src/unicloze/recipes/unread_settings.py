@@ -171,6 +171,7 @@ DECIDED_IN_A_TASK: Mapping[str, str] = {
     "training.evaluate_every": "give finetuning.evaluations, the number per epoch",
     "training.evaluate_windows": "give task.evaluate_records, the number of records to evaluate on",
     "training.keep_checkpoints": "the newest and the best checkpoint are kept",
+    "training.copy_to": "only the checkpoints of pre-training are copied",
     "training.layer_decay": "give finetuning.layer_decay",
     "training.parallel": "every process holds the whole model in fine-tuning",
     "training.compile": "rows differ in length, and recompiling the model for each length is slower",

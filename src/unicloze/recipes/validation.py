@@ -16,6 +16,7 @@ from unicloze.recipes.checks_model import model_problems
 from unicloze.recipes.checks_task import task_problems
 from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, Problem, Range, declared
 from unicloze.settings import DEVICE, Recipe
+from unicloze.storage import is_url, problem_with, shown
 
 SMALLEST_VOCABULARY = 16
 """The special tokens and a few word pieces."""
@@ -86,7 +87,7 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
             key, problem = first
             having = [other for one, other in zip(found, firsts, strict=True) if _has(one.recipe, key)]
             of_all = key not in variant.set_by and all(other == first for other in having)
-            said = f"{key} is {_value(variant.recipe, key)!r}; {problem}"
+            said = f"{key} is {_without_secrets(_value(variant.recipe, key))!r}; {problem}"
             raise error(variant.set_by.get(key, key), said, "" if of_all else variant.place)
         rows = variant.share * variant.recipe.training.batch_size
         if rows < 1 and not recipe.task.kind:  # a task has its own rows; the mixture is that of its model
@@ -94,6 +95,13 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
             raise error(variant.mixture_key, f"{said}; raise the batch size or the share", variant.place)
     for key, problem in _problems_of_phases(recipe):
         raise error(key, problem)
+
+
+def _without_secrets(value: Any) -> Any:
+    """A value for a message: URLs without user name, password and query."""
+    if isinstance(value, list):
+        return [_without_secrets(each) for each in value]
+    return shown(value) if isinstance(value, str) and is_url(value) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +227,10 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
 
     if not data.corpus and data.prepared is None:
         yield "data.corpus", "name at least one file, folder or glob, or 'python-docs'"
+    for key, names in (("data.corpus", data.corpus), ("data.decontaminate", data.decontaminate)):
+        refused = next(filter(None, map(problem_with, filter(is_url, names))), None)
+        if refused is not None:
+            yield key, refused
     if data.weights is not None and len(data.weights) != len(data.corpus):
         yield "data.weights", f"give one weight for each of the {len(data.corpus)} sources of data.corpus"
     if data.weights is not None and not all(0 < weight < math.inf for weight in data.weights):
@@ -273,6 +285,12 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
             "training.decay_steps",
             f"after {training.warmup_steps} warm-up steps it ends beyond step {training.steps}",
         )
+    if training.copy_to is not None:
+        refused = (
+            problem_with(training.copy_to) if is_url(training.copy_to) else "give a URL such as s3://bucket/runs/mine"
+        )
+        if refused is not None:
+            yield "training.copy_to", refused
     if training.leaves < 1 or training.leaves & (training.leaves - 1):
         yield "training.leaves", "it must be a power of 2, such as 64"
     micro = training.micro_batch_size

@@ -26,6 +26,7 @@ from unicloze.arrays import Int64s
 from unicloze.bounded import LARGEST_FILE, parse_json
 from unicloze.characters import IDEOGRAPH
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.storage import File
 from unicloze.text.documents import files_at
 
 Words = npt.NDArray[np.int32]
@@ -135,7 +136,7 @@ def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
     return first, max(first, start + len(piece.rstrip()))
 
 
-def evaluation_texts(names: Sequence[str]) -> Iterator[tuple[Path, list[str]]]:
+def evaluation_texts(names: Sequence[str]) -> Iterator[tuple[File, list[str]]]:
     """The texts of evaluation files: strings of JSON, cells of tables, and lines of other files.
 
     Args:
@@ -156,15 +157,16 @@ def evaluation_texts(names: Sequence[str]) -> Iterator[tuple[Path, list[str]]]:
                 raise UniclozeError(f"{file} cannot be read ({error}): correct it, or leave it out.") from error
 
 
-def _texts(file: Path) -> Iterator[str]:
+def _texts(file: File) -> Iterator[str]:
     kind = Path(file.name.removesuffix(".gz")).suffix
     if kind == ".parquet":
         import pyarrow.parquet as parquet
 
-        for batch in parquet.ParquetFile(file).iter_batches():
-            yield from itertools.chain.from_iterable(map(_strings, batch.to_pylist()))
+        with file.open("rb") as table:
+            for batch in parquet.ParquetFile(table).iter_batches():
+                yield from itertools.chain.from_iterable(map(_strings, batch.to_pylist()))
         return
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+    with file.open("rb") as packed, gzip.open(packed) if file.suffix == ".gz" else packed as opened:
         raw = opened.read(LARGEST_FILE + 1)
     if len(raw) > LARGEST_FILE:
         raise UniclozeError(f"{file} has more than {LARGEST_FILE:,} bytes: split it.")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.storage import is_url
 from unicloze.text.documents import Document, Tally, mended_document
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _ROWS_AT_ONCE = 64
 
 def is_dataset(corpus: str | Path) -> bool:
     """Whether an entry of `data.corpus` names a dataset."""
-    return str(corpus).startswith(PREFIX)
+    return str(corpus).startswith(PREFIX) and not is_url(corpus)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,14 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from unicloze.bounded import LONGEST_LINE, RATIO, SPARE, Unpacked, parse_json
 from unicloze.errors import UniclozeError
+from unicloze.storage import File, is_url, stored_files
 from unicloze.text.spans import NO_SPANS, Spans, read_spans
 
 if TYPE_CHECKING:
@@ -79,14 +80,21 @@ class Tally:
     digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
 
-def files_at(path: str | Path) -> list[Path]:
-    """All files a path names, sorted: a file, everything below a folder, or the matches of a glob (`**` allowed).
+def files_at(path: str | Path) -> Sequence[File]:
+    """All files a path or URL names, sorted: a file, everything below a folder, or the matches of a glob (`**` allowed).
 
     Links are followed. Hidden files and folders are ignored unless named explicitly.
 
     Raises:
-        UniclozeError: A folder is not readable.
+        UniclozeError: A folder or storage is not readable.
     """
+    if is_url(path):
+        return stored_files(str(path))
+    return local_files_at(path)
+
+
+def local_files_at(path: str | Path) -> list[Path]:
+    """`files_at` of a path."""
     return [file for file in _names_at(Path(path).expanduser()) if file.is_file()]
 
 
@@ -146,7 +154,7 @@ def _names_below(place: Path, hidden: bool) -> Iterator[Path]:
         yield from (Path(folder, name) for name in names if hidden == (is_hidden or name.startswith(".")))
 
 
-def find_files(path: str | Path) -> list[Path]:
+def find_files(path: str | Path) -> Sequence[File]:
     """The text files among those a path names, sorted.
 
     Args:
@@ -156,9 +164,14 @@ def find_files(path: str | Path) -> list[Path]:
         UniclozeError: There is nothing, or no file of a known kind.
     """
     place, known = Path(path).expanduser(), ", ".join(SUFFIXES)
-    found = [file for file in files_at(place) if file.name.endswith(SUFFIXES)]
+    files = files_at(path)
+    found = [file for file in files if file.name.endswith(SUFFIXES)]
     if found:
         return found
+    if is_url(path) and any(file.suffix == ".ds" for file in files):
+        raise UniclozeError(f"{path} holds token shards, which are read in place: copy them to a disk.")
+    if is_url(path):
+        raise UniclozeError(f"There is no text file at {path}: name a file, folder or glob of {known}.")
     if place.is_file():
         raise UniclozeError(f"{place} is not of a known file type: rename or convert it to one of {known}.")
     if place.is_dir():
@@ -171,6 +184,8 @@ def other_files(path: str | Path) -> dict[str, int]:
 
     Broken links count as `broken link`, pipes and devices as `pipe or device`, hidden text files as `hidden`.
     """
+    if is_url(path):
+        return _other_stored_files(str(path))
     place = Path(path).expanduser()
     if place.is_file():
         return {}
@@ -183,6 +198,12 @@ def other_files(path: str | Path) -> dict[str, int]:
         elif not file.name.endswith(SUFFIXES):
             kinds.append(file.suffix or "without an ending")
     kinds += ["hidden" for file in _names_at(place, hidden=True) if file.name.endswith(SUFFIXES) and file.is_file()]
+    return dict(Counter(kinds).most_common())
+
+
+def _other_stored_files(url: str) -> dict[str, int]:
+    kinds = [file.suffix or "without an ending" for file in stored_files(url) if not file.name.endswith(SUFFIXES)]
+    kinds += ["hidden" for file in stored_files(url, hidden=True) if file.name.endswith(SUFFIXES)]
     return dict(Counter(kinds).most_common())
 
 
@@ -202,7 +223,7 @@ def read_documents(path: str | Path, text_field: str = "text", *, tally: Tally |
         yield from read_file(file, text_field, tally)
 
 
-def read_file(file: Path, text_field: str, tally: Tally, spans_field: str | None = None) -> Iterator[Document]:
+def read_file(file: File, text_field: str, tally: Tally, spans_field: str | None = None) -> Iterator[Document]:
     """The documents of one file; `tally.digest` is reset for each file.
 
     Args:
@@ -238,7 +259,7 @@ def read_file(file: Path, text_field: str, tally: Tally, spans_field: str | None
 class _Hashing(io.RawIOBase):
     """A file that hashes its raw bytes as they are read."""
 
-    def __init__(self, file: Path, digest: Any) -> None:
+    def __init__(self, file: File, digest: Any) -> None:
         self._file = file.open("rb", buffering=0)
         self._digest = digest
         self.size = 0
@@ -257,7 +278,7 @@ class _Hashing(io.RawIOBase):
         super().close()
 
 
-def _open(file: Path, tally: Tally) -> BinaryIO:
+def _open(file: File, tally: Tally) -> BinaryIO:
     if file.suffix in (".gz", ".zst") and not file.stat().st_size:
         raise EOFError("it is empty")
     hashing = _Hashing(file, tally.digest)
@@ -285,7 +306,7 @@ def _text(raw: bytes, place: str, tally: Tally) -> str:
     return text
 
 
-def _document(text: str, path: Path | str, line: int, tally: Tally, spans: Spans = NO_SPANS) -> Iterator[Document]:
+def _document(text: str, path: File | str, line: int, tally: Tally, spans: Spans = NO_SPANS) -> Iterator[Document]:
     if not text or text.isspace():
         tally.empty += 1
         return
@@ -293,7 +314,7 @@ def _document(text: str, path: Path | str, line: int, tally: Tally, spans: Spans
     yield Document(text=text, path=str(path), line=line, spans=spans)
 
 
-def _read_text(file: Path, stream: BinaryIO, tally: Tally) -> Iterator[Document]:
+def _read_text(file: File, stream: BinaryIO, tally: Tally) -> Iterator[Document]:
     line, pending, searched = 1, bytearray(), 0
     first = True
     while block := stream.read(_CHUNK_BYTES):
@@ -330,7 +351,7 @@ def _between_characters(raw: bytearray, cut: int) -> int:
     return next(starts, cut)
 
 
-def _lines(file: Path, stream: BinaryIO) -> Iterator[bytes]:
+def _lines(file: File, stream: BinaryIO) -> Iterator[bytes]:
     """The lines of a file.
 
     Raises:
@@ -347,7 +368,7 @@ def _lines(file: Path, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _read_jsonl(
-    file: Path, stream: BinaryIO, text_field: str, tally: Tally, spans_field: str | None
+    file: File, stream: BinaryIO, text_field: str, tally: Tally, spans_field: str | None
 ) -> Iterator[Document]:
     for line, raw in enumerate(_lines(file, stream), 1):
         while line == 1 and raw.startswith(_BYTE_ORDER_MARK):
@@ -395,7 +416,7 @@ def _bytes(text: str, place: str, tally: Tally) -> bytes:
         return mended.encode()
 
 
-def _read_parquet(file: Path, text_field: str, tally: Tally, spans_field: str | None) -> Iterator[Document]:
+def _read_parquet(file: File, text_field: str, tally: Tally, spans_field: str | None) -> Iterator[Document]:
     import pyarrow
     import pyarrow.parquet
 
@@ -403,7 +424,7 @@ def _read_parquet(file: Path, text_field: str, tally: Tally, spans_field: str | 
         while block := raw.read(_CHUNK_BYTES):
             tally.digest.update(block)
     try:
-        with pyarrow.parquet.ParquetFile(file) as table:
+        with file.open("rb") as raw, pyarrow.parquet.ParquetFile(file if isinstance(file, Path) else raw) as table:
             if text_field not in table.schema_arrow.names:
                 names = ", ".join(table.schema_arrow.names)
                 raise UniclozeError(
@@ -432,7 +453,7 @@ def _read_parquet(file: Path, text_field: str, tally: Tally, spans_field: str | 
         raise UniclozeError(f"{file} is truncated or damaged ({error}): download or write it again.") from error
 
 
-def _refuse_bomb(file: Path, metadata: Any, text_field: str) -> None:
+def _refuse_bomb(file: File, metadata: Any, text_field: str) -> None:
     """Refuse a table whose text column unpacks to far more than text would; whole pages are unpacked at once."""
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):

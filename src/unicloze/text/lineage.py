@@ -14,6 +14,7 @@ from unicloze.digest import digest
 from unicloze.errors import UniclozeError
 from unicloze.run_files import LINEAGE
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
+from unicloze.storage import File, Status
 from unicloze.text import python_docs
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import SEAL, seal
@@ -39,7 +40,7 @@ _SHAPE = {
         {
             "name": str,
             "corpus": str,
-            "files": [{"path": str, "size": int, "mtime_ns": int, "hash": str, "read_as?": str}],
+            "files": [{"path": str, "size": int, "mtime_ns": int, "hash": str, "read_as?": str, "etag?": str}],
             "train": _COUNTS,
             "heldout": _COUNTS,
             "shards?": [str],
@@ -69,17 +70,22 @@ def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: in
     }
 
 
-def describe_file(file: Path, digest: str, read_as: str | None = None) -> dict[str, Any]:
-    """Entry of a file: path, size in bytes, modification time, hash of its raw bytes, and how it is read.
+def version(file: File) -> dict[str, Any]:
+    """Size in bytes and modification time of a file, and what a storage calls this version of it."""
+    status = file.stat()
+    etag = {"etag": status.etag} if isinstance(status, Status) and status.etag else {}
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, **etag}
+
+
+def describe_file(file: File, digest: str, read_as: str | None = None) -> dict[str, Any]:
+    """Entry of a file: path or URL, its version, hash of its raw bytes, and how it is read.
 
     Args:
         file: The file.
         digest: Hash of its raw bytes.
         read_as: What else determines how the file is read; default: its format.
     """
-    status = file.stat()
-    entry = {"path": str(file), "size": status.st_size, "mtime_ns": status.st_mtime_ns, "hash": digest}
-    return {**entry, "read_as": read_as or _format(file)}
+    return {"path": str(file), **version(file), "hash": digest, "read_as": read_as or _format(file)}
 
 
 def describe_name(name: str) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def describe_dataset(source: DatasetSource) -> list[dict[str, Any]]:
     ]
 
 
-def corpus_files(corpus: str) -> list[Path]:
+def corpus_files(corpus: str) -> Sequence[File]:
     """Files of one entry of `data.corpus`, either text or token shards."""
     return find_shards(corpus) or find_files(corpus)
 
@@ -106,7 +112,7 @@ def fingerprint(settings: dict[str, Any], sources: Iterable[dict[str, Any]]) -> 
     return digest([settings, content])
 
 
-def file_hash(file: Path) -> str:
+def file_hash(file: File) -> str:
     """Hash of a file's raw bytes."""
     with file.open("rb") as raw:
         return hashlib.file_digest(raw, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -172,7 +178,7 @@ def is_corpus(lineage: Mapping[str, Any], corpus: Sequence[str]) -> bool:
     )
 
 
-def _looks_like(before: Mapping[str, Any], now: tuple[str, Path | None, str]) -> bool:
+def _looks_like(before: Mapping[str, Any], now: tuple[str, File | None, str]) -> bool:
     """Whether everything but a file's content matches; before version 4, `read_as` was not recorded."""
     path, file, read_as = now
     if file is None:
@@ -232,7 +238,7 @@ def check_lineage(
         )
 
 
-def _current_files(corpus: str) -> list[tuple[str, Path | None, str]]:
+def _current_files(corpus: str) -> Sequence[tuple[str, File | None, str]]:
     """Path, file if there is one, and `read_as` of each entry."""
     if corpus == PYTHON_DOCS:
         return [(python_docs.file_name(), None, _format(Path(python_docs.file_name())))]
@@ -250,13 +256,16 @@ def _dataset_files(source: DatasetSource) -> list[tuple[str, Path | None, str]]:
     ]
 
 
-def _format(file: Path) -> str:
+def _format(file: File) -> str:
     """File suffix without compression."""
     return Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix
 
 
-def _unchanged(before: dict[str, Any], file: Path | None) -> bool:
+def _unchanged(before: dict[str, Any], file: File | None) -> bool:
     if file is None:  # the built-in corpus or a dataset: the name holds the versions it is made from
         return True
-    status = file.stat()
-    return bool((before["size"], before["mtime_ns"]) == (status.st_size, status.st_mtime_ns))
+    now = version(file)
+    if "etag" in before and "etag" in now:
+        return bool((before["size"], before["etag"]) == (now["size"], now["etag"]))
+    known = isinstance(file, Path) or now["mtime_ns"] > 0
+    return bool(known and (before["size"], before["mtime_ns"]) == (now["size"], now["mtime_ns"]))

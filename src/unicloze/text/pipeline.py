@@ -78,7 +78,8 @@ class Preparation:
         jobs: int = 1,
     ) -> None:
         self.data, self.tokenizer_settings, self.settings = data, tokenizer, settings
-        self.work, self.folder, self.progress, self.seed, self.jobs = folder, folder / "data", progress, seed, jobs
+        self.work, self.folder, self.progress, self.seed = folder, folder / "data", progress, seed
+        self.jobs = 1 if any(corpus.startswith("memory:") for corpus in data.corpus) else jobs  # of this process only
         self.entries: list[dict[str, Any]] = [
             {"name": name, "corpus": corpus, "files": []}
             for name, corpus in zip(_source_names(data.corpus), data.corpus, strict=True)

@@ -12,7 +12,7 @@ import os
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError
 from unicloze.settings import PYTHON_DOCS
+from unicloze.storage import File, file_at, is_url
 from unicloze.text import lineage, tokenised
 from unicloze.text.contamination import NGrams, cut_out
 from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
@@ -103,7 +104,7 @@ class Portion:
                 raise UniclozeError(CHANGED.format(self.corpus))
             return
         for place, name in enumerate(self.files):
-            file = Path(name)
+            file = file_at(name) if is_url(name) else Path(name)
             if not file.is_file():
                 raise UniclozeError(CHANGED.format(self.corpus))
             found = lineage.describe_file(file, "")  # before reading, so that later changes are detected
@@ -139,7 +140,7 @@ def divide(source: str, corpus: str, built_in: Path) -> list[Portion]:
     sizes = [_size(file) for file in files]
     enough = max(PORTION, sum(sizes) // MOST_PORTIONS)
     portions: list[Portion] = []
-    taken: list[Path] = []
+    taken: list[File] = []
     size = 0
     for file, bytes_of_file in zip(files, sizes, strict=True):
         taken.append(file)
@@ -150,14 +151,13 @@ def divide(source: str, corpus: str, built_in: Path) -> list[Portion]:
     return [*portions, _portion(source, corpus, "files", taken)] if taken else portions
 
 
-def _size(file: Path) -> int:
+def _size(file: File) -> int:
     """Roughly the bytes of text of a file."""
     return file.stat().st_size * (_RATIO if file.name.endswith(_PACKED) else 1)
 
 
-def _portion(source: str, corpus: str, kind: Literal["files", "shard"], files: list[Path]) -> Portion:
-    known = [(file, file.stat()) for file in files]
-    identity = digest([[str(file), status.st_size, status.st_mtime_ns] for file, status in known])
+def _portion(source: str, corpus: str, kind: Literal["files", "shard"], files: Sequence[File]) -> Portion:
+    identity = digest([[str(file), *lineage.version(file).values()] for file in files])
     size = sum(map(_size, files))
     return Portion(source=source, corpus=corpus, kind=kind, files=tuple(map(str, files)), identity=identity, size=size)
 

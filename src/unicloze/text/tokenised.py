@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.errors import UniclozeError
+from unicloze.storage import is_url
 from unicloze.text.columns import AT_ONCE, Stored
 from unicloze.text.digests import Digests
-from unicloze.text.documents import files_at
+from unicloze.text.documents import local_files_at
 from unicloze.text.shards import TokenShard, open_column
 from unicloze.text.tokenizers import Tokenizer
 
@@ -20,8 +21,8 @@ _OURS = "unicloze-"
 
 
 def find_shards(corpus: str | Path) -> list[Path]:
-    """The `.ds` files under a path, sorted; see `unicloze.text.documents.files_at`."""
-    return [file for file in files_at(corpus) if file.suffix == ".ds"]
+    """The `.ds` files under a path, sorted; none for a URL, since they are memory-mapped."""
+    return [] if is_url(corpus) else [file for file in local_files_at(corpus) if file.suffix == ".ds"]
 
 
 def name_of(tokenizer: Tokenizer) -> str:

@@ -26,6 +26,7 @@ FREE_TO_CHANGE = {
     "training.evaluate_every",
     "training.evaluate_windows",
     "training.keep_checkpoints",
+    "training.copy_to",
     "training.initialize_from",
     "distillation.teacher",
 }

@@ -8,7 +8,6 @@ detected when read, and the newest intact checkpoint is used instead. No pickle 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from unicloze.bounded import leads_out, parse_json
+from unicloze.digest import file_sha256
 from unicloze.errors import UniclozeError
 from unicloze.files import as_umask_says
 from unicloze.run_files import MANIFEST, WEIGHTS
@@ -150,7 +150,7 @@ def write_checkpoint(
             shutil.copyfile(file, building / file.name)
         for file in building.glob("*.safetensors"):
             as_umask_says(file)
-        sums = {file.name: _digest(file) for file in sorted(building.iterdir())}
+        sums = {file.name: file_sha256(file) for file in sorted(building.iterdir())}
         (building / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "sha256": sums}, indent=1))
         for file in building.iterdir():
             _sync(file)
@@ -190,9 +190,14 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def is_checkpoint_name(name: str) -> bool:
+    """Whether it is the name of a step's checkpoint."""
+    return name.startswith("step-") and name[5:].isdecimal()
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints of a folder, oldest first; other content, such as an export of one, is ignored."""
-    return sorted(path for path in folder.glob("step-*") if path.name[5:].isdecimal() and path.is_dir())
+    return sorted(path for path in folder.glob("step-*") if is_checkpoint_name(path.name) and path.is_dir())
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
@@ -248,7 +253,7 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
         file, plain = path / name, Path(name).name == name and "\0" not in name
         if plain and leads_out(file, path):
             raise UniclozeError(f"{file} is a link out of its folder, to {file.resolve()}: replace it with a copy")
-        if not plain or not file.is_file() or _digest(file) != expected:
+        if not plain or not file.is_file() or file_sha256(file) != expected:
             raise UniclozeError(f"{file} is missing or damaged (its SHA-256 differs from {MANIFEST})")
     try:
         checkpoint = Checkpoint(
@@ -313,11 +318,6 @@ def _join_optimizers(path: Path) -> list[dict[str, Any]]:
         number, index, key = name.split(".", 2)
         states[int(number)]["state"].setdefault(int(index), {})[key] = tensor
     return states
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -1,0 +1,172 @@
+"""Copies of a run's checkpoints on a storage, so that the run survives the loss of its disk.
+
+    URL/ledger.jsonl
+    URL/step-NNNNNNNN/   the files of a checkpoint; `manifest.json` is written last and removed first
+
+A copy without its manifest is incomplete and ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+from unicloze.bounded import parse_json
+from unicloze.digest import file_sha256
+from unicloze.errors import UniclozeError
+from unicloze.run_files import CHECKPOINTS, LEDGER, MANIFEST
+from unicloze.storage import explained, opened
+from unicloze.training.checkpoint import is_checkpoint_name, list_checkpoints
+
+_LARGEST_MANIFEST = 2**20
+
+
+class Copies:
+    """The copies of one run.
+
+    Args:
+        url: The folder that holds them.
+
+    Raises:
+        UsageError: The URL is refused, or a package is missing.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._system, place = opened(url)
+        self._place = place.rstrip("/")
+
+    def update(self, run: Path) -> None:
+        """Copy the ledger and the checkpoints that are not there yet, newest first, and drop those the run has dropped.
+
+        A failure is a warning, since the next update copies what is missing.
+        """
+        try:
+            with explained(self.url):
+                self._update(run)
+        except UniclozeError as error:
+            warnings.warn(
+                f"the checkpoints of {run} were not copied, which the next save tries again: {error}", stacklevel=2
+            )
+
+    def _update(self, run: Path) -> None:
+        kept = list_checkpoints(run / CHECKPOINTS)
+        if not kept:
+            return
+        self._system.invalidate_cache()
+        self._system.makedirs(self._place, exist_ok=True)
+        if (run / LEDGER).is_file():
+            self._system.put_file(str(run / LEDGER), f"{self._place}/{LEDGER}")
+        for checkpoint in reversed(kept):
+            self._copy(checkpoint)
+        names = {checkpoint.name for checkpoint in kept}
+        for name in self._names():
+            if name < kept[-1].name and name not in names:
+                self._drop(f"{self._place}/{name}")
+
+    def _copy(self, checkpoint: Path) -> None:
+        target = f"{self._place}/{checkpoint.name}"
+        manifest = (checkpoint / MANIFEST).read_bytes()
+        if self._manifest(checkpoint.name) == manifest:
+            return
+        self._drop(target)
+        self._system.makedirs(target, exist_ok=True)
+        for name in json.loads(manifest)["sha256"]:
+            self._system.put_file(str(checkpoint / name), f"{target}/{name}")
+        self._system.pipe_file(f"{target}/{MANIFEST}", manifest)
+
+    def _drop(self, target: str) -> None:
+        """Remove a copy, beginning with its manifest."""
+        if self._system.exists(f"{target}/{MANIFEST}"):
+            self._system.rm_file(f"{target}/{MANIFEST}")
+        if self._system.exists(target):
+            self._system.rm(target, recursive=True)
+
+    def _names(self) -> list[str]:
+        """Names of the copies, oldest first, also of incomplete ones."""
+        self._system.invalidate_cache()
+        try:
+            found = self._system.ls(self._place, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(
+            name for name in (str(path).rstrip("/").rpartition("/")[2] for path in found) if is_checkpoint_name(name)
+        )
+
+    def _manifest(self, name: str) -> bytes | None:
+        """The manifest of a copy; None if it is incomplete."""
+        try:
+            raw: bytes = self._system.cat_file(f"{self._place}/{name}/{MANIFEST}", end=_LARGEST_MANIFEST)
+        except FileNotFoundError:
+            return None
+        return raw
+
+    def fetch(self, run: Path) -> str | None:
+        """Fetch the newest intact copy that is newer than the run's own checkpoints; returns its name.
+
+        Raises:
+            UniclozeError: The run has no checkpoint and the storage cannot be read, or its copies are damaged.
+        """
+        own = list_checkpoints(run / CHECKPOINTS)
+        try:
+            with explained(self.url):
+                return self._fetch(run, own[-1].name if own else "")
+        except UniclozeError as error:
+            if not own:
+                raise
+            warnings.warn(f"the run continues with its own checkpoints: {error}", stacklevel=2)
+            return None
+
+    def _fetch(self, run: Path, newer_than: str) -> str | None:
+        damages: list[str] = []
+        for name in reversed(self._names()):
+            if name <= newer_than:
+                break
+            manifest = self._manifest(name)
+            if manifest is None:
+                continue
+            damage = self._take(name, manifest, run / CHECKPOINTS)
+            if damage is not None:
+                damages.append(f"{self.url}/{name} is damaged ({damage})")
+                continue
+            for said in damages:
+                warnings.warn(f"{said}; using {name} instead", stacklevel=3)
+            if not (run / LEDGER).exists() and self._system.exists(f"{self._place}/{LEDGER}"):
+                self._get(LEDGER, run / LEDGER)
+            return name
+        if damages:
+            raise UniclozeError(
+                f"{damages[0]}, and no other copy is intact: restore it, or use another training.copy_to."
+            )
+        return None
+
+    def _take(self, name: str, manifest: bytes, folder: Path) -> str | None:
+        """Fetch a copy into a folder of checkpoints, where it appears when complete; returns what is wrong with it."""
+        try:
+            sums = dict(parse_json(manifest)["sha256"])
+        except (ValueError, KeyError, TypeError):
+            return MANIFEST
+        building = folder / f".building-{name}"
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        try:
+            for file, expected in sums.items():
+                if Path(file).name != file or "\0" in file or file == MANIFEST:
+                    return f"it lists {file!r}"
+                try:
+                    self._get(f"{name}/{file}", building / file)
+                except FileNotFoundError:
+                    return f"{file} is missing"
+                if file_sha256(building / file) != expected:
+                    return f"{file} differs from its SHA-256"
+            (building / MANIFEST).write_bytes(manifest)
+            building.rename(folder / name)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        return None
+
+    def _get(self, name: str, target: Path) -> None:
+        with self._system.open(f"{self._place}/{name}", "rb") as stream, target.open("xb") as file:
+            shutil.copyfileobj(stream, file, 2**20)
