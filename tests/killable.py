@@ -1,13 +1,17 @@
-"""Run a toy pre-training that kills itself, without any clean-up, at a named moment. Used by test_resume.py.
+"""Run a toy pre-training that kills itself, without any clean-up, at a named moment. Used by test_resume.py and
+test_storage.py.
 
     python killable.py RECIPE_OVERRIDES_JSON OUT MOMENT COUNT
 
 MOMENT is `never`, `micro-batch`, `update`, `checkpoint-file` (after the weights are written), `checkpoint-manifest` (all
-written, not renamed) or `checkpoint-renamed`; the process is killed at its COUNT-th occurrence.
+written, not renamed), `checkpoint-renamed` or `copied-file` (after a file is copied to a file:// URL); the process is killed
+at its COUNT-th occurrence.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import signal
@@ -43,6 +47,8 @@ def main() -> None:
     wrap(loop, "with_memory", "micro-batch")
     wrap(loop, "set_learning_rate", "update")
     wrap(checkpoint, "save_file", "checkpoint-file")
+    with contextlib.suppress(ImportError):
+        wrap(importlib.import_module("fsspec.implementations.local").LocalFileSystem, "put_file", "copied-file")
     original_rename = Path.rename
 
     def rename(self: Path, target: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from conftest import REPOSITORY
 from corpora import write_corpus
 from unicloze import verbs
+from unicloze.text.documents import read_documents
 
 EXAMPLES = {
     "fill": ["RUN", "the [MASK] cat [MASK] the dog"],
@@ -57,3 +60,26 @@ def test_an_example_runs(
         assert "\nin PAR's order: 12 of 12 agree, as in: Anna lives in " in said
     if name == "quickstart":
         assert "Words it gets right, 0 of 8" in said and "Verdict: no better than counting words" in said
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_example_with_datatrove_drops_short_texts_and_near_copies(tmp_path: Path) -> None:
+    pytest.importorskip("datatrove")
+    pytest.importorskip("spacy", reason="datatrove splits English words with it")
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijkl", k=6)) for _ in range(500)]
+    texts = [" ".join(draw.choices(words, k=80)) for _ in range(12)]
+    near = [f"{text.rpartition(' ')[0]} other" for text in texts[:3]]
+    raw, out = tmp_path / "raw", tmp_path / "clean"
+    raw.mkdir()
+    for number in range(2):
+        chosen = [*texts, *near, "too short"][number::2]
+        (raw / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in chosen))
+    script = REPOSITORY / "examples" / "launch" / "prepare_datatrove.py"
+    subprocess.run(
+        [sys.executable, script, raw, out, "--tasks", "2", "--workers", "1"], check=True, capture_output=True
+    )
+    kept = [document.text for document in read_documents(f"file://{out}/texts/*.jsonl.gz")]
+    assert len(kept) == 12
+    assert {text[:200] for text in kept} == {text[:200] for text in texts}

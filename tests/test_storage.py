@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 
 from corpora import write_corpus
 from test_prepare import content, sentence
+from test_resume import finish
 from unicloze import storage
 from unicloze.bounded import LONGEST_LINE
 from unicloze.comparison.contestants import contestants
@@ -25,7 +27,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.pretraining import run
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.run_files import CHECKPOINTS, LEDGER, MANIFEST
+from unicloze.run_files import CHECKPOINTS, LEDGER, MANIFEST, WEIGHTS
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.storage import Status, file_at, is_url, problem_with, shown, stored_files
 from unicloze.text import documents, lineage, portions
@@ -365,6 +367,24 @@ def test_a_failed_copy_is_a_warning_and_is_made_up_for(
     for local in list_checkpoints(tmp_path / "run" / CHECKPOINTS):
         for file in local.iterdir():
             assert memory.cat_file(f"/copies/{local.name}/{file.name}") == file.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_killed_while_copying_and_then_lost_ends_with_the_same_weights(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus")
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    short = {"training.steps": 4, "training.evaluate_every": 0}
+    copied = short | {"training.copy_to": f"file://{tmp_path}/copies"}
+    # a checkpoint is seven files and the ledger: the second copy is cut short
+    assert finish(tmp_path, out, "copied-file", 11, **copied) == -signal.SIGKILL
+    complete = {file.parent.name for file in (tmp_path / "copies").glob(f"*/{MANIFEST}")}
+    assert complete == {"step-00000002"} < {path.name for path in (tmp_path / "copies").glob("step-*")}
+    shutil.rmtree(out)
+    assert finish(tmp_path, out, **copied) == 0
+    assert finish(tmp_path, whole, **short) == 0
+    newest = [list_checkpoints(folder / CHECKPOINTS)[-1] for folder in (out, whole)]
+    assert newest[0].name == newest[1].name
+    assert (newest[0] / WEIGHTS).read_bytes() == (newest[1] / WEIGHTS).read_bytes()
 
 
 @pytest.fixture
