@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,5 +88,7 @@ def stopped_by_error(path: Path) -> str | None:
     A process that resumed the run with other settings may have been killed before it saved any.
     """
     events = list(read_ledger(path)) if path.is_file() else []
-    last = next((event for event in reversed(events) if event.get("event") in ("failed", "save")), {})
+    last: Mapping[str, Any] = next(
+        (event for event in reversed(events) if event.get("event") in ("failed", "save")), {}
+    )
     return str(last.get("kind")) if last.get("event") == "failed" else None
