@@ -18,7 +18,7 @@ from unicloze.model.recurrent.model import RecurrentModel
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.training.checkpoint import list_checkpoints
-from unicloze.training.ledger import read_ledger, stopped_by_error
+from unicloze.training.ledger import Ledger, read_ledger, stopped_by_error
 from unicloze.training.out_of_memory import OutOfMemoryError, is_out_of_memory
 
 
@@ -85,6 +85,19 @@ def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RuntimeError, match="a shape is wrong"):
         run.train()
     assert run.done == []
+
+
+def test_an_error_counts_until_the_next_checkpoint(tmp_path: Path) -> None:
+    """A process that resumes with fewer rows may be killed before it saves any of its steps."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.write("save", step=2)
+    ledger.write("failed", step=2, kind="OutOfMemoryError")
+    for event in ("start", "step", "evaluate"):
+        ledger.write(event, step=3)
+        assert stopped_by_error(tmp_path / "ledger.jsonl") == "OutOfMemoryError"
+    ledger.write("save", step=4)
+    assert stopped_by_error(tmp_path / "ledger.jsonl") is None
+    ledger.close()
 
 
 @pytest.mark.slow

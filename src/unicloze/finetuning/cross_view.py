@@ -33,7 +33,8 @@ def check_views(recipe: Recipe) -> None:
     """Reject views that the model or the task does not have.
 
     Raises:
-        UsageError: Heads read all layers, or there is unlabelled text, but no bidirectional LSTMs or no words to predict.
+        UsageError: Heads read all layers, or there is unlabelled text, but no bidirectional LSTMs or no words to predict; or
+            other settings contradict learning from unlabelled text.
     """
     task, finetuning = recipe.task, recipe.finetuning
     both_ways = recipe.model.kind == "recurrent" and recipe.model.directions == "bidirectional"
@@ -65,6 +66,11 @@ def check_views(recipe: Recipe) -> None:
                 f"finetuning.unlabelled_dropout is {finetuning.unlabelled_dropout:g}, which makes model.{each.name} 1 or "
                 "more: lower it"
             )
+    if recipe.training.on_spike != "accept":
+        raise UsageError(
+            "training.on_spike compares the gradients of all steps, and those on unlabelled text (finetuning.unlabelled) are "
+            "much smaller at first: set it to accept"
+        )
     if recipe.distillation.teacher is not None:
         raise UsageError(
             "with finetuning.unlabelled the model teaches itself: leave it out, or leave out distillation.teacher"

@@ -228,7 +228,8 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
         Settings by dotted name, and a sentence listing those that differ from the recipe; empty if none do.
     """
     theirs = other.recipe.model
-    known: dict[str, Any] = {name: getattr(theirs, name) for name in INHERITED}
+    unread = () if theirs.embeddings == "characters" else ("character_size", "character_filters", "character_highways")
+    known: dict[str, Any] = {name: getattr(theirs, name) for name in INHERITED if name not in unread}
     known["max_positions"] = max(other.model.max_positions, longest_row(recipe))
     known["num_segments"] = max(theirs.num_segments, recipe.model.num_segments)
     if theirs.positions != "transformer_xl" and theirs.kind != "recurrent":

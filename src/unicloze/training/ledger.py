@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,12 @@ def trained_on(checkpoint: Path) -> dict[str, Any]:
 
 
 def stopped_by_error(path: Path) -> str | None:
-    """Name of the class of the error that stopped the last process of a run; None if none did, or there is no ledger."""
+    """Name of the class of the error that stopped a run, if no checkpoint was saved since; otherwise None.
+
+    A process that resumed the run with other settings may have been killed before it saved any.
+    """
     events = list(read_ledger(path)) if path.is_file() else []
-    return str(events[-1].get("kind")) if events and events[-1].get("event") == "failed" else None
+    last: Mapping[str, Any] = next(
+        (event for event in reversed(events) if event.get("event") in ("failed", "save")), {}
+    )
+    return str(last.get("kind")) if last.get("event") == "failed" else None
