@@ -34,7 +34,7 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.pretraining.budget import Budget, measure_slots
 from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.run import RunResult, pretrain_run
-from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.recipes import load_recipe
 from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
@@ -51,7 +51,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def overrides(corpus: Path, **more: Any) -> dict[str, Any]:
-    toy = {**toy_overrides(), "data.corpus": [str(corpus)], "training.evaluate_windows": 8}
+    toy = {**toys.toy_settings(), "data.corpus": [str(corpus)], "training.evaluate_windows": 8}
     del toy["training.steps"]
     return toy | {"training.precision": "fp32", "data.heldout_share": 0.2} | more
 

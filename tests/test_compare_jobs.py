@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+import toys
 from corpora import write_corpus
 from unicloze import verbs
 from unicloze.comparison import compare, jobs
 from unicloze.comparison.jobs import Job, do_all
 from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.recipes import toy_overrides
 from unicloze.training.lock import hold
 from unicloze.verbs import side_by_side
 
@@ -73,7 +73,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(corpus: Path, out: Path, number: int) -> Comparison:
-    overrides: dict[str, Any] = {**toy_overrides(), "data.corpus": [str(corpus)], "data.heldout_share": 0.2}
+    overrides: dict[str, Any] = {**toys.toy_settings(), "data.corpus": [str(corpus)], "data.heldout_share": 0.2}
     del overrides["training.steps"]
     overrides |= {"training.evaluate_windows": 8, "training.precision": "fp32", "training.threads": 1}
     overrides |= {"training.save_every": 1}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import nlu_toys
+import toys
 from corpora import ADJECTIVES, NOUNS, VERBS, write_corpus
 from unicloze import cli, verbs
 from unicloze.comparison import runs
@@ -24,7 +25,7 @@ from unicloze.finetuning.data import encoded, finetuning_steps, open_records
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.model.flops import backbone_flops
-from unicloze.recipes import load_recipe, parse_options, toy_overrides
+from unicloze.recipes import load_recipe, parse_options
 from unicloze.records import read_records
 from unicloze.settings import UseSettings
 from unicloze.tasks import TASKS
@@ -67,7 +68,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def compared(files: dict[str, Path], out: Path, **options: Any) -> Comparison:
-    toy = {**toy_overrides(), "data.corpus": [str(files["corpus"])], "data.heldout_share": 0.2}
+    toy = {**toys.toy_settings(), "data.corpus": [str(files["corpus"])], "data.heldout_share": 0.2}
     toy |= {"tokenizer.kind": "wordpiece", "tokenizer.lowercase": True}
     del toy["training.steps"]
     chosen: dict[str, Any] = {"recipes": NAMES, "budget": "steps=2", "seeds": 1, "quiet": True}

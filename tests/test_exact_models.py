@@ -28,6 +28,7 @@ def test_toy_overrides() -> None:
     assert toy_overrides() == {
         "data.window": 32, "tokenizer.path": None, "tokenizer.vocab_size": 512, "model.hidden_size": 32,
         "model.num_layers": 2, "model.num_heads": 2, "model.intermediate_size": 64, "model.max_positions": None,
+        "model.character_filters": [8, 8, 16], "training.copy_to": None,
         "training.steps": 2, "training.batch_size": 8, "training.phases": [], "training.initialize_from": None,
         "training.micro_batch_size": None, "training.warmup_steps": 1, "training.decay_steps": None,
         "training.device": "cpu", "training.compile": False, "training.evaluate_every": 0,

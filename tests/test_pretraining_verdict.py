@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+import toys
 from corpora import write_corpus
 from decoding_toys import Slot, context, loaded, probabilities, wordpiece
 from unicloze import verbs
 from unicloze.objectives import settings_of
 from unicloze.pretraining.count_baselines import open_baselines
 from unicloze.pretraining.run import RunResult, pretrain_run
-from unicloze.recipes import load_recipe, recipe_names, toy_overrides
+from unicloze.recipes import load_recipe, recipe_names
 from unicloze.text.content_words import ContentWords
 from unicloze.text.counts import Counts
 from unicloze.text.prepare import prepare_data
@@ -202,7 +203,7 @@ def test_a_course_is_what_was_done_last() -> None:
 
 
 def toy(corpus: Path, **more: Any) -> dict[str, Any]:
-    return toy_overrides() | {"data.corpus": [str(corpus)], "data.heldout_share": 0.3} | more
+    return toys.toy_settings() | {"data.corpus": [str(corpus)], "data.heldout_share": 0.3} | more
 
 
 def ends_of(run: Path) -> list[dict[str, Any]]:

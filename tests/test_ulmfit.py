@@ -163,7 +163,7 @@ def test_an_abandoned_step_leaves_no_statistics() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"task.head": "batch_norm"}, r"task\.head is 'batch_norm'; only one prediction per text"),
+        ({"task.head": "batch_norm"}, r"batch_norm needs one prediction per text"),
         ({"task.pooling": "concat"}, r"task\.pooling is 'concat'; only the slots of a whole text"),
     ],
 )

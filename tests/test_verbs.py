@@ -16,6 +16,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+import toys
 import unicloze
 from conftest import REPOSITORY
 from corpora import write_corpus
@@ -23,7 +24,7 @@ from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.pretraining import data as run_data
 from unicloze.pretraining.run import RunResult
-from unicloze.recipes import load_recipe, recipe_names, summaries, task_names, toy_overrides
+from unicloze.recipes import load_recipe, recipe_names, summaries, task_names
 from unicloze.recipes.summaries import kept_summaries
 from unicloze.text import lineage
 from unicloze.training.ledger import read_ledger
@@ -446,7 +447,7 @@ def test_what_is_held_out_may_be_too_short_for_a_window(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_comparison_refuses_what_it_cannot_measure(tmp_path: Path) -> None:
     (tmp_path / "tiny.txt").write_text("hello world how are you\n", encoding="utf-8")
-    overrides = {**toy_overrides(), "data.corpus": str(tmp_path / "tiny.txt")}
+    overrides = {**toys.toy_settings(), "data.corpus": str(tmp_path / "tiny.txt")}
     del overrides["training.steps"]
     with pytest.raises(UsageError, match="too little text is held out to measure on"):
         verbs.compare(

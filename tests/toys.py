@@ -9,6 +9,7 @@ import torch
 
 from unicloze import keyed
 from unicloze.model.model import UnifiedModel
+from unicloze.recipes import toy_overrides
 from unicloze.settings import ModelSettings
 from unicloze.text.tokenizers import Vocabulary
 from unicloze.text.windows import Windows
@@ -76,3 +77,8 @@ def model(
             if name.endswith("bias"):
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
     return built
+
+
+def toy_settings() -> dict[str, Any]:
+    """`toy_overrides` as options may give them to a Transformer, which has no characters."""
+    return {key: value for key, value in toy_overrides().items() if not key.startswith("model.character")}

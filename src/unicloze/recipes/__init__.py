@@ -182,6 +182,7 @@ def toy_overrides() -> dict[str, Any]:
         "model.num_heads": 2,
         "model.intermediate_size": 64,
         "model.max_positions": None,
+        "model.character_filters": [8, 8, 16],
         "training.steps": 2,
         "training.batch_size": 8,
         "training.phases": [],
