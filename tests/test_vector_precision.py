@@ -67,11 +67,15 @@ def test_nothing_is_measured_where_the_processor_gains_nothing(monkeypatch: pyte
     assert found.model is model and found.speed_up is None
 
 
-def test_a_chosen_precision_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_precision_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(run, "until_stopped", lambda *given: None)
     monkeypatch.setattr(vector_precision, "embed", None)
-    verbs.serve(loaded(), port=0, precision="bf16")
-    verbs.serve(loaded(), port=0, precision="fp32")
+    for precision in ("bf16", "fp32"):
+        verbs.serve(loaded(), port=0, precision=precision)
+        (said,) = capsys.readouterr().err.splitlines()
+        assert "serving" in said and "times as fast" not in said
 
 
 def test_what_was_measured_is_printed_at_the_start(
