@@ -34,6 +34,7 @@ from unicloze.settings import TrainingSettings
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import attention_backend, compile_layers, compiles, load_model
 from unicloze.training.muon import Muon, orthogonalised
+from unicloze.training.optimizers import build_optimizers
 from unicloze.visibility import bool_mask
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by torch
@@ -267,7 +268,18 @@ def test_muon_moves_matrices_of_one_shape_as_torchs_loop_does() -> None:
                 weight.grad = None if number == 3 and gradient is steps[0][3] else gradient.clone()
             optimizer.step()
         found.append([*weights, *(optimizer.state[weight]["momentum_buffer"] for weight in weights)])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=5e-4)
+
+
+def test_muon_needs_no_bf16_products_on_a_cpu_without_instructions_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, kind in ((False, Muon), (True, torch.optim.Muon)):
+        abilities = {"amx_bf16": False, "avx512_bf16": there}
+        monkeypatch.setattr("unicloze.training.muon.cpu_abilities", lambda abilities=abilities: abilities)
+        optimizer = build_optimizers(toys.model(), TrainingSettings(optimizer="muon", learning_rate=0.01))[-1]
+        assert type(optimizer) is kind
+    assert Muon.fits(torch.device("cuda"))
+    matrices = torch.randn(2, 16, 48, generator=torch.Generator().manual_seed(0))
+    assert orthogonalised(matrices, (3.4445, -4.775, 2.0315), 5, 1e-7).dtype == torch.float32
 
 
 def test_batched_iterations_are_those_of_each_matrix() -> None:

@@ -92,7 +92,7 @@ def build_optimizers(
         optimizers.append(torch.optim.AdamW(everything, **moments, fused=True))
     hidden = groups(settings.muon_learning_rate or chosen(settings.learning_rate), _HIDDEN)
     if hidden:
-        muon = Muon if next(model.parameters()).is_cuda else torch.optim.Muon
+        muon = Muon if Muon.fits(next(model.parameters()).device) else torch.optim.Muon
         optimizers.append(muon(hidden, momentum=settings.muon_momentum, adjust_lr_fn="match_rms_adamw"))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
