@@ -15,7 +15,7 @@ from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
 from unicloze.interop.check import compare_models
 from unicloze.interop.decoding import not_said
-from unicloze.interop.export import Export
+from unicloze.interop.export_format import Export
 from unicloze.interop.peer import Peer, quietly, transformers_library
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
 from unicloze.model.from_attention_mask import encoding_batch

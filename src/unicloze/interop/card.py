@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from unicloze.interop.decoding import goes_on, longest_source
+from unicloze.interop.export_format import Export
 from unicloze.run_files import BEST, CHECKPOINTS, LEDGER
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.ledger import read_ledger
@@ -40,46 +41,36 @@ _TAGS = {
 """Hub pipeline tag of each kind of class."""
 
 
-def model_card(
-    loaded: LoadedModel,
-    *,
-    to: str,
-    architecture: str,
-    differences: Mapping[str, float],
-    said: Sequence[str],
-    imports: str = "",
-) -> str:
-    """The `README.md` of an export; whoever publishes it adds the licence.
+def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, float]) -> str:
+    """The `README.md` of an export.
 
     Args:
         loaded: The model.
-        to: The format.
-        architecture: The Transformers class that loads it.
+        export: Its format.
         differences: As in `ExportResult`.
-        said: As in `ExportResult`.
-        imports: A module to import first, which registers the class in Transformers.
     """
     recipe, events = loaded.recipe, _events(loaded)
     start: Mapping[str, Any] = next((event for event in reversed(events) if event.get("event") == "start"), {})
     sections = [
-        _front(recipe, architecture, imports),
-        f"# {recipe.name}\n\n{_summary(loaded, architecture)}",
-        f"## Use\n\n{_use(loaded, architecture, imports)}",
+        _front(recipe, export),
+        f"# {export.name or recipe.name}\n\n{_summary(loaded, export.architecture)}",
+        f"## Use\n\n{export.use or _use(loaded, export.architecture, export.imports)}",
         f"## Training\n\n{_training(loaded, start)}",
         f"## Evaluation\n\n{_evaluation(loaded, events)}",
-        f"## This export\n\n{_export(to, differences, said)}",
+        *(f"## {title}\n\n{text}" for title, text in export.sections.items()),
+        f"## This export\n\n{_export(export, differences)}",
         f"## The recipe\n\n```yaml\n{_recipe(recipe)}```",
     ]
     return "\n\n".join(section for section in sections if not section.endswith("\n\n")) + "\n"
 
 
-def _front(recipe: Recipe, architecture: str, imports: str) -> str:
-    kind = next((tag for name, tag in _TAGS.items() if architecture.endswith(name)), "feature-extraction")
+def _front(recipe: Recipe, export: Export) -> str:
+    kind = next((tag for name, tag in _TAGS.items() if export.architecture.endswith(name)), "feature-extraction")
     tags = ["unicloze", recipe.task.kind or (recipe.objective.name if recipe.objective.trains else "embeddings")]
-    front = yaml.safe_dump(
-        {"library_name": "unicloze" if imports else "transformers", "pipeline_tag": kind, "tags": tags}, sort_keys=False
-    )
-    return f"---\n# license: add one before you publish\n{front}---"
+    library = "transformers" if export.architecture and not export.imports else "unicloze"
+    front = yaml.safe_dump({"library_name": library, "pipeline_tag": kind, "tags": tags}, sort_keys=False)
+    licence = f"license: {export.licence}" if export.licence else "# license: add one before you publish"
+    return f"---\n{licence}\n{front}---"
 
 
 def _summary(loaded: LoadedModel, architecture: str) -> str:
@@ -87,7 +78,7 @@ def _summary(loaded: LoadedModel, architecture: str) -> str:
     task = f" fine-tuned for {recipe.task.kind}" if recipe.task.kind else ""
     shape = model.settings
     said = (
-        f"`{architecture}`{task}, made with unicloze {__version__}: "
+        f"{f'`{architecture}`' if architecture else 'A model'}{task}, made with unicloze {__version__}: "
         f"{shape.num_layers} layers of {shape.hidden_size} with {shape.num_heads} attention heads, "
         f"{model.vocab_size:,} tokens, {model.max_positions:,} positions, {model.num_parameters():,} weights."
     )
@@ -216,28 +207,34 @@ def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{part} {name}, {target}", "nothing to measure" if value is None else f"{value:,.3f}"
 
 
-def _export(to: str, differences: Mapping[str, float], said: Sequence[str]) -> str:
+def _export(export: Export, differences: Mapping[str, float]) -> str:
     checked = ", ".join(f"{kind} {value:.1e}" for kind, value in differences.items())
     lines = [
-        f"Written by `unicloze export RUN --to {to}`, loaded back by Transformers and compared with the model; largest "
-        f"differences of hidden states and outputs: {checked}."
+        f"Written by `unicloze export RUN --to {export.to}`, loaded back and compared with the model; largest differences: "
+        f"{checked}."
     ]
-    lines += [f"- {each[0].upper()}{each[1:]}." for each in said]
-    return "\n".join([lines[0], *([""] if said else []), *lines[1:]])
+    lines += [f"- {each[0].upper()}{each[1:]}." for each in export.said]
+    return "\n".join([lines[0], *([""] if export.said else []), *lines[1:]])
+
+
+def without_places(recipe: Recipe) -> Recipe:
+    """A recipe whose files and folders are reduced to their base names."""
+    for section, key in PLACES:
+        settings = getattr(recipe, section)
+        named = getattr(settings, key)
+        if named:
+            base = [Path(each).name for each in named] if isinstance(named, list) else Path(named).name
+            recipe = dataclasses.replace(recipe, **{section: dataclasses.replace(settings, **{key: base})})
+    if recipe.provenance.place:
+        provenance = dataclasses.replace(recipe.provenance, place=_place(recipe))
+        recipe = dataclasses.replace(recipe, provenance=provenance)
+    return recipe
 
 
 def _recipe(recipe: Recipe) -> str:
     """The recipe's differences from the defaults, without local folders."""
     same = Recipe(objective=dataclasses.replace(type(recipe.objective)(), name=ObjectiveSettings().name))
-    different = _difference(recipe.to_dict(), same.to_dict())
-    for section, key in PLACES:
-        named = different.get(section, {})
-        if isinstance(named.get(key), list):
-            named[key] = [Path(name).name for name in named[key]]
-        elif named.get(key):
-            named[key] = Path(named[key]).name
-    if recipe.provenance.place:
-        different["provenance"]["place"] = _place(recipe)
+    different = _difference(without_places(recipe).to_dict(), same.to_dict())
     return yaml.safe_dump(json.loads(json.dumps(different)), sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from unicloze.files import as_umask_says
 from unicloze.interop.card import model_card
 from unicloze.interop.check import LARGEST_DIFFERENCE, compare_models
 from unicloze.interop.checked_json import read_json
+from unicloze.interop.export_format import Export
 from unicloze.interop.language_model_check import check
 from unicloze.interop.language_model_export import CLASSES, write
 from unicloze.interop.limits import check_format
@@ -54,31 +55,10 @@ class ExportResult:
     def __str__(self) -> str:
         checked = ", ".join(f"{kind} {value:.1e}" for kind, value in self.differences.items())
         lines = [
-            f"{self.out}: {self.architecture}",
+            f"{self.out}: {self.architecture or self.to}",
             f"loaded back, it differs from the model by at most: {checked}",
         ]
         return "\n".join(lines + [f"  {each}" for each in self.said])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Export:
-    """How a model is exported.
-
-    Args:
-        to: The format.
-        architecture: The class of Transformers that loads it.
-        write: Writes all files but the model card.
-        check: Loads a folder back and compares.
-        said: As in `ExportResult`.
-        imports: A module to import first, which registers the class in Transformers.
-    """
-
-    to: str
-    architecture: str
-    write: Callable[[Path], None]
-    check: Callable[[Path], Mapping[str, float]]
-    said: tuple[str, ...] = ()
-    imports: str = ""
 
 
 def stock_format(loaded: LoadedModel, to: str) -> Export:
@@ -121,7 +101,8 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
     folder = Path(out)
     folder = folder.resolve() if folder.is_symlink() else folder
     _check_place(folder)
-    transformers_library()
+    if export.architecture:
+        transformers_library()
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = folder.parent / f".building-{folder.name}"
     shutil.rmtree(building, ignore_errors=True)
@@ -129,15 +110,7 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
         building.mkdir()
         export.write(building)
         differences = _checked(export, building, folder)
-        card = model_card(
-            loaded,
-            to=export.to,
-            architecture=export.architecture,
-            differences=differences,
-            said=export.said,
-            imports=export.imports,
-        )
-        (building / "README.md").write_text(card, encoding="utf-8")
+        (building / "README.md").write_text(model_card(loaded, export, differences), encoding="utf-8")
         for file in building.glob("*.safetensors"):
             as_umask_says(file)
         content = {"schema": SCHEMA, "version": __version__, "to": export.to, "architecture": export.architecture,

@@ -21,7 +21,9 @@ from unicloze.tasks.rows import pooling_of
 from unicloze.training.loading import LoadedModel
 
 OWN = "unicloze"
-"""Name of the format that can hold every model: the classes of `unicloze.hf`."""
+"""Name of the format of the classes of `unicloze.hf`."""
+PACKAGE = "package"
+"""Name of the format of Python packages, which can hold every model."""
 
 
 AGAIN = "fine-tune it with"
@@ -80,7 +82,7 @@ def check_name(to: str) -> None:
     Raises:
         UsageError: The format is unknown.
     """
-    formats = [*STOCK, *CLASSES, OWN]
+    formats = [*STOCK, *CLASSES, OWN, PACKAGE]
     if to not in formats:
         raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}{did_you_mean(to.lower(), formats)}")
 
@@ -92,10 +94,12 @@ def check_format(to: str, loaded: LoadedModel) -> None:
         UsageError: The format is unknown or cannot represent the model; the message names the setting and the cure.
     """
     check_name(to)
+    if to == PACKAGE:
+        return
     if loaded.model.settings.kind != "transformer":
         raise UsageError(
-            f"{loaded.path}: model.kind is {loaded.model.settings.kind}, and all formats are those of Transformers: use "
-            "the model with unicloze's own commands"
+            f"{loaded.path}: model.kind is {loaded.model.settings.kind}, and all formats but {PACKAGE} are those of "
+            "Transformers: use the model with unicloze's own commands"
         )
     if to in CLASSES:
         if (found := misfit(to, loaded)) is not None:

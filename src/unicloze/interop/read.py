@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError
@@ -157,18 +158,32 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty: give another --out")
+    tokenizer = dataclasses.replace(loaded.recipe.tokenizer, path=str(folder.resolve() / "tokenizer.json"))
+    loaded = dataclasses.replace(loaded, recipe=dataclasses.replace(loaded.recipe, tokenizer=tokenizer))
+    write_weights(loaded, folder)
+    return dataclasses.replace(loaded, path=folder)
+
+
+def write_weights(loaded: LoadedModel, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write one of our checkpoints without optimisers.
+
+    Args:
+        loaded: The model.
+        folder: The folder, which must not exist or be empty.
+        dtype: Precision of the weights.
+    """
+    weights = {
+        name: weight.to(dtype) if weight.is_floating_point() else weight
+        for name, weight in loaded.model.state_dict().items()
+    }
     with tempfile.TemporaryDirectory() as scratch:
         beside = Path(scratch)
         loaded.tokenizer.save(beside)
-        recipe = dataclasses.replace(
-            loaded.recipe,
-            tokenizer=dataclasses.replace(loaded.recipe.tokenizer, path=str(folder.resolve() / "tokenizer.json")),
-        )
-        save_recipe(recipe, beside / RECIPE)
+        save_recipe(loaded.recipe, beside / RECIPE)
         write_checkpoint(
             folder,
             step=loaded.step,
-            model=loaded.model.state_dict(),
+            model=weights,
             optimizers=[],
             state={
                 "text_tokens": 0,
@@ -178,7 +193,6 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel
             },
             files=sorted(beside.iterdir()),
         )
-    return dataclasses.replace(loaded, recipe=recipe, path=folder)
 
 
 def _config_file(folder: Path) -> Path | None:

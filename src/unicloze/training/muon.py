@@ -48,8 +48,8 @@ class Muon(torch.optim.Muon):
         buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         directions = list(torch._foreach_lerp(gradients, buffers, group["momentum"])) if group["nesterov"] else buffers
-        precision = torch.float32 if weights[0].device.type == "cpu" else torch.bfloat16
-        updates = orthogonalised(torch.stack(directions).to(precision), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        stacked = torch.stack(directions).to(torch.float32 if weights[0].device.type == "cpu" else torch.bfloat16)
+        updates = orthogonalised(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
         rate = group["lr"] * 0.2 * math.sqrt(max(weights[0].shape))
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(weights, [update.to(weights[0].dtype) for update in updates], alpha=-rate)

@@ -1,0 +1,120 @@
+"""Exports a model as a Python package: once it is installed, `--model NAME` finds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from unicloze.errors import UsageError
+from unicloze.interop.card import without_places
+from unicloze.interop.export_format import Export
+from unicloze.interop.installed import GROUP
+from unicloze.interop.limits import PACKAGE
+from unicloze.interop.read import write_weights
+from unicloze.settings import Recipe
+from unicloze.training.loading import LoadedModel, load_model
+from unicloze.version import __version__
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+def package_format(
+    loaded: LoadedModel, name: str, *, licence: str = "", sections: Mapping[str, str] | None = None
+) -> Export:
+    """Export as a package that holds one checkpoint with weights in bf16, without the state of optimisers.
+
+    Args:
+        loaded: The model; one with low-rank updates has them in its weights.
+        name: Name of the package and of the model.
+        licence: Identifier of the licence; default: none.
+        sections: Further sections of the model card by title, as Markdown.
+
+    Raises:
+        UsageError: The name is not that of a package.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"a package cannot be named {name!r}: name the folder in lower-case letters, digits and single hyphens"
+        )
+    packed = dataclasses.replace(loaded, recipe=_recipe(loaded, name))
+    return Export(
+        to=PACKAGE,
+        architecture="",
+        write=lambda folder: _write(packed, name, folder, licence),
+        check=lambda folder: _check(packed, folder / _module(name)),
+        said=("its weights are rounded to bf16",),
+        use=_use(packed, name),
+        name=name,
+        licence=licence.lower(),
+        sections=sections or {},
+    )
+
+
+def _module(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _recipe(loaded: LoadedModel, name: str) -> Recipe:
+    """The recipe without local folders; low-rank updates are in the weights."""
+    finetuning = dataclasses.replace(loaded.recipe.finetuning, lora_rank=None)
+    return without_places(dataclasses.replace(loaded.recipe, name=name, finetuning=finetuning))
+
+
+def _write(loaded: LoadedModel, name: str, folder: Path, licence: str) -> None:
+    module = folder / _module(name)
+    write_weights(loaded, module, torch.bfloat16)
+    (module / "__init__.py").write_text(f'"""The model {name}: `unicloze fill --model {name}`."""\n', encoding="utf-8")
+    (folder / "pyproject.toml").write_text(_project(name, licence), encoding="utf-8")
+
+
+def _project(name: str, licence: str) -> str:
+    """The package's `pyproject.toml`; its version is the day of the export."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    lines = [
+        "[project]",
+        f"name = {json.dumps(name)}",
+        f'version = "{today.year}.{today.month}.{today.day}"',
+        f'description = "A language model for unicloze: unicloze fill --model {name}"',
+        'readme = "README.md"',
+        *([f"license = {json.dumps(licence)}"] if licence else []),
+        'requires-python = ">=3.11"',
+        f'dependencies = ["unicloze>={__version__}"]',
+        "",
+        f'[project.entry-points."{GROUP}"]',
+        f"{name} = {json.dumps(_module(name))}",
+        "",
+        "[build-system]",
+        'requires = ["hatchling"]',
+        'build-backend = "hatchling.build"',
+        "",
+        "[tool.hatch.build.targets.wheel]",
+        f"packages = [{json.dumps(_module(name))}]",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _check(loaded: LoadedModel, module: Path) -> Mapping[str, float]:
+    """Largest difference of the weights read back from the rounded ones."""
+    found = load_model(module).model.state_dict()
+    weights = loaded.model.state_dict().items()
+    differences = [(found[name] - weight.bfloat16()).abs().max().item() for name, weight in weights]
+    return {"weights from those in bf16": max(differences)}
+
+
+def _use(loaded: LoadedModel, name: str) -> str:
+    text = "TEXT" if loaded.recipe.task.kind else "A text with a [MASK]."
+    verb = "predict" if loaded.recipe.task.kind else "fill"
+    return "\n".join(
+        [
+            "```sh",
+            f"pip install ./{name}     # this folder, beside unicloze",
+            f'unicloze {verb} --model {name} --text "{text}"',
+            "```",
+        ]
+    )

@@ -1,0 +1,73 @@
+"""Exports as Python packages: weights round to bf16, the name opens them once installed, and no local folder shows."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import nlu_toys
+from unicloze.errors import UsageError
+from unicloze.interop.opening import open_model
+from unicloze.interop.read import write_model
+from unicloze.training.checkpoint import load_checkpoint
+from unicloze.verbs import export, fill
+
+
+def packaged(tmp_path: Path, name: str = "my-model") -> Path:
+    write_model(nlu_toys.start(), tmp_path / "model")
+    return export(tmp_path / "model", "package", out=tmp_path / name).out
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a package importable with its entry points, as `pip install` does."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    (group, points), *_ = project["project"]["entry-points"].items()
+    info = folder / "installed-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['project']['name']}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_a_packaged_model_opens_by_its_name_once_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = packaged(tmp_path)
+    install(folder, monkeypatch)
+    monkeypatch.chdir(tmp_path / "model")
+    opened, ours = open_model("my-model"), nlu_toys.start()
+    assert opened.path == folder / "my_model" and opened.recipe.name == "my-model" and "my_model" not in sys.modules
+    for name, weight in ours.model.state_dict().items():
+        assert torch.equal(opened.model.state_dict()[name], weight.bfloat16().to(weight.dtype)), name
+    filled = fill(model="my-model", text="the [MASK] of")
+    assert filled.to_dict() == fill(model=opened, text="the [MASK] of").to_dict()
+
+
+def test_a_package_holds_bf16_weights_and_no_local_folder(tmp_path: Path) -> None:
+    folder = packaged(tmp_path)
+    stored = load_checkpoint(folder / "my_model").model
+    assert {weight.dtype for weight in stored.values()} == {torch.bfloat16}
+    texts = [path for path in folder.rglob("*") if path.suffix in {".md", ".toml", ".yaml", ".json", ".py"}]
+    assert len(texts) >= 7
+    for path in texts:
+        assert str(tmp_path) not in path.read_text(encoding="utf-8"), path
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "# my-model\n" in card and "pip install ./my-model" in card and "`unicloze export RUN --to package`" in card
+
+
+@pytest.mark.parametrize("name", ["My_Model", "1st", "a--b", "a b", "-a"])
+def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    write_model(nlu_toys.start(), tmp_path / "model")
+    with pytest.raises(UsageError, match="lower-case letters, digits and single hyphens"):
+        export(tmp_path / "model", "package", out=tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_package_is_replaced_by_a_new_export_but_nothing_else_is(tmp_path: Path) -> None:
+    folder = packaged(tmp_path)
+    export(tmp_path / "model", "package", out=folder)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt"):
+        export(tmp_path / "model", "package", out=folder)
