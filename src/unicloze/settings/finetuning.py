@@ -1,0 +1,111 @@
+"""Settings of how a task is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from unicloze.settings.values import Auto, Projection, ViewName
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    """How a generation task turns a record into source and target, and how the target is trained.
+
+    Args:
+        learning: `pseudo` predicts every token of the target from a pseudo mask appended to the row (UniLMv2, Section 3.4);
+            `masked` masks a share of the target in place (UniLM v1, Section 2.5); `next` predicts the next token from each
+            token's own slot. Default: `next` if the model was trained that way, else `pseudo`.
+        source: Parts of the source, joined by [EOS]: roles that `task.fields` may rename.
+        keep: What to keep of each part if the source is too long (the longest is cut first): its `beginning`, its `end`, or
+            the `chunk` that contains the most tokens of the other parts, preferably all of one in sequence.
+        chunk_by: Parts whose tokens select the `chunk`, such as `[question]`; default: all other parts.
+        targets: Train on the `first` of a record's targets, or on `all`, one row each.
+        max_source: Maximum tokens of a source, [SOS] and [EOS] included; default: what `task.max_length` leaves.
+        max_target: Maximum tokens of a target, [EOS] included; at most half of `task.max_length`.
+        mask_rate: Share of the target that `masked` masks, its [EOS] included.
+        mask_share: Share of the masks or pseudo masks that show a mask.
+        random_share: Share that shows a random token; the rest shows the token itself.
+        target_noise: Share of the target's own tokens that `pseudo` corrupts as if they were masked, so that the model
+            learns to continue after mistakes.
+        block_size: Tokens of the target that `pseudo` predicts per step, independently of each other.
+        any_order: Let `pseudo` predict the tokens of the target in random order, for `decoding.parallel`.
+        segment_ids: Segments of source and target; default: 4 and 5 if the model has six (UniLM v1), else 0 and 1.
+    """
+
+    learning: Literal["pseudo", "masked", "next"] | None = None
+    source: list[str] = field(default_factory=lambda: ["source"])
+    keep: Literal["beginning", "end", "chunk"] = "beginning"
+    chunk_by: list[str] | None = None
+    targets: Literal["first", "all"] = "first"
+    max_source: int | None = None
+    max_target: int = 64
+    mask_rate: float = 0.7
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    target_noise: float = 0.0
+    block_size: int = 1
+    any_order: bool = False
+    segment_ids: list[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuningSettings:
+    """How a task is trained; `steps` and `warmup_steps` of `TrainingSettings` follow from these settings.
+
+    Args:
+        epochs: Passes over the training file; `auto` chooses by the number of records.
+        warmup_share: Share of the steps in which the learning rate rises.
+        evaluations: Evaluations on the development file per epoch; 0.5 evaluates after every other epoch.
+        patience: Stop after this many evaluations without improvement; default: never.
+        average_last: Evaluate and keep the mean of the weights at this many last evaluations, or at all so far
+            (Transformer 2017, Section 6.1: 5 checkpoints for the base model, 20 for the big one). Training itself continues
+            from the weights as they are. 1 averages nothing.
+        auxiliary: Targets of the model's own objective to train on the task's rows as well, and the factor of each loss:
+            {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; default: none.
+        unlabelled: Files or folders of unlabelled text for cross-view training: .txt with one sentence per line, or records
+            whose labels are ignored. Every second step then trains auxiliary heads, each with a restricted view of the text,
+            to predict what the task's own head predicts without dropout (CVT).
+        views: Views of the auxiliary heads: `full` sees the whole text, `forward` and `backward` the word and the text on one
+            side of it, `future` and `past` only that text.
+        unlabelled_dropout: Factor of all dropout rates in steps on unlabelled text.
+        layer_decay: Factor of the learning rate from each layer to the one below; the head has `training.learning_rate`, the
+            embeddings the lowest. ULMFiT divides by 2.6, a factor of 0.385.
+        unfreeze_epochs: Epochs between unfreezing one more layer, starting with the head alone and ending with the
+            embeddings (ULMFiT: 1). Default: everything learns from the start.
+        lora_rank: Train low-rank updates of this rank for `lora_projections` and the task's head, and nothing else (LoRA).
+            Default: no updates.
+        lora_alpha: The updates are scaled by `lora_alpha` / `lora_rank`; default: the rank.
+        lora_dropout: Dropout of the input of the updates.
+        lora_projections: Projections that are updated: `query`, `key`, `value` and `output` of attention, `inner` and `outer`
+            of the feed-forward network.
+        adapter_size: Add a bottleneck adapter of this width after each sub-layer, and train the adapters, the normalisations
+            and the task's head, and nothing else (Houlsby et al. 2019). Default: no adapters are added.
+    """
+
+    epochs: float | Auto = 3.0
+    warmup_share: float = 0.1
+    evaluations: float = 1.0
+    patience: int | None = None
+    average_last: int = 1
+    auxiliary: dict[str, float] = field(default_factory=dict)
+    unlabelled: list[str] = field(default_factory=list)
+    views: list[ViewName] = field(default_factory=lambda: ["full", "forward", "backward", "future", "past"])
+    unlabelled_dropout: float = 1.0
+    layer_decay: float = 1.0
+    unfreeze_epochs: float | None = None
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_dropout: float = 0.0
+    lora_projections: list[Projection] = field(default_factory=lambda: ["query", "value"])
+    adapter_size: int | None = None
+
+    @property
+    def few(self) -> bool:
+        """Whether only a few weights learn, which are saved apart from the model they were added to."""
+        return self.lora_rank is not None or self.adapter_size is not None
+
+    @property
+    def steps_between(self) -> int:
+        """Steps from one on labelled records to the next."""
+        return 2 if self.unlabelled else 1
