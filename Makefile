@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Targets that need the environment create it first, in .venv and nowhere else.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-gpu journeys browser check lint types format docs bench mutate fuzz audit clean lock
+.PHONY: help install quickstart small-en test test-gpu journeys browser check lint types format docs bench mutate fuzz audit clean lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -31,6 +31,12 @@ quickstart: .venv/.runtime ## Train a toy world in 15 seconds, then a small mode
 	@echo "  $(BIN)/unicloze inspect --recipe quickstart --text 'A list is a mutable sequence.'"
 	@echo "  $(BIN)/unicloze pretrain --recipe quickstart --data.corpus YOUR_TEXT --out runs/mine"
 	@echo "  $(BIN)/unicloze recipes"
+
+small-en: .venv/.runtime ## Install the small English model that comes with unicloze
+	$(PIP_INSTALL) --no-deps ./models/unicloze-small-en
+	@echo "Try:"
+	@echo "  $(BIN)/unicloze fill --model unicloze-small-en --text 'She opened the [MASK] and looked out.'"
+	@echo "  $(BIN)/unicloze score --model unicloze-small-en --text 'They were tired.' 'They was tired.'"
 
 test: .venv/.installed ## Run all tests except the journeys
 	$(BIN)/python -m pytest $(WORKERS) -m "not journey"

@@ -55,6 +55,7 @@ def restate(folder: Path, mend: Callable[[dict[str, torch.Tensor]], None]) -> No
     ("values", "match"),
     [
         ({"auto_map": {"AutoModel": "evil.Model"}}, r"config.json: auto_map is .*a checkpoint's code is never run"),
+        ({"model_type": "unicloze"}, r"model_type is unicloze: .* give the run or checkpoint it was made from"),
         ({"model_type": "llama"}, r"config.json: model_type is llama: supported models are bert,"),
         ({"model_type": ["bert"]}, "model_type is .*supported models"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is relative_key: .*absolute"),

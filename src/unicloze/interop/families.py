@@ -355,6 +355,12 @@ def family_of(config: Config, names: Collection[str]) -> Family:
     kind = config.values.get("model_type")
     if kind is None and any(name.startswith("bert.") for name in names):  # released before the key existed
         return FAMILIES["bert"]
+    if kind == "unicloze":
+        raise config.refused(
+            "model_type",
+            "`unicloze export` wrote this folder for Transformers, without the recipe: give the run or checkpoint it was made "
+            "from, or export that with --to package",
+        )
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         raise config.refused("model_type", f"supported models are {', '.join(MODEL_TYPES)}")
     return FAMILIES[MODEL_TYPES[kind]]

@@ -1,6 +1,6 @@
 """Writes the corpus of unicloze-small-en: the books that books.yaml allows, and OpenStax textbooks.
 
-    python models/unicloze-small-en/corpus.py FOLDER --out build/small-en
+    python models/training/unicloze-small-en/corpus.py FOLDER --out build/small-en
 
 FOLDER holds `books_train_*.jsonl.gz`, `books_valid.jsonl.gz` (fields author, title, text; from the repository
 mlschmitt/classic-books-markdown) and `openstax_train.jsonl.gz`, `openstax_valid.jsonl.gz` (book, title, text; CC BY 4.0). The

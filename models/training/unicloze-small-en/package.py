@@ -1,0 +1,122 @@
+"""Writes the package models/unicloze-small-en from a finished run and the figures of evaluate.py.
+
+python models/training/unicloze-small-en/package.py RUN
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unicloze.interop.export import write_export
+from unicloze.interop.opening import open_model
+from unicloze.interop.package import package_format
+from unicloze.report.learning import draw_learning
+from unicloze.run_files import LEDGER
+from unicloze.training.ledger import read_ledger
+
+HERE = Path(__file__).resolve().parent
+NAME = HERE.name
+SOURCES = Path("models") / "training" / NAME
+DATA = f"""\
+- {{books}} books, originals in English by {{authors}} authors who died in 1955 or earlier, so that their copyright has ended
+  where it lasts for 70 years after death: [{SOURCES}/books.yaml](../training/{NAME}/books.yaml) names authors and years.
+- {{sections}} sections of {{textbooks}} OpenStax textbooks, © OpenStax, Rice University, licensed under
+  [CC BY 4.0](https://creativecommons.org/licenses/by/4.0/), free at openstax.org: {{titles}}. Their text was changed: it was
+  split into sections, and figures and formatting were removed.
+
+The weights are licensed like unicloze (Apache-2.0). No other text was used, and no text of a benchmark."""
+LIMITS = """\
+- It knows English of old novels and of textbooks. Names, events and words of the last decades are missing, and the novels
+  hold views of their time.
+- It is small and was trained for hours on two processor cores: it fills blanks and judges sentences; what it generates is
+  fluent for a few words. It knows few facts.
+- Use it to try unicloze, as a start for `--init` on your own English text, and as a baseline."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="train.jsonl of corpus.py")
+    asked = parser.parse_args()
+    loaded = open_model(asked.run)
+    events = list(read_ledger(asked.run / LEDGER))
+    evaluation = json.loads((HERE / "evaluation.json").read_text(encoding="utf-8"))
+    if evaluation["step"] != loaded.step:
+        raise SystemExit(f"evaluation.json is of step {evaluation['step']}, and {asked.run} of step {loaded.step}")
+    sections = {
+        "Data and licence": data(asked.text),
+        "How it was trained": training(events),
+        "Results": "\n".join(results(events, evaluation)),
+        "What it is bad at": LIMITS,
+    }
+    (HERE / "learning.svg").write_text(draw_learning(asked.run).to_svg(), encoding="utf-8")
+    with (HERE / LEDGER).open("w", encoding="utf-8") as file:
+        for event in events:
+            if event["event"] in ("step", "evaluate", "resume", "stop", "end"):
+                file.write(json.dumps(event) + "\n")
+    export = package_format(loaded, NAME, licence="Apache-2.0", sections=sections)
+    print(write_export(loaded, export, HERE.parents[1] / NAME))
+
+
+def data(text: Path) -> str:
+    sources = [json.loads(line)["source"] for line in text.read_text(encoding="utf-8").splitlines()]
+    textbooks = [source.split(": ")[1] for source in sources if source.startswith("OpenStax: ")]
+    books = len(sources) - len(textbooks)
+    authors = yaml.safe_load((HERE / "books.yaml").read_text(encoding="utf-8"))
+    used = {source.partition(": ")[0] for source in sources} & authors.keys()
+    titles = sorted(set(textbooks))
+    return DATA.format(
+        books=books, authors=len(used), sections=f"{len(textbooks):,}", textbooks=len(titles), titles=", ".join(titles)
+    )
+
+
+def training(events: list[Mapping[str, Any]]) -> str:
+    begun = [event for event in events if event["event"] == "start"]
+    tokens = max(event["text_tokens"] for event in events if event["event"] == "step")
+    seconds = sum(event.get("seconds", 0) for event in events if event["event"] in ("end", "stop"))
+    return "\n".join(
+        [
+            "```sh",
+            f"python {SOURCES}/corpus.py TEXTS --out build/small-en",
+            f"unicloze pretrain --recipe {SOURCES}/recipe.yaml --data.corpus build/small-en/train.jsonl --out runs/small-en",
+            f"python {SOURCES}/evaluate.py runs/small-en --text build/small-en/report.jsonl --blimp BLIMP",
+            f"python {SOURCES}/package.py runs/small-en --text build/small-en/train.jsonl",
+            "```",
+            "",
+            f"{tokens / 1e6:.1f} M tokens in {seconds / 3600:.1f} hours on two slow processor cores, started {len(begun)} times. "
+            f"Every step and evaluation is in [{SOURCES}/{LEDGER}](../training/{NAME}/{LEDGER}).",
+            "",
+            f"![Held-out perplexity over steps](../training/{NAME}/learning.svg)",
+        ]
+    )
+
+
+def results(events: list[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> Iterator[str]:
+    yield "On books and textbook sections that chose no setting (perplexity per token; vocabulary 8,192):\n"
+    yield "| text | AE | PAR | left to right | bits per byte, left to right |"
+    yield "|---|---|---|---|---|"
+    for kind, found in evaluation["text"].items():
+        shown = [found["perplexity"][name] for name in ("ae", "par", "causal")] + [found["bits_per_byte"]]
+        yield f"| {kind} | " + " | ".join("-" if value is None else f"{value:.3g}" for value in shown) + " |"
+    words = next(event["content_words"] for event in reversed(events) if event.get("content_words"))
+    yield (
+        f"\nHeld-out content words among the first five guesses: {words['top_5']:.1%} of {words['words']} "
+        f"(counting neighbours: {words['counts_top_5']:.1%})."
+    )
+    blimp = evaluation["blimp"]
+    names = list(blimp["accuracy"])
+    yield f"\nBLiMP, {blimp['pairs']:,} pairs of all 67 sets (mean of the sets; chance is 50 %; ties count as wrong):\n"
+    yield "| | " + " | ".join(f"{name}, %" for name in names) + " |"
+    yield "|---|" + "---|" * len(names)
+    for row, accuracy in {"overall": blimp["accuracy"], **blimp["fields"], **blimp["terms"]}.items():
+        yield f"| {row} | " + " | ".join(f"{accuracy[name]:.1f}" for name in names) + " |"
+
+
+if __name__ == "__main__":
+    main()
