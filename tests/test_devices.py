@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -337,3 +338,14 @@ def test_lambada_has_fields_of_its_own(loaded: LoadedModel, tmp_path: Path) -> N
         verbs.evaluate_lambada(loaded, file, quiet=True)
     with pytest.raises(UsageError, match="'rec' is not a known record format: give a file of one of jsonl"):
         verbs.evaluate_lambada(loaded, file.rename(tmp_path / "a.rec"), quiet=True)
+
+
+def test_bf16_on_a_cpu_without_instructions_for_it_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = TrainingSettings(precision="bf16")
+    for there in (True, False):
+        abilities = {"amx_bf16": False, "avx512_bf16": there}
+        monkeypatch.setattr(precision, "cpu_abilities", lambda abilities=abilities: abilities)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert precision.choose_precision(asked, torch.device("cpu")) == "bf16"
+        assert [str(each.message).count("leave the precision at auto") for each in caught] == [1] * (not there)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import toys
 from decoding_toys import generate_tokens
@@ -20,7 +20,8 @@ from unicloze.decoding.model_format import GenerationFormat
 from unicloze.decoding.search import Hypothesis
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target, collate
-from unicloze.model.inference_model import IncrementalModel
+from unicloze.model import inference_model
+from unicloze.model.inference_model import IncrementalModel, linear_for
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import DecodingSettings, ModelSettings
 
@@ -296,3 +297,14 @@ def test_transformer_xl_is_refused() -> None:
     model = build(encoding="transformer_xl", relative_bias=False)
     with pytest.raises(UsageError, match="transformer_xl"):
         generate_tokens(model, sources(5), DecodingSettings(), NEXT_LAYOUT)
+
+
+def test_linear_layers_that_torch_cannot_pack_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    weight, bias, hidden = (torch.randn(*shape, generator=draw) for shape in ((6, 4), (6,), (3, 4)))
+    packed = linear_for(weight, bias, torch.float32)(hidden)
+    monkeypatch.setattr(inference_model, "_packs", lambda dtype: False)
+    plain = linear_for(weight, bias, torch.float32)
+    assert type(plain) is nn.Linear
+    torch.testing.assert_close(plain(hidden), packed)
+    assert linear_for(weight, bias, torch.bfloat16)(hidden.bfloat16()).dtype == torch.bfloat16

@@ -44,14 +44,20 @@ class PackedLinear(nn.Module):
 
 def linear_for(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
     """A linear layer for inference in one data type: packed where torch supports it, else with its weight cast once."""
-    on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    if on_cpu and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if weight.device.type == "cpu" and _packs(dtype):
         return PackedLinear(weight, bias, dtype)
     plain = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     plain.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
     if bias is not None:
         plain.bias = nn.Parameter(bias.detach().to(dtype), requires_grad=False)
     return plain
+
+
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether torch packs weights of a data type on this CPU; for bf16 it needs AVX-512."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class IncrementalModel:

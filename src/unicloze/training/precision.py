@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -47,6 +48,12 @@ def choose_precision(settings: TrainingSettings, device: torch.device) -> str:
     times the speed of fp32 on one, above it on others), so two short products are timed.
     """
     if settings.precision != "auto":
+        if settings.precision == "bf16" and device.type == "cpu" and not any(cpu_abilities().values()):
+            warnings.warn(
+                "the precision is bf16, and this CPU has no instructions for it, so that it computes many times slower than "
+                "in fp32: leave the precision at auto",
+                stacklevel=3,
+            )
         return settings.precision
     if device.type == "cuda":
         with torch.cuda.device(device):
