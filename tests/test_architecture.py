@@ -23,6 +23,7 @@ from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError
 from unicloze.example import Batch, collate
 from unicloze.model import attention_plan as planning
+from unicloze.model.flops import Amounts
 from unicloze.model.layers import SHARED_SUBLAYERS, SUBLAYERS
 from unicloze.model.model import UnifiedModel
 from unicloze.model.sharing import owners
@@ -314,7 +315,7 @@ def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:
 
 def test_step_flops_count_what_the_variants_compute() -> None:
     """Forward and backward cost three forward passes; computed by hand for one layer where all slots predict."""
-    shape = dict(rows=1, slots=10, keys=5.0, predictions={"ae": 10}, predicting_slots={"ae": 10})
+    shape = Amounts(rows=1, slots=10, keys=5.0, predictions={"ae": 10}, predicting_slots={"ae": 10})
     wide = ModelSettings(hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16)
     layer = 2 * 10 * (4 * 8 * 8 + 2 * 8 * 16) + 4 * 10 * 5 * 8
     narrow = dataclasses.replace(wide, embedding_size=4)
@@ -327,7 +328,7 @@ def test_step_flops_count_what_the_variants_compute() -> None:
     ]
     for settings, rest in cases:
         model = UnifiedModel(settings, vocab_size=100, max_positions=10)
-        assert model.flops(**shape) == 3 * (layer + rest)  # type: ignore[arg-type]
+        assert model.flops(shape) == 3 * (layer + rest)
 
 
 # The recipes

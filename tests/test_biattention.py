@@ -18,10 +18,10 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, collate
 from unicloze.finetuning import run as room
 from unicloze.finetuning.run import finetune_run
-from unicloze.model.biattention import POOL, Biattention, Maxout
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import linear_flops
-from unicloze.model.task_heads import TaskHead
+from unicloze.model.task_heads import BiattentiveHead
+from unicloze.model.task_heads.biattention import POOL, Biattention, Maxout
 from unicloze.packing import pack
 from unicloze.recipes import load_recipe
 from unicloze.records import read_records
@@ -168,7 +168,7 @@ def test_the_head_reads_embeddings_and_states_of_each_text_alone(pair: bool, cov
     recipe = task_of(cove, pair=pair)
     model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).eval()
     head, backbone = model.task_head("label"), model.backbone  # type: ignore[operator,union-attr]
-    assert isinstance(head, TaskHead) and head.biattention is not None
+    assert isinstance(head, BiattentiveHead)
     records = PAIRS if pair else without_pair(PAIRS)
     examples = rows_of(cove, recipe, records, tmp_path)
     sos, eos = cove.tokenizer.vocabulary.sos, cove.tokenizer.vocabulary.eos

@@ -27,7 +27,7 @@ from unicloze.decoding.likelihood import log_probabilities
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import phases
-from unicloze.model.flops import backbone_flops
+from unicloze.model.flops import Amounts, backbone_flops
 from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
@@ -145,10 +145,10 @@ def test_a_time_budget_is_kept_roughly(corpus: Path, tmp_path: Path) -> None:
 def test_slots_and_pairs_are_counted() -> None:
     examples = unilmv2(toys.random_windows(5, 24, short=True), toys.vocabulary(), settings_of())
     counted = measure_slots(examples)
-    assert counted["slots"] == examples.lengths.sum()
+    assert counted.slots == examples.lengths.sum()
     pairs = sum(examples.visible(row).sum() for row in range(5))
-    assert counted["keys"] == pytest.approx(pairs / counted["slots"])
-    assert counted["predictions"] == {name: int(target.weights.sum()) for name, target in examples.targets.items()}
+    assert counted.keys == pytest.approx(pairs / counted.slots)
+    assert counted.predictions == {name: int(target.weights.sum()) for name, target in examples.targets.items()}
 
 
 def test_like_leaves_only_the_objective_different() -> None:
@@ -246,16 +246,16 @@ def test_a_moving_mask_rate_is_costed_over_its_whole_way(corpus: Path, tmp_path:
 
 def test_memory_position_terms_and_local_layers_are_counted() -> None:
     shape = ModelSettings(hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16)
-    asked: dict[str, Any] = {"slots": 20, "selected": 4, "keys": 10.0}
-    plain = backbone_flops(shape, **asked)
-    remembering = backbone_flops(shape, **(asked | {"keys": 15.0}), memory_slots=10)
+    asked = Amounts(rows=2, slots=20, keys=10.0, predictions={"lm": 4}, predicting_slots={"lm": 4})
+    plain = backbone_flops(shape, asked)
+    remembering = backbone_flops(dataclasses.replace(shape, memory=5), asked)
     assert remembering - plain == 2 * 4 * 10 * 8 * 8 + 20 * 5 * 4 * 8 + 4 * 5 * 4 * 8
-    relative = backbone_flops(dataclasses.replace(shape, positions="transformer_xl"), **asked)
+    relative = backbone_flops(dataclasses.replace(shape, positions="transformer_xl"), asked)
     assert relative - plain == 20 * 10 * 2 * 8 + 4 * 10 * 2 * 8
     windows = toys.random_windows(4, 24)
     settings = settings_of(name="causal", targets=["lm"], visibility="left_to_right", local_width=2)
     examples = causal(windows, toys.vocabulary(), settings)
-    full, both = (measure_slots(examples, names)["keys"] for names in (["full"], ["full", "local"]))
+    full, both = (measure_slots(examples, names).keys for names in (["full"], ["full", "local"]))
     assert both == pytest.approx((full + (1 + 2 + 22 * 3) / 24) / 2)
 
 

@@ -24,7 +24,7 @@ from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.data import encoded, finetuning_steps, open_records
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.seeds import OverSeeds
-from unicloze.model.flops import backbone_flops
+from unicloze.model.flops import Amounts, backbone_flops
 from unicloze.recipes import load_recipe, parse_options
 from unicloze.records import read_records
 from unicloze.settings import UseSettings
@@ -386,7 +386,9 @@ def test_the_operations_of_a_fine_tuning_are_those_of_its_rows(files: dict[str, 
     slots, keys = int(lengths.sum()), float((lengths**2).sum() / lengths.sum())
     width = start.recipe.model.hidden_size
     head = 24 * 2 * (width * width + width * 2)  # a dense layer and two classes, from the first slot of each row
-    epoch = 3 * (backbone_flops(start.recipe.model, slots=slots, selected=24, keys=keys) + head)
+    counts = {"label": 24}
+    asked = Amounts(rows=24, slots=slots, keys=keys, predictions=counts, predicting_slots=counts)
+    epoch = 3 * (backbone_flops(start.recipe.model, asked) + head)
     # Keys are means over a pass; its predicted slots may have others.
     assert finetuning_flops(recipe, files["train"], start.tokenizer, 3) == pytest.approx(3 * epoch, rel=1e-3)
 

@@ -22,6 +22,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Batch, collate
 from unicloze.model.build import build
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.flops import Amounts
 from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.model.recurrent.pairs import find_pairs
 from unicloze.model.recurrent.translation import TranslationBackbone
@@ -269,8 +270,12 @@ def test_the_layers_of_the_decoder_are_above_those_of_the_encoder() -> None:
 def test_the_operations_of_a_step_are_those_of_its_products() -> None:
     """Each weight of an LSTM is used once per slot it reads; attention per pair of slots."""
     model = model_of()
-    amounts = {"rows": 1, "slots": 12, "keys": (7 * 7 + 5 * 7 + 15) / 12, "source_slots": 7, "source_pairs": 49}
-    found = model.flops(**amounts, predictions={"lm": 5}, predicting_slots={"lm": 5})  # type: ignore[arg-type]
+    keys, counts = (7 * 7 + 5 * 7 + 15) / 12, {"lm": 5}
+    found = model.flops(
+        Amounts(
+            rows=1, slots=12, keys=keys, predictions=counts, predicting_slots=counts, source_slots=7, source_pairs=49
+        )
+    )
     sizes = {name: weight.numel() for name, weight in model.named_parameters() if weight.ndim == 2}
     encoder = sum(size for name, size in sizes.items() if name.startswith("backbone.layers."))
     decoder = sum(size for name, size in sizes.items() if name.startswith("backbone.decoder.") and "tokens" not in name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,41 +88,41 @@ def one_row(examples: Examples) -> Examples:
 def compare(model: Model, examples: Examples) -> None:
     """Linear layers match exactly; attention counts products of slots and keys, some of which are computed needlessly."""
     asked = amounts_of(model, examples)
-    slots, own = asked["slots"], [network.settings for network in model.networks]
+    slots, own = asked.slots, [network.settings for network in model.networks]
     linear, attention = counted(model, examples)
     if own[0].cell_clip is not None:  # its own loop, whose products torch counts
-        assert model.flops(**asked) / 3 == linear
+        assert model.flops(asked) / 3 == linear
         return
     if own[0].kind == "recurrent" and own[0].decoder_layers:  # torch counts the steps of its decoder, but no LSTMs
         encoder = sum(weight.numel() for weight in model.backbone.layers.parameters() if weight.dim() == 2)
-        assert model.flops(**asked) / 3 == pytest.approx(linear + attention + 2 * asked["source_slots"] * encoder)
+        assert model.flops(asked) / 3 == pytest.approx(linear + attention + 2 * asked.source_slots * encoder)
         return
     if own[0].kind == "recurrent":  # torch counts none without projections; each weight is used once per slot
         lstms = [each for each in model.modules() if isinstance(each, torch.nn.LSTM) and not each.proj_size]
         weights = sum(weight.numel() for each in lstms for weight in each.parameters() if weight.dim() == 2)
         directions = 2 if own[0].directions == "both" else 1
-        assert model.flops(**asked) / 3 == linear + 2 * slots * weights / directions
+        assert model.flops(asked) / 3 == linear + 2 * slots * weights / directions
         return
     if own[0].decoder_layers:
-        of_keys = (model.flops(**asked) - linear * 3) / 3
-        source, rest = asked["source_slots"], slots - asked["source_slots"]
+        of_keys = (model.flops(asked) - linear * 3) / 3
+        source, rest = asked.source_slots, slots - asked.source_slots
         pairs = own[0].num_layers * source**2 + own[0].decoder_layers * rest * slots
-        source_alone = model.flops(**{**asked, "keys": asked["source_pairs"] / slots}) / 3
+        source_alone = model.flops(replace(asked, keys=asked.source_pairs / slots)) / 3
         assert source_alone - 4 * own[0].hidden_size * own[0].num_layers * source**2 == pytest.approx(linear, rel=1e-12)
         assert of_keys <= attention == 4 * own[0].hidden_size * pairs
         return
     skipped = 0.0
     for number, shape in enumerate(own):
-        names = [name for name in asked["predictions"] if len(own) == 1 or (name == "ae") == (number == 0)]
-        selected = min(slots, sum(asked["predicting_slots"][name] for name in names))
+        names = [name for name in asked.predictions if len(own) == 1 or (name == "ae") == (number == 0)]
+        selected = min(slots, sum(asked.predicting_slots[name] for name in names))
         width, inner = shape.hidden_size, shape.intermediate_size
         skipped += (slots - selected) * (4 * width * width + 4 * width * inner)  # the last layer's, of the other slots
-    assert model.flops(**{**asked, "keys": 0.0}) / 3 + skipped == linear
+    assert model.flops(replace(asked, keys=0.0)) / 3 + skipped == linear
     pairs = sum(4 * shape.hidden_size * shape.num_layers for shape in own) * slots * slots
-    of_keys = (model.flops(**asked) - model.flops(**{**asked, "keys": 0.0})) / 3
+    of_keys = (model.flops(asked) - model.flops(replace(asked, keys=0.0))) / 3
     if own[-1].positions != "transformer_xl":
         assert of_keys <= attention <= pairs
-    if asked["keys"] == slots:
+    if asked.keys == slots:
         assert attention == pairs
 
 
@@ -203,7 +204,7 @@ def test_a_task_costs_what_torch_counts(kind: str, tmp_path: Path) -> None:
 def test_a_pooled_class_costs_what_torch_counts(pooling: str, tmp_path: Path) -> None:
     model, examples = task_examples("classification", tmp_path, task__pooling=pooling)
     compare(model, examples)
-    (slots,) = measure_slots(examples)["predicting_slots"].values()
+    (slots,) = measure_slots(examples).predicting_slots.values()
     assert slots == (1 if pooling == "first" else examples.lengths[0])
 
 
@@ -212,8 +213,8 @@ def test_the_last_layer_is_counted_for_the_slots_that_predict(monkeypatch: pytes
     model = toys.model()
     examples = make_examples(toys.random_windows(1, 40), toys.vocabulary(), settings_of())
     asked = measure_slots(examples)
-    assert asked["predicting_slots"] == asked["predictions"] and sum(asked["predictions"].values()) < asked["slots"]
-    assert model.flops(**{**asked, "keys": 0.0}) / 3 == counted(model, examples)[0]
+    assert asked.predicting_slots == asked.predictions and sum(asked.predictions.values()) < asked.slots
+    assert model.flops(replace(asked, keys=0.0)) / 3 == counted(model, examples)[0]
 
 
 def test_a_slot_that_many_predictions_share_is_counted_once() -> None:
@@ -229,7 +230,7 @@ def test_a_slot_that_many_predictions_share_is_counted_once() -> None:
         for slot in boundary.slots[row, prediction]
     }
     found = measure_slots(examples)
-    assert found["predicting_slots"]["sbo"] == len(expected) < 2 * found["predictions"]["sbo"]
+    assert found.predicting_slots["sbo"] == len(expected) < 2 * found.predictions["sbo"]
 
 
 def test_a_backward_pass_takes_two_products_for_one(prepared: Prepared, tmp_path: Path) -> None:
@@ -247,5 +248,5 @@ def test_layers_take_turns_over_all_of_them() -> None:
     examples = make_examples(toys.random_windows(2, 24), toys.vocabulary(), objective)
     model = toys.model(targets=("lm",), layer_visibility=["full", "local"])  # of three layers
     full, local = (measure_slots(examples, [name]) for name in ("full", "local"))
-    keys = (2 * full["keys"] + local["keys"]) / 3
-    assert flops_of(model, examples) == pytest.approx(model.flops(**{**full, "keys": keys}))
+    keys = (2 * full.keys + local.keys) / 3
+    assert flops_of(model, examples) == pytest.approx(model.flops(replace(full, keys=keys)))

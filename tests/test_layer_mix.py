@@ -22,7 +22,7 @@ from unicloze.tasks.rows import Row, RowTarget, lay_out
 from unicloze.training.batches import MicroBatch
 from unicloze.training.loading import freeze
 
-HEADS = {"label": HeadSettings(kind="classes", outputs=3, dense=False, dropout=0.0)}
+HEADS = {"label": HeadSettings(kind="classes", name="plain", outputs=3, dropout=0.0)}
 LSTM: dict[str, Any] = {"projection": True, "intermediate_size": 16, "layer_mix": True}
 
 

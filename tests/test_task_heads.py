@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unicloze.example import TargetBatch
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.task_heads import TaskHead
+from unicloze.model.task_heads import TASK_HEADS, TaskHead
 from unicloze.settings import HeadSettings, ModelSettings
 
 SHAPE = ModelSettings(hidden_size=6, num_layers=1, num_heads=2, intermediate_size=8, dropout=0.4)
@@ -18,7 +18,8 @@ ROWS, PREDICTIONS, SLOTS = 2, 3, 4
 
 
 def head_of(**settings: Any) -> TaskHead:
-    head = TaskHead(SHAPE, HeadSettings(**{"dense": False, **settings}))
+    asked = HeadSettings(**{"name": "plain", **settings})
+    head = TASK_HEADS[asked.name](SHAPE, asked)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -66,11 +67,11 @@ def test_the_slots_of_a_prediction_become_one_vector(pooling: Any, present: Tens
 
 
 @pytest.mark.parametrize(("own", "rate"), [(None, 0.4), (0.1, 0.1), (0.0, 0.0)])
-@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("name", ["dense", "plain"])
 def test_what_the_output_layer_reads_is_dropped_at_the_head_s_own_rate(
-    own: float | None, rate: float, dense: bool
+    own: float | None, rate: float, name: str
 ) -> None:
-    head, hidden = head_of(kind="choice", dropout=own, dense=dense), states()
+    head, hidden = head_of(kind="choice", dropout=own, name=name), states()
     read = hidden.view(ROWS, PREDICTIONS, SLOTS, 6)
     if head.dense is not None:
         read = torch.tanh(head.dense(read))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from unicloze import keyed
 from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.flops import Amounts
 from unicloze.model.model import TargetLoss, UnifiedModel
 from unicloze.model.sharing import borrow
 from unicloze.settings import ModelSettings
@@ -101,27 +102,10 @@ class ReplacedTokenModel(nn.Module):
         """The generator's logits for every masked token, without dropout. *Shape:* (rows, predictions, vocabulary)"""
         return self.generator.logits(dataclasses.replace(batch, targets={"ae": batch.targets["ae"]}))
 
-    def flops(
-        self,
-        *,
-        rows: int,
-        slots: int,
-        keys: float,
-        predictions: Mapping[str, int],
-        predicting_slots: Mapping[str, int],
-    ) -> float:
-        """Floating-point operations of a training step of both networks, see `UnifiedModel.flops`."""
-        total = 0.0
-        for network in self.networks:
-            names = [name for name in predictions if (name == "ae") == (network is self.generator)]
-            total += network.flops(
-                rows=rows,
-                slots=slots,
-                keys=keys,
-                predictions={name: predictions[name] for name in names},
-                predicting_slots={name: predicting_slots[name] for name in names},
-            )
-        return total
+    def flops(self, amounts: Amounts) -> float:
+        """Floating-point operations of a training step of both networks, see `unicloze.model.flops`."""
+        others = amounts.of(amounts.predictions.keys() - {"ae"})
+        return self.generator.flops(amounts.of({"ae"})) + self.discriminator.flops(others)
 
     def num_parameters(self) -> int:
         """Number of weights of both networks; shared weights count once."""

@@ -7,14 +7,50 @@ per batch and layer, and the segment term. Only necessary work counts: no paddin
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
 from torch import nn
 
 from unicloze.model.attention import head_width
 from unicloze.model.backbone import embedding_width
+from unicloze.model.recurrent.backbone import layer_widths
 from unicloze.settings import ModelSettings
 
 TRAINING = 3
 """Forward and backward pass together, relative to the forward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amounts:
+    """What a model computes for some rows.
+
+    Args:
+        rows: Number of rows.
+        slots: Slots in all rows.
+        keys: Average number of keys of its own row a slot attends to, over slots and layers.
+        predictions: Number of predictions of each target.
+        predicting_slots: Number of slots these predictions are made from, each counted once per target.
+        source_slots: Slots an encoder-decoder encodes, in all rows.
+        source_pairs: Pairs of these slots that read each other.
+    """
+
+    rows: int
+    slots: int
+    keys: float
+    predictions: Mapping[str, int]
+    predicting_slots: Mapping[str, int]
+    source_slots: int = 0
+    source_pairs: int = 0
+
+    def of(self, targets: Collection[str]) -> Self:
+        """The same rows with the predictions of some targets only."""
+        predictions, slots = (
+            {name: count for name, count in counts.items() if name in targets}
+            for counts in (self.predictions, self.predicting_slots)
+        )
+        return replace(self, predictions=predictions, predicting_slots=slots)
 
 
 def linear_flops(module: nn.Module) -> int:
@@ -28,18 +64,24 @@ def linear_flops(module: nn.Module) -> int:
     return 2 * products
 
 
-def backbone_flops(settings: ModelSettings, *, slots: int, selected: int, keys: float, memory_slots: int = 0) -> float:
-    """Forward operations of the embeddings and all layers.
+def backbone_flops(settings: ModelSettings, amounts: Amounts) -> float:
+    """Forward operations of the embeddings and all layers, with the model's full memory.
 
     Args:
         settings: Model shape.
-        slots: Number of slots in all rows.
-        selected: Number of slots that predict anything; the last layer has only their queries and outputs.
-        keys: Average number of keys a slot attends to, over all layers.
-        memory_slots: Number of memory slots in all rows, which are only keys and values.
+        amounts: The rows.
     """
+    if settings.kind == "recurrent":
+        return (_translation if settings.decoder_layers else _recurrent)(settings, amounts)
+    return (_two_stacks if settings.decoder_layers else _one_stack)(settings, amounts)
+
+
+def _one_stack(settings: ModelSettings, amounts: Amounts) -> float:
+    """Of a Transformer; the last layer has only the queries and outputs of the slots that predict anything."""
+    slots, keys = amounts.slots, amounts.keys + settings.memory
+    selected = min(slots, sum(amounts.predicting_slots.values()))
     square, inner, pair = _products(settings)
-    remembered = 4 * memory_slots * square
+    remembered = 4 * amounts.rows * settings.memory * square  # only keys and values
     adapters = 4 * settings.hidden_size * settings.adapter_size  # two products
     full = 2 * slots * (4 * square + inner + adapters) + slots * keys * pair + remembered
     last = (
@@ -51,18 +93,10 @@ def backbone_flops(settings: ModelSettings, *, slots: int, selected: int, keys: 
     return _projection(settings, slots) + (settings.num_layers - 1) * full + last
 
 
-def two_stack_flops(
-    settings: ModelSettings, *, slots: int, pairs: float, source_slots: int, source_pairs: int
-) -> float:
-    """Forward operations of an encoder-decoder, for all slots of both.
-
-    Args:
-        settings: Model shape.
-        slots: Number of slots in all rows.
-        pairs: Pairs of a slot and a slot it reads; the decoder reads those of the source by cross-attention.
-        source_slots: Slots of the sources.
-        source_pairs: Pairs within the sources.
-    """
+def _two_stacks(settings: ModelSettings, amounts: Amounts) -> float:
+    """Of an encoder-decoder; the decoder reads the slots of the source by cross-attention."""
+    slots, source_slots, source_pairs = amounts.slots, amounts.source_slots, amounts.source_pairs
+    pairs = slots * amounts.keys
     square, inner, pair = _products(settings)
     adapters = 2 * settings.hidden_size * settings.adapter_size
     encoder = 2 * source_slots * (4 * square + inner + 2 * adapters) + source_pairs * pair
@@ -71,6 +105,31 @@ def two_stack_flops(
         2 * targets * (6 * square + inner + 3 * adapters) + 4 * source_slots * square + (pairs - source_pairs) * pair
     )
     return _projection(settings, slots) + settings.num_layers * encoder + settings.decoder_layers * decoder
+
+
+def _recurrent(settings: ModelSettings, amounts: Amounts) -> float:
+    """Of LSTMs; each slot is read in one direction, or in both by bidirectional ones."""
+    total = 0
+    for inputs, cells, outputs in layer_widths(settings):
+        total += 2 * 4 * cells * (inputs + outputs) + (2 * cells * outputs if outputs != cells else 0)
+    return amounts.slots * (2 * total if settings.directions == "bidirectional" else total)
+
+
+def _translation(settings: ModelSettings, amounts: Amounts) -> float:
+    """Of an LSTM encoder-decoder; rows without a target are sources alone."""
+    encoded = amounts.source_slots or amounts.slots
+    written, hidden, narrow = amounts.slots - encoded, settings.hidden_size, embedding_width(settings)
+    widths = [outputs for _, _, outputs in layer_widths(settings)]
+    encoder, decoder, below, fed = 0, 0, narrow, narrow + hidden
+    for width in widths:
+        encoder += 2 * 4 * width * (below + width // 2)
+        decoder += 2 * 4 * width * (fed + width)
+        below = fed = width
+    last = widths[-1]
+    decoder += 2 * (last * last + 2 * last * hidden)
+    own = written * (written / max(1, amounts.rows) + 1) / 2
+    pairs = max(0.0, amounts.slots * amounts.keys - amounts.source_pairs - own)
+    return encoded * encoder + written * decoder + (4 * last * pairs if written else 0.0)
 
 
 def _products(settings: ModelSettings) -> tuple[int, int, int]:

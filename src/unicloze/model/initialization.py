@@ -18,9 +18,10 @@ from unicloze.model.layers import FeedForward
 from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.recurrent.backbone import RecurrentBackbone
 from unicloze.model.recurrent.characters import CharacterCnn
+from unicloze.model.recurrent.layer import draw_lstm
 from unicloze.model.recurrent.translation import TranslationBackbone
 from unicloze.model.relative_bias import RelativeBias
-from unicloze.model.word_encoder import WordEncoder
+from unicloze.model.task_heads.word_encoder import WordEncoder
 from unicloze.settings import ModelSettings
 
 Deviations = Mapping[int, Sequence[float]]
@@ -72,7 +73,7 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
         for layer in updated:
             layer.draw(generator)
         for encoder in encoders:
-            encoder.initialize(generator)
+            draw_lstm(encoder.lstm, generator)
 
 
 def draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> None:
@@ -82,9 +83,7 @@ def draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> None
     with torch.no_grad():
         for module in backbone.modules():
             if isinstance(module, nn.LSTM):
-                bound = module.hidden_size**-0.5
-                for parameter in module.parameters():
-                    parameter.uniform_(-bound, bound, generator=generator)
+                draw_lstm(module, generator)
             elif isinstance(module, CharacterCnn):
                 module.initialize(generator)
             elif isinstance(module, nn.Embedding) and module not in of_characters:

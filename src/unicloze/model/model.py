@@ -14,14 +14,14 @@ from unicloze.errors import UsageError
 from unicloze.example import Batch, TargetBatch, nonzero
 from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.flops import TRAINING, backbone_flops, linear_flops, two_stack_flops
+from unicloze.model.flops import TRAINING, Amounts, backbone_flops, linear_flops
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
-from unicloze.model.initialization import draw_lstms, draw_weights
+from unicloze.model.initialization import draw_weights
 from unicloze.model.layer_mix import LayerMix
 from unicloze.model.recurrent.backbone import RecurrentBackbone, predicted
 from unicloze.model.recurrent.translation import TranslationBackbone
 from unicloze.model.soft_labels import mixed_losses
-from unicloze.model.task_heads import TaskHead
+from unicloze.model.task_heads import TASK_HEADS, TaskHead
 from unicloze.settings import HeadSettings, ModelSettings
 
 PAIR_TARGETS = "nsp", "sop"
@@ -97,7 +97,9 @@ class UnifiedModel(nn.Module):
         self.layer_mix = LayerMix(settings.num_layers) if settings.layer_mix and heads else None
         twice = self.layer_mix is not None and any(head.output_mix for head in (heads or {}).values())
         self.output_mix = LayerMix(settings.num_layers) if twice else None
-        self.task_heads = nn.ModuleDict({name: TaskHead(settings, head) for name, head in (heads or {}).items()})
+        self.task_heads = nn.ModuleDict(
+            {name: TASK_HEADS[head.name](settings, head) for name, head in (heads or {}).items()}
+        )
 
     @property
     def transformer(self) -> Backbone:
@@ -125,8 +127,7 @@ class UnifiedModel(nn.Module):
         """Initialise the weights, see `unicloze.model.initialization`."""
         draw_weights(self, self.backbone, seed)
         for name in self.task_heads:
-            if (network := self.task_head(name).biattention) is not None:
-                draw_lstms(network, self.settings.initializer_range, seed)
+            self.task_head(name).initialize(seed)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch.
@@ -176,7 +177,7 @@ class UnifiedModel(nn.Module):
 
     def _reads_embeddings(self, batch: Batch) -> list[str]:
         """Targets whose heads read the embeddings of a slot as well."""
-        return [name for name in batch.targets if name in self.task_heads and self.task_head(name).head.texts]
+        return [name for name in batch.targets if name in self.task_heads and self.task_head(name).reads_embeddings]
 
     @staticmethod
     def _by_target(batch: Batch, hidden: Tensor) -> dict[str, Tensor]:
@@ -285,55 +286,18 @@ class UnifiedModel(nn.Module):
         assert isinstance(head, TaskHead)
         return head
 
-    def flops(
-        self,
-        *,
-        rows: int,
-        slots: int,
-        keys: float,
-        predictions: Mapping[str, int],
-        predicting_slots: Mapping[str, int],
-        source_slots: int = 0,
-        source_pairs: int = 0,
-    ) -> float:
-        """Floating-point operations of a training step on such rows, with the model's full memory.
-
-        `unicloze.model.flops` says what is counted.
-
-        Args:
-            rows: Number of rows.
-            slots: Slots in all rows.
-            keys: Average number of keys of its own row a slot attends to, over slots and layers.
-            predictions: Number of predictions of each target.
-            predicting_slots: Number of slots these predictions are made from, each counted once per target.
-            source_slots: Slots an encoder-decoder encodes, in all rows.
-            source_pairs: Pairs of these slots that read each other.
-        """
-        memory = self.settings.memory
-        if self.settings.decoder_layers:
-            backbone = two_stack_flops(
-                self.settings, slots=slots, pairs=slots * keys, source_slots=source_slots, source_pairs=source_pairs
-            )
-        else:
-            backbone = backbone_flops(
-                self.settings,
-                slots=slots,
-                selected=min(slots, sum(predicting_slots.values())),
-                keys=keys + memory,
-                memory_slots=rows * memory,
-            )
-        return TRAINING * (
-            backbone + sum(self._head_flops(name, predictions[name], predicting_slots[name]) for name in predictions)
+    def flops(self, amounts: Amounts) -> float:
+        """Floating-point operations of a training step on such rows, see `unicloze.model.flops`."""
+        heads = sum(
+            self._head_flops(name, predictions, amounts.predicting_slots[name])
+            for name, predictions in amounts.predictions.items()
         )
+        return TRAINING * (backbone_flops(self.settings, amounts) + heads)
 
     def _head_flops(self, name: str, predictions: int, slots: int) -> int:
         """Forward operations of a target's head."""
         if name in self.task_heads:
-            head = self.task_head(name)
-            if head.biattention is not None:
-                own = head.biattention.flops(slots=slots, texts=head.head.texts, predictions=predictions)
-                return own + linear_flops(head.output) * predictions
-            return linear_flops(head) * (slots if head.head.kind == "choice" else predictions)
+            return self.task_head(name).flops(slots=slots, predictions=predictions)
         each = linear_flops(self.get_submodule(OWN_HEADS.get(name, "token_head")))
         if name not in WITHOUT_VOCABULARY:
             width = self.token_head.width if name not in OWN_HEADS else embedding_width(self.settings)

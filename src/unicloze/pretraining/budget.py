@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
 from unicloze.mixtures import Phase, phases
 from unicloze.model.build import Model, shapes_only
+from unicloze.model.flops import Amounts
 from unicloze.pretraining.data import build_sampler, phrases_for
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared
@@ -168,21 +169,21 @@ def _some_steps(recipe: Recipe, phase: Phase, sampler_of: SamplerOf, most: int) 
 
 def flops_of(model: Model, examples: Examples) -> float:
     """Floating-point operations of a training step on a block of rows; see `unicloze.model.flops`."""
-    return model.flops(**amounts_of(model, examples))
+    return model.flops(amounts_of(model, examples))
 
 
-def amounts_of(model: Model, examples: Examples) -> dict[str, Any]:
-    """The amounts of computation in a block of rows for a model, as arguments of its `flops`."""
+def amounts_of(model: Model, examples: Examples) -> Amounts:
+    """What a model computes for a block of rows."""
     network = model.for_use()
     amounts = measure_slots(examples, network.backbone.visibility)
     if network.settings.decoder_layers:
         sources = examples.mutual.astype(np.int64)
-        amounts |= {"source_slots": int(sources.sum()), "source_pairs": int((sources**2).sum())}
+        return dataclasses.replace(amounts, source_slots=int(sources.sum()), source_pairs=int((sources**2).sum()))
     return amounts
 
 
-def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> dict[str, Any]:
-    """The amounts of computation in a block of rows, as arguments of `UnifiedModel.flops`.
+def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> Amounts:
+    """What a network with a single stack computes for a block of rows.
 
     Args:
         examples: The rows.
@@ -191,13 +192,13 @@ def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> 
     real = np.arange(examples.input_ids.shape[1]) < examples.lengths[:, None]
     by_name = {"full": examples.intervals, "local": examples.local}
     known = {name: _mean_keys(rule, real) for name in set(visibility) if (rule := by_name[name]) is not None}
-    return {
-        "rows": len(examples),
-        "slots": int(real.sum()),
-        "keys": float(np.mean([known[name] for name in visibility])),
-        "predictions": {name: int((target.weights > 0).sum()) for name, target in examples.targets.items()},
-        "predicting_slots": {name: _predicting_slots(target) for name, target in examples.targets.items()},
-    }
+    return Amounts(
+        rows=len(examples),
+        slots=int(real.sum()),
+        keys=float(np.mean([known[name] for name in visibility])),
+        predictions={name: int((target.weights > 0).sum()) for name, target in examples.targets.items()},
+        predicting_slots={name: _predicting_slots(target) for name, target in examples.targets.items()},
+    )
 
 
 def _predicting_slots(target: Target) -> int:

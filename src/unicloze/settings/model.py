@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from unicloze.settings.values import HeadActivation, ViewName
+from unicloze.settings.values import HeadName, ViewName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +15,10 @@ class HeadSettings:
     Args:
         kind: `classes` predicts one of several classes from the pooled slots of a prediction; `quantities` predicts numbers,
             trained with squared error; `choice` selects one of the slots of a prediction, each scored on its own.
+        name: As of `task.head`. A dense layer is as wide as the model or one of its two directions.
         outputs: Number of classes or quantities; ignored for a choice.
-        dense: Put a dense layer before the output layer (BERT's pooler), as wide as the model or one of its two directions.
-        activation: Activation of the dense layer.
         directions: Number of directions that a text is read in, one half of the slots of a prediction each. The halves are
             pooled apart and concatenated.
-        batch_norm: Put a layer of 50 units with ReLU before the output layer, and batch normalisation before both (ULMFiT).
         view: What it reads of bidirectional LSTMs; default: the last layer's output.
         pooling: Combine the slots of a prediction by their `mean` or `sum`, or `concat`: the last of them, their maximum and
             their mean.
@@ -28,23 +26,20 @@ class HeadSettings:
         encoder_size: Cells of each direction of a biLSTM that reads the predictions of a row before the other layers; 0 for
             none.
         output_mix: Give these layers a second mix of the network's layers beside the output of that biLSTM.
-        texts: Read one text or two, whose slots alternate in those of a prediction, with a biattentive network (CoVe);
-            0 for any other head.
-        size: Width of that network.
+        texts: Number of texts of a prediction, whose slots alternate, for a biattentive head.
+        size: Width of a biattentive head.
     """
 
     kind: Literal["classes", "quantities", "choice"]
+    name: HeadName = "dense"
     outputs: int = 1
-    dense: bool = True
-    activation: HeadActivation = "tanh"
     directions: int = 1
-    batch_norm: bool = False
     view: ViewName | None = None
     pooling: Literal["mean", "sum", "concat"] = "mean"
     dropout: float | None = None
     encoder_size: int = 0
     output_mix: bool = False
-    texts: Literal[0, 1, 2] = 0
+    texts: Literal[1, 2] = 1
     size: int = 300
 
 

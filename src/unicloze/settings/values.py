@@ -26,8 +26,8 @@ TaskPooling = Literal["first", "last", "mean", "concat", "decoder"]
 """Which hidden states represent a text in a task: as in `Pooling`, or the last one read, the maximum and the mean of all,
 concatenated."""
 
-HeadActivation = Literal["tanh", "gelu", "relu"]
-"""Activation of the dense layer of a task's head."""
+HeadName = Literal["dense", "dense_gelu", "dense_relu", "plain", "batch_norm", "biattentive"]
+"""Name of a task's head, a key of `unicloze.model.task_heads.TASK_HEADS`."""
 
 SHORTEST_ROW = 8
 """Shortest row of a task, in tokens: the special tokens and some text."""

@@ -79,17 +79,11 @@ def heads(settings: Paired) -> Mapping[str, HeadSettings]:
     """One head, for the class or the quantity."""
     outputs = len(settings.labels or ()) if isinstance(settings, Labelled) else 1
     kind: Literal["quantities", "classes"] = "quantities" if settings.kind == "regression" else "classes"
+    texts = 2 if "pair" in (settings.optional or ()) else 1
     head = settings.head_settings(
-        kind, outputs=outputs, pooling=_pooling(settings), texts=_texts(settings), size=settings.head_size
+        kind, outputs=outputs, pooling=_pooling(settings), texts=texts, size=settings.head_size
     )
     return {"label": head}
-
-
-def _texts(settings: Paired) -> Literal[0, 1, 2]:
-    """Texts that a biattentive head reads; 0 for another head."""
-    if settings.head != "biattentive":
-        return 0
-    return 2 if "pair" in (settings.optional or ()) else 1
 
 
 def _pooling(settings: Paired) -> Literal["mean", "sum", "concat"]:

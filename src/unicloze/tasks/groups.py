@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, Needs, Problem
-from unicloze.settings import HeadActivation, HeadSettings, Recipe, TaskPooling, TaskSettings
+from unicloze.settings import HeadName, HeadSettings, Recipe, TaskPooling, TaskSettings
 
 T = TypeVar("T", bound=TaskSettings)
-
-_ACTIVATIONS: Mapping[str, HeadActivation] = {"dense_gelu": "gelu", "dense_relu": "relu"}
 
 
 def task_of(recipe: Recipe, kind: type[T]) -> T:
@@ -52,7 +50,7 @@ class Headed(TaskSettings):
         separators: Number of [EOS] between two texts; RoBERTa has 2.
     """
 
-    head: Literal["dense", "dense_gelu", "dense_relu", "plain", "batch_norm", "biattentive"] = "dense"
+    head: HeadName = "dense"
     layers: Literal["last", "all"] = "last"
     pooling: TaskPooling | None = None
     head_dropout: float | None = None
@@ -73,9 +71,7 @@ class Headed(TaskSettings):
         """
         return HeadSettings(
             kind=kind,
-            dense=self.head.startswith("dense"),
-            activation=_ACTIVATIONS.get(self.head, "tanh"),
-            batch_norm=self.head == "batch_norm",
+            name=self.head,
             view="full" if self.layers == "all" else None,
             dropout=self.head_dropout,
             **values,

@@ -12,6 +12,14 @@ State = tuple[Tensor, Tensor]
 """Output and cell of each sequence. *Shape:* (sequences, outputs) and (sequences, cells)"""
 
 
+def draw_lstm(lstm: nn.LSTM, generator: torch.Generator) -> None:
+    """Draw the weights as `nn.LSTM` does."""
+    bound = lstm.hidden_size**-0.5
+    with torch.no_grad():
+        for parameter in lstm.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+
+
 class RecurrentLayer(nn.Module):
     """An LSTM with weight drop (Merity et al. 2018, Section 2).
 

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.flops import TRAINING
 from unicloze.model.initialization import draw_lstms
 from unicloze.model.model import TargetLoss, UnifiedModel
-from unicloze.model.recurrent.backbone import Reading, RecurrentBackbone, layer_widths, states_at
+from unicloze.model.recurrent.backbone import Reading, RecurrentBackbone, states_at
 from unicloze.model.recurrent.views import viewed
 
 
@@ -54,25 +53,3 @@ class RecurrentModel(UnifiedModel):
             if view is not None:
                 hidden[name] = states_at(target.slots.flatten(1), viewed(reading.shown, view))
         return hidden
-
-    def _recurrent_flops(self) -> int:
-        """Forward operations of all layers for one slot, in the directions it is read in."""
-        total = 0
-        for inputs, cells, outputs in layer_widths(self.settings):
-            total += 2 * 4 * cells * (inputs + outputs) + (2 * cells * outputs if outputs != cells else 0)
-        return 2 * total if self.settings.directions == "bidirectional" else total
-
-    def flops(
-        self,
-        *,
-        rows: int,
-        slots: int,
-        keys: float,
-        predictions: Mapping[str, int],
-        predicting_slots: Mapping[str, int],
-        source_slots: int = 0,
-        source_pairs: int = 0,
-    ) -> float:
-        """As of `UnifiedModel`; each slot is read in one direction, or in both by bidirectional LSTMs."""
-        heads = sum(self._head_flops(name, predictions[name], predicting_slots[name]) for name in predictions)
-        return TRAINING * (slots * self._recurrent_flops() + heads)

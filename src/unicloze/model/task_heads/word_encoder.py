@@ -23,13 +23,6 @@ class WordEncoder(nn.Module):
         self.lstm = nn.LSTM(inputs, cells, batch_first=True, bidirectional=True)
         self.rate = rate
 
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw the weights as `nn.LSTM` does."""
-        bound = self.lstm.hidden_size**-0.5
-        with torch.no_grad():
-            for parameter in self.lstm.parameters():
-                parameter.uniform_(-bound, bound, generator=generator)
-
     def forward(self, states: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
         """The vectors of both directions, 0 for padding.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.normed_linear import NormedLinear
+from unicloze.model.task_heads.normed_linear import NormedLinear
 
 POOL = 4
 """Number of linear maps; a maxout unit is the largest of them."""
