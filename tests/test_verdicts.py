@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 
 from nlu_toys import recipe_for, start, write
+from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning import automatic
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, task_names
+from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.report.task_history import TaskRun
 from unicloze.report.task_page import task_page
@@ -206,26 +209,74 @@ def test_a_rate_for_much_larger_models_gives_a_warning(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+def table(count: int = 8, **columns: Sequence[Any]) -> list[dict[str, Any]]:
+    """Records whose columns repeat these values; `{}` in a text becomes the record's number."""
+    return [
+        {
+            name: one.format(n) if isinstance(one := values[n % len(values)], str) else one
+            for name, values in columns.items()
+        }
+        for n in range(count)
+    ]
+
+
+IT, TEMPLATES = ["it is {}"], ["anna sees it", "eva leaves"]
+
+
 @pytest.mark.parametrize(
     ("kind", "rows", "fields"),
     [
-        ("classification", [{"sentence": f"it is {n}", "sentiment": str(n % 2), "id": str(n)} for n in range(8)],
-         {"text": "sentence", "label": "sentiment"}),
-        ("classification", [{"sentence": f"it is {n}", "label": n % 2} for n in range(8)], {"text": "sentence"}),
-        ("classification", [{"text": f"it is {n}", "label": n % 2, "note": f"was {n}"} for n in range(8)], {}),
-        ("classification", [{"one": f"it is {n}", "two": f"was {n}", "label": n % 2} for n in range(8)], {}),
-        ("classification", [{"one": f"it is {n}", "a": n % 2, "b": n % 3} for n in range(8)], {"text": "one"}),
-        ("classification", [{"\u6587": f"\u4e00\u4e8c\u4e09\u56db{n}", "\u985e": n % 2} for n in range(8)],
-         {"text": "\u6587", "label": "\u985e"}),
-        ("regression", [{"review": f"it is {n}", "stars": f"{n / 2}"} for n in range(8)],
-         {"text": "review", "label": "stars"}),
-        ("generation", [{"long": f"it is {n}", "short": f"{n} it"} for n in range(8)], {}),
+        ("classification", table(sentence=IT, sentiment="01", id=["{}"]), {"text": "sentence", "label": "sentiment"}),
+        ("classification", table(sentence=IT, label=[0, 1]), {"text": "sentence"}),
+        ("classification", table(Text=IT, Label=[0, 1]), {"text": "Text", "label": "Label"}),
+        ("classification", table(sentence=TEMPLATES, label="abcb"), {"text": "sentence"}),
+        ("classification", table(review=TEMPLATES, sentiment="abcb"), {"text": "review", "label": "sentiment"}),
+        ("classification", table(name=["Anna", "Bo", "Cy{}"], label="ab"), {"text": "name"}),
+        ("classification", table(content=IT, kind=["not bad", "bad"]), {"text": "content", "label": "kind"}),
+        ("classification", table(text=IT, note=["x{}"]), {"label": "note"}),
+        ("classification", table(text=IT, label=[0, 1], note=["was {}"]), {}),
+        ("classification", table(one=IT, a=[0, 1], b=[0, 1, 2]), {"text": "one"}),
+        ("classification", table(airline="ab", sentiment="01", said=IT), {"text": "said", "label": "sentiment"}),
+        ("classification", table(**{"": ["{}"], "sentence": IT, "label": "01"}), {"text": "sentence"}),
+        ("classification", table(premise=TEMPLATES, hypothesis=IT, gold_label="abc"),
+         {"text": "premise", "pair": "hypothesis", "label": "gold_label"}),
+        ("classification", table(sentence1=IT, sentence2=IT, label="ab"), {"text": "sentence1", "pair": "sentence2"}),
+        ("classification", table(text_a=IT, text_b=IT, label="ab"), {"text": "text_a", "pair": "text_b"}),
+        ("classification", table(文=["一二三四{}"], 類=[0, 1]), {"text": "文", "label": "類"}),
+        ("regression", table(review=IT, stars=["{}.5"]), {"text": "review", "label": "stars"}),
+        ("regression", table(nr=["{}"], review=IT, stars=["{}"]), {"text": "review", "label": "stars"}),
+        ("regression", table(review=IT, label=["x"]), {"text": "review"}),
+        ("generation", table(long=IT, short=["{} it"]), {}),
     ],
 )  # fmt: skip
 def test_columns_are_guessed_where_only_one_guess_is_possible(
     kind: str, rows: list[dict[str, Any]], fields: dict[str, str]
 ) -> None:
     assert with_columns(task_settings(kind=kind), records(*rows)).fields == fields
+
+
+def test_two_columns_that_may_be_the_text_are_named() -> None:
+    with pytest.raises(UniclozeError) as raised:
+        with_columns(task_settings(kind="classification"), records(*table(title=IT, content=IT, label="ab")))
+    assert str(raised.value).endswith(
+        ": the text may be 'title' or 'content': name it with --task.fields '{text: title}', or as "
+        "'{text: title, pair: content}' if they are a pair"
+    )
+
+
+@pytest.mark.parametrize("text", ["a good film\tgood\nhow bad\tbad\nso good\tgood\nno, bad\tbad\nyes, good\tgood\n"])
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_a_table_without_a_header_is_refused(tmp_path: Path, kind: str, text: str) -> None:
+    path = tmp_path / "table.tsv"
+    path.write_text(text if kind == "classification" else text.replace("\tgood", "\t4").replace("\tbad", "\t1.5"))
+    settings = task_settings(kind=kind)
+    found = "good" if kind == "classification" else "4"
+    with pytest.raises(UniclozeError) as raised:
+        with_columns(settings, read_records(path, settings))
+    assert str(raised.value) == (
+        f"{path}, line 1: this is a record and not a header ('a good film', '{found}'): put a line with the names of the "
+        "columns above it, such as text and label"
+    )
 
 
 def test_guessed_columns_are_printed_and_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
