@@ -159,12 +159,15 @@ def count_passes(evaluated: list[int], patch: Any) -> None:
 def go_wrong(job: Job, patch: Any) -> None:
     """Inject a failure, at a step or from the start.
 
-    `kill` or `signal` this process, `nan` in its loss, `drift` of its weights, `hang`, a `full` disk, different `code`.
+    `kill` or `signal` this process, `nan` in its loss, `drift` of its weights, an `update` that is not finite, `hang`, a
+    `full` disk, different `code`.
     """
     from unicloze.model.model import UnifiedModel
     from unicloze.training import loop, parallel
 
     step, what = job.get("at", -1), job.get("wrong")
+    if job.get("late"):  # reads numbers as from a GPU
+        patch.setattr(loop.Compute, "queues", True)
     if what == "code":
         patch.setattr(parallel, "code_fingerprint", lambda: "f" * 64)
     if "joining" in job:
@@ -193,8 +196,15 @@ def go_wrong(job: Job, patch: Any) -> None:
             signal.raise_signal(signal.SIGTERM)
         if number == step and what == "drift":
             optimizers[0].param_groups[0]["params"][0].detach().mul_(1.5)
+        if number == step and what == "update":
+            optimizers[0].register_step_post_hook(spoil)
         if number == step and what == "hang":
             patch.setattr(loop, "with_memory", hang)
+
+    def spoil(optimizer: Any, *_: Any) -> None:
+        if state["step"] == step:
+            weight = optimizer.param_groups[0]["params"][0].detach()
+            getattr(weight, "to_local", lambda: weight)().fill_(float("nan"))
 
     with_memory = loop.with_memory
 

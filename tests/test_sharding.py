@@ -150,6 +150,35 @@ def test_processes_with_a_share_stop_together(crew: Crew, place: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["replicate", "shard"])
+def test_processes_that_read_late_compute_and_stop_alike(parallel: str, crew: Crew, place: Path) -> None:
+    """As on GPUs: one reading a step. An update that is not finite on one process is undone on all."""
+    settings = {"training.parallel": parallel, "training.steps": 3, "training.evaluate_every": 0}
+    settings |= {"training.save_every": 0}
+    found = []
+    for late in (False, True):
+        one = {**job(place, "unilmv2-base", f"{parallel}-late-{late}", **settings), "late": late}
+        answers = crew.run([one, one])
+        assert all(each is not None and each.get("step") == 3 for each in answers), answers
+        found.append(load_newest(place / f"{parallel}-late-{late}" / "checkpoints"))
+    assert found[0] is not None and found[1] is not None
+    assert all(torch.equal(weight, found[1].model[name]) for name, weight in found[0].model.items())
+    one = {**job(place, "unilmv2-base", f"{parallel}-nan", **settings), "late": True}
+    answers = crew.run([one, {**one, "wrong": "nan", "at": 1}])
+    assert all("step 2: the loss of ae is nan in micro-batch 2" in each["error"] for each in answers if each), answers
+    one = {**job(place, "unilmv2-base", f"{parallel}-spoilt", **settings), "late": True, "wrong": "update", "at": 1}
+    answers = crew.run([one, one])
+    assert all("the update of step 2 made" in each["error"] for each in answers if each), answers
+    assert all("It was undone. The finite weights of step 1 were saved" in each["error"] for each in answers if each)
+    assert list_checkpoints(place / f"{parallel}-spoilt" / "checkpoints")[-1].name == "step-00000001"
+    one = {**job(place, "unilmv2-base", f"{parallel}-asked", **settings), "late": True}
+    answers = crew.run([one, {**one, "wrong": "signal", "at": 1}])
+    assert {(each["step"], each["stopped_by"]) for each in answers if each} == {
+        (2 if parallel == "shard" else 1, signal.SIGTERM)
+    }
+
+
+@pytest.mark.slow
 def test_a_step_that_cannot_be_divided_equally_is_refused(crew: Crew, place: Path) -> None:
     answers = crew.run(
         [job(place, "unilmv2-base", "odd", **{"training.parallel": "shard", "training.batch_size": 3})] * 2

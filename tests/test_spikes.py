@@ -201,6 +201,31 @@ def test_a_stopped_run_goes_back_to_the_same_checkpoint(corpus: Path, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("late", [False, True])
+def test_a_run_goes_back_behind_an_update_that_is_not_finite(
+    late: bool, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop.Compute, "queues", late)
+    update, spoilt = loop.update, []
+
+    def spoiling(state: TrainState, *rest: Any) -> None:
+        update(state, *rest)
+        if state.step == 6 and not spoilt:
+            spoilt.append(next(iter(state.model.parameters())).data.fill_(math.nan))
+
+    monkeypatch.setattr(loop, "update", spoiling)
+    settings = {"training.steps": 10, "training.save_every": 4, "training.spike_factor": 1e9}
+    events = run(corpus, tmp_path / "run", **settings)
+    (spike,) = [event for event in events if event["event"] == "spike"]
+    assert (spike["step"], spike["action"], spike["to"], spike["windows_ahead"]) == (7, "go_back", 4, 12)
+    assert "the update of step 7 made" in spike["reason"]
+    newest = load_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
+    assert newest.state["step"] == 10 and len(newest.state["spikes"]["norms"]) == 10
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == [*range(1, 8 if late else 7), *range(5, 11)], "a step read late was logged"
+
+
+@pytest.mark.slow
 def test_before_the_first_checkpoint_a_spike_is_skipped(corpus: Path, tmp_path: Path) -> None:
     events = run(corpus, tmp_path / "run", **{"training.save_every": 39})
     assert {event["action"] for event in events if event["event"] == "spike"} == {"skip"}

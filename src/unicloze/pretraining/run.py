@@ -333,7 +333,7 @@ class _Run(RunProcess):
         )
         in_a_row = state.spikes.in_a_row
         self.note_spike("go_back", reason, to=to, windows_ahead=ahead)
-        self.bar.update(to - state.step)
+        self.bar.update(to - self.bar.done)
         path = self.out / CHECKPOINTS / checkpoint_name(to)
         checkpoint = self.world.in_turn(lambda: load_checkpoint(path))
         self.world.only_first(lambda: drop_newer(path))

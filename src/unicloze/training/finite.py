@@ -17,6 +17,20 @@ def norm_of_all(tensors: Mapping[str, Tensor]) -> Tensor:
     return whole(torch.nn.utils.get_total_norm(floats))
 
 
+def sizes_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Largest absolute number of each tensor of floating point numbers; NaN if it holds NaN. *Shape:* () each
+
+    Unlike a norm it never overflows; on a CPU it takes ten times as long.
+    """
+    floats = {name: t.detach() for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+    return dict(zip(floats, torch._foreach_norm(list(floats.values()), math.inf), strict=True))
+
+
+def largest_of(sizes: Mapping[str, Tensor]) -> Tensor:
+    """The largest of `sizes_of`; NaN if one is. *Shape:* ()"""
+    return whole(torch.linalg.vector_norm(torch.stack([size.float() for size in sizes.values()]), math.inf))
+
+
 def first_non_finite(tensors: Mapping[str, Tensor], norm: float | None = None) -> str | None:
     """Name of the first tensor with NaN or infinite values; None if there is none.
 

@@ -6,8 +6,8 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.allocator import TRIMMED_EVERY, return_free_memory
 from unicloze.training.batches import WINDOWS_AT_ONCE, MicroBatch
-from unicloze.training.divergence import CURE, NonFiniteError, Updated, non_finite
+from unicloze.training.divergence import CURE, NonFiniteError, Updates, non_finite
 from unicloze.training.finite import first_non_finite
 from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
@@ -123,90 +123,195 @@ def fit(
 
     Raises:
         NonFiniteError: The loss or gradient is not finite, or too many steps spiked in a row; the weights before that step
-            are saved. Or an update made weights non-finite; these are never saved.
+            are saved. Or an update made weights non-finite; these are never saved, and with `on_spike` other than `accept`
+            that update is a spike.
         UniclozeError: The text of a step cannot be read; the weights before that step are saved.
     """
-    ahead = max(1, WINDOWS_AT_ONCE // settings.batch_size)
-    updated = Updated(state.model, hooks.describe)
-    with stop_when_asked() as interruption, Prefetch(steps, ahead) as made:
+    with (
+        stop_when_asked() as interruption,
+        Prefetch(steps, max(1, WINDOWS_AT_ONCE // settings.batch_size)) as made,
+    ):
+        run = _Steps(state, made, settings, compute, hooks, interruption)
         while state.step < settings.steps:
-            started, memories = time.perf_counter(), state.memories
-            statistics = {
-                name: buffer.clone() for name, buffer in state.model.named_buffers()
-            }  # of batch normalisation
             try:
-                micro_batches = next(made)
-            except UniclozeError:  # the weights are still good
-                if compute.world.size == 1:  # saving needs all processes, and the others may not get here
-                    updated.check()
-                    hooks.save(state)
-                raise
-            set_learning(state.optimizers, state.step)
-            spike = None
-            try:
-                losses, norm = losses_and_norm(
-                    state, micro_batches, settings, compute, hooks.describe, interruption, updated
-                )
-                if not math.isfinite(norm):
-                    raise non_finite(f"the norm of the gradient is {norm}", micro_batches, hooks.describe)
-                if settings.on_spike != "accept":
-                    spike = state.spikes.reason(norm, settings.spike_factor)
-            except NonFiniteError as error:
-                updated.check()
-                if settings.on_spike == "accept":
-                    state.model.load_state_dict(statistics, strict=False)
-                    state.memories = memories
-                    raise _before_update(error, state, hooks.save) from error
-                spike, state.memories = str(error), {}
-            except OutOfMemoryError as error:
-                updated.check()
-                state.model.zero_grad(set_to_none=True)
-                state.model.load_state_dict(statistics, strict=False)
-                if compute.world.size == 1:  # the others are in the middle of the step
-                    hooks.save(state)
-                    raise OutOfMemoryError(f"{error}. The weights of step {state.step} were saved") from None
-                raise
-            except Abandoned:
-                updated.check()
-                state.model.load_state_dict(statistics, strict=False)
-                hooks.save(state)
-                break
-            updated.check()
-            if spike is None:
-                update(state, norm, settings, micro_batches[0].rate)
-                updated.note(state.step + 1, micro_batches)
-                if not compute.queues:
-                    updated.check()
-                state.text_tokens += state.step_tokens
-            else:
-                state.model.load_state_dict(statistics, strict=False)
-                back = _at_spike(state, spike, hooks)
-                if back is not None and interruption.heeded:
+                if run.take():
+                    break
+            except _WentBack as back:
+                if interruption.heeded:
                     break  # the checkpoint it went back to is saved already
-                if back is not None:
-                    made.restart(back)
-                    continue
-            state.step += 1
-            if state.step % TRIMMED_EVERY == 0:
-                return_free_memory()
-            if spike is None:
-                speed = state.step_tokens / (time.perf_counter() - started)
-                hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
-            done, stopping = state.step == settings.steps, bool(interruption.heeded)
-            regular = settings.save_every and state.step % settings.save_every == 0
-            if regular and settings.on_spike == "go_back":
-                state.spikes.in_a_row = 0
-            measured = done or bool(settings.evaluate_every and state.step % settings.evaluate_every == 0)
-            if done or stopping or regular or measured:
-                updated.check()
-            if done or stopping or regular:
-                hooks.save(state)
-            enough = False
-            if measured:
-                enough = hooks.evaluate(state)
-            if stopping or enough:
-                break
+                made.restart(back.steps)
     return interruption
+
+
+class _WentBack(Exception):
+    """A spike made the run go back to an earlier step.
+
+    Args:
+        steps: The micro-batches of each step from there on.
+    """
+
+    def __init__(self, steps: Iterator[list[MicroBatch]]) -> None:
+        super().__init__()
+        self.steps = steps
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What a step starts from, besides weights and moments; see `TrainState`. Statistics are of batch normalisation."""
+
+    step: int
+    text_tokens: int
+    memories: Memories
+    spikes: Spikes
+    statistics: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, state: TrainState) -> _Before:
+        statistics = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
+        return cls(state.step, state.text_tokens, state.memories, replace(state.spikes), statistics)
+
+    def restore(self, state: TrainState) -> None:
+        state.step, state.text_tokens = self.step, self.text_tokens
+        state.memories, state.spikes = self.memories, replace(self.spikes)
+        state.model.load_state_dict(self.statistics, strict=False)
+
+
+class _Steps:
+    """The steps of a run, see `fit`."""
+
+    def __init__(
+        self,
+        state: TrainState,
+        made: Iterator[list[MicroBatch]],
+        settings: TrainingSettings,
+        compute: Compute,
+        hooks: Hooks,
+        interruption: Interruption,
+    ) -> None:
+        self._state, self._made, self._settings = state, made, settings
+        self._compute, self._hooks, self._interruption = compute, hooks, interruption
+        self._accepts = settings.on_spike == "accept"
+        self._updates = Updates(state.model, state.optimizers, late=compute.queues, undo=not self._accepts)
+        self._updated, self._updated_with = _Before.of(state), list[MicroBatch]()
+
+    def take(self) -> bool:
+        """Take a step; whether the run ends with it.
+
+        Raises:
+            _WentBack: It or the update before spiked, and the run went back.
+        """
+        state, settings, hooks, interruption = self._state, self._settings, self._hooks, self._interruption
+        started, before = time.perf_counter(), _Before.of(state)
+        micro_batches = self._next_rows()
+        set_learning(state.optimizers, state.step)
+        spike = None
+        try:
+            losses, norm = losses_and_norm(
+                state, micro_batches, settings, self._compute, hooks.describe, interruption, self._updates
+            )
+            if not math.isfinite(norm):
+                raise non_finite(f"the norm of the gradient is {norm}", micro_batches, hooks.describe)
+        except NonFiniteError as error:
+            self._check_update()
+            if self._accepts:
+                before.restore(state)
+                raise _before_update(error, state, hooks.save) from error
+            spike, state.memories = str(error), {}
+        except OutOfMemoryError as error:
+            state.model.zero_grad(set_to_none=True)
+            before.restore(state)
+            if self._compute.world.size > 1:  # the others are in the middle of the step
+                raise
+            self._save_last()
+            raise OutOfMemoryError(f"{error}. The weights of step {state.step} were saved") from None
+        except Abandoned:
+            before.restore(state)
+            self._save_last()
+            return True
+        undone = self._check_update()
+        if spike is None and not self._accepts:
+            spike = state.spikes.reason(norm, settings.spike_factor)
+        if spike is None:
+            self._updated, self._updated_with = before, micro_batches
+            with self._updates.checked():
+                update(state, norm, settings, micro_batches[0].rate)
+            state.text_tokens += state.step_tokens
+            state.step += 1
+            undone = not self._compute.queues and self._check_update()
+        else:
+            state.model.load_state_dict(before.statistics, strict=False)
+            self._leave_out(spike)
+            state.step += 1
+        if state.step % TRIMMED_EVERY == 0:
+            return_free_memory()
+        if spike is None and not undone:
+            speed = state.step_tokens / (time.perf_counter() - started)
+            hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
+        done, stopping = state.step == settings.steps, bool(interruption.heeded)
+        regular = settings.save_every and state.step % settings.save_every == 0
+        measured = done or bool(settings.evaluate_every and state.step % settings.evaluate_every == 0)
+        if done or stopping or regular or measured:
+            self._check_update()
+        if regular and settings.on_spike == "go_back":
+            state.spikes.in_a_row = 0
+        if done or stopping or regular:
+            hooks.save(state)
+        enough = measured and hooks.evaluate(state)
+        return stopping or enough
+
+    def _next_rows(self) -> list[MicroBatch]:
+        try:
+            return next(self._made)
+        except UniclozeError:  # the weights are still good
+            if self._compute.world.size == 1:  # saving needs all processes, and the others may not get here
+                self._save_last()
+            raise
+
+    def _save_last(self) -> None:
+        """Save what the last update made, or what the run goes back to if that is not finite."""
+        with suppress(_WentBack):
+            self._check_update()
+        self._hooks.save(self._state)
+
+    def _check_update(self) -> bool:
+        """Check the last update; whether it was undone.
+
+        Raises:
+            NonFiniteError: It is not finite, and the run ends.
+            _WentBack: It is not finite, and the run went back.
+        """
+        name, state = self._updates.spoiled(), self._state
+        if name is None:
+            return False
+        done, memories = state.step, state.memories
+        self._updated.restore(state)
+        what = f"the update of step {state.step + 1} made {name} NaN or infinite"
+        problem = non_finite(what, self._updated_with, self._hooks.describe)
+        if not self._updates.undo:
+            raise NonFiniteError(f"{problem}. That step was not saved; earlier checkpoints are kept: {CURE}")
+        if self._accepts:
+            raise _before_update(problem, state, self._hooks.save, undone=True)
+        state.memories = memories
+        self._leave_out(str(problem))
+        state.step = done
+        return True
+
+    def _leave_out(self, spike: str) -> None:
+        """Leave out the update of the current step, or go back; see `Hooks.spiked`.
+
+        Raises:
+            NonFiniteError: Too many steps spiked in a row; the weights are saved.
+            _WentBack: The run went back.
+        """
+        state = self._state
+        state.spikes.in_a_row += 1
+        if state.spikes.in_a_row > MOST:
+            state.spikes.in_a_row = 0
+            error = NonFiniteError(f"more than {MOST} steps spiked in a row, at last because {spike}")
+            raise _before_update(error, state, self._hooks.save)
+        steps = self._hooks.spiked(state, spike)
+        if steps is not None:
+            raise _WentBack(steps)
 
 
 def update(state: TrainState, norm: float, settings: TrainingSettings, rate: float = 1.0) -> None:
@@ -257,31 +362,24 @@ def losses_and_norm(
     compute: Compute,
     describe: Callable[[MicroBatch], str],
     interruption: Interruption,
-    updated: Updated,
+    updates: Updates,
 ) -> tuple[dict[str, float], float]:
     """`accumulate_gradients`, then `clip_gradient`.
 
-    A single process reads all numbers from a GPU at once, also the last update's: it waits for the GPU once a step. Several
-    processes agree on the losses before they exchange gradients, and read the norm after that.
+    All numbers are read from a GPU at once, also whether the last update is finite: each process waits for its GPU once a
+    step. Before that the processes agree that none of them left the step, and exchange gradients on their devices.
 
     Returns:
         Mean loss of each target, and the norm of the gradient.
     """
+    if not compute.queues:
+        losses = accumulate_gradients(state, micro_batches, settings, compute, describe, interruption)
+        return losses, clip_gradient(state.model, settings.clip_norm)
     passes = _passes(state, micro_batches, settings, compute, describe, interruption)
-    alone = compute.queues and compute.world.size == 1 and not passes.report.left
-    if not alone:
-        passes.read()
-        losses = passes.agree(interruption)
-        state.memories = passes.memories
-        passes.give_gradients()
-        if not compute.queues:
-            return losses, clip_gradient(state.model, settings.clip_norm)
-        norm, *weights = numbers_of([_clipped(state.model, settings.clip_norm), *updated.unread])
-        updated.read(weights)
-        return losses, norm
+    passes.agree(interruption)
     passes.give_gradients()
-    norm, *weights = passes.read([_clipped(state.model, settings.clip_norm), *updated.unread])
-    updated.read(weights)
+    norm, *finite = passes.read([_clipped(state.model, settings.clip_norm), *updates.unread])
+    updates.read(finite)
     losses = passes.agree(interruption)
     state.memories = passes.memories
     return losses, norm
@@ -439,7 +537,7 @@ def evaluate(
                 losses = model(batch)
             totals.append({name: loss.total for name, loss in losses.items()})
             weights.append({name: float(loss.weight) for name, loss in losses.items()})
-    values = iter(numbers_of([total for of_block in totals for total in of_block.values()]))
+    values = iter(numbers_of([total for of_block in totals for total in of_block.values()], world))
     found = [{name: (next(values), weight) for name, weight in of_block.items()} for of_block in weights][: len(own)]
     sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
     for losses_of_block in found if continued else itertools.chain(*world.gather(found)):
@@ -448,9 +546,11 @@ def evaluate(
     return sums
 
 
-def _before_update(error: NonFiniteError, state: TrainState, save: Callable[[TrainState], None]) -> NonFiniteError:
-    """The error that ends a run before an update; the weights are saved if they are finite."""
-    what = f"stopped before the update of step {state.step + 1}: {error}."
+def _before_update(
+    error: NonFiniteError, state: TrainState, save: Callable[[TrainState], None], *, undone: bool = False
+) -> NonFiniteError:
+    """The error that ends a run before an update, or after it was undone; the weights are saved if they are finite."""
+    what = f"{error}. It was undone." if undone else f"stopped before the update of step {state.step + 1}: {error}."
     bad = first_non_finite(state.model.state_dict())
     if bad is not None:
         return NonFiniteError(
@@ -458,17 +558,3 @@ def _before_update(error: NonFiniteError, state: TrainState, save: Callable[[Tra
         )
     save(state)
     return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {CURE}")
-
-
-def _at_spike(state: TrainState, reason: str, hooks: Hooks) -> Iterator[list[MicroBatch]] | None:
-    """Skip the update of a step, or go back; see `Hooks.spiked`.
-
-    Raises:
-        NonFiniteError: Too many steps spiked in a row; the weights are saved.
-    """
-    state.spikes.in_a_row += 1
-    if state.spikes.in_a_row > MOST:
-        state.spikes.in_a_row = 0
-        error = NonFiniteError(f"more than {MOST} steps spiked in a row, at last because {reason}")
-        raise _before_update(error, state, hooks.save)
-    return hooks.spiked(state, reason)

@@ -179,6 +179,21 @@ class Group(World):
         rows = zip(found.view(self.size, longest), sizes.tolist(), strict=True)
         return [row[:size].numpy().tobytes() for row, size in rows]
 
+    def read(self, numbers: Tensor) -> list[float]:
+        """See `World.read`; while the exchanges before it are computed on a GPU, it looks for failures.
+
+        Raises:
+            FailedElsewhere: Another process has failed.
+            UniclozeError: Another process did not take part in an exchange.
+        """
+        if numbers.device.type == "cpu":
+            return super().read(numbers)
+        found = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        self._wait(copied.query, f"exchange {self._exchange}", limit=self._patience)
+        return super().read(found)
+
     def begin_step(self, step: int) -> None:
         """Begin a step that processes may leave, and record its start time; a step may be repeated after going back."""
         self._begun, self._began = self._begun + 1, time.monotonic()
@@ -274,8 +289,9 @@ class Group(World):
         self._exchange += 1
         try:
             work = collective(*arguments, **named, async_op=True)
-            self._wait(work.is_completed, f"exchange {self._exchange}", limit=self._patience)
-            work.wait()
+            if all(one.device.type == "cpu" for one in arguments if isinstance(one, Tensor)):
+                self._wait(work.is_completed, f"exchange {self._exchange}", limit=self._patience)
+            work.wait()  # on a GPU, only what is queued after it waits; `read` looks for failures
         except RuntimeError as error:  # a connection was lost
             time.sleep(2 * LOOK)  # the other process may be about to report why
             self.look()

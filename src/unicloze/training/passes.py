@@ -47,7 +47,7 @@ class Passes:
     def read(self, others: Sequence[Tensor] = ()) -> list[float]:
         """Read the losses and some other numbers; returns the others."""
         unread = [total for totals in self.totals.values() for total in totals.values()]
-        numbers = numbers_of([*unread, *others])
+        numbers = numbers_of([*unread, *others], self.world)
         values = iter(numbers)
         for number, totals in self.totals.items():
             means = {name: next(values) / self.normalisers[name] for name in totals}
@@ -60,7 +60,7 @@ class Passes:
         return numbers[len(unread) :]
 
     def agree(self, interruption: Interruption) -> dict[str, float]:
-        """Agree with the other processes on the step; returns the mean loss of each target.
+        """Agree with the other processes on the step; returns the mean loss of each target, of losses that were read.
 
         Raises:
             NonFiniteError: A loss is not finite.
@@ -81,12 +81,9 @@ class Passes:
         self.gradients.give(self.world.add(self.gradients.sums, self.leaves, self.gradients.weights))
 
 
-def numbers_of(tensors: Sequence[Tensor]) -> list[float]:
+def numbers_of(tensors: Sequence[Tensor], world: World) -> list[float]:
     """Read single numbers from a device at once."""
-    if not tensors:
-        return []
-    found: list[float] = torch.stack([tensor.float() for tensor in tensors]).tolist()
-    return found
+    return world.read(torch.stack([tensor.float() for tensor in tensors])) if tensors else []
 
 
 def _agreed(reports: list[StepReport], world: World, interruption: Interruption) -> list[dict[str, float]]:

@@ -195,7 +195,7 @@ class RunProcess:
 
     def skip(self, state: TrainState, reason: str) -> None:
         """Record that the update of the current step is left out."""
-        self.bar.update()
+        self.bar.update(state.step + 1 - self.bar.done)
         self.note_spike("skip", reason)
 
     def note_spike(self, action: str, reason: str, **facts: Any) -> None:

@@ -70,6 +70,14 @@ def whole(tensor: Tensor) -> Tensor:
     return found
 
 
+def own_share(tensor: Tensor) -> Tensor:
+    """This process's share of a tensor, in the memory of the tensor; a tensor that is not sharded is returned unchanged."""
+    if not _sharded(tensor):
+        return tensor
+    found: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return found
+
+
 def _sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 

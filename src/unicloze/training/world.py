@@ -83,6 +83,11 @@ class World:
             UniclozeError: They differ; the message has two fingerprints.
         """
 
+    def read(self, numbers: Tensor) -> list[float]:
+        """Read numbers from a device. *Shape of* `numbers`: (numbers,)"""
+        found: list[float] = numbers.tolist()
+        return found
+
     def begin_step(self, step: int) -> None:
         """Mark the beginning of a step."""
 
@@ -91,7 +96,7 @@ class World:
         return False
 
     def meet(self, report: StepReport, received: Callable[[], int]) -> list[StepReport]:
-        """Exchange the reports on a step; returns those of all processes, in order.
+        """Exchange the reports on a step so far; returns those of all processes, in order.
 
         Args:
             report: Report of this process.
