@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.nn import functional
 import toys
 from corpora import write_corpus
 from toys import random_windows, vocabulary
+from unicloze import transfer
 from unicloze.example import Examples, collate
 from unicloze.model import heads
 from unicloze.model.dropout import DropoutKey
@@ -31,6 +33,7 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
+from unicloze.training import loop
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import attention_backend, compile_layers, compiles, load_model
 from unicloze.training.muon import Muon, orthogonalised
@@ -208,6 +211,51 @@ def test_recurrences_and_two_stacks_keep_their_attention() -> None:
         assert attention_backend(load_recipe(name, free), GPU) is None
 
 
+# Copies to the device
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a batch, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from tensors_of(each)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors_of(getattr(value, field.name))
+
+
+@pytest.mark.parametrize("fixed_shape", [False, True])
+@pytest.mark.parametrize("short", [False, True])
+def test_a_batch_is_copied_as_one_buffer(fixed_shape: bool, short: bool) -> None:
+    batch = collate(examples_of(3, short=short), fixed_shape=fixed_shape)
+    sent: list[torch.Tensor] = []
+
+    def send(buffer: torch.Tensor) -> torch.Tensor:
+        sent.append(buffer.clone())
+        buffer.fill_(255)
+        return sent[0]
+
+    copied = transfer.moved(batch, send)
+    wanted, found = list(tensors_of(batch)), list(tensors_of(copied))
+    assert len(wanted) == len(found) >= 11
+    for one, other in zip(wanted, found, strict=True):
+        assert torch.equal(one, other) and one.dtype == other.dtype and other.is_contiguous()
+        assert other.untyped_storage().data_ptr() == sent[0].untyped_storage().data_ptr()
+        assert other.storage_offset() * other.element_size() % transfer.ALIGNED == 0
+    assert len(sent) == 1 and sent[0].nbytes < sum(tensor.nbytes + transfer.ALIGNED for tensor in wanted)
+    with torch.no_grad():
+        for name, loss in toys.model()(copied).items():
+            assert torch.equal(loss.total, toys.model()(batch)[name].total)
+
+
+def test_a_batch_for_a_cpu_is_not_copied() -> None:
+    batch = collate(examples_of())
+    assert transfer.to_device(batch, CPU) is batch
+    assert {tensor.device.type for tensor in tensors_of(collate(examples_of(), device="meta"))} == {"meta"}
+
+
 # The vocabulary
 
 
@@ -351,20 +399,46 @@ def test_flex_attention_trains_as_sdpa_does(corpus: Path, tmp_path: Path) -> Non
 
 @pytest.mark.gpu
 def test_a_step_on_a_gpu_waits_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers are read by one `tolist` a step; torch's own debug mode reports any other wait."""
-    from unicloze.training import loop
+    """As torch's own debug mode counts, from the rows to the update."""
+    take, waits = loop._Steps.take, []
 
-    passes = loop._passes
+    def watched(steps: Any) -> bool:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                return take(steps)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+                waits.append(sum("synchronizing CUDA operation" in str(each.message) for each in caught))
 
-    def watched(*arguments: Any) -> Any:
+    monkeypatch.setattr(loop._Steps, "take", watched)
+    quiet = {"training.evaluate_every": 0, "training.save_every": 0}
+    pretrained(corpus, tmp_path / "run", **{"training.compile": False, **quiet})
+    assert len(waits) == 6 and waits[1:-1] == [1] * 4, "the first may prepare libraries, the last evaluates and saves"
+
+
+@pytest.mark.gpu
+def test_a_batch_is_copied_to_a_gpu_beside_what_it_computes() -> None:
+    """The copy ends while the stream of the computations is still busy, and the process waits for neither."""
+    examples, buffers = examples_of(3, short=True), []
+    send = transfer._sent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "_sent", lambda buffer, device: send(buffers.append(buffer) or buffer, device))
+        collate(examples, device=GPU)  # makes the stream and the buffers
+        torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            return passes(*arguments)
+            torch.cuda._sleep(10**9)
+            computed = torch.cuda.Event()
+            computed.record()
+            batch = collate(examples, device=GPU)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-
-    monkeypatch.setattr(loop, "_passes", watched)
-    pretrained(corpus, tmp_path / "run", **{"training.compile": False})
+    transfer._side_stream(torch.device("cuda", torch.cuda.current_device())).synchronize()
+    assert not computed.query() and all(buffer.is_pinned() for buffer in buffers) and len(buffers) == 2
+    for one, other in zip(tensors_of(collate(examples)), tensors_of(batch), strict=True):
+        assert other.is_cuda and torch.equal(one, other.cpu())
 
 
 @pytest.mark.gpu

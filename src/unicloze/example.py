@@ -249,7 +249,7 @@ class Leading:
     shorter: torch.Tensor | None
 
     @classmethod
-    def of(cls, examples: Examples, device: torch.device | str) -> Leading:
+    def of(cls, examples: Examples) -> Leading:
         """Find the leading slots of a block of examples."""
         import torch
 
@@ -261,9 +261,7 @@ class Leading:
             keys=max(slots, int(examples.lengths[is_shorter].max(initial=0))) if slots else 0,
             alike=not is_shorter.any(),
             in_order=bool(in_order[~is_shorter].all()),
-            shorter=torch.from_numpy(np.flatnonzero(is_shorter)).to(device, non_blocking=True)
-            if is_shorter.any()
-            else None,
+            shorter=torch.from_numpy(np.flatnonzero(is_shorter)) if is_shorter.any() else None,
         )
 
 
@@ -294,7 +292,7 @@ class Split:
     counts_up: bool
 
     @classmethod
-    def of(cls, examples: Examples, device: torch.device | str) -> Split:
+    def of(cls, examples: Examples) -> Split:
         """Find the sources of a block of examples."""
         import torch
 
@@ -305,7 +303,7 @@ class Split:
         first = position_ids[row, np.minimum(sources, max(0, len(slot) - 1))]
         reads_past = (intervals[:, :, 0] == 0) & (intervals[:, :, 1] == slot + 1)
         return cls(
-            lengths=torch.from_numpy(examples.mutual.astype(np.int64)).to(device, non_blocking=True),
+            lengths=torch.from_numpy(examples.mutual.astype(np.int64)),
             slots=int(sources.max(initial=0)),
             rest=int((examples.lengths - examples.mutual).max(initial=0)),
             in_order=bool((~in_source | (position_ids == slot)).all()),
@@ -437,15 +435,17 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
     """
     import torch
 
+    from unicloze.transfer import to_device
+
     def tensor(array: npt.NDArray[np.generic], dtype: torch.dtype) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype, non_blocking=True)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
     def column(array: npt.NDArray[np.generic], dtype: torch.dtype) -> torch.Tensor:
         return tensor(array[:, :slots] if slots <= width_of_block else _widened(array, slots), dtype)
 
     width_of_block = examples.input_ids.shape[1]
     slots = -(-width_of_block // WIDTHS) * WIDTHS if fixed_shape else int(examples.lengths.max(initial=1))
-    leading = Leading.of(examples, device)
+    leading = Leading.of(examples)
     if fixed_shape and not leading.alike:
         leading = NO_LEADING
     targets = {}
@@ -467,15 +467,16 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
             normaliser=target.normaliser,
             predictions=int(np.count_nonzero(target.weights[:, :width])),
         )
-    return Batch(
+    batch = Batch(
         input_ids=column(examples.input_ids, torch.long),
         position_ids=column(examples.position_ids, torch.long),
         segment_ids=column(examples.segment_ids, torch.long),
         intervals=column(examples.intervals, torch.int32),
         local=None if examples.local is None else column(examples.local, torch.int32),
         leading=leading,
-        split=Split.of(examples, device),
+        split=Split.of(examples),
         targets=targets,
         text_tokens=int(examples.text_tokens.sum()),
         last_position=int(examples.position_ids[:, :slots].max(initial=0)),
     )
+    return to_device(batch, torch.device(device))

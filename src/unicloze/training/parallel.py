@@ -72,7 +72,7 @@ class Group(World):
         self.rank, self.size = rank, size
         self._store, self._patience = store, patience
         self._turn = self._exchange = self._begun = self._said = 0
-        self._began = time.monotonic()
+        self._stopwatch = _Stopwatch()
         self._received: Callable[[], int] = lambda: 0
 
     def device(self, device: torch.device) -> torch.device:
@@ -196,7 +196,7 @@ class Group(World):
 
     def begin_step(self, step: int) -> None:
         """Begin a step that processes may leave, and record its start time; a step may be repeated after going back."""
-        self._begun, self._began = self._begun + 1, time.monotonic()
+        self._begun, self._stopwatch = self._begun + 1, _Stopwatch()
 
     def leaving(self) -> bool:
         """Whether a process has announced that it leaves this step."""
@@ -209,7 +209,7 @@ class Group(World):
     def meet(self, report: StepReport, received: Callable[[], int]) -> list[StepReport]:
         """Exchange reports; a signal that arrives while waiting asks the other processes to leave the step."""
         report.signal = received()
-        report.seconds = time.monotonic() - self._began
+        report.seconds = self._stopwatch.seconds()
         if report.left or report.problem is not None:
             self._store.set(self._leave, str(report.signal))
         means = [[number, values] for number, values in report.means.items()]
@@ -363,6 +363,30 @@ class Group(World):
         if self.first:
             keys = [f"gone-{process}" for process in range(self.size)]
             self._wait(lambda: self._store.check(keys), "the end", limit=60.0)
+
+
+class _Stopwatch:
+    """Measures from now until `seconds` is first called; on a GPU, the time it computes what is queued between."""
+
+    def __init__(self) -> None:
+        self._events = [_event()] if torch.cuda.is_initialized() else []
+        self._began, self._seconds = time.monotonic(), 0.0
+
+    def seconds(self) -> float:
+        """The seconds; on a GPU, 0 until the second call, before which the GPU must have finished."""
+        if len(self._events) == 1:
+            self._events.append(_event())
+        elif self._events:
+            begun, ended = self._events
+            self._seconds = begun.elapsed_time(ended) / 1000
+        self._seconds = self._seconds or (0.0 if self._events else time.monotonic() - self._began)
+        return self._seconds
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 @contextmanager
