@@ -36,7 +36,7 @@ FLOORS = (
         "storage",
         "version",
     },
-    {"arrays", "keyed", "ragged", "spelling", "visibility", "visibility_masks", "example", "packing"},
+    {"arrays", "devices", "keyed", "ragged", "spelling", "visibility", "visibility_masks", "example", "packing"},
     {"text", "model"},
     {"objectives"},
     {"mixtures"},

@@ -17,7 +17,7 @@ from unicloze.rules import Needs, Problem, Range
 PYTHON_DOCS = "python-docs"
 """Name of the built-in corpus: the documentation that ships with Python."""
 
-DEVICE = r"auto|cpu|cuda(:(0|[1-9][0-9]*))?"
+DEVICE = r"auto|cpu|mps|(cuda|xpu)(:(0|[1-9][0-9]*))?"
 """Pattern of device names; `auto` is a CUDA device if there is one, else the CPU."""
 
 Precision = Literal["auto", "bf16", "fp32"]
@@ -547,7 +547,8 @@ class TrainingSettings:
         frozen: Parts of the model that are not trained, given as prefixes of weight names: `[generator]`,
             `[backbone.embeddings, backbone.layers.0]`, or `[backbone]` to train only a task's head.
         seed: Seed of initial weights, order, masks and dropout.
-        device: `auto` chooses a CUDA device if there is one.
+        device: cpu, cuda, cuda:N; xpu, xpu:N or mps, which have not been tested; `auto` chooses a CUDA device if there is
+            one.
         threads: CPU threads per process; default: torch's own choice. The number affects how sums are rounded.
         precision: `auto`, `bf16` (autocast) or `fp32`.
         attention: `auto`, or an implementation: `explicit` computes all scores, `sdpa` is torch's kernel, `flex` is

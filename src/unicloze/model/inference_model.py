@@ -45,13 +45,18 @@ class PackedLinear(nn.Module):
 def linear_for(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> nn.Module:
     """A linear layer for inference in one data type: packed where torch supports it, else with its weight cast once."""
     on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    if on_cpu and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if on_cpu and hasattr(torch.ops.mkldnn, "_linear_pointwise") and (dtype != torch.bfloat16 or _packs_bf16()):
         return PackedLinear(weight, bias, dtype)
     plain = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     plain.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
     if bias is not None:
         plain.bias = nn.Parameter(bias.detach().to(dtype), requires_grad=False)
     return plain
+
+
+def _packs_bf16() -> bool:
+    """Whether this CPU has the instructions that packing in bf16 needs."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class IncrementalModel:
