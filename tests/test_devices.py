@@ -139,9 +139,11 @@ def test_a_name_names_a_device(name: str, count: int, device: str, monkeypatch: 
     )
 
 
-@pytest.mark.parametrize("name", ["gpu", "", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cuda:01", "cpu:0", "mps", "cuda:٣"])
+@pytest.mark.parametrize(
+    "name", ["gpu", "", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cuda:01", "cpu:0", "mps:0", "cuda:٣"]
+)
 def test_an_unknown_device_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"^device is '{name}': give auto, cpu, cuda or cuda:N$"):
+    with pytest.raises(UsageError, match=f"^device is '{name}': give auto, cpu, cuda, cuda:N, xpu, xpu:N or mps$"):
         precision.named_device(name)
 
 
@@ -161,6 +163,22 @@ def test_an_absent_device_is_refused(name: str, count: int, there: str, monkeypa
         precision.named_device(name)
     with pytest.raises(UsageError, match=rf"^training\.{says}"):
         precision.choose_device(TrainingSettings(device=name))
+
+
+@pytest.mark.parametrize(("name", "device"), [("xpu", "xpu"), ("xpu:1", "xpu:1"), ("mps", "mps"), ("auto", "cpu")])
+def test_other_accelerators_are_used_if_named(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UsageError, match=r"^device is mps, but torch finds no such device here: give one of auto, cpu$"
+    ):
+        precision.named_device("mps")
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert precision.named_device(name) == torch.device(device)
+    with pytest.raises(UsageError, match=r"give one of auto, cpu, xpu:0, xpu:1, mps$"):
+        precision.named_device("cuda")
+    if name != "auto":
+        assert precision.choose_precision(TrainingSettings(), torch.device(device)) == "fp32"
 
 
 # Verbs
@@ -191,7 +209,10 @@ def test_the_command_line_refuses_a_device_in_one_sentence(
         "generate": ["--text", "a"],
     }[name]
     assert cli.main([*name.split(), "--model", str(model_for(name, places)), *rest, "--device", "gpu"]) == 2
-    assert capsys.readouterr() == ("", "unicloze: error: device is 'gpu': give auto, cpu, cuda or cuda:N\n")
+    assert capsys.readouterr() == (
+        "",
+        "unicloze: error: device is 'gpu': give auto, cpu, cuda, cuda:N, xpu, xpu:N or mps\n",
+    )
 
 
 def test_a_model_named_by_its_place_is_put_on_the_chosen_device(

@@ -6,9 +6,14 @@ import os
 import re
 import shutil
 import uuid
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unicloze.errors import UniclozeError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 _BEGINNING = 2**16
 
@@ -37,6 +42,28 @@ def replace_file(path: Path, content: str | bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's entries, are on the disk."""
+    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
+        return  # Windows does not open folders
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows syncs no file opened to read
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def release_and_remove(lock: BaseFileLock) -> None:
+    """Release a lock and remove its file."""
+    file = Path(lock.lock_file)
+    with suppress(PermissionError):  # Windows removes no open file
+        file.unlink(missing_ok=True)  # while it is held, so that no other process holds what is removed
+    lock.release()
+    if file.exists():
+        with suppress(PermissionError):  # another process has it by now
+            file.unlink(missing_ok=True)
 
 
 def as_umask_says(file: Path) -> None:

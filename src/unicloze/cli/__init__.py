@@ -18,6 +18,7 @@ from unicloze import launch, terminal, verbs
 from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of
 from unicloze.cli.shell_completion import script_of
 from unicloze.errors import UsageError, did_you_mean
+from unicloze.training.signals import hangs_up
 from unicloze.verbs.options import Option
 from unicloze.version import __version__
 
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
         signal.signal(signal.SIGTERM, _terminate)
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
+        if hangs_up():
             signal.signal(signal.SIGHUP, _terminate)
     terminal.spell_all()
     try:

@@ -147,7 +147,7 @@ def compare_recipes(
     found = comparison.to_dict()
     results = {"seeds": seeds, "results": found["rows"], **({"probed": found["probes"]} if fitted else {})}
     with _alone(out):
-        planned_file = json.loads((out / COMPARISON_FILE).read_text())
+        planned_file = json.loads((out / COMPARISON_FILE).read_text(encoding="utf-8"))
         write_file(out / COMPARISON_FILE, json.dumps({**planned_file, **results}, indent=1))
     return comparison
 

@@ -65,7 +65,7 @@ def embed(
         with torch.inference_mode(), model.compute.autocast():
             encoded = backbone(collate(examples, device=model.compute.device))[-1]
         check_numbers(encoded)
-        hidden = encoded.double().cpu().numpy()
+        hidden = encoded.cpu().double().numpy()
         for row, i in enumerate(block):
             states = hidden[row, : examples.lengths[row]]
             pooled = {"first": states[:1], "last": states[-1:], "mean": states}[pooling]

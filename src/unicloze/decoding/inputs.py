@@ -115,7 +115,7 @@ def log_probability(logits: Tensor, labels: Tensor) -> Logs:
     """
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
     check_numbers(losses)
-    logs: Logs = -losses.double().cpu().numpy()
+    logs: Logs = -losses.cpu().double().numpy()
     return logs
 
 

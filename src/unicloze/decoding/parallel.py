@@ -21,6 +21,7 @@ from torch import Tensor
 from unicloze.decoding.sampling import NEVER, TokenConstraints
 from unicloze.decoding.search import Hypothesis, Search, length_penalty
 from unicloze.decoding.sources import Sources
+from unicloze.devices import widest_float
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.visibility_masks import filling_mask
 
@@ -57,7 +58,7 @@ def fill_in_parallel(
     rows, device, cache = len(given), model.device, given.cache
     place = torch.arange(longest, device=device)
     tokens = torch.zeros(rows, longest, dtype=torch.long, device=device)
-    logs = torch.zeros(rows, longest, dtype=torch.float64, device=device)
+    logs = torch.zeros(rows, longest, dtype=widest_float(device), device=device)
     is_open = torch.ones(rows, longest, dtype=torch.bool, device=device)
     stops_at = torch.full((rows, 1), longest, device=device)
     new = torch.zeros(rows, 0, dtype=torch.long, device=device)
@@ -76,7 +77,7 @@ def fill_in_parallel(
         is_new = asked_open.gather(1, chosen)
         new = asked.gather(1, chosen)
         tokens.scatter_(1, new, torch.where(is_new, best.indices.gather(1, chosen), tokens.gather(1, new)))
-        logs.scatter_(1, new, torch.where(is_new, best.values.gather(1, chosen).double(), logs.gather(1, new)))
+        logs.scatter_(1, new, torch.where(is_new, best.values.gather(1, chosen).to(logs.dtype), logs.gather(1, new)))
         is_open.scatter_(1, new, False)
         ends = torch.where(~is_open & (tokens == layout.stop), place, longest).amin(dim=1, keepdim=True)
         stops_at = torch.minimum(stops_at, ends)

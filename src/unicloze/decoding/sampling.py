@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unicloze.decoding.model_format import GenerationFormat
+from unicloze.devices import widest_float
 from unicloze.settings import DecodingSettings
 
 NEVER = -torch.inf
@@ -82,7 +83,7 @@ def draw(logs: Tensor, settings: DecodingSettings, uniform: Tensor) -> Tensor:
     Returns:
         *Shape:* (texts,)
     """
-    logs = logs.double()
+    logs = logs.to(widest_float(logs.device))
     logs = (
         logs - logs.amax(dim=1, keepdim=True)
     ) / settings.temperature  # the maximum is 0, which stays finite at any temperature

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from unicloze import keyed
 from unicloze.decoding.sampling import NEVER, TokenConstraints, draw
+from unicloze.devices import widest_float
 from unicloze.settings import DecodingSettings
 
 LEAVE_AT = 0.25
@@ -93,7 +94,7 @@ def chains(stepper: Stepper, rules: TokenConstraints, records: Sequence[int]) ->
     logits = stepper.first()[:, None, :].expand(-1, stepper.count, -1)
     device = logits.device
     tokens = torch.zeros(len(stepper), stepper.count, 0, dtype=torch.long, device=device)
-    logs = torch.zeros(len(stepper), stepper.count, dtype=torch.float64, device=device)
+    logs = torch.zeros(len(stepper), stepper.count, dtype=widest_float(device), device=device)
     lengths = torch.full(logs.shape, -1, dtype=torch.long, device=device)  # with [EOS]; -1 until a text has ended
     results: list[list[Hypothesis]] = [[] for _ in records]
     for length in range(1, settings.max_length + 1):
@@ -101,7 +102,7 @@ def chains(stepper: Stepper, rules: TokenConstraints, records: Sequence[int]) ->
         allowed = rules.apply(model_logs.clone(), tokens)
         if settings.sample:
             uniform = _uniform(settings.seed, [records[number] for number in numbers], stepper.count, length)
-            chosen = draw(allowed.flatten(0, 1), settings, uniform.to(device)).view(logs.shape)
+            chosen = draw(allowed.flatten(0, 1), settings, uniform.to(device, widest_float(device))).view(logs.shape)
         else:
             chosen = allowed.argmax(dim=2)
         going = lengths < 0
@@ -165,7 +166,7 @@ class _Candidates:
 
     @classmethod
     def none(cls, rows: int, beams: int, longest: int, device: torch.device) -> _Candidates:
-        scores = torch.full((rows, beams), NEVER, dtype=torch.float64, device=device)
+        scores = torch.full((rows, beams), NEVER, dtype=widest_float(device), device=device)
         lengths = torch.zeros(rows, beams, dtype=torch.long, device=device)
         tokens = torch.zeros(rows, beams, longest, dtype=torch.long, device=device)
         return cls(scores, scores.clone(), lengths, lengths.bool(), tokens)
@@ -213,7 +214,7 @@ def beam_search(stepper: Stepper, rules: TokenConstraints, records: Sequence[int
     logits = stepper.first()[:, None, :].expand(-1, beams, -1)
     device, vocabulary = logits.device, logits.shape[2]
     tokens = torch.zeros(len(stepper), beams, 0, dtype=torch.long, device=device)
-    totals = torch.full((len(stepper), beams), NEVER, dtype=torch.float64, device=device)
+    totals = torch.full((len(stepper), beams), NEVER, dtype=widest_float(device), device=device)
     totals[:, 0] = 0.0  # all hypotheses are empty and equal: only one of them is extended
     candidates = _Candidates.none(len(stepper), beams, longest, device)
     results: list[list[Hypothesis]] = [[] for _ in records]

@@ -31,7 +31,7 @@ from unicloze.training.batches import MicroBatch, Own, every
 ROWS_SEEN = 256
 """Number of rows checked to find how many segments rows have."""
 
-BUCKET_COST = {"cpu": 24, "cuda": 1 << 20}
+BUCKET_COST, BUCKET_COST_ON_GPU = 24, 1 << 20
 """Overhead of a separate attention block, in slots: so high on a GPU that a step is one block, whatever its padding."""
 
 
@@ -258,5 +258,5 @@ def _micro_batch(
     examples = TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, keys)
     others = f" and {len(rows) - 1} more records" if len(rows) > 1 else ""
     place = f"{data.records[rows[0].record].place}{others}"
-    buckets = bucket_sizes(examples.lengths, BUCKET_COST[device])
+    buckets = bucket_sizes(examples.lengths, BUCKET_COST if device == "cpu" else BUCKET_COST_ON_GPU)
     return MicroBatch(examples, None, recipe.objective.coefficients, place, buckets)

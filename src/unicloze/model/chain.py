@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unicloze import keyed
+from unicloze.devices import widest_float
 from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import Amounts
@@ -96,7 +97,8 @@ class ReplacedTokenModel(nn.Module):
         losses = self.generator.token_losses(logits, labels)
         loss = TargetLoss(total=(losses * weights).sum(), weight=target.normaliser)
         draws = draws_of_rows(batch) if dropout is None else dropout.uniform(len(predicted))
-        return loss, with_samples(batch, sample_tokens(logits.detach(), draws.to(logits.device, non_blocking=True)))
+        draws = draws.to(logits.device, widest_float(logits.device), non_blocking=True)
+        return loss, with_samples(batch, sample_tokens(logits.detach(), draws))
 
     def logits(self, batch: Batch) -> Mapping[str, Tensor]:
         """The generator's logits for every masked token, without dropout. *Shape:* (rows, predictions, vocabulary)"""
@@ -160,9 +162,9 @@ def sample_tokens(logits: Tensor, draws: Tensor) -> Tensor:
     Returns:
         *Shape:* (predictions,)
     """
-    tokens = []
-    for block, drawn in zip(logits.split(SAMPLED_AT_ONCE), draws.double().split(SAMPLED_AT_ONCE), strict=True):
-        reached = torch.softmax(block.float(), dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    tokens, exact = [], widest_float(logits.device)
+    for block, drawn in zip(logits.split(SAMPLED_AT_ONCE), draws.to(exact).split(SAMPLED_AT_ONCE), strict=True):
+        reached = torch.softmax(block.float(), dim=-1).cumsum(dim=-1, dtype=exact)
         tokens.append(torch.searchsorted(reached, (drawn * reached[:, -1])[:, None], right=True).squeeze(1))
     # NaN logits would give a token beyond the last; the loss check reports them.
     return torch.cat(tokens).clamp(max=logits.shape[1] - 1)

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from unicloze import keyed
+from unicloze.devices import seed
 
 ELEMENTS_PER_THREAD = 1 << 19
 """Below this, starting a thread costs more than it saves."""
@@ -77,7 +78,7 @@ def _compiled() -> ctypes.CDLL | None:
         return None
     with tempfile.TemporaryDirectory(prefix="unicloze-", ignore_cleanup_errors=True) as folder:
         source, library = Path(folder, "dropout.c"), Path(folder, "dropout.so")
-        source.write_text(SOURCE)
+        source.write_text(SOURCE, encoding="utf-8")
         command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(library)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=60)
@@ -153,9 +154,8 @@ class DropoutKey:
         self._key = keyed.key(*parts)
         self._factor = factor
         self._site = 0
-        if device is not None and device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(int(self._key[0] >> np.uint64(1)))
+        if device is not None:
+            seed(device, int(self._key[0] >> np.uint64(1)))
 
     def again(self) -> AbstractContextManager[None]:
         """A context to enter later, in which the draws of the calls from here on are repeated."""

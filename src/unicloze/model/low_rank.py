@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unicloze.devices import widest_float
 from unicloze.model.dropout import DropoutKey
 
 
@@ -73,12 +74,13 @@ class LowRankLinear(nn.Module):
     def merged_weight(self) -> Tensor:
         """W + alpha/r B A, rounded once from float64 and the same on every machine. *Shape:* (outputs, inputs)"""
         with torch.no_grad():
-            weight, number = self.weight.double(), 0
+            exact = widest_float(self.weight.device)
+            weight, number = self.weight.to(exact, copy=True), 0
             for block, learned in enumerate(self.updated):
                 if not learned:
                     continue
                 rows = weight[block * self.size : (block + 1) * self.size]
-                for column, row in zip(self.up[number].double().T, self.down[number].double(), strict=True):
+                for column, row in zip(self.up[number].to(exact).T, self.down[number].to(exact), strict=True):
                     rows += self.scale * (column[:, None] * row)
                 number += 1
             return weight.to(self.weight.dtype)

@@ -312,4 +312,4 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     if training.seed >= 2**63:
         yield "training.seed", "it must be below 2**63"
     if not re.fullmatch(DEVICE, training.device):
-        yield "training.device", "known devices: auto, cpu, cuda, cuda:N"
+        yield "training.device", "known devices: auto, cpu, cuda, cuda:N, xpu, xpu:N, mps"

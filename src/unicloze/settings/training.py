@@ -66,7 +66,8 @@ class TrainingSettings:
         frozen: Parts of the model that are not trained, given as prefixes of weight names: `[generator]`,
             `[backbone.embeddings, backbone.layers.0]`, or `[backbone]` to train only a task's head.
         seed: Seed of initial weights, order, masks and dropout.
-        device: `auto` chooses a CUDA device if there is one.
+        device: cpu, cuda, cuda:N; xpu, xpu:N or mps, which have not been tested; `auto` chooses a CUDA device if there is
+            one.
         threads: CPU threads per process; default: torch's own choice. The number affects how sums are rounded.
         precision: `auto`, `bf16` (autocast) or `fp32`.
         attention: `auto`, or an implementation: `explicit` computes all scores, `sdpa` is torch's kernel, `flex` is

@@ -7,7 +7,7 @@ from typing import Literal
 PYTHON_DOCS = "python-docs"
 """Name of the built-in corpus: the documentation that ships with Python."""
 
-DEVICE = r"auto|cpu|cuda(:(0|[1-9][0-9]*))?"
+DEVICE = r"auto|cpu|mps|(cuda|xpu)(:(0|[1-9][0-9]*))?"
 """Pattern of device names; `auto` is a CUDA device if there is one, else the CPU."""
 
 Precision = Literal["auto", "bf16", "fp32"]

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError
+from unicloze.files import sync
 from unicloze.settings import PYTHON_DOCS
 from unicloze.storage import File, file_at, is_url
 from unicloze.text import lineage, tokenised
@@ -236,8 +237,7 @@ class Job:
             result = do(self, work, report)
             (work / DONE).write_text(json.dumps(result), encoding="utf-8")
             for file in work.iterdir():
-                with file.open("rb") as opened:
-                    os.fsync(opened.fileno())
+                sync(file)
             if not out.exists():  # a process that outlived a killed preparation may have finished the same job
                 os.replace(work, out)
         finally:

@@ -25,6 +25,7 @@ from typing import Any, cast
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import release_and_remove, sync
 from unicloze.progress import say
 from unicloze.run_files import LEDGER, LINEAGE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import DataSettings, TokenizerSettings
@@ -226,13 +227,14 @@ def _prepare(preparation: Preparation, out: Path) -> None:
     work.mkdir(exist_ok=True)
     try:
         folder = preparation.run()
-        _sync(folder)
+        for path in [*folder.rglob("*"), folder]:
+            sync(path)
         os.replace(folder, out)
     except BaseException:
         if preparation.is_small:
             shutil.rmtree(work, ignore_errors=True)
         raise
-    _sync_folder(out.parent)
+    sync(out.parent)
     shutil.rmtree(work, ignore_errors=True)
 
 
@@ -248,8 +250,7 @@ def _alone(lock: Path, out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
-        held.release()
+        release_and_remove(held)
 
 
 def _open_source(
@@ -278,20 +279,3 @@ def _open_source(
             f"{recorded[0]:,} of {recorded[1]:,}: remove the folder and prepare again."
         )
     return source
-
-
-def _sync(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        if path.is_dir():
-            _sync_folder(path)
-        else:
-            with path.open("rb") as opened:
-                os.fsync(opened.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from unicloze.devices import widest_float
 from unicloze.errors import UsageError
 from unicloze.run_files import CHECKPOINTS
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
@@ -69,6 +70,6 @@ def _mean(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
     count = 0
     for count, state in enumerate(states, 1):
         for name, weight in state.items():
-            sums[name] = weight.double() if count == 1 else sums[name].add_(weight)
+            sums[name] = weight.to(widest_float(weight.device), copy=True) if count == 1 else sums[name].add_(weight)
         kinds = {name: weight.dtype for name, weight in state.items()}
     return {name: (total / count).to(kinds[name]) for name, total in sums.items()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from torch import Tensor
 from unicloze.bounded import leads_out, parse_json
 from unicloze.digest import file_sha256
 from unicloze.errors import UniclozeError
-from unicloze.files import as_umask_says
+from unicloze.files import as_umask_says, sync
 from unicloze.run_files import MANIFEST, WEIGHTS
 from unicloze.training.finite import first_non_finite
 
@@ -144,19 +143,21 @@ def write_checkpoint(
             save_file(_on_cpu(memories), building / MEMORIES)
         tensors, plain = _split_optimizers(optimizers)
         save_file(tensors, building / "optimizer.safetensors")
-        (building / "optimizer.json").write_text(json.dumps(plain))
-        (building / "state.json").write_text(json.dumps({"schema": SCHEMA, "step": step, **state}, indent=1))
+        (building / "optimizer.json").write_text(json.dumps(plain), encoding="utf-8")
+        (building / "state.json").write_text(
+            json.dumps({"schema": SCHEMA, "step": step, **state}, indent=1), encoding="utf-8"
+        )
         for file in files:
             shutil.copyfile(file, building / file.name)
         for file in building.glob("*.safetensors"):
             as_umask_says(file)
         sums = {file.name: file_sha256(file) for file in sorted(building.iterdir())}
-        (building / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "sha256": sums}, indent=1))
+        (building / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "sha256": sums}, indent=1), encoding="utf-8")
         for file in building.iterdir():
-            _sync(file)
-        _sync(building)
+            sync(file)
+        sync(building)
         building.rename(final)
-        _sync(final.parent)
+        sync(final.parent)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(building, ignore_errors=True)
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
@@ -318,11 +319,3 @@ def _join_optimizers(path: Path) -> list[dict[str, Any]]:
         number, index, key = name.split(".", 2)
         states[int(number)]["state"].setdefault(int(index), {})[key] = tensor
     return states
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

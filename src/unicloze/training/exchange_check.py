@@ -48,7 +48,8 @@ def exchange_seconds(longest: float = LONGEST) -> float:
             [sys.executable, "-m", __name__],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             env={**inherited, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)

@@ -133,11 +133,11 @@ def memory_of(device: torch.device) -> int | None:
     """Memory of a device in bytes, for a CPU limited by the cgroup of this process; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+    if device.type == "xpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in _CGROUPS:
-        said = file.read_text().strip() if file.is_file() else "max"
+        said = file.read_text(encoding="utf-8").strip() if file.is_file() else "max"
         if said.isdecimal():
             found.append(int(said))
     return min(found)

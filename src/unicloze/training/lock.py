@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError
+from unicloze.files import release_and_remove
 from unicloze.progress import say
 from unicloze.run_files import (
     DEV_PREDICTIONS,
@@ -98,7 +99,8 @@ def hold(lock: Path, place: Path, cure: str, *, keep: bool = False, wait: bool =
         yield
     finally:
         holder.write_text("", encoding="utf-8")
-        if not keep:
+        if keep:
+            held.release()
+        else:
             holder.unlink()
-            lock.unlink(missing_ok=True)
-        held.release()
+            release_and_remove(held)

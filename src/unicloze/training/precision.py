@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from unicloze.devices import devices_here
 from unicloze.errors import UsageError
 from unicloze.settings import DEVICE, Recipe, TrainingSettings
 
@@ -23,7 +24,7 @@ def named_device(name: str | torch.device, setting: str = "device") -> torch.dev
     """The device of a given name.
 
     Args:
-        name: `cpu`, `cuda`, `cuda:N`, or `auto`: a CUDA device if there is one, else the CPU.
+        name: `cpu`, `cuda`, `cuda:N`, `xpu`, `xpu:N`, `mps`, or `auto`: a CUDA device if there is one, else the CPU.
         setting: Name of the setting in error messages.
 
     Raises:
@@ -31,12 +32,12 @@ def named_device(name: str | torch.device, setting: str = "device") -> torch.dev
     """
     name = str(name)
     if not re.fullmatch(DEVICE, name):
-        raise UsageError(f"{setting} is {name!r}: give auto, cpu, cuda or cuda:N")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise UsageError(f"{setting} is {name!r}: give auto, cpu, cuda, cuda:N, xpu, xpu:N or mps")
+    here = devices_here()
     if name == "auto":
-        return torch.device("cuda" if count else "cpu")
-    if name != "cpu" and int(name.partition(":")[2] or 0) >= count:
-        there = ", ".join(["auto", "cpu", *(f"cuda:{number}" for number in range(count))])
+        return torch.device("cuda" if "cuda:0" in here else "cpu")
+    if name not in here and f"{name}:0" not in here:
+        there = ", ".join(["auto", *here])
         raise UsageError(f"{setting} is {name}, but torch finds no such device here: give one of {there}")
     return torch.device(name)
 
@@ -58,6 +59,8 @@ def choose_precision(settings: TrainingSettings, device: torch.device) -> str:
     if device.type == "cuda":
         with torch.cuda.device(device):
             return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if device.type != "cpu":
+        return "fp32"
     abilities = cpu_abilities()
     if abilities["amx_bf16"] or not abilities["avx512_bf16"]:
         return "bf16" if abilities["amx_bf16"] else "fp32"

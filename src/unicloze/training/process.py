@@ -348,4 +348,4 @@ def _check_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 def device_name(device: torch.device) -> str:
     """Name of a device in the ledger."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"

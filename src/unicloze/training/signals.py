@@ -28,6 +28,11 @@ class Interruption:
         return self.signal if self.agreed is None else self.agreed
 
 
+def hangs_up() -> bool:
+    """Whether a closed terminal stops this process: not under nohup, and Windows has no SIGHUP."""
+    return hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+
+
 @contextmanager
 def stop_when_asked() -> Iterator[Interruption]:
     """Turn SIGTERM, SIGINT and SIGHUP into a flag checked after each micro-batch; a second Ctrl-C stops at once.
@@ -43,7 +48,7 @@ def stop_when_asked() -> Iterator[Interruption]:
             signal.signal(number, before[signal.SIGINT])
 
     asked = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+    if hangs_up():
         asked.append(signal.SIGHUP)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in asked}
     in_main_thread = threading.current_thread() is threading.main_thread()  # other threads get no signals

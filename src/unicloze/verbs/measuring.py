@@ -44,7 +44,7 @@ def evaluate_blimp(
         limit: Use only the first N pairs of each set.
         filter: Keep only pairs of known words: those in a list (one per line), or those that occur at least twice in the
             model's training corpus.
-        device: Where to compute: cpu, cuda, cuda:N, or auto for a CUDA device if there is one; in Python a loaded model
+        device: Where to compute: cpu, cuda, cuda:N, xpu, mps, or auto (CUDA if it is there); in Python a loaded model
             stays where it is.
         precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32).
         quiet: Show no progress.

@@ -38,7 +38,7 @@ def serve(
         token_file: File with the token that requests must carry (default: the environment variable UNICLOZE_TOKEN).
         queue: Maximum number of waiting requests; further ones are refused.
         timeout: Maximum seconds per request.
-        device: Where to compute: cpu, cuda, cuda:N, or auto for a CUDA device if there is one; in Python a loaded model
+        device: Where to compute: cpu, cuda, cuda:N, xpu, mps, or auto (CUDA if it is there); in Python a loaded model
             stays where it is.
         precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32, and bf16 for vectors if a
             measurement at the start shows it to be faster, with cosines of at least 0.999).

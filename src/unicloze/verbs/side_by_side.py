@@ -66,8 +66,8 @@ class _Helper:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
-            env={**environment, "PYTHONPATH": paths, **_device(number)},
+            encoding="utf-8",
+            env={**environment, "PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8", **_device(number)},
             start_new_session=True,  # Ctrl-C reaches only the first process, which stops the others
         )
         assert self._process.stdin is not None

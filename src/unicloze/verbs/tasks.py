@@ -194,7 +194,7 @@ def predict(
             an interrupted one from there.
         format: Output format: jsonl, one JSON object per line; json, for the official scripts of SQuAD and CoQA; glue, a
             table for GLUE's server. Default: by the file's ending, .jsonl, .json or .tsv; printed as jsonl.
-        device: Where to compute: cpu, cuda, cuda:N, or auto for a CUDA device if there is one; in Python a loaded model
+        device: Where to compute: cpu, cuda, cuda:N, xpu, mps, or auto (CUDA if it is there); in Python a loaded model
             stays where it is.
         precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32, but texts are generated
             with the recipe's `decoding.precision`). Fine-tuning evaluates in its training precision.

@@ -35,7 +35,7 @@ def fill(
         text: Text with "[MASK]" for each missing token.
         top_k: Number of candidates to list for each mask.
         order: Fill the masks one after the other by PAR in this order; default: all at once by AE.
-        device: Where to compute: cpu, cuda, cuda:N, or auto for a CUDA device if there is one; in Python a loaded model
+        device: Where to compute: cpu, cuda, cuda:N, xpu, mps, or auto (CUDA if it is there); in Python a loaded model
             stays where it is.
 
     Examples:

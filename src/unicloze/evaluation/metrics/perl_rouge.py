@@ -45,7 +45,7 @@ def perl_rouge(
         settings = _write(Path(name), predictions, references)
         command = [_perl(), str(script), "-e", str(script.parent / "data")]
         command += ["-a", "-c", "95", "-m", "-n", "2", "-r", "1000", str(settings)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     found = _LINE.findall(done.stdout)
     if done.returncode or len(found) != len(_NAMES) * len(_ENDINGS):
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[0]
