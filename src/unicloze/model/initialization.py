@@ -11,6 +11,7 @@ from torch import nn
 from unicloze.model.adapters import DEVIATION, Adapter
 from unicloze.model.attention import SelfAttention, head_width
 from unicloze.model.backbone import Backbone, Embeddings
+from unicloze.model.biattention import Biattention
 from unicloze.model.cross_attention import CrossAttention
 from unicloze.model.heads import TokenHead
 from unicloze.model.layer_mix import LayerMix
@@ -30,8 +31,8 @@ Deviations = Mapping[int, Sequence[float]]
 def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | TranslationBackbone, seed: int) -> None:
     """Draw the weights from normal distributions; biases are zero and normalisations one.
 
-    Adapters start near the identity. Low-rank updates and biLSTMs of heads are drawn last, so that the other weights of
-    heads start the same with and without.
+    Adapters start near the identity. Low-rank updates, biLSTMs of heads and biattentive heads are drawn last, so that the
+    other weights of heads start the same with and without.
 
     Args:
         model: The model.
@@ -44,7 +45,8 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
     adapters = [module for module in model.modules() if isinstance(module, Adapter)]
     deviations |= {id(linear): (DEVIATION,) for adapter in adapters for linear in (adapter.down, adapter.up)}
     updated = [module for module in model.modules() if isinstance(module, LowRankLinear)]
-    encoders = [module for module in model.modules() if isinstance(module, WordEncoder)]
+    encoders = [module for module in model.modules() if isinstance(module, WordEncoder | Biattention)]
+    apart = {id(inner) for encoder in encoders for inner in encoder.modules() if not isinstance(inner, nn.BatchNorm1d)}
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.BatchNorm1d):
@@ -55,7 +57,7 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
             if isinstance(module, LayerMix):
                 module.initialize()
                 continue
-            if any(module is encoder.lstm for encoder in encoders):
+            if id(module) in apart:
                 continue
             for name, parameter in module.named_parameters(recurse=False):
                 if name == "bias":

@@ -16,7 +16,7 @@ from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING, backbone_flops, linear_flops, two_stack_flops
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
-from unicloze.model.initialization import draw_lstms, draw_weights
+from unicloze.model.initialization import draw_weights
 from unicloze.model.layer_mix import LayerMix
 from unicloze.model.recurrent.backbone import RecurrentBackbone, predicted
 from unicloze.model.recurrent.translation import TranslationBackbone
@@ -124,9 +124,6 @@ class UnifiedModel(nn.Module):
     def initialize(self, seed: int) -> None:
         """Initialise the weights, see `unicloze.model.initialization`."""
         draw_weights(self, self.backbone, seed)
-        for name in self.task_heads:
-            if (network := self.task_head(name).biattention) is not None:
-                draw_lstms(network, self.settings.initializer_range, seed)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch.

@@ -15,10 +15,21 @@ class NonFiniteError(UniclozeError):
     """The loss, the gradient or a weight is NaN or infinite."""
 
 
-CURE = (
-    "run the same command with a lower --training.learning_rate, --training.clip_norm 1.0 or --training.on_spike skip, or "
-    "start in another --out with a longer warm-up"
-)
+def cure(*, skip: bool) -> str:
+    """What the user can change after a divergence.
+
+    Args:
+        skip: Whether `training.on_spike skip` is possible and not set yet.
+    """
+    changes = [
+        "a lower --training.learning_rate",
+        "--training.clip_norm 1.0",
+        *(["--training.on_spike skip"] if skip else []),
+    ]
+    return (
+        f"run the same command with {', '.join(changes[:-1])} or {changes[-1]}, or start in another --out with a longer "
+        "warm-up"
+    )
 
 
 def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]) -> NonFiniteError:
@@ -34,10 +45,11 @@ class Updated:
     Args:
         model: The weights.
         describe: Returns where the rows of a micro-batch come from.
+        cure: What the user can change.
     """
 
-    def __init__(self, model: nn.Module, describe: Callable[[MicroBatch], str]) -> None:
-        self._model, self._describe = model, describe
+    def __init__(self, model: nn.Module, describe: Callable[[MicroBatch], str], cure: str) -> None:
+        self._model, self._describe, self._cure = model, describe, cure
         self._step, self._micro_batches = 0, list[MicroBatch]()
         self._norm: Tensor | None = None
         self._known: float | None = None
@@ -69,5 +81,5 @@ class Updated:
         if name is not None:
             what = f"the update of step {self._step} made {name} NaN or infinite"
             error = non_finite(what, self._micro_batches, self._describe)
-            raise NonFiniteError(f"{error}. That step was not saved; earlier checkpoints are kept: {CURE}")
+            raise NonFiniteError(f"{error}. That step was not saved; earlier checkpoints are kept: {self._cure}")
         self._micro_batches = []

@@ -21,7 +21,7 @@ from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.allocator import TRIMMED_EVERY, return_free_memory
 from unicloze.training.batches import WINDOWS_AT_ONCE, MicroBatch
-from unicloze.training.divergence import CURE, NonFiniteError, Updated, non_finite
+from unicloze.training.divergence import NonFiniteError, Updated, cure, non_finite
 from unicloze.training.finite import first_non_finite
 from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
@@ -75,6 +75,7 @@ class Hooks:
         describe: Returns where the rows of a micro-batch come from.
         spiked: Gets the reason of a spike before the step is counted. Returns None to leave out the update, or goes back to
             an earlier step and returns the micro-batches from there on.
+        may_skip: Whether `training.on_spike skip` is possible in this run.
     """
 
     log: Callable[[TrainState, Mapping[str, Any]], None]
@@ -82,6 +83,7 @@ class Hooks:
     save: Callable[[TrainState], None]
     describe: Callable[[MicroBatch], str]
     spiked: Callable[[TrainState, str], Iterator[list[MicroBatch]] | None] = lambda _state, _reason: None
+    may_skip: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,8 @@ def fit(
         UniclozeError: The text of a step cannot be read; the weights before that step are saved.
     """
     ahead = max(1, WINDOWS_AT_ONCE // settings.batch_size)
-    updated = Updated(state.model, hooks.describe)
+    advice = cure(skip=hooks.may_skip and settings.on_spike == "accept")
+    updated = Updated(state.model, hooks.describe, advice)
     with stop_when_asked() as interruption, Prefetch(steps, ahead) as made:
         while state.step < settings.steps:
             started, memories = time.perf_counter(), state.memories
@@ -156,7 +159,7 @@ def fit(
                 if settings.on_spike == "accept":
                     state.model.load_state_dict(statistics, strict=False)
                     state.memories = memories
-                    raise _before_update(error, state, hooks.save) from error
+                    raise _before_update(error, state, hooks.save, advice) from error
                 spike, state.memories = str(error), {}
             except OutOfMemoryError as error:
                 updated.check()
@@ -180,7 +183,7 @@ def fit(
                 state.text_tokens += state.step_tokens
             else:
                 state.model.load_state_dict(statistics, strict=False)
-                back = _at_spike(state, spike, hooks)
+                back = _at_spike(state, spike, hooks, advice)
                 if back is not None and interruption.heeded:
                     break  # the checkpoint it went back to is saved already
                 if back is not None:
@@ -448,19 +451,21 @@ def evaluate(
     return sums
 
 
-def _before_update(error: NonFiniteError, state: TrainState, save: Callable[[TrainState], None]) -> NonFiniteError:
+def _before_update(
+    error: NonFiniteError, state: TrainState, save: Callable[[TrainState], None], advice: str
+) -> NonFiniteError:
     """The error that ends a run before an update; the weights are saved if they are finite."""
     what = f"stopped before the update of step {state.step + 1}: {error}."
     bad = first_non_finite(state.model.state_dict())
     if bad is not None:
         return NonFiniteError(
-            f"{what} The weights before that step are not finite either ({bad}) and were not saved: {CURE}"
+            f"{what} The weights before that step are not finite either ({bad}) and were not saved: {advice}"
         )
     save(state)
-    return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {CURE}")
+    return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {advice}")
 
 
-def _at_spike(state: TrainState, reason: str, hooks: Hooks) -> Iterator[list[MicroBatch]] | None:
+def _at_spike(state: TrainState, reason: str, hooks: Hooks, advice: str) -> Iterator[list[MicroBatch]] | None:
     """Skip the update of a step, or go back; see `Hooks.spiked`.
 
     Raises:
@@ -470,5 +475,5 @@ def _at_spike(state: TrainState, reason: str, hooks: Hooks) -> Iterator[list[Mic
     if state.spikes.in_a_row > MOST:
         state.spikes.in_a_row = 0
         error = NonFiniteError(f"more than {MOST} steps spiked in a row, at last because {reason}")
-        raise _before_update(error, state, hooks.save)
+        raise _before_update(error, state, hooks.save, advice)
     return hooks.spiked(state, reason)
