@@ -22,6 +22,7 @@ from unicloze.objectives import make_examples, settings_of
 from unicloze.settings import Recipe, TrainingSettings
 from unicloze.training import batches, divergence, loop, optimizers
 from unicloze.training.batches import MicroBatch, mask_rates, rows_of_parts
+from unicloze.training.divergence import cure
 from unicloze.training.loop import (
     Compute,
     Hooks,
@@ -36,10 +37,7 @@ from unicloze.training.loop import (
 from unicloze.training.optimizers import build_optimizers, schedule_factor, set_learning, set_learning_rate
 from unicloze.training.world import World
 
-CURE = (
-    r"run the same command with a lower --training\.learning_rate.*--training\.clip_norm 1\.0.*, or "
-    r"start in another --out with a longer warm-up"
-)
+ADVICE = "do something else"
 
 
 def micro_batch(rows: int = 2, place: str = "") -> MicroBatch:
@@ -86,13 +84,20 @@ def test_errors_name_the_first_two_micro_batches_with_rows() -> None:
     assert str(non_finite("the loss is nan", given[:1], described)) == "the loss is nan; its rows are from a"
 
 
+def test_what_helps_after_a_divergence() -> None:
+    rate = "run the same command with a lower --training.learning_rate"
+    restart = "or start in another --out with a longer warm-up"
+    assert cure(skip=True) == f"{rate}, --training.clip_norm 1.0 or --training.on_spike skip, {restart}"
+    assert cure(skip=False) == f"{rate} or --training.clip_norm 1.0, {restart}"
+
+
 def test_what_a_run_says_when_numbers_are_not_finite() -> None:
     saved: list[int] = []
     state = TrainState(model=toys.model(num_layers=1), optimizers=[], step=3)
     problem = NonFiniteError("the loss is nan; its rows are from a")
-    before = str(loop._before_update(problem, state, lambda each: saved.append(each.step)))
+    before = str(loop._before_update(problem, state, lambda each: saved.append(each.step), ADVICE))
     begins = f"stopped before the update of step 4: {problem}."
-    assert re.fullmatch(re.escape(f"{begins} The finite weights of step 3 were saved: ") + CURE, before)
+    assert re.fullmatch(re.escape(f"{begins} The finite weights of step 3 were saved: ") + ADVICE, before)
     assert saved == [3]
     updates = divergence.Updates(torch.nn.ParameterDict({"w": torch.tensor([math.nan])}), [], late=False, undo=False)
     with updates.checked():
@@ -101,11 +106,11 @@ def test_what_a_run_says_when_numbers_are_not_finite() -> None:
     name, weight = next(iter(state.model.named_parameters()))
     with torch.no_grad():
         weight[0] = torch.nan
-    worse = str(loop._before_update(problem, state, lambda each: saved.append(each.step)))
+    worse = str(loop._before_update(problem, state, lambda each: saved.append(each.step), ADVICE))
     begins = (
         f"stopped before the update of step 4: {problem}. The weights before that step are not finite either ({name})"
     )
-    assert re.fullmatch(re.escape(f"{begins} and were not saved: ") + CURE, worse)
+    assert re.fullmatch(re.escape(f"{begins} and were not saved: ") + ADVICE, worse)
     assert saved == [3]
 
 

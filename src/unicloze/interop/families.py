@@ -358,8 +358,8 @@ def family_of(config: Config, names: Collection[str]) -> Family:
     if kind == "unicloze":
         raise config.refused(
             "model_type",
-            "`unicloze export` wrote this folder for Transformers, without the recipe: give the run or checkpoint it was made "
-            "from, or export that with --to package",
+            "`unicloze export` wrote this folder for Transformers, without the recipe: give the run or checkpoint it was "
+            "made from, or export that with --to package",
         )
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         raise config.refused("model_type", f"supported models are {', '.join(MODEL_TYPES)}")

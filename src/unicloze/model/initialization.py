@@ -21,6 +21,7 @@ from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.model.recurrent.layer import draw_lstm
 from unicloze.model.recurrent.translation import TranslationBackbone
 from unicloze.model.relative_bias import RelativeBias
+from unicloze.model.task_heads.biattention import Biattention
 from unicloze.model.task_heads.word_encoder import WordEncoder
 from unicloze.settings import ModelSettings
 
@@ -31,8 +32,8 @@ Deviations = Mapping[int, Sequence[float]]
 def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | TranslationBackbone, seed: int) -> None:
     """Draw the weights from normal distributions; biases are zero and normalisations one.
 
-    Adapters start near the identity. Low-rank updates and biLSTMs of heads are drawn last, so that the other weights of
-    heads start the same with and without.
+    Adapters start near the identity. Low-rank updates, biLSTMs of heads and biattentive heads are drawn last, so that the
+    other weights of heads start the same with and without.
 
     Args:
         model: The model.
@@ -45,7 +46,8 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
     adapters = [module for module in model.modules() if isinstance(module, Adapter)]
     deviations |= {id(linear): (DEVIATION,) for adapter in adapters for linear in (adapter.down, adapter.up)}
     updated = [module for module in model.modules() if isinstance(module, LowRankLinear)]
-    encoders = [module for module in model.modules() if isinstance(module, WordEncoder)]
+    encoders = [module for module in model.modules() if isinstance(module, WordEncoder | Biattention)]
+    apart = {id(inner) for encoder in encoders for inner in encoder.modules() if not isinstance(inner, nn.BatchNorm1d)}
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.BatchNorm1d):
@@ -56,7 +58,7 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
             if isinstance(module, LayerMix):
                 module.initialize()
                 continue
-            if any(module is encoder.lstm for encoder in encoders):
+            if id(module) in apart:
                 continue
             for name, parameter in module.named_parameters(recurse=False):
                 if name == "bias":
@@ -73,7 +75,7 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
         for layer in updated:
             layer.draw(generator)
         for encoder in encoders:
-            draw_lstm(encoder.lstm, generator)
+            encoder.initialize(generator)
 
 
 def draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> None:

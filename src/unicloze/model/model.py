@@ -126,8 +126,6 @@ class UnifiedModel(nn.Module):
     def initialize(self, seed: int) -> None:
         """Initialise the weights, see `unicloze.model.initialization`."""
         draw_weights(self, self.backbone, seed)
-        for name in self.task_heads:
-            self.task_head(name).initialize(seed)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch.

@@ -18,10 +18,21 @@ class NonFiniteError(UniclozeError):
     """The loss, the gradient or a weight is NaN or infinite."""
 
 
-CURE = (
-    "run the same command with a lower --training.learning_rate, --training.clip_norm 1.0 or --training.on_spike skip, or "
-    "start in another --out with a longer warm-up"
-)
+def cure(*, skip: bool) -> str:
+    """What the user can change after a divergence.
+
+    Args:
+        skip: Whether `training.on_spike skip` is possible and not set yet.
+    """
+    changes = [
+        "a lower --training.learning_rate",
+        "--training.clip_norm 1.0",
+        *(["--training.on_spike skip"] if skip else []),
+    ]
+    return (
+        f"run the same command with {', '.join(changes[:-1])} or {changes[-1]}, or start in another --out with a longer "
+        "warm-up"
+    )
 
 
 def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]) -> NonFiniteError:

@@ -21,7 +21,7 @@ from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.allocator import TRIMMED_EVERY, return_free_memory
 from unicloze.training.batches import WINDOWS_AT_ONCE, MicroBatch
-from unicloze.training.divergence import CURE, NonFiniteError, Updates, non_finite
+from unicloze.training.divergence import NonFiniteError, Updates, cure, non_finite
 from unicloze.training.finite import first_non_finite
 from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
@@ -75,6 +75,7 @@ class Hooks:
         describe: Returns where the rows of a micro-batch come from.
         spiked: Gets the reason of a spike before the step is counted. Returns None to leave out the update, or goes back to
             an earlier step and returns the micro-batches from there on.
+        may_skip: Whether `training.on_spike skip` is possible in this run.
     """
 
     log: Callable[[TrainState, Mapping[str, Any]], None]
@@ -82,6 +83,7 @@ class Hooks:
     save: Callable[[TrainState], None]
     describe: Callable[[MicroBatch], str]
     spiked: Callable[[TrainState, str], Iterator[list[MicroBatch]] | None] = lambda _state, _reason: None
+    may_skip: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +193,7 @@ class _Steps:
         self._state, self._made, self._settings = state, made, settings
         self._compute, self._hooks, self._interruption = compute, hooks, interruption
         self._accepts = settings.on_spike == "accept"
+        self._advice = cure(skip=hooks.may_skip and self._accepts)
         self._updates = Updates(state.model, state.optimizers, late=compute.queues, undo=not self._accepts)
         self._updated, self._updated_with = _Before.of(state), list[MicroBatch]()
 
@@ -215,7 +218,7 @@ class _Steps:
             self._check_update()
             if self._accepts:
                 before.restore(state)
-                raise _before_update(error, state, hooks.save) from error
+                raise _before_update(error, state, hooks.save, self._advice) from error
             spike, state.memories = str(error), {}
         except OutOfMemoryError as error:
             state.model.zero_grad(set_to_none=True)
@@ -288,9 +291,9 @@ class _Steps:
         what = f"the update of step {state.step + 1} made {name} NaN or infinite"
         problem = non_finite(what, self._updated_with, self._hooks.describe)
         if not self._updates.undo:
-            raise NonFiniteError(f"{problem}. That step was not saved; earlier checkpoints are kept: {CURE}")
+            raise NonFiniteError(f"{problem}. That step was not saved; earlier checkpoints are kept: {self._advice}")
         if self._accepts:
-            raise _before_update(problem, state, self._hooks.save, undone=True)
+            raise _before_update(problem, state, self._hooks.save, self._advice, undone=True)
         state.memories = memories
         self._leave_out(str(problem))
         state.step = done
@@ -308,7 +311,7 @@ class _Steps:
         if state.spikes.in_a_row > MOST:
             state.spikes.in_a_row = 0
             error = NonFiniteError(f"more than {MOST} steps spiked in a row, at last because {spike}")
-            raise _before_update(error, state, self._hooks.save)
+            raise _before_update(error, state, self._hooks.save, self._advice)
         steps = self._hooks.spiked(state, spike)
         if steps is not None:
             raise _WentBack(steps)
@@ -547,14 +550,14 @@ def evaluate(
 
 
 def _before_update(
-    error: NonFiniteError, state: TrainState, save: Callable[[TrainState], None], *, undone: bool = False
+    error: NonFiniteError, state: TrainState, save: Callable[[TrainState], None], advice: str, *, undone: bool = False
 ) -> NonFiniteError:
     """The error that ends a run before an update, or after it was undone; the weights are saved if they are finite."""
     what = f"{error}. It was undone." if undone else f"stopped before the update of step {state.step + 1}: {error}."
     bad = first_non_finite(state.model.state_dict())
     if bad is not None:
         return NonFiniteError(
-            f"{what} The weights before that step are not finite either ({bad}) and were not saved: {CURE}"
+            f"{what} The weights before that step are not finite either ({bad}) and were not saved: {advice}"
         )
     save(state)
-    return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {CURE}")
+    return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {advice}")

@@ -168,7 +168,10 @@ class RunProcess:
             describe: As in `Hooks`.
             spiked: As in `Hooks`; default: `skip`.
         """
-        hooks = Hooks(log=self.log, evaluate=evaluate, save=save, describe=describe, spiked=spiked or self.skip)
+        hooks = Hooks(
+            log=self.log, evaluate=evaluate, save=save, describe=describe, spiked=spiked or self.skip,
+            may_skip=not self.recipe.finetuning.unlabelled,
+        )  # fmt: skip
         with Progress("", settings.steps, "steps", initial=self.state.step, show=self.progress) as self.bar:
             self.signal = fit(self.state, steps, settings, self.compute, hooks).heeded
 

@@ -29,7 +29,7 @@ class Biattention(nn.Module):
         inputs: Width of the states.
         size: Width of the feed-forward layer and cells of every LSTM in each direction; the maxout layers have four and two
             times as many units.
-        rate: Dropout of the inputs of each part.
+        rate: Dropout before every feed-forward layer.
     """
 
     def __init__(self, inputs: int, size: int, rate: float) -> None:
@@ -45,6 +45,21 @@ class Biattention(nn.Module):
         self.maxouts = nn.ModuleList([Maxout(before, after, rate) for before, after in itertools.pairwise(widths)])
         self.outputs = widths[-1]
 
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw the weights as AllenNLP's network of this kind does; the paper does not say how.
+
+        Those of linear layers and the LSTMs' for their inputs are normal (Glorot and Bengio 2010), the recurrent ones of
+        each gate orthogonal; biases are 0, those of forget gates 1. So the difference between two texts, which passes
+        through two LSTMs, stays above the noise of dropout.
+        """
+        with torch.no_grad():
+            for module in self.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.xavier_normal_(module.weight, generator=generator)
+                    module.bias.zero_()
+                elif isinstance(module, nn.LSTM):
+                    _draw(module, generator)
+
     def forward(self, texts: tuple[Tensor, Tensor], real: tuple[Tensor, Tensor], dropout: DropoutKey | None) -> Tensor:
         """Read pairs of texts.
 
@@ -58,8 +73,8 @@ class Biattention(nn.Module):
         """
         encoded = []
         for text, own in zip(texts[: 1 if texts[0] is texts[1] else 2], real, strict=False):
-            fed = functional.relu(self.feed(self._dropped(text, dropout)))
-            encoded.append(_read(self.encoder, self._dropped(fed, dropout), own))
+            fed = functional.relu(self.feed(text if dropout is None else dropout(text, self.rate)))
+            encoded.append(_read(self.encoder, fed, own))
         encoded = [encoded[0], encoded[-1]]
         affinity = encoded[0] @ encoded[1].transpose(1, 2)
         pooled = []
@@ -70,7 +85,7 @@ class Biattention(nn.Module):
             seen = torch.cat([x, x - summary, x * summary], dim=2)
             integrator, attention = self.integrators[side], self.attentions[side]
             assert isinstance(integrator, nn.LSTM) and isinstance(attention, nn.Linear)
-            read = _read(integrator, self._dropped(seen, dropout), real[side])
+            read = _read(integrator, seen, real[side])
             pooled.append(_pooled(read, attention(read).squeeze(2), real[side]))
         vector = torch.cat(pooled, dim=1)
         for maxout in self.maxouts:
@@ -86,9 +101,6 @@ class Biattention(nn.Module):
         sides = (sizes["integrators"] // 2) * (2 // texts)
         return slots * (sizes["feed"] + sizes["encoder"] + sides) + predictions * sizes["maxouts"]
 
-    def _dropped(self, x: Tensor, dropout: DropoutKey | None) -> Tensor:
-        return x if dropout is None else dropout(x, self.rate)
-
 
 class Maxout(nn.Module):
     """Batch normalisation, dropout, and units that are each the largest of several linear maps (Goodfellow et al. 2013)."""
@@ -101,6 +113,19 @@ class Maxout(nn.Module):
         """*Shape:* (predictions, inputs) to (predictions, outputs)"""
         maps: Tensor = self.normed(x, dropout)
         return maps.view(len(x), -1, POOL).amax(dim=2)
+
+
+def _draw(lstm: nn.LSTM, generator: torch.Generator) -> None:
+    for name, parameter in lstm.named_parameters():
+        gates = parameter.chunk(4)  # input, forget, cell, output
+        if name.startswith("bias"):
+            parameter.zero_()
+            if name.startswith("bias_ih"):
+                gates[1].fill_(1)
+            continue
+        for gate in gates:
+            draw = nn.init.orthogonal_ if name.startswith("weight_hh") else nn.init.xavier_normal_
+            draw(gate, generator=generator)
 
 
 def _read(lstm: nn.LSTM, x: Tensor, real: Tensor) -> Tensor:

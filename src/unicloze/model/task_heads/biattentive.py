@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from unicloze.example import TargetBatch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import linear_flops
-from unicloze.model.recurrent.layer import draw_lstm
 from unicloze.model.task_heads.biattention import Biattention, Maxout
 from unicloze.model.task_heads.task_head import TaskHead, everywhere, slots_of
 from unicloze.settings import HeadSettings, ModelSettings
@@ -33,13 +32,6 @@ class BiattentiveHead(TaskHead):
         super().__init__(settings, head)
         self.biattention = Biattention(read_width(settings), head.size, self.rate)
         self.output = Maxout(self.biattention.outputs, self.width, self.rate)
-
-    def initialize(self, seed: int) -> None:
-        """See `TaskHead.initialize`."""
-        generator = torch.Generator().manual_seed(seed)
-        for module in self.biattention.modules():
-            if isinstance(module, nn.LSTM):
-                draw_lstm(module, generator)
 
     def outputs(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
         """See `TaskHead.outputs`; 0 for padded predictions."""

@@ -20,11 +20,16 @@ class NormedLinear(nn.Module):
     def forward(self, x: Tensor, dropout: DropoutKey | None) -> Tensor:
         """*Shape:* (predictions, inputs) to (predictions, outputs)
 
-        In training a batch is normalised by its own statistics, which the running ones follow, unless it has one prediction.
+        In training a batch is normalised by its own statistics, unless it has one prediction. The running statistics for
+        evaluation are the mean of the first ten batches, and follow the later ones with a momentum of 0.1. With that momentum
+        from the start, the initial variance of 1 would hide that of narrow features for a hundred batches.
         """
-        norm = self.norm
+        norm, momentum = self.norm, 0.1
+        learning = self.training and len(x) > 1
+        if learning:
+            assert norm.num_batches_tracked is not None
+            momentum = max(momentum, 1 / int(norm.num_batches_tracked.add_(1)))
         statistics = norm.running_mean, norm.running_var, norm.weight, norm.bias
-        alone = len(x) < 2
-        x = functional.batch_norm(x, *statistics, training=self.training and not alone, momentum=0.1, eps=norm.eps)
+        x = functional.batch_norm(x, *statistics, training=learning, momentum=momentum, eps=norm.eps)
         linear: Tensor = self.linear(x if dropout is None else dropout(x, self.rate))
         return linear

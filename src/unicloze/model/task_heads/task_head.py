@@ -34,9 +34,6 @@ class TaskHead(nn.Module, ABC):
         self.rate = settings.dropout if head.dropout is None else head.dropout
         self.width = 1 if head.kind == "choice" else head.outputs
 
-    def initialize(self, seed: int) -> None:
-        """Draw the weights that do not start as those of other heads; by default, there are none."""
-
     @abstractmethod
     def outputs(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
         """Logits of the classes or of the slots to choose from (-inf where a slot is absent), or quantities.

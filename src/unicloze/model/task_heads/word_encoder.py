@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from unicloze.example import TargetBatch
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.recurrent.layer import draw_lstm
 
 
 class WordEncoder(nn.Module):
@@ -22,6 +23,10 @@ class WordEncoder(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(inputs, cells, batch_first=True, bidirectional=True)
         self.rate = rate
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw the weights as `nn.LSTM` does."""
+        draw_lstm(self.lstm, generator)
 
     def forward(self, states: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
         """The vectors of both directions, 0 for padding.
