@@ -224,7 +224,9 @@ def train(model: UnifiedModel, settings: TrainingSettings, windows_of_step: Any,
 def test_a_small_batch_is_memorised() -> None:
     """All but the first token of each row is predictable: ln 4 for one of 15 predictions."""
     windows = random_windows(4, 16, seed=1)
-    model = toys.model(relative_bias=False, num_segments=0, head="linear", norm="pre", initializer_range=0.02, num_layers=1)
+    model = toys.model(
+        relative_bias=False, num_segments=0, head="linear", norm="pre", initializer_range=0.02, num_layers=1
+    )
     settings = TrainingSettings(learning_rate=1e-2, steps=100, warmup_steps=10, weight_decay=0.0)
     assert train(model, settings, lambda _: windows, 50) == pytest.approx(math.log(4) / 15, abs=0.02)
 
