@@ -19,7 +19,9 @@ from unicloze.example import Examples, Kind, Target, collate
 from unicloze.objectives import Objective, settings_of
 from unicloze.objectives.groups import PseudoToken
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings, UseSettings
-from unicloze.text.tokenizers import SPECIAL_TOKENS, Tokenizer, Vocabulary
+from unicloze.text.special_tokens import SPECIAL_TOKENS
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.loading import LoadedModel
 

@@ -17,7 +17,7 @@ from unicloze.interop.tables import Table
 from unicloze.interop.task_classes import class_of
 from unicloze.interop.weights import open_weights
 from unicloze.objectives import make_examples, settings_of
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 
 SPECIALS = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PSEUDO]"]
 VOCABULARY = [*SPECIALS, *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmno"), ".", ","]

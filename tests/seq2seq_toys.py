@@ -12,7 +12,8 @@ from toys import EOS, SOS
 from unicloze import keyed
 from unicloze.example import Examples, collate
 from unicloze.model.model import UnifiedModel
-from unicloze.text.tokenizers import Tokenizer, Vocabulary, whitespace_tokenizer
+from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows, windows_of
 
 

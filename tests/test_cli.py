@@ -233,10 +233,12 @@ def words_of(example: str) -> list[str]:
 
 
 TAKES_MINUTES = "prepare", "pretrain", "compare"
+ELSEWHERE = "serve", "doctor"
+"""Verbs whose examples `test_examples_of_serving_are_sound` and `test_doctor` run."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in cli.VERBS if name not in (*TAKES_MINUTES, "serve")])
+@pytest.mark.parametrize("name", [name for name in cli.VERBS if name not in (*TAKES_MINUTES, *ELSEWHERE)])
 def test_examples_of_the_help_work(name: str, here: Path, command: Command) -> None:
     (here / "sentences.txt").write_text("the small cat sees the dog .\n", encoding="utf-8")
     (here / "words.txt").write_text("the\nold\ncat\nsees\nfollows\n", encoding="utf-8")

@@ -55,6 +55,7 @@ def test_this_machine_can_run() -> None:
 def test_it_prints_text_or_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     examination = Examination(findings=(Finding(topic="disk", state="note", detail="1 GiB free", cure="Free some."),))
     monkeypatch.setattr(doctor, "examine", lambda: examination)
+    assert cli.VERBS["doctor"].examples == ("unicloze doctor", "unicloze doctor --json")
     assert cli.main(["doctor"]) == 0
     assert (
         capsys.readouterr().out == "note     disk  1 GiB free\n               -> Free some.\nunicloze can run here.\n"

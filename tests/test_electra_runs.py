@@ -58,7 +58,7 @@ def train(model: ReplacedTokenModel, steps: Iterator[list[MicroBatch]], count: i
 def test_a_batch_is_memorised(learning: str) -> None:
     """If the generator does not learn, nearly every sample is wrong, and samples differ at every step."""
     model = electra(initializer_range=0.02)
-    windows = random_windows(4, 24)
+    windows = random_windows(2, 16)
     coefficients = {"ae": float(learning == "both")}
     micro_batch = MicroBatch(make_examples(windows, vocabulary(), ELECTRA), windows, coefficients)
 
@@ -66,7 +66,7 @@ def test_a_batch_is_memorised(learning: str) -> None:
         while True:
             yield [micro_batch]
 
-    train(model, steps(), 300, 8e-3)
+    train(model, steps(), 240, 1e-2)
     model.eval()
     batch = collate(micro_batch.examples)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_the_floor_of_the_paper_setting() -> None:
 
 @pytest.mark.slow
 def test_random_tokens_are_learned_down_to_the_floor_and_no_further() -> None:
-    ordinary = 16
+    ordinary = 8
     vocab = FIRST_ORDINARY + ordinary
     model = electra(vocab=vocab, initializer_range=0.02)
 
@@ -106,15 +106,15 @@ def test_random_tokens_are_learned_down_to_the_floor_and_no_further() -> None:
         step = 0
         while True:
             step += 1
-            windows = random_windows(48, 24, vocab=vocab, seed=step)
+            windows = random_windows(32, 13, vocab=vocab, seed=step)
             yield [MicroBatch(make_examples(windows, vocabulary(vocab), ELECTRA), windows)]
 
-    train(model, steps(), 400, 4e-3)
-    batch = batch_of(random_windows(3000, 24, vocab=vocab, seed=10_000), vocab=vocab)
+    train(model, steps(), 200, 6e-3)
+    batch = batch_of(random_windows(3000, 13, vocab=vocab, seed=10_000), vocab=vocab)
     model.eval()
     with torch.no_grad():
         losses = model(batch)
-    lowest = floors(ordinary, 21, 3, round(0.3 * 21), 0.85)
+    lowest = floors(ordinary, 10, 3, round(0.3 * 10), 0.85)
     for name, above, deviation in (("ae", 0.06, 1.5), ("rtd", 0.01, 0.6)):
         mean, count = float(losses[name].total / losses[name].weight), losses[name].weight
         noise = 4 * deviation / math.sqrt(count)

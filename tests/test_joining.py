@@ -18,7 +18,8 @@ from unicloze.evaluation.metrics.profiles import retokenise, uncased
 from unicloze.interop.tokenizer_files import write_tokenizer
 from unicloze.settings import TokenizerSettings
 from unicloze.text.joining import join_words, joining_decoder
-from unicloze.text.tokenizers import SPECIAL_TOKENS, Tokenizer
+from unicloze.text.special_tokens import SPECIAL_TOKENS
+from unicloze.text.tokenizers import Tokenizer
 
 TEXTS = [
     "It's 3.5 (good), isn't it? Use foo_bar() and \"x\".",

@@ -13,8 +13,9 @@ from torch import nn
 from option_table import NO_EFFECT, SCENES, SETTINGS, VERBS
 from option_verbs import COMMON, COMPARE, OPTIONS, REFUSED
 from option_world import OBJECTIVES, Scene, World
-from unicloze import cli, verbs
+from unicloze import cli, doctor, verbs
 from unicloze.comparison.contestants import contestants, contestants_at_budget
+from unicloze.doctor import Examination, Finding
 from unicloze.errors import UsageError
 from unicloze.interop import opening
 from unicloze.pretraining.budget import Budget
@@ -54,6 +55,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         with contextlib.suppress(ImportError):  # the extra serve is not installed
             patch.setattr("unicloze.serving.run.serve_model", served)
         patch.setattr(opening, "load_model", load_once)
+        found = Finding(topic="disk", state="ok", detail="enough")  # `test_doctor` examines this machine
+        patch.setattr(doctor, "examine", lambda: Examination(findings=(found,)))
         yield World(place, {**SCENES, ANY: Scene("")})
 
 

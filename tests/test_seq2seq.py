@@ -24,7 +24,7 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.objectives import defined, make_examples, settings_of
 from unicloze.objectives.seq2seq import Ragged, causal, text_of
 from unicloze.objectives.spans import partition, subset
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 PREFIX = settings_of(name="prefix", targets=["lm"], mask_rate=0.5)

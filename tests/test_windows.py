@@ -10,7 +10,7 @@ from unicloze.example import Target
 from unicloze.objectives import make_examples, settings_of
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 
 PAD, UNK, SOS, EOS, MASK, FIRST = 0, 1, 2, 3, 4, 5
 VOCABULARY = Vocabulary(

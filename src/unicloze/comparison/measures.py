@@ -23,7 +23,7 @@ from unicloze.decoding.memory import rows_of, with_memories
 from unicloze.example import Examples, collate, select_rows
 from unicloze.objectives import defined
 from unicloze.objectives.unilmv2 import UniLMv2Settings, draw_steps
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.loading import LoadedModel
 from unicloze.training.loop import Compute, evaluate

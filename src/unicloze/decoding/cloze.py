@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.errors import UsageError
-from unicloze.text.tokenizers import MASK, Tokenizer
+from unicloze.text.special_tokens import MASK
+from unicloze.text.tokenizers import Tokenizer
 
 _SIGNS_OF_LINES = str.maketrans({"\n": "\u23ce", "\r": "\u240d", "\t": "\u21e5"})
 _SIGNS = _SIGNS_OF_LINES | str.maketrans({" ": "\u2423", "\xa0": "\u2423"})

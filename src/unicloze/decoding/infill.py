@@ -30,7 +30,8 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
 from unicloze.objectives import defined
 from unicloze.settings import ObjectiveSettings, Order
-from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.training.loading import LoadedModel
 
 Guesses = list[tuple[int, float]]

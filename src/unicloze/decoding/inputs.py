@@ -17,7 +17,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Memory, collate
 from unicloze.mixtures import longest_window
 from unicloze.model.heads import cross_entropy
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows, windows_of
 from unicloze.training.loading import LoadedModel
 

@@ -11,7 +11,7 @@ from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.objectives.seq2seq import start_ids
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.tasks import generation
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 
 __all__ = ["GenerationFormat", "find_generation_format", "generation_format_of"]
 

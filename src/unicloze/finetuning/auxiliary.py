@@ -20,7 +20,7 @@ from unicloze.mixtures import parts, positions
 from unicloze.objectives import make_examples
 from unicloze.objectives.groups import Pairs
 from unicloze.settings import ObjectiveSettings, Recipe
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
 

@@ -25,7 +25,8 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.columns import with_columns
 from unicloze.tasks.roles import check_roles
 from unicloze.tasks.several import TAGGING, records_of
-from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.training.batches import MicroBatch, Own, every
 
 ROWS_SEEN = 256

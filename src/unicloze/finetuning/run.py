@@ -72,7 +72,6 @@ from unicloze.training.checkpoint import (
     drop_newer,
     list_checkpoints,
     load_newest,
-    set_aside_newer,
 )
 from unicloze.training.distillation import Teacher
 from unicloze.training.forecast import refuse_task_that_cannot_fit
@@ -83,7 +82,7 @@ from unicloze.training.loop import Compute, TrainState
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
-from unicloze.training.process import RunProcess, pinned_threads
+from unicloze.training.process import RunProcess, pinned_threads, write_settings
 from unicloze.training.start_model import START, StartModel
 from unicloze.training.world import World
 
@@ -180,21 +179,13 @@ def finetune_run(
         recipe = with_precision(recipe, precision)
         slots = [row.slots for row in training.rows]
         refuse_task_that_cannot_fit(recipe, choose_device(recipe.training), start.model.vocab_size, slots)
-        world.only_first(lambda: _write_settings(recipe, start, out, checkpoint))
+        world.only_first(lambda: write_settings(recipe, start.tokenizer, out, checkpoint))
         with _Run(
             recipe, start, training, development, out, checkpoint, origin, files, teacher, progress, world
         ) as run:
             result = run.train()
     run.heed(result.stopped_by)
     return result
-
-
-def _write_settings(recipe: Recipe, start: LoadedModel, out: Path, checkpoint: Checkpoint | None) -> None:
-    """Write the tokenizer and the recipe, after setting aside any checkpoints newer than the one to resume from."""
-    if checkpoint is not None:
-        set_aside_newer(checkpoint.path)
-    start.tokenizer.save(out)
-    save_recipe(recipe, out / RECIPE)
 
 
 def with_steps(recipe: Recipe, rows: int) -> Recipe:

@@ -7,7 +7,7 @@ from unicloze.decoding.model_format import find_generation_format
 from unicloze.errors import UsageError
 from unicloze.model.from_attention_mask import EncoderInputs, StepInputs
 from unicloze.settings import Recipe
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 
 
 def encoder_inputs(recipe: Recipe) -> EncoderInputs:

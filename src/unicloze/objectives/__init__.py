@@ -16,7 +16,7 @@ from unicloze.settings import ObjectiveSettings
 if TYPE_CHECKING:
     from unicloze.example import Examples
     from unicloze.objectives.masking import Rates
-    from unicloze.text.tokenizers import Vocabulary
+    from unicloze.text.vocabulary import Vocabulary
     from unicloze.text.windows import Windows
 
 __all__ = [

@@ -19,7 +19,7 @@ from unicloze.objectives.causal import CausalSettings, causal, lay_out
 from unicloze.objectives.groups import Segments
 from unicloze.objectives.objective import Objective
 from unicloze.settings import Bounds, Reading
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 BOTH = "both_directions"

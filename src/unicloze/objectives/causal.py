@@ -26,7 +26,7 @@ from unicloze.objectives.row_builder import unknown_words
 from unicloze.ragged import ranks
 from unicloze.rules import NOT_NEGATIVE, Needs, Problem
 from unicloze.settings import Reading, Recipe
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.visibility import Intervals
 

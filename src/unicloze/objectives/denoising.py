@@ -25,7 +25,7 @@ from unicloze.objectives.seq2seq import Ragged, SourceTarget, generates, lay_out
 from unicloze.objectives.spans import partition, per_row
 from unicloze.rules import AT_LEAST_ONE, Needs, Problem
 from unicloze.settings import Bounds, Recipe
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 

@@ -28,7 +28,7 @@ from unicloze.objectives.objective import Objective
 from unicloze.ragged import ranks
 from unicloze.rules import POSITIVE
 from unicloze.settings import ObjectiveSettings
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 LOWEST_LEVEL = 1e-3

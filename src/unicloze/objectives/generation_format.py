@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from unicloze.arrays import Int32s
 from unicloze.settings import ObjectiveSettings
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from unicloze.objectives.replaced import with_replaced_target
 from unicloze.ragged import ranks
 from unicloze.rules import Problem
 from unicloze.settings import Reading, Recipe
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 

@@ -18,7 +18,7 @@ from unicloze.arrays import Flags
 from unicloze.objectives.groups import Masking, MaskRate
 from unicloze.ragged import flagged, ranks, sorted_in_rows
 from unicloze.text.marks import joined_by
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 Steps = npt.NDArray[np.int32]

@@ -20,7 +20,7 @@ from unicloze.arrays import Flags, Int64s
 from unicloze.objectives.masking import Rates
 from unicloze.objectives.seq2seq import Ragged
 from unicloze.objectives.spans import per_row, subset, within
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 
 _POISSON_TAIL = 6, 18
 """So many spans are drawn that their mean total is n + 6 sqrt(n) + 18 for n wanted tokens: it falls short of n in fewer than

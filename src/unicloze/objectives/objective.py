@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from unicloze.example import Examples
     from unicloze.objectives.generation_format import GenerationFormat
     from unicloze.objectives.masking import Rates, Steps
-    from unicloze.text.tokenizers import Vocabulary
+    from unicloze.text.vocabulary import Vocabulary
     from unicloze.text.windows import Windows
 
 S = TypeVar("S", bound=ObjectiveSettings)

@@ -32,7 +32,7 @@ from unicloze.objectives.row_builder import MaskedTokens, RowBuilder, in_turn
 from unicloze.objectives.unilmv2 import ALL_MASKED, corrupt, draw_steps, pseudo_id
 from unicloze.rules import Problem
 from unicloze.settings import Recipe
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 

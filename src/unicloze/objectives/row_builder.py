@@ -12,7 +12,7 @@ from unicloze.arrays import Flags, Int32s
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives.masking import Steps
 from unicloze.ragged import flagged, ranks, sorted_in_rows
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.visibility import Intervals
 

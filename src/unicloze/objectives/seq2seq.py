@@ -38,7 +38,7 @@ from unicloze.objectives.row_builder import unknown_words, without_unknown
 from unicloze.objectives.spans import per_row, within
 from unicloze.rules import Problem
 from unicloze.settings import Bounds, Recipe
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 

@@ -25,7 +25,7 @@ from unicloze.objectives.pair_target import with_pair_target
 from unicloze.objectives.row_builder import MaskedTokens, RowBuilder, in_turn
 from unicloze.rules import Problem
 from unicloze.settings import Recipe
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 ALL_MASKED = Corruption(mask_share=1.0, random_share=0.0)

@@ -32,7 +32,7 @@ from unicloze.spelling import spell
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.forecast import memory_of
 from unicloze.training.loading import compiles, ready_model, shape_model, spell_tokens

@@ -21,7 +21,7 @@ from unicloze.pretraining.count_baselines import open_baselines, trained_sources
 from unicloze.pretraining.data import build_sampler, open_data, phrases_for, tokens_per_byte
 from unicloze.pretraining.filled_samples import heldout_samples
 from unicloze.progress import say
-from unicloze.recipes import load_recipe, save_recipe
+from unicloze.recipes import load_recipe
 from unicloze.recipes.validation import unshardable
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE
 from unicloze.settings import Recipe
@@ -37,7 +37,6 @@ from unicloze.training.checkpoint import (
     drop_newer,
     load_checkpoint,
     load_newest,
-    set_aside_newer,
 )
 from unicloze.training.copies import Copies
 from unicloze.training.distillation import Teacher
@@ -51,7 +50,7 @@ from unicloze.training.nt_asgd import NtAsgd, averaged
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
-from unicloze.training.process import RunProcess, pinned_threads
+from unicloze.training.process import RunProcess, pinned_threads, write_settings
 from unicloze.training.sharding import gathered, shard
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
 from unicloze.training.word_guesses import WordScore, ranks_by_model, way_to_ask
@@ -150,7 +149,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bo
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
         if checkpoint is None and little:
             warnings.warn(f"{little}; {CURE_OF_LITTLE}", stacklevel=2)
-        world.only_first(lambda: _write_settings(recipe, out, prepared, checkpoint))
+        world.only_first(lambda: write_settings(recipe, prepared.tokenizer, out, checkpoint))
         phrases = world.in_turn(lambda: phrases_for(recipe, prepared, out, progress=progress))
         with _Run(recipe, out, prepared, checkpoint, phrases, progress, world) as run:
             result = run.train()
@@ -167,15 +166,6 @@ def _shards(recipe: Recipe, world: World) -> bool:
         return True
     device = choose_device(recipe.training)
     return not any(unshardable(recipe)) and not weights_fit(recipe, device, recipe.tokenizer.vocab_size)
-
-
-def _write_settings(recipe: Recipe, out: Path, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
-    """Write the tokenizer and the recipe, after setting aside any checkpoints newer than the one to resume from."""
-    if checkpoint is not None:
-        set_aside_newer(checkpoint.path)
-    prepared.tokenizer.save(out)
-    if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
-        save_recipe(recipe, out / RECIPE)
 
 
 def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, world: World) -> Recipe:

@@ -17,7 +17,8 @@ from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Labelled, Paired, task_of
 from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, read_again, text_row
 from unicloze.tasks.task import Outputs, Prediction, cut_note
-from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 
 LARGEST = float(np.finfo(np.float32).max)
 """Largest valid quantity."""

@@ -36,7 +36,8 @@ from unicloze.tasks.passages import (
     window_bounds,
 )
 from unicloze.tasks.task import Outputs, Prediction
-from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 
 ANSWERS = "span", "yes", "no", "unknown"
 """Kinds of answers: the classes of the head `answer`."""

@@ -39,7 +39,8 @@ from unicloze.tasks.passages import (
     window_bounds,
 )
 from unicloze.tasks.task import Outputs, Prediction
-from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 
 _UNANSWERABLE = Needs(
     "questions without an answer (task.unanswerable)", lambda recipe: recipe.task.unanswerable is not False

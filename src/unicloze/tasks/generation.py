@@ -38,7 +38,8 @@ from unicloze.settings import HeadSettings, Reading, Recipe, TaskSettings
 from unicloze.tasks.several import part_problems, parts_of
 from unicloze.tasks.source_texts import cut_texts, join_texts
 from unicloze.tasks.targets import TARGET, has_target, targets_of, texts_of
-from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows, windows_of
 
 Learning = Literal["pseudo", "masked", "next"]

@@ -13,7 +13,7 @@ from unicloze.tasks import baselines, choice, classification, conversation, extr
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.tasks.targets import TARGET, reference
 from unicloze.tasks.task import Task
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 
 
 def _as_they_are(

@@ -18,7 +18,8 @@ from unicloze.example import Examples
 from unicloze.settings import Recipe, TaskPooling
 from unicloze.tasks.groups import Passages, task_of
 from unicloze.tasks.rows import Row, RowTarget, lay_out, pooled_slots, pooling_of, separators_of, text_row
-from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 
 NOWHERE = 0
 """Choice of a span's start and end that means no answer: the slot of the whole row, [SOS], or the last [EOS] if the model

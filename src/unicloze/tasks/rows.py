@@ -13,7 +13,7 @@ from unicloze.arrays import Int32s
 from unicloze.example import Examples, Kind, Target
 from unicloze.settings import Recipe, TaskPooling, TaskSettings
 from unicloze.tasks.groups import Delimited, Headed, Labelled
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.visibility import Intervals, TextVisibility, nearby, packed_rows, prefix_rows
 
 

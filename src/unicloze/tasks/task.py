@@ -14,7 +14,8 @@ import numpy.typing as npt
 from unicloze.example import Examples
 from unicloze.records.record import Record
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
-from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]
 """Outputs of a model for a row, by target. *Shape:* (predictions, outputs) each."""

@@ -24,7 +24,7 @@ import numpy as np
 from unicloze.arrays import Flags, Float64s, Int64s
 from unicloze.text.orders import evenly_spaced
 from unicloze.text.shards import TokenShard, TokenSource
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 
 STRETCH = 2**18
 """Number of tokens read at once."""

@@ -24,7 +24,8 @@ from unicloze.arrays import Flags
 from unicloze.bounded import read_bytes
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import replace_file
-from unicloze.text.tokenizers import Tokenizer, Vocabulary
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 
 FACTS = "phrases.json"
 SCHEMA = 1

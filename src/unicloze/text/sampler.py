@@ -28,7 +28,7 @@ from unicloze.text.pieces import Pieces, Places, cut
 from unicloze.text.segment_pairs import Pairs
 from unicloze.text.shards import TokenSource
 from unicloze.text.tokenised import check_ids
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 _CHECKED_WINDOWS = 256

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from unicloze import keyed
 from unicloze.example import select_rows
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from unicloze.objectives import defined, make_examples
 from unicloze.packing import pack
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.sampler import WindowSampler, check_segment_pairs
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 WINDOWS_AT_ONCE = 512

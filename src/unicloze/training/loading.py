@@ -33,8 +33,6 @@ from unicloze.training.loop import Compute
 from unicloze.training.sharding import as_stored
 from unicloze.training.start_model import START, StartModel, fingerprint
 
-"""Folder of a run's best checkpoint, kept besides the newest."""
-
 
 @dataclass(frozen=True)
 class LoadedModel:

@@ -16,10 +16,19 @@ import torch
 
 from unicloze.errors import FailedElsewhere, UniclozeError
 from unicloze.progress import Progress, say, short
+from unicloze.recipes import save_recipe
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
+from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
-from unicloze.training.checkpoint import MALFORMED, Checkpoint, Stateful, checkpoint_name, save_checkpoint
+from unicloze.training.checkpoint import (
+    MALFORMED,
+    Checkpoint,
+    Stateful,
+    checkpoint_name,
+    save_checkpoint,
+    set_aside_newer,
+)
 from unicloze.training.finite import norm_of_all
 from unicloze.training.ledger import Ledger, NoLedger, read_ledger
 from unicloze.training.loading import fit_weights
@@ -31,6 +40,18 @@ from unicloze.training.sharding import gathered, gathered_state, moments_as_stor
 from unicloze.training.spikes import Spikes
 from unicloze.training.world import World
 from unicloze.version import __version__
+
+
+def write_settings(recipe: Recipe, tokenizer: Tokenizer, out: Path, checkpoint: Checkpoint | None) -> None:
+    """Write the tokenizer and the recipe, after setting aside any checkpoints newer than the one to resume from.
+
+    The recipe of a finished run is kept.
+    """
+    if checkpoint is not None:
+        set_aside_newer(checkpoint.path)
+    tokenizer.save(out)
+    if checkpoint is None or checkpoint.state["step"] < recipe.training.steps:
+        save_recipe(recipe, out / RECIPE)
 
 
 class RunProcess:

@@ -19,7 +19,7 @@ from unicloze.objectives import defined
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.content_words import ContentWords
 from unicloze.text.counts import Counts
-from unicloze.text.tokenizers import Vocabulary
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import windows_of
 from unicloze.training.loop import Compute
 
