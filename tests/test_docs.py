@@ -116,8 +116,8 @@ def test_files_exist_that_documents_name(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_make_has_the_targets_that_documents_name(document: Path) -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    named = {found for code in code_in(document) for found in re.findall(r"\bmake (?:[A-Z]+=\S+ )*([a-z]+)", code)}
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {found for code in code_in(document) for found in re.findall(r"\bmake (?:[A-Z]+=\S+ )*([a-z-]+)", code)}
     assert named <= {*targets}
 
 

@@ -89,8 +89,8 @@ def training(events: list[Mapping[str, Any]]) -> str:
             f"python {SOURCES}/package.py runs/small-en --text build/small-en/train.jsonl",
             "```",
             "",
-            f"{tokens / 1e6:.1f} M tokens in {seconds / 3600:.1f} hours on two slow processor cores, started {len(begun)} times. "
-            f"Every step and evaluation is in [{SOURCES}/{LEDGER}](../training/{NAME}/{LEDGER}).",
+            f"{tokens / 1e6:.1f} M tokens in {seconds / 3600:.1f} hours on one to two processor cores, started {len(begun)} "
+            f"times. Every step and evaluation is in [{SOURCES}/{LEDGER}](../training/{NAME}/{LEDGER}).",
             "",
             f"![Held-out perplexity over steps](../training/{NAME}/learning.svg)",
         ]
