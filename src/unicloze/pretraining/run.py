@@ -332,6 +332,7 @@ class _Run(RunProcess):
             state.spikes.windows_ahead + windows_before(self.recipe, state.step + 1) - windows_before(self.recipe, to)
         )
         in_a_row = state.spikes.in_a_row
+        self.finish_saving()
         self.note_spike("go_back", reason, to=to, windows_ahead=ahead)
         self.bar.update(to - self.bar.done)
         path = self.out / CHECKPOINTS / checkpoint_name(to)
@@ -456,7 +457,7 @@ class _Run(RunProcess):
             self.save(facts, keep=self.recipe.training.keep_checkpoints)
         copy_to = self.recipe.training.copy_to
         if copy_to is not None:
-            self.world.only_first(lambda: Copies(copy_to).update(self.out))
+            self.after_saving(lambda: Copies(copy_to).update(self.out))
 
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows
