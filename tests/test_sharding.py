@@ -13,12 +13,10 @@ import torch
 from corpora import write_corpus
 from crew import Crew, Job
 from unicloze.errors import UsageError
-from unicloze.pretraining import run
 from unicloze.recipes import load_recipe, save_recipe, toy_overrides
 from unicloze.training import forecast
 from unicloze.training.checkpoint import list_checkpoints, load_newest
 from unicloze.training.ledger import read_ledger
-from unicloze.training.world import World
 
 SMALL: dict[str, Any] = {
     **toy_overrides(),
@@ -213,20 +211,18 @@ def test_a_step_that_cannot_be_divided_equally_is_refused(crew: Crew, place: Pat
 
 
 def test_auto_shards_only_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    several = World()
-    several.size = 2
     recipe = load_recipe("unilmv2-base", {"training.device": "cpu"})
-    for memory, processes, found in ((2**40, several, False), (2**20, several, True), (2**20, World(), False)):
+    for memory, processes, found in ((2**40, 2, False), (2**20, 2, True), (2**20, 1, False)):
         monkeypatch.setattr(forecast, "memory_of", lambda _, memory=memory: memory)
-        assert run._shards(recipe, processes) is found
+        assert forecast.shards(recipe, processes) is found
     monkeypatch.setattr(forecast, "memory_of", lambda _: 2**20)
     for name, changes in (
         ("quickstart", {}),
         ("unilmv2-base", {"training.parallel": "replicate"}),
         ("awd-lstm", {}),
     ):
-        assert not run._shards(load_recipe(name, {"training.device": "cpu", **changes}), several)
-    assert run._shards(load_recipe("unilmv2-base", {"training.device": "cpu", "training.parallel": "shard"}), several)
+        assert not forecast.shards(load_recipe(name, {"training.device": "cpu", **changes}), 2)
+    assert forecast.shards(load_recipe("unilmv2-base", {"training.device": "cpu", "training.parallel": "shard"}), 2)
 
 
 def test_what_fits_only_in_shares_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
