@@ -1,13 +1,15 @@
 """Compares the cost of `prepare` with the tokenizer's own: peak memory and the ratio of their times on the same text.
 
     python benchmarks/prepare.py --corpus PATH... [--megabytes N] [--tokenizer PATH] [--rounds 3] [--jobs N] [--out FILE]
+    python benchmarks/prepare.py --synthetic GIGABYTES [--tokenizer PATH] [--jobs N] [--out FILE]
 
 Each measurement is a separate process; the two kinds take turns, and medians are compared. *encode* is the wall time
 inside the tokenizers library alone: its batch encoding of the same documents, in pieces and batches of the size that
 `prepare` uses, without reading and writing. *prepare* is a whole preparation with the same, loaded tokenizer: reading
 twice, hashing, dropping duplicates, holding out, encoding, writing and fsync. *train + prepare* is one more run that also
 trains the tokenizer. With `--jobs` above 1, worker processes prepare. Processor seconds are summed over cores and workers and
-are more reliable on a busy machine. The peak is that of the largest process. Goals: at most 1 GB for 140 MB of text, and at
+are more reliable on a busy machine. The peak is that of the largest process. With `--synthetic`, one preparation of random
+words in files of 16 MB is measured, and nothing is compared. Goals: at most 1 GB for 140 MB of text, and at
 least 90 % of the tokenizer's own speed per core.
 """
 
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 VOCAB_SIZE = 30522
+FILE_SIZE = 16e6
 
 
 def measure_encode(corpus: list[str], tokenizer_path: str) -> dict[str, float]:
@@ -90,10 +93,48 @@ def slice_corpus(corpus: list[str], megabytes: float, out: Path) -> list[str]:
     return [str(out)]
 
 
+def synthetic_corpus(gigabytes: float, folder: Path) -> list[str]:
+    """Files of random words, as frequent as in a language by Zipf's law, with a document of about 3 kB on each line."""
+    import numpy as np
+
+    draw, folder = np.random.default_rng(0), folder / "synthetic"
+    folder.mkdir()
+    letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
+    words = np.array(["".join(draw.choice(letters[: 6 + n % 20], 2 + n % 9)) for n in range(20_000)])
+    size = number = 0
+    while size < gigabytes * 1e9:
+        with (folder / f"{number:05}.txt").open("w", encoding="utf-8") as file:
+            while file.tell() < min(FILE_SIZE, gigabytes * 1e9 - size):
+                places = np.minimum(draw.zipf(1.3, 50_000) - 1, len(words) - 1)
+                for text in np.array_split(words[places], 100):
+                    file.write(" ".join(text) + "\n\n")
+            size += file.tell()
+        number += 1
+    return [str(folder)]
+
+
+def stream(arguments: argparse.Namespace, work: Path) -> None:
+    """Measure one preparation of synthetic text; prints and writes JSON."""
+    corpus = synthetic_corpus(arguments.synthetic, work)
+    figures = child("prepare", corpus, arguments.tokenizer, str(work / "out"), arguments.jobs)
+    files = list(Path(corpus[0]).iterdir())
+    report = {
+        "machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
+        "synthetic_megabytes": sum(file.stat().st_size for file in files) / 1e6,
+        "files": len(files),
+        "jobs": arguments.jobs,
+        **figures,
+    }
+    print(f"{report['synthetic_megabytes']:,.0f} MB of random words, {figures['tokens'] / 1e6:,.1f} M tokens")
+    print(f"{figures['seconds']:,.0f} s, at most {figures['peak_megabytes']:,.0f} MB in a process")
+    Path(arguments.out).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Measures, prints a table and writes JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", nargs="+", required=True)
+    parser.add_argument("--corpus", nargs="+")
+    parser.add_argument("--synthetic", type=float, help="measure one preparation of this many GB of random words")
     parser.add_argument("--megabytes", type=float, help="use only this many MB from the start of the text")
     parser.add_argument("--tokenizer", help="tokenizer.json (default: trained in the first run)")
     parser.add_argument("--rounds", type=int, default=3)
@@ -112,8 +153,13 @@ def main() -> None:
         print(json.dumps({**figures, "peak_megabytes": kilobytes * (1 if sys.platform == "darwin" else 1024) / 1e6}))
         return
 
+    if (arguments.corpus is None) == (arguments.synthetic is None):
+        parser.error("give either --corpus or --synthetic")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
+        if arguments.synthetic is not None:
+            stream(arguments, work)
+            return
         corpus = arguments.corpus
         if arguments.megabytes:
             corpus = slice_corpus(corpus, arguments.megabytes, work / "slice.jsonl")

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def go_wrong(job: Job, patch: Any) -> None:
     """Inject a failure, at a step or from the start.
 
     `kill` or `signal` this process, `nan` in its loss, `drift` of its weights, an `update` that is not finite, `hang`, a
-    `full` disk, different `code`.
+    `full` disk, different `code`; a disk on which a file takes some `seconds`, and to `die` while it is written.
     """
     from unicloze.model.model import UnifiedModel
     from unicloze.training import loop, parallel
@@ -213,6 +214,18 @@ def go_wrong(job: Job, patch: Any) -> None:
         return with_memory(*arguments)
 
     patch.setattr(loop, "set_learning", beginning)
+    if what in ("die", "slow"):
+        from unicloze.training import checkpoint
+
+        save_file = checkpoint.save_file
+
+        def slowly(*arguments: Any) -> None:
+            save_file(*arguments)
+            time.sleep(job["seconds"])
+            if what == "die" and state["step"] > step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        patch.setattr(checkpoint, "save_file", slowly)
     if what == "full":
 
         def full(*_: Any, **__: Any) -> None:

@@ -76,5 +76,44 @@ def test_a_plan_starts_nothing_and_names_what_fits(tmp_path: Path, monkeypatch: 
     assert isinstance(none, Plan) and "even rows one at a time need" in none.cure
 
 
+@pytest.mark.slow
+def test_a_plan_accounts_for_the_shares_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_KEPT", 0.0)
+    settings = {**SMALL, "training.optimizer": "adamw", "training.leaves": 1}
+    recipe = load_recipe("unilmv2-base", {**settings, "training.parallel": "shard"})
+    found = {processes: plan_run(recipe, 500, processes) for processes in (1, 2, 4)}
+    assert [found[n].sharded for n in (1, 2, 4)] == [False, True, True]
+    for processes in (2, 4):
+        for what in ("weights", "moments"):
+            share = found[processes].memory[what] * processes
+            assert share == pytest.approx(found[1].memory[what], rel=0.01)
+    assert found[4].total < found[2].total < found[1].total
+    assert "2 processes, each with a share of them" in str(found[2]) and "process" not in str(found[1])
+    whole = plan_run(load_recipe("unilmv2-base", {**settings, "training.parallel": "replicate"}), 500, 2)
+    assert not whole.sharded and "2 processes, each with all of them" in str(whole)
+    assert whole.memory["weights"] == found[1].memory["weights"]
+
+
+@pytest.mark.parametrize(("name", "layers"), [("t5-base", (1, 1)), ("unilmv2-base", (1, 0))])
+def test_an_encoder_and_a_decoder_are_measured_with_as_few_layers(name: str, layers: Any) -> None:
+    recipe = load_recipe(name, SMALL | ({"model.decoder_layers": 6} if name == "t5-base" else {}))
+    built = []
+
+    def stop(few: Recipe, *_: Any) -> Any:
+        built.append((few.model.num_layers, few.model.decoder_layers))
+        raise StopIteration
+
+    compute = Compute(device=torch.device("cpu"), precision="fp32")
+    with pytest.MonkeyPatch.context() as patch, plan._random_text(recipe, 500) as sampler_of:
+        patch.setattr(plan, "ready_model", stop)
+        with pytest.raises(StopIteration):
+            plan._measured(phases(recipe)[-1], 1, 1, 500, compute, sampler_of)
+    assert built == [layers]
+
+
+def test_gradients_held_by_one_of_several_processes() -> None:
+    assert [gradients_held(64, processes) for processes in (1, 2, 4, 64)] == [7, 6, 5, 1]
+
+
 def test_gradients_held_in_the_order_of_the_tree() -> None:
     assert [gradients_held(leaves) for leaves in (1, 2, 4, 8, 32, 64)] == [1, 2, 3, 4, 6, 7]

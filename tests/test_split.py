@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import struct
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import cutting
 from unicloze.text.prepare import Prepared, prepare_data
-from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, HeldoutSplit, text_hash
+from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, HeldoutSplit, _words, text_hash
 from unicloze.text.tokenizers import Tokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu"]
@@ -351,3 +352,15 @@ def test_documents_added_together_are_split_like_documents_added_one_by_one() ->
         single.decide()
         assert together.sides(values).tolist() == single.sides(values).tolist()
         assert together.cut_size == single.cut_size
+
+
+def test_words_are_those_of_split_for_all_white_space() -> None:
+    spaces = [chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()]
+    assert len(spaces) == 29
+    draw = random.Random(0)
+    for text in ["", " ", "\x1f\x85", *("".join(draw.choices(["a", "bé", "語", *spaces], k=40)) for _ in range(50))]:
+        assert _words(text) == " ".join(text.split()).encode()
+    ascii_only = "".join(draw.choices(["a", "b", *(space for space in spaces if space.isascii())], k=400))
+    assert _words(ascii_only) == " ".join(ascii_only.split()).encode()
+    for space in spaces:
+        assert _words(f"é{space}{space} b{space}") == "é b".encode()

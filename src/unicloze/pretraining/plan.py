@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from unicloze import launch
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import shapes_only
+from unicloze.model.layers import Layer
 from unicloze.progress import short
 from unicloze.settings import Recipe
 from unicloze.spelling import spell
@@ -34,12 +36,13 @@ from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
-from unicloze.training.forecast import memory_of
+from unicloze.training.forecast import memory_of, shards
 from unicloze.training.loading import compiles, ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
 from unicloze.training.optimizers import build_optimizers, set_learning
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.tree import Node, PartialSums
+from unicloze.training.sharding import owners_of_layers
+from unicloze.training.tree import Node, PartialSums, share
 
 _MIB, _GIB = 2**20, 2**30
 _SPECIAL = 8
@@ -48,6 +51,8 @@ _KEPT = 0.35
 """Memory of a CPU that the allocator keeps after it was freed and that operations use inside, relative to the tensors."""
 _FIXED = 64 * _MIB
 """Memory of a CPU that the libraries take at the first step, whatever the model."""
+_LONG = 5.0
+"""Seconds from which on the passes of a step are timed once, while their memory is measured, and not repeated."""
 _RESERVE = 0.9
 """Share of the memory that a suggested micro-batch may fill."""
 
@@ -61,8 +66,10 @@ class Plan:
         device: Device of the run.
         precision: Precision of the run.
         parameters: Number of weights.
-        memory: Bytes of weights, gradients, moments, activations and buffers at the largest moment of a step, above what the
-            program itself takes.
+        processes: Number of processes.
+        sharded: Whether each holds a share of the model.
+        memory: Bytes of weights, gradients, moments, activations and buffers of a process at the largest moment of a step,
+            above what the program itself takes.
         available: Bytes of the device; None if unknown.
         rows: Rows of a micro-batch.
         steps: Number of steps.
@@ -75,6 +82,8 @@ class Plan:
     device: str
     precision: str
     parameters: int
+    processes: int
+    sharded: bool
     memory: Mapping[str, int]
     available: int | None
     rows: int
@@ -100,8 +109,10 @@ class Plan:
     def __str__(self) -> str:
         there = "" if self.available is None else f" of {self.available / _GIB:,.1f} GiB"
         each = ", ".join(f"{name} {_amount(size)}" for name, size in self.memory.items())
+        shares = f", each with {'a share' if self.sharded else 'all'} of them" if self.processes > 1 else ""
+        several = f", {self.processes} processes{shares}" if self.processes > 1 else ""
         lines = [
-            f"{self.recipe}: {self.parameters:,} parameters, on {self.device} in {self.precision}",
+            f"{self.recipe}: {self.parameters:,} parameters, on {self.device} in {self.precision}{several}",
             f"memory   {_amount(self.total)}{there}: {each}",
             f"tokens   up to {short(self.tokens)} in {self.steps:,} steps",
             f"time     about {_time(self.seconds)} on this machine, without preparation and evaluation",
@@ -135,21 +146,55 @@ class _Step:
         return cls(**{name: combine(*(getattr(step, name) for step in steps)) for name in cls.__dataclass_fields__})
 
 
-def plan_run(recipe: Recipe, vocab_size: int) -> Plan:
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """What one process does and holds.
+
+    Args:
+        processes: Number of processes.
+        sharded: Whether each holds a share of the model.
+        gathered: Bytes of weights that a sharded model gathers at a time, and of their gradients.
+    """
+
+    processes: int
+    sharded: bool
+    gathered: int
+
+    @classmethod
+    def of(cls, model: nn.Module, processes: int, *, sharded: bool) -> _Share:
+        """The share of a process: what is outside layers is gathered for a whole pass, and of the layers two at a time."""
+        parameters = sum(weight.numel() for weight in model.parameters())
+        layers = [] if owners_of_layers(model) else [each for each in model.modules() if isinstance(each, Layer)]
+        sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in layers]
+        outside, largest = parameters - sum(sizes), max(sizes, default=0)
+        gathered = 4 * (outside + 2 * largest + max(outside, largest)) if sharded else 0
+        return cls(processes=processes, sharded=sharded, gathered=gathered)
+
+    @property
+    def of_model(self) -> float:
+        """Share of weights, gradients and moments that the process holds."""
+        return 1 / self.processes if self.sharded else 1.0
+
+
+def plan_run(recipe: Recipe, vocab_size: int, processes: int | None = None) -> Plan:
     """Forecast a run on this machine.
 
     Args:
         recipe: The recipe.
         vocab_size: Number of token ids.
+        processes: Number of processes, each with a device like that of this one; default: those torchrun started.
     """
+    processes = launch.processes() if processes is None else processes
     device = choose_device(recipe.training)
     precision = choose_precision(recipe.training, device)
     compute = Compute(
         device=device, precision=precision, fixed_shape=compiles(recipe.training, device) or device.type == "cuda"
     )
     with shapes_only():
-        parameters = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
-    forecasts = [(phase, _Forecast(phase, vocab_size, compute, parameters)) for phase in phases(recipe)]
+        model = shape_model(recipe, vocab_size)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    of_process = _Share.of(model, processes, sharded=shards(recipe, processes))
+    forecasts = [(phase, _Forecast(phase, vocab_size, compute, parameters, of_process)) for phase in phases(recipe)]
     worst, largest = max(forecasts, key=lambda each: each[1].total(each[1].rows))
     available = memory_of(device)
     return Plan(
@@ -157,6 +202,8 @@ def plan_run(recipe: Recipe, vocab_size: int) -> Plan:
         device=str(device),
         precision=precision,
         parameters=parameters,
+        processes=processes,
+        sharded=of_process.sharded,
         memory=largest.memory(largest.rows),
         available=available,
         rows=largest.rows,
@@ -178,12 +225,14 @@ class _Forecast:
         vocab_size: Number of token ids.
         compute: Device and precision.
         parameters: Number of weights of the whole model.
+        share: What one process does and holds.
     """
 
-    def __init__(self, phase: Phase, vocab_size: int, compute: Compute, parameters: int) -> None:
+    def __init__(self, phase: Phase, vocab_size: int, compute: Compute, parameters: int, share: _Share) -> None:
         training = phase.recipe.training
         self.rows = training.micro_batch_size or training.batch_size
-        self._batch, self._leaves, self._weights = training.batch_size, training.leaves, 4 * parameters
+        self._batch, self._leaves, self._share = training.batch_size, training.leaves, share
+        self._weights = 4 * parameters
         self._layers, self._checkpoints = phase.recipe.model.num_layers, training.checkpoint_activations
         self._few = (2, 3) if self._checkpoints else (1, 2)
         self._kept, self._fixed = (_KEPT, _FIXED) if compute.device.type == "cpu" else (0.0, 0)
@@ -213,19 +262,21 @@ class _Forecast:
 
     def memory(self, rows: int) -> dict[str, int]:
         """Bytes at the largest moment of a step, by what they hold."""
-        step, micro_batches = self._at(rows), math.ceil(self._batch / rows)
-        held = gradients_held(min(self._leaves, micro_batches))
-        passes, update = held * step.gradients + step.activations, step.gradients + step.update
+        step, micro_batches, share = self._at(rows), math.ceil(self._batch / rows), self._share
+        leaves = min(self._leaves, micro_batches)
+        held = 1 if share.sharded else gradients_held(leaves, share.processes)
+        of_all, updating = share.of_model * step.gradients, share.of_model * step.update
+        passes, update = held * of_all + step.activations + share.gathered, of_all + updating
         if micro_batches <= self._leaves:  # the gradients of a leaf of one micro-batch grow while its activations go
-            passes -= min(step.gradients, step.activations)
-        gradients = min(held * step.gradients, passes) if passes >= update else step.gradients
+            passes -= min(of_all, step.activations)
+        gradients = min(held * of_all, passes) if passes >= update else of_all
         used = {
-            "weights": self._weights,
+            "weights": round(share.of_model * self._weights),
             "gradients": round(gradients),
-            "moments": round(step.moments),
-            "activations": round(passes - gradients if passes >= update else 0),
+            "moments": round(share.of_model * step.moments),
+            "activations": round(passes - share.gathered - gradients if passes >= update else 0),
         }
-        buffers = self._rows_held + self._fixed + (0 if passes >= update else step.update)
+        buffers = self._rows_held + self._fixed + (share.gathered if passes >= update else updating)
         return {**used, "buffers": round(buffers + self._kept * (sum(used.values()) + buffers))}
 
     def total(self, rows: int) -> int:
@@ -235,7 +286,8 @@ class _Forecast:
     def seconds(self) -> float:
         """Time of a step."""
         step = self._at(self.rows)
-        return math.ceil(self._batch / self.rows) * step.seconds + step.update_seconds
+        micro_batches = math.ceil(math.ceil(self._batch / self.rows) / self._share.processes)
+        return micro_batches * step.seconds + self._share.of_model * step.update_seconds
 
     def cure(self, available: int, batch_size: int) -> str:
         """What to change if the run does not fit; empty if it does."""
@@ -254,13 +306,14 @@ class _Forecast:
         )
 
 
-def gradients_held(leaves: int) -> int:
-    """Gradients that one process holds at a time while it adds those of some leaves in the order of the tree."""
-    sums: PartialSums[None] = PartialSums(leaves, lambda *_: None)
+def gradients_held(leaves: int, processes: int = 1) -> int:
+    """Most gradients that a process holds at a time while it adds those of its leaves in the order of the tree."""
     most = 1
-    for leaf in range(leaves):
-        most = max(most, len(sums.nodes) + 1)
-        sums.push(Node(0, leaf), None)
+    for process in range(processes):
+        sums: PartialSums[None] = PartialSums(leaves, lambda *_: None)
+        for leaf in share(process, processes, leaves):
+            most = max(most, len(sums.nodes) + 1)
+            sums.push(Node(0, leaf), None)
     return most
 
 
@@ -312,7 +365,10 @@ def _measured(
     shares = [part.share for part in parts(recipe.objective)]
     batch = 2 * math.ceil(rows / min(shares))
     training = replace(recipe.training, batch_size=batch, micro_batch_size=rows, steps=2, phases=[])
-    recipe = replace(recipe, model=replace(recipe.model, num_layers=layers), training=training)
+    model_settings = recipe.model
+    decoder = layers if model_settings.decoder_layers == model_settings.num_layers else model_settings.decoder_layers
+    few = replace(model_settings, num_layers=layers, decoder_layers=decoder)
+    recipe = replace(recipe, model=few, training=training)
     chosen: dict[int, MicroBatch] = {}
     for micro_batch in next(training_steps(recipe, sampler_of, 0)):
         if len(micro_batch.examples) == rows:
@@ -339,14 +395,16 @@ def _one_step(state: TrainState, micro_batch: MicroBatch, recipe: Recipe, comput
             optimizer.step()
 
     with _Live(itertools.chain(state.model.parameters(), state.model.buffers())) as first:
+        begun = time.perf_counter()
         passes()
+        middle = time.perf_counter()
         gradients, peak = first.live, first.peak
         first.peak = first.live
         update()
         moments = first.live - gradients
         updating = first.peak - first.live
-    timed = []
-    for _ in range(2):
+    timed = [((middle - begun) / 2, time.perf_counter() - middle)]
+    for _ in range(0 if middle - begun > _LONG else 2):
         begun = time.perf_counter()
         passes()
         middle = time.perf_counter()

@@ -22,7 +22,6 @@ from unicloze.pretraining.data import build_sampler, open_data, phrases_for, tok
 from unicloze.pretraining.filled_samples import heldout_samples
 from unicloze.progress import say
 from unicloze.recipes import load_recipe
-from unicloze.recipes.validation import unshardable
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE
 from unicloze.settings import Recipe
 from unicloze.text.lineage import read_lineage
@@ -40,7 +39,7 @@ from unicloze.training.checkpoint import (
 )
 from unicloze.training.copies import Copies
 from unicloze.training.distillation import Teacher
-from unicloze.training.forecast import refuse_what_cannot_fit, weights_fit
+from unicloze.training.forecast import refuse_what_cannot_fit, shards
 from unicloze.training.initial import initialize_from
 from unicloze.training.ledger import read_ledger, stopped_by_error
 from unicloze.training.loading import compile_layers, compiles, ready_model, spell_tokens
@@ -141,7 +140,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bo
                 say(f"{out}: fetched {fetched} from {copies.url}.")
         checkpoint = world.in_turn(lambda: load_newest(out / CHECKPOINTS))
         recipe = _with_former_settings(recipe, out, checkpoint, world)
-        world.sharded = world.only_first(lambda: _shards(recipe, world))
+        world.sharded = world.only_first(lambda: shards(recipe, world.size))
         shares = world.size if world.sharded else 1
         refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size, shares)
         prepared = world.in_turn(lambda: open_data(recipe, out, checkpoint, progress, verify))
@@ -155,17 +154,6 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bo
             result = run.train()
     run.heed(result.stopped_by)
     return result
-
-
-def _shards(recipe: Recipe, world: World) -> bool:
-    """Whether each process holds a share of the model: as set, or where the whole does not fit."""
-    wanted = recipe.training.parallel
-    if world.size == 1 or wanted == "replicate":
-        return False
-    if wanted == "shard":
-        return True
-    device = choose_device(recipe.training)
-    return not any(unshardable(recipe)) and not weights_fit(recipe, device, recipe.tokenizer.vocab_size)
 
 
 def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, world: World) -> Recipe:
@@ -322,6 +310,7 @@ class _Run(RunProcess):
             state.spikes.windows_ahead + windows_before(self.recipe, state.step + 1) - windows_before(self.recipe, to)
         )
         in_a_row = state.spikes.in_a_row
+        self.finish_saving()
         self.note_spike("go_back", reason, to=to, windows_ahead=ahead)
         self.bar.update(to - self.bar.done)
         path = self.out / CHECKPOINTS / checkpoint_name(to)
@@ -446,7 +435,7 @@ class _Run(RunProcess):
             self.save(facts, keep=self.recipe.training.keep_checkpoints)
         copy_to = self.recipe.training.copy_to
         if copy_to is not None:
-            self.world.only_first(lambda: Copies(copy_to).update(self.out))
+            self.after_saving(lambda: Copies(copy_to).update(self.out))
 
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows

@@ -7,6 +7,7 @@ name when it is complete, so a restarted preparation finds the finished jobs, an
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -311,7 +312,7 @@ def tail_of(job: Job, size: int) -> int:
 
 def _survey(job: Job, work: Path, report: Report) -> dict[str, Any]:
     """Hash the documents of a portion and the bytes of its files."""
-    tokenizer = None if job.tokenizer is None else Tokenizer.load(Path(job.tokenizer))
+    tokenizer = None if job.tokenizer is None else _loaded(job.tokenizer, job.tokenizer_print)
     hashers = _Hashers(job.seed, tokenizer, mixed=job.mixed)
     tally, noted = Tally(), list[dict[str, Any]]()
     counts = {"documents": 0, "empty": 0, "bytes": 0}
@@ -358,7 +359,7 @@ def _search(job: Job, work: Path, report: Report) -> dict[str, Any]:
 def _tokenise(job: Job, work: Path, report: Report) -> dict[str, Any]:
     """Write the tokens of the documents of a portion, with digests of the files."""
     assert job.tokenizer is not None
-    tokenizer, cut = Tokenizer.load(Path(job.tokenizer)), Counter[str]()
+    tokenizer, cut = _loaded(job.tokenizer, job.tokenizer_print), Counter[str]()
     # One thread waits for the tokenizer while this one writes the previous batch and reads the next.
     with (
         ThreadPoolExecutor(1) as waiter,
@@ -379,6 +380,12 @@ def _tokenise(job: Job, work: Path, report: Report) -> dict[str, Any]:
         for part, writer in (("train", train), ("heldout", heldout))
     }
     return {**counts, **cut, "digests": {file.name: list(digests_of(file)) for file in sorted(work.iterdir())}}
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(place: str, _fingerprint: str) -> Tokenizer:
+    """The tokenizer of a preparation, which every process loads once."""
+    return Tokenizer.load(Path(place))
 
 
 def _writer(path: Path, tokenizer: Tokenizer) -> ShardWriter:

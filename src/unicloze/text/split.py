@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,9 @@ DROP, TRAIN, HELDOUT, CUT = range(4)
 
 _LEAST_HELDOUT = 2048
 _CANDIDATES = 8
+
+_SPACES = bytes.maketrans(b"\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f", b" " * 9)
+_WIDE_SPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 
 Hashes = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.integer]
@@ -135,11 +139,21 @@ def text_hash(text: str, seed: int) -> tuple[int, int]:
     for piece in pieces_of(text):
         size += len(piece.encode())
         gap |= piece[:1].isspace()
-        if words := " ".join(piece.lower().split()):
-            digest.update(f" {words}".encode() if gap and begun else words.encode())
+        if words := _words(piece.lower()):
+            digest.update(b" " + words if gap and begun else words)
             gap, begun = piece[-1:].isspace(), True
     digest.update(b" ")
     return int.from_bytes(digest.digest(), "little"), size
+
+
+def _words(text: str) -> bytes:
+    """`" ".join(text.split())` in UTF-8, several times faster."""
+    if not text.isascii() and _WIDE_SPACE.search(text):
+        return " ".join(text.split()).encode()
+    found = text.encode().translate(_SPACES)
+    while b"  " in found:
+        found = found.replace(b"  ", b" ")
+    return found.strip(b" ")
 
 
 def tokens_hash(tokens: Ids, seed: int, vocab_size: int) -> int:

@@ -11,8 +11,10 @@ import torch
 from unicloze.errors import UsageError, option_of
 from unicloze.mixtures import phases
 from unicloze.model.build import shapes_only
+from unicloze.recipes.validation import unshardable
 from unicloze.settings import Recipe
 from unicloze.training.loading import shape_model
+from unicloze.training.precision import choose_device
 
 _GIB = 2**30
 _CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -72,6 +74,17 @@ def weights_fit(recipe: Recipe, device: torch.device, vocab_size: int) -> bool:
         return there is None or _bytes_of_weights(recipe, vocab_size, there, "") <= there
     except UsageError:
         return False
+
+
+def shards(recipe: Recipe, processes: int) -> bool:
+    """Whether each process of pre-training holds a share of the model: as set, or where the whole does not fit."""
+    wanted = recipe.training.parallel
+    if processes == 1 or wanted == "replicate":
+        return False
+    if wanted == "shard":
+        return True
+    device = choose_device(recipe.training)
+    return not any(unshardable(recipe)) and not weights_fit(recipe, device, recipe.tokenizer.vocab_size)
 
 
 def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) -> int:

@@ -136,8 +136,9 @@ def fit(
         run = _Steps(state, made, settings, compute, hooks, interruption)
         while state.step < settings.steps:
             try:
-                if run.take():
-                    break
+                with compute.world.passes():
+                    if run.take():
+                        break
             except _WentBack as back:
                 if interruption.heeded:
                     break  # the checkpoint it went back to is saved already
@@ -441,8 +442,7 @@ def _passes(
                 begun = True
                 if not len(micro_batches[number].examples):
                     continue
-                with world.passes():
-                    passes.totals[number] = run(number, micro_batches[number])
+                passes.totals[number] = run(number, micro_batches[number])
                 if not compute.queues and not world.sharded:
                     passes.read()
                     if passes.report.problem is not None:

@@ -20,6 +20,7 @@ from unicloze.recipes import save_recipe
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.background import Background
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import (
     MALFORMED,
@@ -84,6 +85,7 @@ class RunProcess:
         self.state, self.compute = state, compute
         self.left_out: frozenset[str] = frozenset()
         self.signal = 0
+        self.background = Background()
         self.started = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -94,6 +96,8 @@ class RunProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
+            with suppress(UniclozeError):
+                self.background.finish()
             with suppress(UniclozeError):
                 name = (isinstance(error, FailedElsewhere) and error.kind) or type(error).__name__
                 self.ledger.write("failed", step=self.state.step, message=str(error) or name, kind=name)
@@ -195,6 +199,7 @@ class RunProcess:
         )  # fmt: skip
         with Progress("", settings.steps, "steps", initial=self.state.step, show=self.progress) as self.bar:
             self.signal = fit(self.state, steps, settings, self.compute, hooks).heeded
+        self.finish_saving()
 
     def log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
         """Show a step, and record it in the ledger at intervals."""
@@ -240,8 +245,24 @@ class RunProcess:
             norm = float(norm_of_all(dict(self.state.model.named_parameters())))
             self.world.same("the model", norm.hex(), "use identical machines, and check them for faults")
         self.state.memories = self._all_memories()
-        path = self.write_checkpoint(CHECKPOINTS, self.state.optimizers, self.out / RECIPE, facts, keep=keep)
-        self.ledger.write("save", step=self.state.step, checkpoint=path.name)
+        event = {"step": self.state.step, "checkpoint": checkpoint_name(self.state.step)}
+
+        def note() -> None:
+            self.ledger.write("save", **event)
+
+        self.write_checkpoint(CHECKPOINTS, self.state.optimizers, self.out / RECIPE, facts, keep=keep, then=note)
+
+    def finish_saving(self) -> None:
+        """Wait for what is written in the background; if that fails, all processes end."""
+        if self.world.sharded:
+            self.world.only_first(self.background.finish)
+
+    def after_saving(self, do: Callable[[], None]) -> None:
+        """Run something on the first process once the checkpoint is written."""
+        if not self.world.sharded:
+            self.world.only_first(do)
+        elif self.world.first:
+            self.background.start(do)
 
     @property
     def step_to_go_back_to(self) -> int | None:
@@ -267,17 +288,37 @@ class RunProcess:
         *,
         keep: int,
         more: Sequence[Path] = (),
+        then: Callable[[], None] = lambda: None,
     ) -> Path:
-        """Write a self-contained checkpoint to a folder of the run directory, with copies of extra files."""
-        states: Sequence[Stateful] = optimizers
+        """Write a self-contained checkpoint to a folder of the run directory, with copies of extra files.
+
+        What was gathered from the shares of several processes is written in the background, after what is being written.
+
+        Args:
+            folder: Name of the folder.
+            optimizers: Their states are saved.
+            recipe: The recipe file.
+            facts: Saved in the state.
+            keep: Number of checkpoints to keep.
+            more: Extra files.
+            then: Called once it is written.
+        """
+        path, sharded = self.out / folder / checkpoint_name(self.state.step), self.world.sharded
+        states: Sequence[Stateful] = list(optimizers)
         weights = self.state.model.state_dict()
-        if self.world.sharded:
+        if sharded:
+            self.finish_saving()  # so that no more than one copy is held
             weights = gathered(weights, keep=self.world.first)
             states = [gathered_state(optimizer, keep=self.world.first) for optimizer in optimizers]
-        self.world.only_first(lambda: self._write_checkpoint(folder, weights, states, recipe, facts, keep, more))
-        return self.out / folder / checkpoint_name(self.state.step)
+        write = self._checkpoint_writer(folder, weights, states, recipe, facts, keep, more)
+        if not sharded:
+            self.world.only_first(write)
+            then()
+        elif self.world.first:
+            self.background.start(write, then)
+        return path
 
-    def _write_checkpoint(
+    def _checkpoint_writer(
         self,
         folder: str,
         weights: Mapping[str, torch.Tensor],
@@ -286,26 +327,33 @@ class RunProcess:
         facts: Mapping[str, Any],
         keep: int,
         more: Sequence[Path],
-    ) -> None:
-        state = self.state
-        save_checkpoint(
-            self.out / folder,
-            step=state.step,
-            model={name: each for name, each in weights.items() if name not in self.left_out},
-            optimizers=list(optimizers),
-            state={
-                "text_tokens": state.text_tokens,
-                **facts,
-                "vocab_size": state.model.vocab_size,
-                "max_positions": state.model.max_positions,
-                "threads": torch.get_num_threads(),
-                **({} if self.recipe.training.on_spike == "accept" else {"spikes": state.spikes.to_dict()}),
-            },
-            files=[recipe, *(self.out / name for name in (TOKENIZER, TOKENIZER_CONFIG)), *more],
-            keep=keep,
-            memories=pack(state.memories) if optimizers else None,
-            spare=self.step_to_go_back_to,
-        )
+    ) -> Callable[[], None]:
+        """A function that writes a checkpoint of the current state, whatever changes meanwhile but these tensors."""
+        state, spare = self.state, self.step_to_go_back_to
+        step, memories = state.step, pack(state.memories) if optimizers else None
+        others = {
+            "text_tokens": state.text_tokens,
+            **facts,
+            "vocab_size": state.model.vocab_size,
+            "max_positions": state.model.max_positions,
+            "threads": torch.get_num_threads(),
+            **({} if self.recipe.training.on_spike == "accept" else {"spikes": state.spikes.to_dict()}),
+        }
+
+        def write() -> None:
+            save_checkpoint(
+                self.out / folder,
+                step=step,
+                model={name: each for name, each in weights.items() if name not in self.left_out},
+                optimizers=optimizers,
+                state=others,
+                files=[recipe, *(self.out / name for name in (TOKENIZER, TOKENIZER_CONFIG)), *more],
+                keep=keep,
+                memories=memories,
+                spare=spare,
+            )
+
+        return write
 
 
 @contextmanager

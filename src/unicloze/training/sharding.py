@@ -98,12 +98,12 @@ class WholeState:
 
 
 def gathered(tensors: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
-    """Named tensors gathered one at a time, on the CPU; empty in a process that does not keep them."""
+    """Copies of named tensors gathered one at a time, on the CPU; empty in a process that does not keep them."""
     found = {}
     for name, tensor in tensors.items():
         value = whole(tensor).detach() if isinstance(tensor, Tensor) else tensor
         if keep:
-            found[name] = value.cpu() if isinstance(value, Tensor) else value
+            found[name] = value.to("cpu", copy=not _sharded(tensor)) if isinstance(value, Tensor) else value
     return found
 
 

@@ -61,7 +61,7 @@ class World:
         return {leaf: found[leaf] for leaf in share(self.rank, self.size, len(found))}
 
     def passes(self) -> AbstractContextManager[None]:
-        """Context of forward and backward passes, in which processes with a share of the model exchange weights."""
+        """Context in which processes with a share of the model exchange weights."""
         return nullcontext()
 
     def gather(self, value: Any) -> list[Any]:
