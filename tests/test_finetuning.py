@@ -16,11 +16,12 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.finetuning.data import bucket_sizes, finetuning_steps, open_records
+from unicloze.finetuning.data import finetuning_steps, open_records
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.scores import headline
 from unicloze.finetuning.seeds import OverSeeds
+from unicloze.packing import bucket_sizes
 from unicloze.recipes import load_recipe
 from unicloze.tasks.rows import Row, cut_pair, lay_out
 from unicloze.training.checkpoint import load_checkpoint

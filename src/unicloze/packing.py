@@ -6,13 +6,67 @@ slots attend within their own text; the buckets only tell the backbone how to co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unicloze.example import Batch, Leading, TargetBatch
+from unicloze.example import Batch, Examples, Leading, TargetBatch, collate
+
+BUCKET_COST, BUCKET_COST_ON_GPU = 24, 1 << 20
+"""Overhead of a separate attention block, in slots: so high on a GPU that a batch is one block, whatever its padding."""
+
+
+def bucket_cost(device: str) -> int:
+    """Overhead of a separate attention block on a type of device, in slots."""
+    return BUCKET_COST if device == "cpu" else BUCKET_COST_ON_GPU
+
+
+def bucket_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
+    """Divide rows into buckets at the lowest cost, counting padding and a constant per bucket.
+
+    Args:
+        lengths: Slots of each row, longest first. *Shape:* (rows,)
+        cost: Constant cost of a block, in slots.
+
+    Returns:
+        Number of rows in each block.
+    """
+    least, best = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
+    for end in range(1, len(lengths) + 1):  # the cheapest way to divide the longest `end` rows
+        starts = np.arange(end)
+        options = least[starts] + (end - starts) * lengths[starts] + cost
+        best[end] = options.argmin()
+        least[end] = options.min()
+    sizes, end = [], len(lengths)
+    while end:
+        sizes.append(int(end - best[end]))
+        end = int(best[end])
+    return sizes[::-1]
+
+
+def collate_buckets(
+    examples: Examples, sizes: Sequence[int], *, device: torch.device, fixed_shape: bool = False
+) -> Batch:
+    """The rows as a batch without padding between buckets.
+
+    Args:
+        examples: The rows.
+        sizes: Number of rows in each bucket; empty if all rows are padded to the longest.
+        device: Device of the tensors.
+        fixed_shape: See `collate`; must be False with buckets.
+    """
+    ends = np.cumsum([0, *(sizes or [len(examples)])])
+    return pack(
+        [
+            collate(examples[int(first) : int(last)], device=device, fixed_shape=fixed_shape)
+            for first, last in itertools.pairwise(ends)
+        ]
+    )
 
 
 def pack(buckets: Sequence[Batch]) -> Batch:

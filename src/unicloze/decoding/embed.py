@@ -12,7 +12,8 @@ import torch
 from unicloze.decoding.abilities import objective_of, read_as
 from unicloze.decoding.inputs import by_length, check_numbers, cut, one_segment
 from unicloze.errors import UsageError
-from unicloze.example import Examples, Kind, collate
+from unicloze.example import Batch, Examples, Kind
+from unicloze.packing import bucket_cost, bucket_sizes, collate_buckets
 from unicloze.settings import Pooling, Recipe
 from unicloze.text.windows import Windows, without_start
 from unicloze.training.loading import LoadedModel
@@ -62,16 +63,25 @@ def embed(
     for block in by_length([len(piece) for piece in pieces], batch_size):
         windows = one_segment([pieces[i].tokens for i in block], model.tokenizer.vocabulary)
         examples = rows_to_encode(windows, model.recipe)
+        device = model.compute.device
+        sizes = bucket_sizes(examples.lengths, bucket_cost(device.type))
         with torch.inference_mode(), model.compute.autocast():
-            encoded = backbone(collate(examples, device=model.compute.device))[-1]
+            batch = collate_buckets(examples, sizes, device=device)
+            encoded = backbone(batch)[-1].flatten(0, 1)
         check_numbers(encoded)
-        hidden = encoded.cpu().double().numpy()
-        for row, i in enumerate(block):
-            states = hidden[row, : examples.lengths[row]]
+        hidden = encoded.cpu().float().numpy()
+        for i, first, length in zip(block, _first_slots(batch), examples.lengths, strict=True):
+            states = hidden[first : first + length]
             pooled = {"first": states[:1], "last": states[-1:], "mean": states}[pooling]
-            sums[pieces[i].text] += pooled.sum(axis=0)
+            sums[pieces[i].text] += pooled.sum(axis=0, dtype=np.float64)
             counts[pieces[i].text] += len(pooled)
     return (sums / counts[:, None]).astype(np.float32)
+
+
+def _first_slots(batch: Batch) -> list[int]:
+    """Each row's first slot among all slots of the batch."""
+    widths = [width for bucket in batch.rows_by_length for width in [bucket.input_ids.shape[1]] * len(bucket.input_ids)]
+    return [0, *np.cumsum(widths[:-1]).tolist()]
 
 
 def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:

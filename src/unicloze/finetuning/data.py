@@ -18,6 +18,7 @@ from unicloze.example import Examples
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.finetuning.cross_view import unlabelled_records, with_views
 from unicloze.finetuning.mixing import Mixture, Turns
+from unicloze.packing import bucket_cost, bucket_sizes
 from unicloze.progress import say
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
@@ -31,9 +32,6 @@ from unicloze.training.batches import MicroBatch, Own, every
 
 ROWS_SEEN = 256
 """Number of rows checked to find how many segments rows have."""
-
-BUCKET_COST, BUCKET_COST_ON_GPU = 24, 1 << 20
-"""Overhead of a separate attention block, in slots: so high on a GPU that a step is one block, whatever its padding."""
 
 
 @dataclass(frozen=True)
@@ -214,29 +212,6 @@ def _unlabelled_step(
     return found
 
 
-def bucket_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
-    """Divide rows into buckets at the lowest cost, counting padding and a constant per bucket.
-
-    Args:
-        lengths: Slots of each row, longest first. *Shape:* (rows,)
-        cost: Constant cost of a block, in slots.
-
-    Returns:
-        Number of rows in each block.
-    """
-    least, best = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
-    for end in range(1, len(lengths) + 1):  # the cheapest way to divide the longest `end` rows
-        starts = np.arange(end)
-        options = least[starts] + (end - starts) * lengths[starts] + cost
-        best[end] = options.argmin()
-        least[end] = options.min()
-    sizes, end = [], len(lengths)
-    while end:
-        sizes.append(int(end - best[end]))
-        end = int(best[end])
-    return sizes[::-1]
-
-
 def buckets_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDArray[np.int64]]:
     """Indices of all rows, longest first, in buckets of at most `most_slots` slots including padding."""
     lengths = np.array([row.slots for row in rows])
@@ -259,5 +234,5 @@ def _micro_batch(
     examples = TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, keys)
     others = f" and {len(rows) - 1} more records" if len(rows) > 1 else ""
     place = f"{data.records[rows[0].record].place}{others}"
-    buckets = bucket_sizes(examples.lengths, BUCKET_COST if device == "cpu" else BUCKET_COST_ON_GPU)
+    buckets = bucket_sizes(examples.lengths, bucket_cost(device))
     return MicroBatch(examples, None, recipe.objective.coefficients, place, buckets)

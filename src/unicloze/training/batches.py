@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,10 +10,10 @@ import numpy as np
 import torch
 
 from unicloze.errors import UsageError
-from unicloze.example import Batch, Examples, collate, select_rows
+from unicloze.example import Batch, Examples, select_rows
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.objectives import defined, make_examples
-from unicloze.packing import pack
+from unicloze.packing import collate_buckets
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.sampler import WindowSampler, check_segment_pairs
 from unicloze.text.vocabulary import Vocabulary
@@ -66,13 +65,7 @@ class MicroBatch:
 
     def batch(self, device: torch.device, *, fixed_shape: bool = False) -> Batch:
         """The rows as tensors; `fixed_shape` must be False with buckets."""
-        ends = np.cumsum([0, *(self.buckets or [len(self.examples)])])
-        return pack(
-            [
-                collate(self.examples[int(first) : int(last)], device=device, fixed_shape=fixed_shape)
-                for first, last in itertools.pairwise(ends)
-            ]
-        )
+        return collate_buckets(self.examples, self.buckets, device=device, fixed_shape=fixed_shape)
 
 
 def training_steps(
