@@ -18,7 +18,9 @@ from typing import Any
 
 SERVER = multiprocessing.get_context("forkserver")
 """Starts processes from one that has imported what a run needs, which takes seconds."""
-SERVER.set_forkserver_preload(["unicloze.pretraining.run", "unicloze.objectives.unilmv2"])
+SERVER.set_forkserver_preload(
+    ["torch._dynamo", "torch._inductor", "fsspec.implementations.local", "unicloze.pretraining.run"]
+)
 
 
 def start(overrides: dict[str, Any], out: Path, moment: str, count: int, said: Path) -> BaseProcess:
