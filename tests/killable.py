@@ -1,27 +1,40 @@
-"""Run a toy pre-training that kills itself, without any clean-up, at a named moment. Used by test_resume.py and
-test_storage.py.
+"""A toy pre-training that kills itself, without any clean-up, at a named moment. Used by test_resume.py.
 
-    python killable.py RECIPE_OVERRIDES_JSON OUT MOMENT COUNT
-
-MOMENT is `never`, `micro-batch`, `update`, `checkpoint-file` (after the weights are written), `checkpoint-manifest` (all
+A moment is `never`, `micro-batch`, `update`, `checkpoint-file` (after the weights are written), `checkpoint-manifest` (all
 written, not renamed), `checkpoint-renamed` or `copied-file` (after a file is copied to a file:// URL); the process is killed
-at its COUNT-th occurrence.
+at an occurrence of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
+import multiprocessing
 import os
 import signal
-import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+SERVER = multiprocessing.get_context("forkserver")
+"""Starts processes from one that has imported what a run needs, which takes seconds."""
+SERVER.set_forkserver_preload(
+    ["torch._dynamo", "torch._inductor", "fsspec.implementations.local", "unicloze.pretraining.run"]
+)
 
-def main() -> None:
-    overrides, out, moment, count = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+
+def start(overrides: dict[str, Any], out: Path, moment: str, count: int, said: Path) -> BaseProcess:
+    """Start a run; it writes its output to a file and is killed at the `count`-th occurrence of a moment."""
+    process = SERVER.Process(target=_run, args=(overrides, out, moment, count, said))
+    process.start()
+    return process
+
+
+def _run(overrides: dict[str, Any], out: Path, moment: str, count: int, said: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with said.open("ab") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
     from unicloze.pretraining import run
     from unicloze.recipes import load_recipe, toy_overrides
     from unicloze.training import checkpoint, loop
@@ -61,6 +74,3 @@ def main() -> None:
 
     Path.rename = rename  # type: ignore[method-assign, assignment]
     run.pretrain_run(load_recipe("quickstart", toy_overrides() | overrides), out, progress=False)
-
-
-main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import random
@@ -11,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import killable
 from corpora import write_corpus
 from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.ledger import read_ledger
@@ -37,26 +38,26 @@ OVERRIDES: dict[str, Any] = {
 }
 
 
-def start(folder: Path, out: Path, moment: str, count: int, **changes: Any) -> subprocess.Popen[bytes]:
+def start(folder: Path, out: Path, moment: str, count: int, **changes: Any) -> BaseProcess:
     overrides = OVERRIDES | {"data.corpus": [str(folder / "corpus")]} | changes
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("killable.py")),
-        json.dumps(overrides),
-        str(out),
-        moment,
-        str(count),
-    ]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    return killable.start(overrides, out, moment, count, output_of(out))
+
+
+def output_of(out: Path) -> Path:
+    """File with what the processes of a run print."""
+    return out.with_suffix(".log")
+
+
+def ended(process: BaseProcess, out: Path, seconds: float = 120) -> int:
+    """The exit code, which is that of a run that ended or was killed."""
+    process.join(seconds)
+    code = process.exitcode
+    assert code in (0, -signal.SIGKILL), output_of(out).read_text()
+    return code
 
 
 def finish(folder: Path, out: Path, moment: str = "never", count: int = 0, **changes: Any) -> int:
-    process = start(folder, out, moment, count, **changes)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode in (0, -signal.SIGKILL), output.decode()
-    return process.returncode
+    return ended(start(folder, out, moment, count, **changes), out)
 
 
 def final_state(out: Path, steps: int = STEPS) -> dict[str, torch.Tensor]:
@@ -134,13 +135,11 @@ def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
     for _ in range(4):
         process = start(uninterrupted, out, "never", 0)
         began = time.monotonic()
-        while not (out / "ledger.jsonl").exists() and process.poll() is None and time.monotonic() < began + 60:
+        while not (out / "ledger.jsonl").exists() and process.is_alive() and time.monotonic() < began + 60:
             time.sleep(0.02)
         time.sleep(draw.uniform(0, 1.5))
         process.kill()
-        output, _ = process.communicate()
-        kills += process.returncode == -signal.SIGKILL
-        assert process.returncode in (0, -signal.SIGKILL), output.decode()
+        kills += ended(process, out) == -signal.SIGKILL
     finish(uninterrupted, out)
     assert kills
     assert_same(final_state(out), final_state(uninterrupted / "whole"))
@@ -148,7 +147,6 @@ def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.usefixtures("hangup")
 def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -> None:
     out = uninterrupted / f"signal-{number.name}"
     process = start(uninterrupted, out, "never", 0)
@@ -156,9 +154,9 @@ def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -
     until = time.monotonic() + 60
     while time.monotonic() < until and not (ledger.exists() and '"event": "step"' in ledger.read_text()):
         time.sleep(0.005)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, output.decode()
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    assert ended(process, out) == 0
     events = list(read_ledger(ledger))
     if events[-1]["event"] == "stop":
         assert events[-1]["signal"] == number
