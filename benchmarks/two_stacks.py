@@ -4,8 +4,9 @@
 
 Both have the same weights (T5 1.0 and BART of 4 and 4 layers of 256, vocabulary 8,192), get the same rows and run eagerly
 with the same allocator and number of threads. A round takes one step, or one call of `generate`, of each in random order;
-the median of the rounds is reported. A step is the forward and backward pass in float32 without dropout; sources have 60 to
-120 tokens and targets 20 to 60, padded to the longest. Generation writes exactly 32 tokens for each of 8 sources.
+the median processor seconds of the rounds are reported, which other work on the machine affects least (with
+OMP_NUM_THREADS=1 they are those of one core). A step is the forward and backward pass in float32 without dropout; sources
+have 60 to 120 tokens and targets 20 to 60, padded to the longest. Generation writes exactly 32 tokens for each of 8 sources.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ def rows(kind: str, count: int) -> tuple[Examples, PrefixSettings]:
 
 
 def seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each call."""
+    """Median processor seconds of each call."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
         for name in random.sample(list(calls), len(calls)):
-            started = time.perf_counter()
+            started = time.process_time()
             calls[name]()
             if number:
-                taken[name].append(time.perf_counter() - started)
+                taken[name].append(time.process_time() - started)
     return {name: statistics.median(each) for name, each in taken.items()}
 
 

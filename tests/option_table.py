@@ -246,6 +246,7 @@ SETTINGS = {
     "training.label_smoothing": Row("unilmv2", "0.2"),
     "training.phases": Row("unilmv2", "'[{share: 1}, {share: 1, objective.mask_rate: 0.5}]'"),
     "training.initialize_from": Row("unilmv2", "{RUN:masked}"),
+    "training.word_vectors": Row("unilmv2", "{vectors.txt}"),
     "training.frozen": Row("unilmv2", "backbone.layers.0"),
     "training.seed": Row("unilmv2", "1"),
     "training.device": Row("unilmv2", "cuda:97"),

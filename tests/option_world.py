@@ -276,6 +276,7 @@ def write_texts(place: Path) -> None:
     for line in lines[::2]:
         line["marked"] = [[0, line["text"].index("."), "phrase"]]
     write_lines(place / "fields.jsonl", lines)
+    (place / "vectors.txt").write_text("".join(f"{word}{' 0.5' * 16}\n" for word in ("the", "small", "cat")))
     (place / "phrases.txt").write_text("the small\npost office\n")
     (place / "phrases-2.txt").write_text("the old\n")
     (place / "vocab.txt").write_text(

@@ -62,7 +62,14 @@ SHARED = "task", "generation", "decoding", "finetuning", "training"
 
 _SHOWN = "finetuning.epochs", "training.batch_size", "training.learning_rate", "task.max_length"
 _DROPOUTS = "model.dropout", "model.attention_dropout"
-_DECIDED = "training.seed", "training.steps", "training.warmup_steps", "training.initialize_from", "task.pooling"
+_DECIDED = (
+    "training.seed",
+    "training.steps",
+    "training.warmup_steps",
+    "training.initialize_from",
+    "training.word_vectors",
+    "task.pooling",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

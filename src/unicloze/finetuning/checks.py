@@ -107,6 +107,19 @@ def check_answers(dev: TaskData, recipe: Recipe) -> None:
             refuse_repeated(dev.records)
 
 
+def refuse_word_vectors(recipe: Recipe) -> None:
+    """Reject word vectors for a model that has trained embeddings.
+
+    Raises:
+        UsageError: The recipe names some.
+    """
+    if recipe.training.word_vectors is not None:
+        raise UsageError(
+            "training.word_vectors is where new embeddings start, and those of --model are trained: leave it out, or give "
+            "the recipe of a network as --model"
+        )
+
+
 def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None, teacher: str | None = None) -> Origin:
     """Fingerprints of the models and files of a new run."""
     return {

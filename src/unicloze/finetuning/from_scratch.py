@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unicloze.errors import UsageError
+from unicloze.progress import say
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -14,19 +15,21 @@ from unicloze.tasks.several import records_of
 from unicloze.tasks.targets import has_target, targets_of, texts_of
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel, build_model, spell_tokens
+from unicloze.training.word_vectors import start_from_vectors
 
 
-def untrained(network: Recipe, task: Recipe, train: Path) -> LoadedModel:
+def untrained(network: Recipe, task: Recipe, train: Path, *, progress: bool = True) -> LoadedModel:
     """A model with random weights, drawn by the network's seed, as Vaswani et al. 2017 train translation.
 
     Args:
         network: Recipe of the network and of its tokenizer.
-        task: Recipe of the task.
+        task: Recipe of the task, with the word vectors to start the embeddings from, if any.
         train: Its training records; a tokenizer without a path is trained on their texts.
+        progress: Print how many tokens have a word vector.
 
     Raises:
-        UsageError: The network is ELECTRA's, which is two.
-        UniclozeError: A record is unusable.
+        UsageError: The network is ELECTRA's, which is two, or has no table of tokens for word vectors.
+        UniclozeError: A record or the file of word vectors is unusable.
     """
     if network.model.generator_size:
         raise UsageError(f"recipe {network.name} trains two networks: give a recipe of one, such as transformer-base")
@@ -41,6 +44,10 @@ def untrained(network: Recipe, task: Recipe, train: Path) -> LoadedModel:
         tokenizer = Tokenizer.train(texts, network.tokenizer)
     model = build_model(network, len(tokenizer)).for_use()
     spell_tokens(model, tokenizer.symbols)
+    if task.training.word_vectors is not None:
+        said = start_from_vectors(model, tokenizer, Path(task.training.word_vectors))
+        if progress:
+            say(said)
     return LoadedModel(model.eval(), tokenizer, network, Path(f"{network.name} (untrained)"), 0)
 
 

@@ -25,6 +25,7 @@ PLACES = (
     ("data", "phrases"),
     ("tokenizer", "path"),
     ("training", "initialize_from"),
+    ("training", "word_vectors"),
 )
 """Settings that name files and folders; a card shows only their base names."""
 IMPORTED = "imported from"

@@ -53,6 +53,7 @@ from unicloze.training.process import RunProcess, pinned_threads, write_settings
 from unicloze.training.sharding import gathered, shard
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
 from unicloze.training.word_guesses import WordScore, ranks_by_model, way_to_ask
+from unicloze.training.word_vectors import start_from_vectors
 from unicloze.training.world import World
 
 CURE_OF_LITTLE = (
@@ -243,7 +244,7 @@ class _Run(RunProcess):
             warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
         self.baselines = None if heldout is None else world.in_turn(lambda: open_baselines(last, prepared, out))
         self.counts = self.baselines.perplexities if self.baselines else {}
-        state = self._initial_state(recipe, compute, checkpoint)
+        state = self._initial_state(recipe, compute, checkpoint, show=progress)
         self.perplexity: dict[str, float | None] = {}
         super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
 
@@ -262,12 +263,18 @@ class _Run(RunProcess):
             warnings.warn(TOO_SMALL.format("the perplexity will be measured on the training text"), stacklevel=4)
             return None
 
-    def _initial_state(self, recipe: Recipe, compute: Compute, checkpoint: Checkpoint | None) -> TrainState:
+    def _initial_state(
+        self, recipe: Recipe, compute: Compute, checkpoint: Checkpoint | None, *, show: bool
+    ) -> TrainState:
         """The state before the first step, or, for a run that resumes, the one to restore a checkpoint into."""
         model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, compute.device)
         spell_tokens(model, self.prepared.tokenizer.symbols)
         if recipe.training.initialize_from is not None and checkpoint is None:
             initialize_from(model, open_model(recipe.training.initialize_from), self.prepared.tokenizer, recipe)
+        if recipe.training.word_vectors is not None and checkpoint is None:
+            said = start_from_vectors(model, self.prepared.tokenizer, Path(recipe.training.word_vectors))
+            if show:
+                say(said)
         if compute.world.sharded:
             shard(model, compute.device, compute.world.size)
         return TrainState(

@@ -190,6 +190,7 @@ def toy_overrides() -> dict[str, Any]:
         "training.batch_size": 8,
         "training.phases": [],
         "training.initialize_from": None,
+        "training.word_vectors": None,
         "training.micro_batch_size": None,
         "training.warmup_steps": 1,
         "training.decay_steps": None,

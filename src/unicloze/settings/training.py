@@ -63,6 +63,8 @@ class TrainingSettings:
             the steps (shares are scaled to sum to 1). Default: one phase with the recipe's settings.
         initialize_from: Run, checkpoint or Hugging Face model folder to take initial weights from, wherever name and shape
             match. The model then has that shape unless the command line overrides it.
+        word_vectors: File of word vectors that the embeddings of new models start from: on each line a word and its numbers
+            (GloVe's text format), may be .gz. `frozen: [backbone.embeddings]` keeps them as they are.
         frozen: Parts of the model that are not trained, given as prefixes of weight names: `[generator]`,
             `[backbone.embeddings, backbone.layers.0]`, or `[backbone]` to train only a task's head.
         seed: Seed of initial weights, order, masks and dropout.
@@ -121,6 +123,7 @@ class TrainingSettings:
     label_smoothing: float = 0.0
     phases: list[dict[str, Any]] = field(default_factory=list)
     initialize_from: str | None = None
+    word_vectors: str | None = None
     frozen: list[str] = field(default_factory=list)
     seed: int = 0
     device: str = "auto"

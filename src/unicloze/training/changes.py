@@ -28,6 +28,7 @@ FREE_TO_CHANGE = {
     "training.keep_checkpoints",
     "training.copy_to",
     "training.initialize_from",
+    "training.word_vectors",
     "distillation.teacher",
 }
 """Settings that may change when a run is resumed; any other change would make it a different run.

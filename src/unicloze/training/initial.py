@@ -56,12 +56,12 @@ def shared_tokens(old: Tokenizer, new: Tokenizer) -> Int64s:
     """
     exactly: dict[tuple[str, bool], int] = {}
     as_text: dict[tuple[str, bool], int] = {}
-    for i, (token, continues, text) in enumerate(_spelled(old)):
+    for i, (token, continues, text) in enumerate(spelled(old)):
         exactly.setdefault((token, continues), i)
         if text:
             as_text.setdefault((text, continues), i)
     found = np.full(len(new), -1, dtype=np.int64)
-    for i, (token, continues, text) in enumerate(_spelled(new)):
+    for i, (token, continues, text) in enumerate(spelled(new)):
         found[i] = exactly.get((token, continues), as_text.get((text, continues), -1) if text else -1)
     for role in ("pad", "unk", "sos", "eos", "mask"):
         found[getattr(new.vocabulary, role)] = getattr(old.vocabulary, role)
@@ -70,7 +70,7 @@ def shared_tokens(old: Tokenizer, new: Tokenizer) -> Int64s:
     return found
 
 
-def _spelled(tokenizer: Tokenizer) -> list[tuple[str, bool, str]]:
+def spelled(tokenizer: Tokenizer) -> list[tuple[str, bool, str]]:
     """Spelling of each token, whether it continues a word, and its text without markers."""
     vocabulary = tokenizer.vocabulary
     special = set(vocabulary.special.tolist())

@@ -104,7 +104,7 @@ def finetune(
         if section == "objective":
             of_objective[key] = getattr(recipe.objective, name)
     tune_allocator()
-    from unicloze.finetuning.checks import check_given_options
+    from unicloze.finetuning.checks import check_given_options, refuse_word_vectors
     from unicloze.finetuning.from_scratch import untrained
     from unicloze.finetuning.initial import task_recipe
     from unicloze.finetuning.seeds import finetune_seeds
@@ -113,8 +113,9 @@ def finetune(
 
     name = str(model) if isinstance(model, str | Path) else ""
     if name.endswith((".yaml", ".yml")) or (name in recipe_names() and not Path(name).exists()):
-        start = untrained(load_recipe(name), recipe, Path(train))
+        start = untrained(load_recipe(name), recipe, Path(train), progress=not quiet)
     else:
+        refuse_word_vectors(recipe)
         start = open_model(model)
     of_model = {key: origin for key, origin in written.items() if key.startswith(("model.", "use."))}
     recipe = task_recipe(recipe, start, [*given, *of_model], of_objective, of_model)
@@ -152,6 +153,7 @@ def _glue(
     if first and grid_budget > 1:
         raise UsageError("option --grid-budget: UniLM v1 gives no grid: leave it out, or give --task glue.")
     tune_allocator()
+    from unicloze.finetuning.checks import refuse_word_vectors
     from unicloze.finetuning.glue import GRID, finetune_glue
     from unicloze.finetuning.initial import task_recipe
     from unicloze.interop.opening import open_model
@@ -164,7 +166,9 @@ def _glue(
         values = {**given, **changes}
         of_objective = {key: value for key, value in values.items() if key.startswith("objective.")}
         own = {key: value for key, value in values.items() if key not in of_objective}
-        recipe = task_recipe(load_recipe(f"glue-{task}{'-v1' * first}", own), start, list(values), of_objective)
+        named = load_recipe(f"glue-{task}{'-v1' * first}", own)
+        refuse_word_vectors(named)
+        recipe = task_recipe(named, start, list(values), of_objective)
         refuse_unread_in_task([recipe], given)
         return recipe
 

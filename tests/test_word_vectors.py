@@ -1,0 +1,103 @@
+"""Word vectors by path: which tokens take them, what is refused, and runs that start from them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+import torch
+
+import nlu_toys
+from test_from_scratch import pairs
+from unicloze import verbs
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.finetuning.from_scratch import untrained
+from unicloze.recipes import load_recipe
+from unicloze.training.loading import LoadedModel, load_model
+from unicloze.training.word_vectors import start_from_vectors, words_of
+
+WIDTH = 32
+
+
+def line(word: str, value: float, width: int = WIDTH) -> str:
+    return f"{word} {' '.join([str(value)] * width)}\n"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> LoadedModel:
+    network = load_recipe("transformer-tiny", {"tokenizer.vocab_size": 300, "model.hidden_size": WIDTH, "model.num_layers": 1,
+                                               "model.decoder_layers": 1})  # fmt: skip
+    return untrained(network, load_recipe("transformer-multi30k"), pairs(tmp_path))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_words_of_the_vocabulary_take_their_vectors_and_the_rest_stays(
+    packed: bool, start: LoadedModel, tmp_path: Path
+) -> None:
+    table = start.model.backbone.embeddings.tokens.weight  # type: ignore[union-attr]
+    before, known = table.detach().clone(), {text: number for number, text in words_of(start.tokenizer).items()}
+    inner = next(token for token in start.tokenizer.tokens(range(len(start.tokenizer))) if token.startswith("at"))
+    content = (
+        line("katze", 1.5) + line("unheard", 9) + line("old", -2) + line(". . .", 3) + line("katze", 7) + line(inner, 8)
+    )
+    file = tmp_path / f"vectors.txt{'.gz' * packed}"
+    file.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    said = start_from_vectors(start.model, start.tokenizer, file)
+    taken = {known[word]: value for word, value in (("katze", 1.5), ("old", -2.0)) if word in known}
+    assert taken and said.startswith(f"{len(taken)} of {len(known)} tokens that begin a word (")
+    for number, row in enumerate(table.detach()):
+        wanted = torch.full((WIDTH,), taken[number]) if number in taken else before[number]
+        assert torch.equal(row, wanted), number
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (line("katze", 1) + line("new", 1, 31), r"line 2: a line must be a word and 32 numbers"),
+        ("400000 32\n" + line("katze", 1), r"line 1: a line must be a word and 32 numbers"),
+        (line("x", 1) + line("katze", 1).replace("1", "one", 1), r"line 2: a number is not finite or not a number"),
+        (line("katze", float("nan")), r"line 1: a number is not finite"),
+        (line("xyz", 1), r"has no word of the vocabulary"),
+        ("", r"has no word of the vocabulary"),
+        ("a" * (2**20 + 1), r"line 1: it has more than 1,048,576 bytes"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_its_line(content: str, said: str, start: LoadedModel, tmp_path: Path) -> None:
+    (tmp_path / "vectors.txt").write_text(content)
+    with pytest.raises(UniclozeError, match=said):
+        start_from_vectors(start.model, start.tokenizer, tmp_path / "vectors.txt")
+
+
+def test_a_missing_or_damaged_file_is_refused(start: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(UniclozeError, match=r"there is no file .*none\.txt"):
+        start_from_vectors(start.model, start.tokenizer, tmp_path / "none.txt")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(line("katze", 0.5).encode() * 99)[:-12])
+    with pytest.raises(UniclozeError, match=r"cut\.gz is cut off or damaged"):
+        start_from_vectors(start.model, start.tokenizer, tmp_path / "cut.gz")
+
+
+def test_a_trained_model_keeps_its_embeddings(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"training\.word_vectors is where new embeddings start"):
+        verbs.finetune(
+            "classification", nlu_toys.start(), tmp_path / "train.jsonl", out=tmp_path / "run",
+            overrides={"training.word_vectors": "vectors.txt"},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_run_keeps_or_trains_them(frozen: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = pairs(tmp_path)
+    (tmp_path / "vectors.txt").write_text(line("katze", 0.5))
+    overrides = {
+        "finetuning.epochs": 2, "training.device": "cpu", "training.word_vectors": str(tmp_path / "vectors.txt"),
+        "training.frozen": ["backbone.embeddings"] * frozen, "training.learning_rate": 0.01,
+    }  # fmt: skip
+    verbs.finetune(
+            "transformer-multi30k", tmp_path / "network.yaml", file, out=tmp_path / "run", overrides=overrides
+        )
+    assert "take their embeddings from" in capsys.readouterr().err
+    model = load_model(tmp_path / "run")
+    (katze,) = (number for number, text in words_of(model.tokenizer).items() if text == "katze")
+    row = model.model.backbone.embeddings.tokens.weight[katze]  # type: ignore[union-attr,index]
+    assert torch.equal(row, torch.full_like(row, 0.5)) is frozen
