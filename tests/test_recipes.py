@@ -353,7 +353,10 @@ def test_base_in_a_cycle(write: Any) -> None:
             },
             "objective.visibility is 'prefix'; the first segment is the prefix; without a second, set data.segments to 2.",
         ),
-        ({"training.device": "gpu"}, "training.device is 'gpu'; known devices: auto, cpu, cuda, cuda:N, xpu, xpu:N, mps."),
+        (
+            {"training.device": "gpu"},
+            "training.device is 'gpu'; known devices: auto, cpu, cuda, cuda:N, xpu, xpu:N, mps.",
+        ),
     ],
     ids=str,
 )
