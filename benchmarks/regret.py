@@ -108,6 +108,16 @@ class Records:
         return cls(pool, development, test[:TEST])
 
     @property
+    def labels(self) -> list[str]:
+        """All classes or tags, some of which few training records may lack."""
+        answers = [
+            record.get("tags", record.get("label"))
+            for part in (self.pool, self.development, self.test)
+            for record in part
+        ]
+        return sorted({label for answer in answers for label in (answer if isinstance(answer, list) else [answer])})
+
+    @property
     def length(self) -> float:
         """Mean number of characters of a record."""
         return statistics.fmean(len(json.dumps(record, ensure_ascii=False)) for record in self.pool)
@@ -183,7 +193,13 @@ def measured(cell: Cell, start: LoadedModel, records: Records) -> dict[str, Any]
         train = write(folder / "train.jsonl", drawn)
         development = write(folder / "dev.jsonl", records.development)
         test = write(folder / "test.jsonl", records.test)
-        given = {"training.learning_rate": cell.rate, "training.seed": cell.seed, "task.metrics": [task.metric]}
+        given: dict[str, Any] = {
+            "training.learning_rate": cell.rate,
+            "training.seed": cell.seed,
+            "task.metrics": [task.metric],
+        }
+        if task.recipe != "regression":
+            given["task.labels"] = records.labels
         began, used = time.perf_counter(), time.process_time()
         run = folder / "run"
         if verbs.finetune(task.recipe, start, train, development, run, quiet=True, overrides=given).exit_code:

@@ -19,6 +19,7 @@ from unicloze.pretraining.automatic import (
     vocabulary_size,
 )
 from unicloze.pretraining.budget import Budget, Cost, with_steps
+from unicloze.progress import short
 from unicloze.recipes import load_recipe
 from unicloze.settings import DataSettings
 from unicloze.text.survey import SAMPLE, Survey, survey
@@ -94,7 +95,7 @@ def test_more_budget_buys_a_larger_model(corpus: str, tmp_path: Path, monkeypatc
         choice = choose(given, Budget("tokens", tokens), tmp_path / "run", progress=False)
         recipe = load_recipe("auto", {**given, **choice.settings})
         found.append(recipe.model.hidden_size)
-        assert f"{tokens / 1e6:,.1f} million tokens" in " ".join(choice.reasons)
+        assert f"; {short(tokens)} tokens, " in " ".join(choice.reasons)
     assert found == [SIZES[0].width, SIZES[1].width, SIZES[2].width]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import Budget, Cost, cost_of_a_step, with_steps
+from unicloze.progress import short
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared, open_or_prepare
@@ -112,7 +113,7 @@ def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> 
         "tokenizer.vocab_size": vocabulary_size(seen),
     }
     final = {**chosen, **given}
-    size = "of unknown size" if seen.size is None else f"of about {seen.size / 1e6:,.1f} million characters"
+    size = "an unknown number of characters" if seen.size is None else f"about {short(seen.size)} characters"
     written = "with" if seen.spaced else "without"
     reasons.append(f"text: {size}, written {written} spaces between words")
     reasons.append(
@@ -205,8 +206,8 @@ def _reasons(recipe: Recipe, prepared: Prepared, budget: Budget, cost: Cost, lim
     return [
         f"model: {model.num_layers} layers of width {model.hidden_size}, {inner:,} weights without embeddings: the largest "
         f"that reads {TOKENS_OF_A_WEIGHT} tokens per weight{dropout}",
-        f"steps: {steps:,} of {recipe.training.batch_size} windows of {recipe.data.window} tokens{why}; {tokens / 1e6:,.1f} "
-        f"million tokens, {passes:,.1f} passes{duration}",
+        f"steps: {steps:,} of {recipe.training.batch_size} windows of {recipe.data.window} tokens{why}; {short(tokens)} "
+        f"tokens, {passes:,.1f} passes{duration}",
         "objective: left to right for a third of the steps, then pseudo-masked",
         f"expect: {_expectation(tokens)}",
     ]

@@ -66,6 +66,8 @@ def _read_file(path: Path, settings: TaskSettings, first: int, cure: str | None)
     name, id_field = _format_of(path, settings), settings.fields.get("id", "id")
     if name not in FORMATS and name not in COLLECTIONS:
         known = ", ".join([*FORMATS, *COLLECTIONS])
+        if name in SPREADSHEETS:
+            raise UsageError(f"{path}: a spreadsheet cannot be read: save the table as .csv")
         said = "give a file of" if cure is None else f"set it with {spelled(cure, 'format', 'NAME')}, where NAME is"
         raise UsageError(f"{path}: '{name}' is not a known record format: {said} one of {known}")
     lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](read_text(path), path)
@@ -94,6 +96,9 @@ FORMATS: Mapping[str, Reader] = {
     **COLUMN_FORMATS,
 }
 """Readers by `TaskSettings.format`."""
+
+SPREADSHEETS = "xlsx", "xls", "ods"
+"""Endings of files that other programs save as tables."""
 
 HEADED = "tsv", "csv"
 """Formats whose first line names the fields."""
