@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -81,9 +82,16 @@ def room(module: Path) -> str:
     return module.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@functools.cache
+def nodes(file: Path) -> list[ast.AST]:
+    """All nodes of a file's syntax tree that import or call something, or assign a value."""
+    wanted = ast.Import, ast.ImportFrom, ast.Call, ast.Assign
+    return [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, wanted)]
+
+
 def imported(file: Path) -> Iterator[str]:
     """Dotted names imported anywhere in a file, including inside functions and under TYPE_CHECKING."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -120,7 +128,7 @@ def test_packages_do_not_import_each_other_in_a_cycle() -> None:
 def modules_imported(file: Path, modules: Collection[str]) -> set[str]:
     """The modules that a file imports; a package counts only if a name from its `__init__` is used."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -171,7 +179,7 @@ def test_metrics_know_no_model(file: Path) -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_no_module_changes_what_another_says(file: Path) -> None:
     """Warnings are silenced by class, and errors are re-raised or chained with a cause."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             assert called != "warnings.filterwarnings" and not called.startswith("str(error).replace"), node.lineno
