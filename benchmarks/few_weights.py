@@ -25,7 +25,7 @@ from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import measure
 from unicloze.finetuning.task_model import load_task_model
-from unicloze.training.loading import load_model
+from unicloze.interop.opening import open_model
 
 FILES = {
     "sst-2": ("SST-2/train.tsv.gz", "SST-2/test.tsv.gz", True),
@@ -50,7 +50,7 @@ def ran(task: str, model: Path, settings: Mapping[str, Any], files: tuple[Path, 
         if verbs.finetune(f"glue-{task}", model, files[0], None, name, quiet=True, overrides=settings).exit_code:
             raise SystemExit("stopped; the same command continues")
         spent = time.process_time() - began
-        tuned = load_task_model(load_model(Path(name)))
+        tuned = load_task_model(open_model(Path(name)))
         data = open_records(files[1], tuned.recipe, tuned.tokenizer)
         result = next(iter(measure(predict(tuned, data), data.records, tuned.recipe).values()))
     return {

@@ -401,6 +401,11 @@ def test_a_recurrent_model_has_none(few: str) -> None:
 
 def test_few_weights_learn_at_a_higher_rate() -> None:
     assert (learning_rate(110_000_000), learning_rate(110_000_000, few=True)) == (3e-5, 3e-4)
+    assert [learning_rate(weights, few=True) for weights in (22_000_000, 5_000_000, 1_500_000)] == [
+        1.5e-3,
+        6.6e-3,
+        1e-2,
+    ]
 
 
 def test_a_start_in_a_hugging_face_folder_is_found_again(start: LoadedModel, tmp_path: Path) -> None:

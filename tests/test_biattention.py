@@ -181,7 +181,9 @@ def cove() -> LoadedModel:
 
 
 def task_of(start: LoadedModel, *, pair: bool = True, **settings: Any) -> Recipe:
-    recipe = recipe_for(start, "cove-classification", task__head_size=4, task__labels=["no", "yes"], **settings)
+    recipe = recipe_for(
+        start, "cove-classification", **{"task__head_size": 4, "task__labels": ["no", "yes"], **settings}
+    )
     optional = ["pair"] if pair else []
     return dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, optional=optional))
 
@@ -316,6 +318,30 @@ def test_the_head_memorises_pairs(cove: LoadedModel, tmp_path: Path) -> None:
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.1
+
+
+@pytest.mark.slow
+def test_the_head_memorises_sentences_despite_dropout_and_knows_them_when_evaluated(
+    cove: LoadedModel, tmp_path: Path
+) -> None:
+    """Thirty-two sentences with random labels: what it learned in training mode holds with the running statistics."""
+    draw = np.random.default_rng(0)
+    words = ["anna", "sees", "berlin", "eva", "leaves", "dublin", "playing", "carl", "plays", "fargo"]
+    records = [
+        {"text": " ".join(draw.choice(words, size=8)), "label": ["no", "yes"][number % 2]} for number in range(32)
+    ]
+    recipe = task_of(cove, pair=False, task__head_size=16, task__head_dropout=0.1)
+    model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).train()
+    batch = collate(rows_of(cove, recipe, records, tmp_path))
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.01)
+    for step in range(80):
+        loss = model(batch, DropoutKey(step))["label"].total / len(records)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        found = model.eval().outputs(batch)["label"][:, 0].argmax(dim=1)  # type: ignore[operator]
+    assert found.tolist() == [0, 1] * 16
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 import torch
 
+import nlu_toys
 from corpora import write_corpus
 from decoding_toys import roberta_like, wordpiece
 from interop_toys import SPECIALS, VOCABULARY, batch_of, save, write_vocabulary
@@ -20,6 +21,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import import_checkpoint
 from unicloze.interop.vocabulary import read_tokenizer
+from unicloze.pretraining.start import inherited_settings
 from unicloze.recipes import load_recipe
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
@@ -372,3 +374,13 @@ def test_what_a_start_refuses(bert: Path, corpus: Path, tmp_path: Path) -> None:
         }
         pretrain("bert-base", tmp_path / "e", toy=True, quiet=True, overrides={**given, **sizes}, init=bert)
     assert not any((tmp_path / name).exists() for name in "abcd")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "what"), [("elmo", "a Transformer", "an LSTM"), ("gpt", "an LSTM", "a Transformer")]
+)
+def test_an_lstm_does_not_start_from_a_transformer_nor_the_reverse(name: str, kind: str, what: str) -> None:
+    start = nlu_toys.start("awd-lstm" if name == "gpt" else "t5-base")
+    recipe = load_recipe(name, {"training.initialize_from": "runs/other"})
+    with pytest.raises(UsageError, match=rf"the model runs/other is {kind}, and recipe {name} trains {what}"):
+        inherited_settings(recipe, start, {}, new_tokenizer=False)

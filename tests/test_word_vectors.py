@@ -93,9 +93,7 @@ def test_a_run_keeps_or_trains_them(frozen: bool, tmp_path: Path, capsys: pytest
         "finetuning.epochs": 2, "training.device": "cpu", "training.word_vectors": str(tmp_path / "vectors.txt"),
         "training.frozen": ["backbone.embeddings"] * frozen, "training.learning_rate": 0.01,
     }  # fmt: skip
-    verbs.finetune(
-            "transformer-multi30k", tmp_path / "network.yaml", file, out=tmp_path / "run", overrides=overrides
-        )
+    verbs.finetune("transformer-multi30k", tmp_path / "network.yaml", file, out=tmp_path / "run", overrides=overrides)
     assert "take their embeddings from" in capsys.readouterr().err
     model = load_model(tmp_path / "run")
     (katze,) = (number for number, text in words_of(model.tokenizer).items() if text == "katze")

@@ -20,6 +20,9 @@ PAPER_WEIGHTS = 110_000_000
 FEW_TIMES = 10
 """How many times higher the rate of low-rank updates and adapters is: at 110 M weights, LoRA takes 5e-4 (Hu et al., Table 9)
 and adapters 3e-4 (Houlsby et al., Section 3.1)."""
+HIGHEST_OF_FEW = 1e-2
+"""Learning rate of low-rank updates and adapters in the smallest models. With 5 M weights, 6e-3 was best of 3e-3, 6e-3 and
+1.5e-2 (benchmarks/results/few_weights.jsonl)."""
 MUCH_SMALLER = 10
 """How many times fewer weights a model must have to need a higher rate."""
 
@@ -31,8 +34,8 @@ def learning_rate(weights: int, few: bool = False) -> float:
         weights: Number of weights of the model.
         few: Whether only low-rank updates or adapters learn.
     """
-    rate = RATE_TIMES_WEIGHTS / weights * (FEW_TIMES if few else 1)
-    return float(f"{min(HIGHEST_RATE, rate):.1e}")
+    times, highest = (FEW_TIMES, HIGHEST_OF_FEW) if few else (1, HIGHEST_RATE)
+    return float(f"{min(highest, RATE_TIMES_WEIGHTS / weights * times):.1e}")
 
 
 def epochs(rows: int) -> int:

@@ -17,6 +17,8 @@ from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import inherited
 from unicloze.training.loading import LoadedModel
 
+_KINDS = {"transformer": "a Transformer", "recurrent": "an LSTM"}
+
 
 def inherited_settings(
     recipe: Recipe, start: LoadedModel, given: Mapping[str, Any], *, new_tokenizer: bool
@@ -30,10 +32,17 @@ def inherited_settings(
         new_tokenizer: Train a tokenizer although the model has one.
 
     Raises:
-        UsageError: Tokenizer-training settings are given, but no tokenizer is to be trained.
+        UsageError: Tokenizer-training settings are given, but no tokenizer is to be trained; or one of recipe and model is an
+            LSTM and the other a Transformer.
     """
     place = recipe.training.initialize_from or ""
     asked = flatten(given, lambda key: key)
+    theirs, ours = start.recipe.model.kind, recipe.model.kind
+    if theirs != ours and "model.kind" not in asked:
+        raise UsageError(
+            f"the model {place} is {_KINDS[theirs]}, and recipe {recipe.name} trains {_KINDS[ours]}: start from a model of "
+            "the recipe's kind, or leave out --init"
+        )
     own = not (new_tokenizer or recipe.tokenizer.path or recipe.data.prepared)
     if own and (unread := [key for key in OF_A_TRAINED_TOKENIZER if key in asked]):
         raise UsageError(

@@ -54,7 +54,7 @@ def with_columns(settings: TaskSettings, records: Sequence[Record]) -> TaskSetti
     if "text" in missing:
         left = {name: values for name, values in columns.items() if name != found.get("label")}
         found |= _texts(left, records[0], alone="label" not in missing or "label" in found)
-    fields = {role: found[role] for role in ("text", "pair", "label") if role in found}
+    fields: dict[str, str] = {role: found[role] for role in ("text", "pair", "label") if role in found}
     return dataclasses.replace(settings, fields={**settings.fields, **fields}) if fields else settings
 
 
