@@ -36,6 +36,7 @@ from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
+from unicloze.training.divergence import Updates
 from unicloze.training.forecast import memory_of, shards
 from unicloze.training.loading import compiles, ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
@@ -389,10 +390,15 @@ def _one_step(state: TrainState, micro_batch: MicroBatch, recipe: Recipe, comput
         accumulate_gradients(state, [micro_batch] * 2, twice, compute, lambda _: "random tokens")
         clip_gradient(state.model, recipe.training.clip_norm)
 
+    updates = Updates(state.model, state.optimizers, late=compute.queues, undo=recipe.training.on_spike != "accept")
+
     def update() -> None:
         set_learning(state.optimizers, state.step)
-        for optimizer in state.optimizers:
-            optimizer.step()
+        with updates.checked():
+            for optimizer in state.optimizers:
+                optimizer.step()
+        if not compute.queues:
+            updates.spoiled()
 
     with _Live(itertools.chain(state.model.parameters(), state.model.buffers())) as first:
         begun = time.perf_counter()

@@ -50,10 +50,10 @@ class TrainingSettings:
         layer_decay: Factor of the learning rate from each layer to the one below, in pre-training; as of
             `finetuning.layer_decay`.
         clip_norm: Maximum norm of the gradient; 0 disables clipping.
-        on_spike: What happens at a step whose gradient spikes, or whose loss or gradient is not finite. `accept` makes every
-            finite update and stops the run at a number that is not finite. `skip` leaves out the update of the step.
-            `go_back` returns to the last checkpoint at a multiple of `save_every` and continues with the text after that of
-            the step; before the first checkpoint it skips. The run stops after 10 spikes in a row.
+        on_spike: What happens at a step whose gradient spikes, or whose loss, gradient or update is not finite. `accept`
+            makes every finite update and stops the run at a number that is not finite. `skip` leaves out the update of the
+            step. `go_back` returns to the last checkpoint at a multiple of `save_every` and continues with the text after
+            that of the step; before the first checkpoint it skips. The run stops after 10 spikes in a row.
         spike_factor: A gradient spikes if its norm is more than this many times the median of the last 64 updates (of the
             first 16 updates, none is a spike).
         label_smoothing: Share of each predicted token's label that is spread evenly over the vocabulary, in training only
