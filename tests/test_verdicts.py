@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nlu_toys import recipe_for, start, write
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning import automatic
 from unicloze.finetuning.run import finetune_run
@@ -277,6 +277,12 @@ def test_a_table_without_a_header_is_refused(tmp_path: Path, kind: str, text: st
         f"{path}, line 1: this is a record and not a header ('a good film', '{found}'): put a line with the names of the "
         "columns above it, such as text and label"
     )
+
+
+def test_a_spreadsheet_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "table.xlsx").write_bytes(b"PK")
+    with pytest.raises(UsageError, match=r"table\.xlsx: a spreadsheet cannot be read: save the table as \.csv$"):
+        read_records(tmp_path / "table.xlsx", task_settings(kind="classification"))
 
 
 def test_guessed_columns_are_printed_and_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def with_columns(settings: TaskSettings, records: Sequence[Record]) -> TaskSetti
     taken = {settings.fields.get(role, role) for role in ("text", "pair", "label", "id") if role not in missing}
     columns = {name: [record.fields.get(name) for record in records] for name in records[0].fields if name not in taken}
     columns = {name: values for name, values in columns.items() if not _is_numbering(name, values)}
-    found = {}
+    found: dict[str, str] = {}
     if "label" in missing and (label := _label(columns, settings.kind, alone="text" not in missing)) is not None:
         _refuse_headless(label, columns[label], records[0])
         found["label"] = label
