@@ -58,7 +58,7 @@ def train(model: ReplacedTokenModel, steps: Iterator[list[MicroBatch]], count: i
 def test_a_batch_is_memorised(learning: str) -> None:
     """If the generator does not learn, nearly every sample is wrong, and samples differ at every step."""
     model = electra(initializer_range=0.02)
-    windows = random_windows(2, 16)
+    windows = random_windows(4, 24)
     coefficients = {"ae": float(learning == "both")}
     micro_batch = MicroBatch(make_examples(windows, vocabulary(), ELECTRA), windows, coefficients)
 
@@ -66,7 +66,7 @@ def test_a_batch_is_memorised(learning: str) -> None:
         while True:
             yield [micro_batch]
 
-    train(model, steps(), 240, 1e-2)
+    train(model, steps(), 300, 8e-3)
     model.eval()
     batch = collate(micro_batch.examples)
     with torch.no_grad():

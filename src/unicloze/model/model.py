@@ -21,7 +21,8 @@ from unicloze.model.layer_mix import LayerMix
 from unicloze.model.recurrent.backbone import RecurrentBackbone, predicted
 from unicloze.model.recurrent.translation import TranslationBackbone
 from unicloze.model.soft_labels import mixed_losses
-from unicloze.model.task_heads import TASK_HEADS, TaskHead
+from unicloze.model.task_heads import TASK_HEADS
+from unicloze.model.task_heads.task_head import TaskHead
 from unicloze.settings import HeadSettings, ModelSettings
 
 PAIR_TARGETS = "nsp", "sop"
