@@ -76,7 +76,7 @@ def main() -> None:
     shape["epochs"] = asked.epochs
     scores: dict[tuple[str, str, str], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
-        files = {}
+        files: dict[str, tuple[Path, Path]] = {}
         for task in asked.tasks:
             train, test, header = FILES[task]
             counts = {"train": (train, asked.records), "test": (test, asked.test_records)}

@@ -97,7 +97,7 @@ def language_model(name: str, text: Path, folder: Path, settings: Mapping[str, A
         "training.evaluate_every": 0, "training.save_every": 0, **CPU,
     }  # fmt: skip
     began = time.process_time()
-    if pretrain_run(load_recipe(name, common | settings), folder, progress=False).stopped_by:
+    if pretrain_run(load_recipe(name, {**common, **settings}), folder, progress=False).stopped_by:
         raise SystemExit("stopped; the same command continues")
     perplexity = [event["perplexity"] for event in read_ledger(folder / LEDGER) if event["event"] == "evaluate"][-1]
     return {"perplexity": perplexity, "cpu seconds": round(time.process_time() - began, 1)}
