@@ -36,7 +36,7 @@ small-en: .venv/.runtime ## Install the small English model that comes with unic
 	$(PIP_INSTALL) --no-deps ./models/unicloze-small-en
 	@echo "Try:"
 	@echo "  $(BIN)/unicloze fill --model unicloze-small-en --text 'She opened the [MASK] and looked out.'"
-	@echo "  $(BIN)/unicloze score --model unicloze-small-en --text 'They were tired.' 'They was tired.'"
+	@echo "  $(BIN)/unicloze score --model unicloze-small-en --text 'They were tired.'"
 
 test: .venv/.installed ## Run all tests except the journeys
 	$(BIN)/python -m pytest $(WORKERS) -m "not journey"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -13,8 +14,9 @@ import nlu_toys
 from unicloze.errors import UsageError
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import write_model
+from unicloze.recipes import load_recipe
 from unicloze.training.checkpoint import load_checkpoint
-from unicloze.verbs import export, fill
+from unicloze.verbs import export, fill, score
 
 
 def packaged(tmp_path: Path, name: str = "my-model") -> Path:
@@ -71,3 +73,21 @@ def test_a_package_is_replaced_by_a_new_export_but_nothing_else_is(tmp_path: Pat
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"notes\.txt"):
         export(tmp_path / "model", "package", out=folder)
+
+
+SHIPPED = Path(__file__).parents[1] / "models" / "unicloze-small-en"
+
+
+def test_the_shipped_model_is_an_intact_package_of_its_training_files() -> None:
+    loaded = open_model(SHIPPED / "unicloze_small_en")
+    training = SHIPPED.parents[0] / "training" / "unicloze-small-en"
+    recipe = load_recipe(training / "recipe.yaml")
+    assert loaded.step == recipe.training.steps and loaded.recipe.model == recipe.model
+    evaluation = json.loads((training / "evaluation.json").read_text(encoding="utf-8"))
+    assert evaluation["step"] == loaded.step and evaluation["blimp"]["accuracy"]["pseudo"] > 0.58
+    assert (
+        fill(model=loaded, text="She opened the [MASK] and looked out.").filled == "She opened the door and looked out."
+    )
+    good, bad = (score(loaded, text=text)[0] for text in ("They were tired.", "They was tired."))
+    assert good.pseudo_log_likelihood is not None and bad.pseudo_log_likelihood is not None
+    assert good.pseudo_log_likelihood > bad.pseudo_log_likelihood + 3

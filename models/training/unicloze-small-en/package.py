@@ -6,6 +6,7 @@ python models/training/unicloze-small-en/package.py RUN
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,19 +23,20 @@ from unicloze.training.ledger import read_ledger
 
 HERE = Path(__file__).resolve().parent
 NAME = HERE.name
+TRIGRAMS = HERE.parents[2] / "benchmarks" / "results" / "trigram_blimp.json"
 SOURCES = Path("models") / "training" / NAME
 DATA = f"""\
 - {{books}} books, originals in English by {{authors}} authors who died in 1955 or earlier, so that their copyright has ended
   where it lasts for 70 years after death: [{SOURCES}/books.yaml](../training/{NAME}/books.yaml) names authors and years.
 - {{sections}} sections of {{textbooks}} OpenStax textbooks, © OpenStax, Rice University, licensed under
-  [CC BY 4.0](https://creativecommons.org/licenses/by/4.0/), free at openstax.org: {{titles}}. Their text was changed: it was
-  split into sections, and figures and formatting were removed.
+  [CC BY 4.0](https://creativecommons.org/licenses/by/4.0/), free at openstax.org. Their text was changed: it was split
+  into sections, and figures and formatting were removed. The books: {{titles}}.
 
 The weights are licensed like unicloze (Apache-2.0). No other text was used, and no text of a benchmark."""
 LIMITS = """\
 - It knows English of old novels and of textbooks. Names, events and words of the last decades are missing, and the novels
   hold views of their time.
-- It is small and was trained for hours on two processor cores: it fills blanks and judges sentences; what it generates is
+- It is small, and has read less than half of its text once: it fills blanks and judges sentences; what it generates is
   fluent for a few words. It knows few facts.
 - Use it to try unicloze, as a start for `--init` on your own English text, and as a baseline."""
 
@@ -77,9 +79,13 @@ def data(text: Path) -> str:
 
 
 def training(events: list[Mapping[str, Any]]) -> str:
-    begun = [event for event in events if event["event"] == "start"]
+    begun = [place for place, event in enumerate(events) if event["event"] == "start"]
+    runs = [events[first:last] for first, last in itertools.pairwise([*begun, len(events)])]
+    seconds = sum(run[-1]["time"] - run[0]["time"] for run in runs)
     tokens = max(event["text_tokens"] for event in events if event["event"] == "step")
-    seconds = sum(event.get("seconds", 0) for event in events if event["event"] in ("end", "stop"))
+    whole = sum(source["train"]["tokens"] for source in runs[0][0]["lineage"]["sources"])
+    planned = {run[0]["recipe"]["training"]["steps"]: run[0]["step"] for run in reversed(runs)}
+    changed = [f", planned for {steps:,} steps from step {step:,} on" for steps, step in reversed(planned.items())]
     return "\n".join(
         [
             "```sh",
@@ -89,8 +95,9 @@ def training(events: list[Mapping[str, Any]]) -> str:
             f"python {SOURCES}/package.py runs/small-en --text build/small-en/train.jsonl",
             "```",
             "",
-            f"{tokens / 1e6:.1f} M tokens in {seconds / 3600:.1f} hours on one to two processor cores, started {len(begun)} "
-            f"times. Every step and evaluation is in [{SOURCES}/{LEDGER}](../training/{NAME}/{LEDGER}).",
+            f"It read {tokens / 1e6:.1f} M of its {whole / 1e6:.1f} M tokens in {seconds / 3600:.1f} hours on one to two "
+            f"processor cores, started {len(runs)} times{''.join(changed)}. Every step "
+            f"and evaluation is in [{SOURCES}/{LEDGER}](../training/{NAME}/{LEDGER}).",
             "",
             f"![Held-out perplexity over steps](../training/{NAME}/learning.svg)",
         ]
@@ -111,11 +118,15 @@ def results(events: list[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> I
     )
     blimp = evaluation["blimp"]
     names = list(blimp["accuracy"])
-    yield f"\nBLiMP, {blimp['pairs']:,} pairs of all 67 sets (mean of the sets; chance is 50 %; ties count as wrong):\n"
-    yield "| | " + " | ".join(f"{name}, %" for name in names) + " |"
+    floor = json.loads(TRIGRAMS.read_text(encoding="utf-8"))["accuracy"]["ties wrong"]
+    yield (
+        f"\nBLiMP, {blimp['pairs']:,} pairs of all 67 sets (mean of the sets; ties count as wrong; chance is 50 %, and a "
+        f"trigram model of the same text has {floor:.1f} % on all 67,000 pairs):\n"
+    )
+    yield "| | " + " | ".join({"pseudo": "pseudo-log-likelihood", "chain": "chain rule"}[name] for name in names) + " |"
     yield "|---|" + "---|" * len(names)
     for row, accuracy in {"overall": blimp["accuracy"], **blimp["fields"], **blimp["terms"]}.items():
-        yield f"| {row} | " + " | ".join(f"{accuracy[name]:.1f}" for name in names) + " |"
+        yield f"| {row.replace('_', ' ')} | " + " | ".join(f"{accuracy[name]:.1%}" for name in names) + " |"
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ class Scores(list[TextScore]):
         return list(dict.fromkeys(score.note for score in self if score.note))
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """The fields of each recipe as JSON-serialisable dictionaries."""
+        """The fields of each score as JSON-serialisable dictionaries."""
         return [score.to_dict() for score in self]
 
     def __str__(self) -> str:

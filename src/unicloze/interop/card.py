@@ -66,7 +66,8 @@ def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, fl
 
 
 def _front(recipe: Recipe, export: Export) -> str:
-    kind = next((tag for name, tag in _TAGS.items() if export.architecture.endswith(name)), "feature-extraction")
+    other = "feature-extraction" if export.architecture or recipe.task.kind else "fill-mask"
+    kind = next((tag for name, tag in _TAGS.items() if export.architecture.endswith(name)), other)
     tags = ["unicloze", recipe.task.kind or (recipe.objective.name if recipe.objective.trains else "embeddings")]
     library = "transformers" if export.architecture and not export.imports else "unicloze"
     front = yaml.safe_dump({"library_name": library, "pipeline_tag": kind, "tags": tags}, sort_keys=False)

@@ -1,0 +1,1 @@
+"""The model unicloze-small-en: `unicloze fill --model unicloze-small-en`."""
