@@ -430,7 +430,7 @@ def test_invalid_utf8_is_repaired(here: Path, command: Command) -> None:
         (["pretrain", "--recipie", "quickstart"], "did you mean '--recipe'?"),
         (["pretrain", "--recipe", "quickstar"], "did you mean 'quickstart'?"),
         (["pretrain", "--recipe", "nosuch"], "named 'nosuch'. `unicloze recipes` lists all."),
-        (["export", "runs/quickstart", "--to", "brt"], "unicloze; did you mean 'bert'?"),
+        (["export", "runs/quickstart", "--to", "brt"], "package; did you mean 'bert'?"),
         (["pretrain", "--recipe", "quickstart", "--steps", "7"], "did you mean 'training.steps'?"),
         (
             ["finetune", "--task", "ner", "--model", "x", "--train", "y", "--device", "cpu"],

@@ -226,7 +226,10 @@ def test_columns_of_other_names_are_found_as_by_finetune(
         open_probe("classification", tmp_path / "train.jsonl", unlabelled, {})
 
 
-UNLABELLED = [{key: value for key, value in record.items() if key in ("text", "source")} for record in sentences(4)]
+UNLABELLED = [
+    {"text": record["text"], "author": f"author {number}", "title": f"title {number}"}
+    for number, record in enumerate(sentences(4))
+]
 SECTIONS = "task, generation, decoding, finetuning, training"
 
 

@@ -146,7 +146,7 @@ def write(final: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | Runtime
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(module, "_sync", fail)
+    monkeypatch.setattr(module, "sync", fail)
     with pytest.raises(UniclozeError) as refused:
         write_checkpoint(final, step=1, model={"w": torch.ones(1)}, optimizers=[], state={}, files=[])
     assert refused.value.__cause__ is error

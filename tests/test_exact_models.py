@@ -30,6 +30,7 @@ def test_toy_overrides() -> None:
         "model.num_layers": 2, "model.num_heads": 2, "model.intermediate_size": 64, "model.max_positions": None,
         "model.character_filters": [8, 8, 16], "training.copy_to": None,
         "training.steps": 2, "training.batch_size": 8, "training.phases": [], "training.initialize_from": None,
+        "training.word_vectors": None,
         "training.micro_batch_size": None, "training.warmup_steps": 1, "training.decay_steps": None,
         "training.device": "cpu", "training.compile": False, "training.evaluate_every": 0,
         "training.evaluate_windows": 4, "training.log_every": 1, "training.save_every": 0,

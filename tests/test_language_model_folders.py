@@ -194,7 +194,7 @@ def test_xlnet_is_exported(tmp_path: Path) -> None:
     peer = folders.xlnet(tmp_path / "theirs", mem_len=11)
     loaded = open_model(tmp_path / "theirs")
     result = verbs.export(loaded, "xlnet", tmp_path / "ours")
-    assert result.architecture == "XLNetLMHeadModel" and max(result.differences.values()) < 1e-5
+    assert result.architecture == "XLNetLMHeadModel" and max(result.differences.values()) < 1e-4
     again = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "ours")
     for name, weight in peer.state_dict().items():
         assert torch.equal(

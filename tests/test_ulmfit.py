@@ -102,7 +102,9 @@ def test_the_head_is_normalisation_units_and_normalisation() -> None:
     inner, output = head.inner, head.output
     assert inner.linear.out_features == INNER == 50
     real = states[weights > 0]
-    wanted = nn.Sequential(nn.BatchNorm1d(4), inner.linear, nn.ReLU(), nn.BatchNorm1d(50), output.linear).train()
+    wanted = nn.Sequential(
+        nn.BatchNorm1d(4, momentum=None), inner.linear, nn.ReLU(), nn.BatchNorm1d(50, momentum=None), output.linear
+    ).train()
     torch.testing.assert_close(head.outputs(states, target, None)[weights > 0], wanted(real))
     torch.testing.assert_close(inner.norm.running_var, wanted[0].running_var)
     torch.testing.assert_close(output.norm.running_mean, wanted[3].running_mean)
