@@ -81,7 +81,8 @@ def test_every_part_of_every_recipe_memorises_a_row(name: str, number: int) -> N
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1, (step + 1) / 20, 2 * (steps - step) / steps)
         losses = model(batch, DropoutKey(0, step, 0))
-        if step % 10 == 0 and max(loss.total.item() / loss.weight for loss in losses.values()) < 0.01:
+        drawn = "rtd" in losses  # a sample of the generator may be easy by chance
+        if not drawn and step % 10 == 0 and max(loss.total.item() / loss.weight for loss in losses.values()) < 0.01:
             break
         optimizer.zero_grad(set_to_none=True)
         torch.stack([loss.total / loss.weight for loss in losses.values()]).sum().backward()
