@@ -224,7 +224,7 @@ SETTINGS = {
     "training.average_patience": Row(
         "unilmv2",
         "1",
-        beside="--training.optimizer nt_asgd --training.evaluate_every 1 --training.learning_rate 20 --training.steps 6",
+        beside="--training.optimizer nt_asgd --training.evaluate_every 1 --training.learning_rate 8 --training.steps 6",
     ),
     "training.learning_rate": Row("unilmv2", "0.02"),
     "training.momentum": Row("unilmv2", "0.1", beside="--training.optimizer sgd --training.weight_decay 0"),
