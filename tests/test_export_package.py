@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import nlu_toys
 from unicloze.errors import UsageError
+from unicloze.interop.card import PLACES, without_places
 from unicloze.interop.opening import open_model
+from unicloze.interop.package import package_format
 from unicloze.interop.read import write_model
 from unicloze.recipes import load_recipe
 from unicloze.training.checkpoint import load_checkpoint
@@ -65,6 +69,38 @@ def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, name: str) -
     with pytest.raises(UsageError, match="lower-case letters, digits and single hyphens"):
         export(tmp_path / "model", "package", out=tmp_path / name)
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["json", "numpy", "sys"])
+def test_a_package_does_not_take_the_name_of_another(tmp_path: Path, name: str) -> None:
+    write_model(nlu_toys.start(), tmp_path / "model")
+    with pytest.raises(UsageError, match="is installed here, which this one would replace"):
+        export(tmp_path / "model", "package", out=tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tag", "verb"),
+    [
+        ("quickstart", "fill-mask", "fill"),
+        ("gpt", "text-generation", "generate"),
+        ("electra-base", "feature-extraction", "embed"),
+    ],
+)
+def test_a_card_shows_a_verb_that_the_model_can_do(recipe: str, tag: str, verb: str) -> None:
+    loaded = dataclasses.replace(nlu_toys.start(), recipe=load_recipe(recipe))
+    made = package_format(loaded, "mine")
+    assert made.tag == tag and f"unicloze {verb} --model mine" in made.use
+
+
+def test_no_setting_that_names_a_file_keeps_its_folder() -> None:
+    recipe = load_recipe("quickstart")
+    for section, key in PLACES:
+        settings = getattr(recipe, section)
+        value: Any = ["/home/me/x"] if isinstance(getattr(settings, key), list) else "/home/me/x"
+        recipe = dataclasses.replace(recipe, **{section: dataclasses.replace(settings, **{key: value})})
+    assert "/home/me" in str(recipe) and "/home/me" not in str(without_places(recipe))
+    assert {("finetuning", "unlabelled"), ("distillation", "teacher"), ("data", "decontaminate")} <= {*PLACES}
 
 
 def test_a_package_is_replaced_by_a_new_export_but_nothing_else_is(tmp_path: Path) -> None:

@@ -23,11 +23,15 @@ PLACES = (
     ("data", "corpus"),
     ("data", "prepared"),
     ("data", "phrases"),
+    ("data", "decontaminate"),
     ("tokenizer", "path"),
     ("training", "initialize_from"),
     ("training", "word_vectors"),
+    ("training", "copy_to"),
+    ("finetuning", "unlabelled"),
+    ("distillation", "teacher"),
 )
-"""Settings that name files and folders; a card shows only their base names."""
+"""Settings that name files and folders; exports show only their base names."""
 IMPORTED = "imported from"
 """Prefix of `provenance.place` in the recipe of an imported model."""
 _TAGS = {
@@ -66,11 +70,10 @@ def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, fl
 
 
 def _front(recipe: Recipe, export: Export) -> str:
-    other = "feature-extraction" if export.architecture or recipe.task.kind else "fill-mask"
-    kind = next((tag for name, tag in _TAGS.items() if export.architecture.endswith(name)), other)
+    kind = next((tag for name, tag in _TAGS.items() if export.architecture.endswith(name)), "feature-extraction")
     tags = ["unicloze", recipe.task.kind or (recipe.objective.name if recipe.objective.trains else "embeddings")]
     library = "transformers" if export.architecture and not export.imports else "unicloze"
-    front = yaml.safe_dump({"library_name": library, "pipeline_tag": kind, "tags": tags}, sort_keys=False)
+    front = yaml.safe_dump({"library_name": library, "pipeline_tag": export.tag or kind, "tags": tags}, sort_keys=False)
     licence = f"license: {export.licence}" if export.licence else "# license: add one before you publish"
     return f"---\n{licence}\n{front}---"
 

@@ -18,6 +18,7 @@ class Export:
         check: Loads a folder back and compares.
         said: As in `ExportResult`.
         imports: A module to import first, which registers the class in Transformers.
+        tag: Its pipeline tag; default: that of the class.
         use: How to use it, as Markdown; default: with Transformers.
         name: Name of the model; default: that of its recipe.
         licence: Identifier of the licence; default: a note to add one.
@@ -30,6 +31,7 @@ class Export:
     check: Callable[[Path], Mapping[str, float]]
     said: tuple[str, ...] = ()
     imports: str = ""
+    tag: str = ""
     use: str = ""
     name: str = ""
     licence: str = ""

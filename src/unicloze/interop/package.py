@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib.util
 import json
 import re
 from collections.abc import Mapping
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import torch
 
+from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UsageError
 from unicloze.interop.card import without_places
 from unicloze.interop.export_format import Export
-from unicloze.interop.installed import GROUP
+from unicloze.interop.installed import GROUP, installed_models
 from unicloze.interop.limits import PACKAGE
 from unicloze.interop.read import write_weights
 from unicloze.settings import Recipe
@@ -22,6 +24,13 @@ from unicloze.training.loading import LoadedModel, load_model
 from unicloze.version import __version__
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_TAGS = {
+    "fill": "fill-mask",
+    "generate": "text-generation",
+    "predict": "feature-extraction",
+    "embed": "feature-extraction",
+}
+"""Pipeline tag by the verb a card shows."""
 
 
 def package_format(
@@ -42,14 +51,20 @@ def package_format(
         raise UsageError(
             f"a package cannot be named {name!r}: name the folder in lower-case letters, digits and single hyphens"
         )
-    packed = dataclasses.replace(loaded, recipe=_recipe(loaded, name))
+    spec = importlib.util.find_spec(_module(name))
+    if spec is not None and spec.origin is not None and name not in installed_models():
+        raise UsageError(
+            f"another package named {name!r} is installed here, which this one would replace: name the folder differently"
+        )
+    packed, verb = dataclasses.replace(loaded, recipe=_recipe(loaded, name)), _verb(loaded.recipe)
     return Export(
         to=PACKAGE,
         architecture="",
         write=lambda folder: _write(packed, name, folder, licence),
         check=lambda folder: _check(packed, folder / _module(name)),
         said=("its weights are rounded to bf16",),
-        use=_use(packed, name),
+        tag=_TAGS[verb],
+        use=_use(verb, name),
         name=name,
         licence=licence.lower(),
         sections=sections or {},
@@ -69,7 +84,7 @@ def _recipe(loaded: LoadedModel, name: str) -> Recipe:
 def _write(loaded: LoadedModel, name: str, folder: Path, licence: str) -> None:
     module = folder / _module(name)
     write_weights(loaded, module, torch.bfloat16)
-    (module / "__init__.py").write_text(f'"""The model {name}: `unicloze fill --model {name}`."""\n', encoding="utf-8")
+    (module / "__init__.py").write_text(f'"""The model {name} for unicloze."""\n', encoding="utf-8")
     (folder / "pyproject.toml").write_text(_project(name, licence), encoding="utf-8")
 
 
@@ -80,7 +95,7 @@ def _project(name: str, licence: str) -> str:
         "[project]",
         f"name = {json.dumps(name)}",
         f'version = "{today.year}.{today.month}.{today.day}"',
-        f'description = "A language model for unicloze: unicloze fill --model {name}"',
+        'description = "A language model for unicloze"',
         'readme = "README.md"',
         *([f"license = {json.dumps(licence)}"] if licence else []),
         'requires-python = ">=3.11"',
@@ -107,9 +122,20 @@ def _check(loaded: LoadedModel, module: Path) -> Mapping[str, float]:
     return {"weights from those in bf16": max(differences)}
 
 
-def _use(loaded: LoadedModel, name: str) -> str:
-    text = "TEXT" if loaded.recipe.task.kind else "A text with a [MASK]."
-    verb = "predict" if loaded.recipe.task.kind else "fill"
+def _verb(recipe: Recipe) -> str:
+    """The verb that shows what a model does."""
+    if recipe.task.kind:
+        return "generate" if recipe.task.kind == "generation" else "predict"
+    if not recipe.objective.trains:
+        return "embed"
+    objective = objective_of(recipe)
+    if part_with(objective, "cloze") is not None:
+        return "fill"
+    return "generate" if part_with(objective, "causal") is not None else "embed"
+
+
+def _use(verb: str, name: str) -> str:
+    text = "A text with a [MASK]." if verb == "fill" else "TEXT"
     return "\n".join(
         [
             "```sh",
