@@ -245,7 +245,7 @@ def test_cards_and_curves_of_a_mixture_have_the_names_that_were_measured(tmp_pat
     )
     assert "Nothing measured yet." not in page.words
     assert any(text.startswith("unilm-v1-base, bidirectional: objective masked") for text in page.texts)
-    assert "The row is from the part bidirectional; others are sequence-to-sequence, left-to-right" in page.words
+    assert "The row is of the part “bidirectional”; other rows: “sequence-to-sequence”, “left-to-right”" in page.words
 
 
 @pytest.mark.parametrize(("name", "target"), [("bert-base", "nsp"), ("albert-base", "sop"), ("electra-small", "rtd")])

@@ -126,7 +126,7 @@ def recipe_section(history: History) -> str:
     note = mapping(history.recipe.get("provenance")).get("note")
     text = yaml.safe_dump(_plain(history.recipe), sort_keys=False, allow_unicode=True, width=110)
     lead = f'<p class="lead">{escape(str(note))}</p>' if note else ""
-    return f"{lead}<details open><summary>All settings, as resolved</summary><pre>{escape(text)}</pre></details>"
+    return f"{lead}<details><summary>All settings, as resolved</summary><pre>{escape(text)}</pre></details>"
 
 
 def _plain(value: object) -> object:

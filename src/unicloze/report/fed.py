@@ -73,9 +73,8 @@ class Fed:
         caption = f"{origin}, cut to {window} tokens; this recipe trains on windows of {trained_on} tokens."
         part, *others = parts(recipe.objective)
         if others:
-            caption += (
-                f" The row is from the part {part.label}; others are {', '.join(other.label for other in others)}."
-            )
+            names = ", ".join(f"“{other.label}”" for other in others)
+            caption += f" The row is of the part “{part.label}”; other rows: {names}."
         noisy = isinstance(part.settings, Shown) and part.settings.mask_share < 1
         if isinstance(part.settings, Shown) and noisy:
             noise = [dataclasses.replace(part.settings, mask_share=share, random_share=0.0) for share in (0.0, 1.0)]
