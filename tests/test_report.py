@@ -473,7 +473,7 @@ def test_commands_try_a_held_out_sentence(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(["the old cat sees a small dog ."] * 3, TokenizerSettings(vocab_size=60))
     sentence = tokenizer.encode("the old cat sees a dog.").tolist()
     run = make_run(tmp_path / "run", whole())
-    assert example_texts(run)[0] == "The [MASK] of a list is an integer."
+    assert example_texts(run)[0] == "She opened the [MASK] and looked out of the window."
     tokenizer.save(run)
     words = {"sentences": [[*sentence, tokenizer.vocabulary.unk], sentence], "places": [0, 2]}
     (run / "baselines.json").write_text(json.dumps({"baselines": {"words": words}}), encoding="utf-8")

@@ -21,6 +21,7 @@ from serving_toys import Client, classifier, serving
 from unicloze import docstrings, verbs
 from unicloze.decoding import generate, infill, likelihood
 from unicloze.decoding.embed import embed
+from unicloze.report.sentences import ANY
 from unicloze.serving.limits import Limits
 from unicloze.serving.served_model import ServedModel
 from unicloze.settings import DecodingSettings
@@ -52,6 +53,7 @@ def test_health_says_what_the_model_can_do(client: Client, judge: Client) -> Non
     assert (health["status"], health["model"], health["task"]) == ("ok", "nowhere", "")
     assert health["abilities"] == ["fill", "orders", "score", "generate", "embed"]
     assert (health["reads"], health["longest_text"]) == (["source"], 30)
+    assert health["example"] == ANY[1]
     health = judge.get("/health").json
     assert (health["model"], health["task"]) == ("judge", "classification")
     assert health["abilities"] == ["embed", "predict"] and health["reads"] == ["text", "pair"]

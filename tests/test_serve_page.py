@@ -305,8 +305,8 @@ def tour(folder: Path, model: Path, judge: Path) -> None:
                 )
 
         def fill_by_clicks(page: Page) -> None:
-            page.get_by_role("button", name="No blanks").click()
-            blank(page, "sequence", "list", "elements")
+            page.get_by_role("textbox", name="Text").fill("She opened the door and looked out of the window.")
+            blank(page, "window", "opened", "door")
             page.get_by_label("in the order of my clicks").check()
             submit(page, "fill", "filled")
             page.get_by_role("button", name="Next").click()

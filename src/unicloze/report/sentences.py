@@ -11,7 +11,7 @@ from unicloze.report.history import mapping
 from unicloze.run_files import BASELINES
 from unicloze.text.tokenizers import Tokenizer
 
-ANY = "The [MASK] of a list is an integer.", "The elements of a list are integers."
+ANY = "She opened the [MASK] and looked out of the window.", "She opened the door and looked out of the window."
 """Used if a run has no held-out sentences."""
 
 MOST_TOKENS = 20

@@ -94,6 +94,7 @@ def router_of(service: Service) -> APIRouter:
             task=model.task,
             abilities=list(model.abilities),
             reads=list(model.reads),
+            example=model.example,
             longest_text=model.longest,
             vectors=model.vectors.precision,
             waiting=service.batcher.waiting,

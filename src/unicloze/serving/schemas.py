@@ -157,6 +157,7 @@ class Health(BaseModel):
     task: str = Field(description="Task it was fine-tuned for; empty if it was not.")
     abilities: list[str] = Field(description="Endpoints it can answer; orders: it fills masks in an order.")
     reads: list[str] = Field(description="Names of the texts that /generate or /predict reads.")
+    example: str = Field(description="A text to try: a held-out sentence of its run, if that has one.")
     longest_text: int = Field(description="Tokens it reads at once.")
     vectors: str = Field(description="Precision in which vectors are computed: fp32 or bf16.")
     waiting: int = Field(description="Requests that wait.")

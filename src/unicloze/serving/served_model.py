@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from unicloze.decoding.uses import place_of
 from unicloze.errors import UsageError
 from unicloze.finetuning.generate_for_records import parts_for_records
 from unicloze.finetuning.given_texts import predict_given, ready_to_write, record_of
+from unicloze.interop.installed import installed_models
 from unicloze.records.record import Record
 from unicloze.report.example_view import ExampleView
 from unicloze.report.fed import groups_in_words
 from unicloze.report.picture import draw_mask
+from unicloze.report.sentences import example_texts
 from unicloze.settings import Order, Pooling
 from unicloze.tasks.raw_texts import roles_of
 from unicloze.tasks.task import Prediction
@@ -88,7 +91,8 @@ class ServedModel:
         vectors: The same model in the precision in which vectors are computed; default: that of the model.
 
     Attributes:
-        name: Name of its run or folder.
+        name: Name of its run, folder or package.
+        example: A text to try: a held-out sentence of its run, if that has one.
         abilities: Those of `fill`, `orders`, `score`, `generate`, `embed` and `predict` that it has.
         reads: Names of the texts that `generate` or `predict` reads.
         task: Kind of task it was fine-tuned for; empty if it was not.
@@ -96,7 +100,10 @@ class ServedModel:
 
     def __init__(self, model: LoadedModel, vectors: LoadedModel | None = None) -> None:
         self.model, self.vectors = model, vectors or model
-        self.name = place_of(model).rstrip("/").rpartition("/")[2] or "model"
+        place = Path(place_of(model))
+        packages = {folder: name for name, folder in installed_models().items()}
+        self.name = packages.get(place) or place.name or "model"
+        _, self.example = example_texts(place)
         self.task = model.recipe.task.kind
         self.abilities = tuple(_abilities(model))
         self.reads = _reads(model) or ()

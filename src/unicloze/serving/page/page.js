@@ -2,7 +2,7 @@
 "use strict";
 
 const MASK = "[MASK]";
-const FIRST_BLANKS = ["list", "sequence"]; // of the text that the page begins with
+const FIRST_BLANKS = 2; // the longest words of the text that the page begins with
 const PLAY_MS = 1100;
 const SURPRISE_LEVELS = [2, 4, 7, 10]; // bits
 const byId = (id) => document.getElementById(id);
@@ -143,9 +143,12 @@ function piecesOf(text) {
   return found;
 }
 
-function readText(wanted = []) {
+function readText(longest = 0) {
   blanks.pieces = piecesOf(byId("fill-text").value);
-  blanks.order = blanks.pieces.flatMap((piece, i) => (piece.text === MASK || wanted.includes(piece.text) ? [i] : []));
+  const lengthAt = (i) => (blanks.pieces[i].word ? blanks.pieces[i].text.length : 0);
+  const masks = blanks.pieces.flatMap((piece, i) => (piece.text === MASK ? [i] : []));
+  const long = [...blanks.pieces.keys()].filter(lengthAt).sort((a, b) => lengthAt(b) - lengthAt(a)).slice(0, longest);
+  blanks.order = masks.length ? masks : long.sort((a, b) => a - b);
   drawWords();
 }
 
@@ -385,7 +388,8 @@ async function generate(continues) {
 }
 
 function setUpGenerate(health) {
-  addTexts("generate", health.reads, "Return a list of the");
+  const pieces = piecesOf(health.example).map((piece) => piece.text);
+  addTexts("generate", health.reads, pieces.slice(0, pieces.length / 2).join("").trimEnd());
   byId("stop").addEventListener("click", () => writing.controller?.abort());
   byId("sample").addEventListener("change", () => (byId("temperature").disabled = !byId("sample").checked));
   onSubmit("generate", () => generate(!health.task));
@@ -436,6 +440,7 @@ async function begin() {
   const health = await answer.json();
   byId("model").textContent = health.model;
   document.title = `${health.model} - unicloze`;
+  byId("fill-text").value = byId("score-text").value = health.example;
   setUpFill(health.abilities);
   setUpScore();
   setUpGenerate(health);
