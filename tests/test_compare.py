@@ -380,3 +380,23 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
     )
     table = as_markdown(Comparison(out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=(row,)))
     assert "| a | b | - | 1 | 1 | 1 | 1.00e+00 | 1 |" in table
+
+
+def test_a_table_names_who_does_not_beat_counting() -> None:
+    def row(name: str, **perplexities: float) -> ContestantResult:
+        given = {"ae": None, "par": None, "causal": None, **perplexities}
+        scores = {key: None if value is None else OverSeeds.of([value]) for key, value in given.items()}
+        return ContestantResult(
+            name=name, objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores=scores
+        )
+
+    rows = row("bad", ae=400.0), row("fair", ae=500.0, par=200.0), row("good", causal=90.0), row("other")
+    table = as_markdown(
+        Comparison(
+            out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=rows,
+            counts={"unigram": 390.0, "bigram": 100.0},
+        )
+    )  # fmt: skip
+    assert "a perplexity of 390.0 (words) and 100.0 (pairs of words)" in table
+    assert "No better than counting words: bad. No better than counting pairs of words: fair." in table
+    assert "counting words: good" not in table and "other." not in table

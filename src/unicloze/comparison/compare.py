@@ -37,6 +37,7 @@ from unicloze.files import write_file
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import describe, longest_window
 from unicloze.pretraining.budget import Budget
+from unicloze.pretraining.count_baselines import open_baselines
 from unicloze.pretraining.data import build_sampler
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
@@ -134,6 +135,7 @@ def compare_recipes(
     with helpers():
         for job, known in zip(jobs, do_all(jobs, do, say), strict=True):
             runs.setdefault(job.contestant.recipe.name, []).append((job.run, known))
+    counts = open_baselines(_measured_on(recipes[0], window), prepared, out)
     rows = tuple(_row(contestant, runs[contestant.recipe.name], evaluators or {}, fitted) for contestant in planned)
     comparison = Comparison(
         out=out,
@@ -142,10 +144,16 @@ def compare_recipes(
         windows=len(windows),
         window=window,
         rows=rows,
+        counts=counts.perplexities if counts else {},
         probes=tuple(_column(probe, runs) for probe in fitted),
     )
     found = comparison.to_dict()
-    results = {"seeds": seeds, "results": found["rows"], **({"probed": found["probes"]} if fitted else {})}
+    results = {
+        "seeds": seeds,
+        "results": found["rows"],
+        "counts": found["counts"],
+        **({"probed": found["probes"]} if fitted else {}),
+    }
     with _alone(out):
         planned_file = json.loads((out / COMPARISON_FILE).read_text(encoding="utf-8"))
         write_file(out / COMPARISON_FILE, json.dumps({**planned_file, **results}, indent=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ TITLES: Mapping[str, str] = {
 }
 """Title of each score; others use their key."""
 
+PERPLEXITIES = "ae", "par", "causal"
+"""Keys of scores that are perplexities."""
 _DECIMALS = {"bits_per_byte": 3}
 
 
@@ -38,6 +40,7 @@ class Comparison:
         windows: Number of held-out windows used for measuring.
         window: Length of a window in tokens.
         rows: One row per contestant, in the given order.
+        counts: Perplexities of all held-out text under `unigram` and `bigram` counts of the training text.
         probes: Tasks that every model was fine-tuned on.
     """
 
@@ -47,6 +50,7 @@ class Comparison:
     windows: int
     window: int
     rows: tuple[ContestantResult, ...]
+    counts: Mapping[str, float] = field(default_factory=dict)
     probes: tuple[ProbeColumn, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,8 +124,25 @@ def caption(comparison: Comparison) -> str:
         f"Measured on the same {comparison.windows:,} held-out windows of {comparison.window} tokens, with the same masks; "
         f"{NOT_DEFINED}: the objective does not define it. FLOPs count slots and predictions; seconds cover the whole run "
         "with its evaluations.",
+        *_of_counts(comparison),
         *_of_probes(comparison),
     ])  # fmt: skip
+
+
+def _of_counts(comparison: Comparison) -> list[str]:
+    """What counting reaches, and who does not beat it."""
+    if not comparison.counts:
+        return []
+    unigram, bigram = comparison.counts["unigram"], comparison.counts["bigram"]
+    said = [
+        f"Counts of the training text reach a perplexity of {unigram:,.1f} (words) and {bigram:,.1f} (pairs of words)."
+    ]
+    beaten: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        best = min((spread.mean for key in PERPLEXITIES if (spread := row.scores.get(key))), default=0.0)
+        if best >= bigram:
+            beaten.setdefault("words" if best >= unigram else "pairs of words", []).append(row.name)
+    return said + [f"No better than counting {what}: {_list(names)}." for what, names in beaten.items()]
 
 
 def _of_probes(comparison: Comparison) -> list[str]:
