@@ -47,6 +47,8 @@ def test_a_packaged_model_opens_by_its_name_once_installed(tmp_path: Path, monke
     install(folder, monkeypatch)
     monkeypatch.chdir(tmp_path / "model")
     opened, ours = open_model("my-model"), nlu_toys.start()
+    monkeypatch.chdir(tmp_path)
+    assert open_model("my-model").path == Path("my-model/my_model"), "beside its own folder, as the card says"
     assert opened.path == folder / "my_model" and opened.recipe.name == "my-model" and "my_model" not in sys.modules
     for name, weight in ours.model.state_dict().items():
         assert torch.equal(opened.model.state_dict()[name], weight.bfloat16().to(weight.dtype)), name
