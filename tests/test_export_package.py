@@ -22,7 +22,6 @@ from unicloze.recipes import load_recipe
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.verbs import export, fill, score
 
-
 SHIPPED = Path(__file__).parents[1] / "models" / "unicloze-small-en"
 
 

@@ -128,7 +128,9 @@ def test_updates_that_are_never_finite_stop_the_run(late: bool, monkeypatch: pyt
             next(iter(state.model.parameters())).data.fill_(math.nan)
 
     monkeypatch.setattr(loop, "update", spoiling)
-    with pytest.raises(NonFiniteError, match="more than 10 steps spiked in a row, at last because the update of step 13 "):
+    with pytest.raises(
+        NonFiniteError, match="more than 10 steps spiked in a row, at last because the update of step 13 "
+    ):
         train("skip", {}, steps=30)
     assert trained[2] > 0 and {*trained[2 : MOST + 3]} == {trained[2]}
 

@@ -264,7 +264,7 @@ def load_model(path: str | os.PathLike[str], opens: Open | None = None) -> Loade
             missing or has changed.
     """
     place = Path(path)
-    if not place.exists():
+    if not place.is_dir():
         raise UniclozeError(
             f"there is no model at {place}: give the --out of a pretrain run, or the name of an installed model"
         )
