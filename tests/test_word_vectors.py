@@ -89,7 +89,7 @@ def test_a_missing_file_is_refused_before_the_text_is_prepared(tmp_path: Path) -
 def test_a_trained_model_keeps_its_embeddings(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the embeddings of training\.initialize_from are trained"):
         load_recipe("unilmv2-base", {"training.initialize_from": "runs/a", "training.word_vectors": "vectors.txt"})
-    with pytest.raises(UsageError, match=r"training\.word_vectors is where new embeddings start"):
+    with pytest.raises(UsageError, match=r"training\.word_vectors is for new embeddings"):
         verbs.finetune(
             "classification", nlu_toys.start(), tmp_path / "train.jsonl", out=tmp_path / "run",
             overrides={"training.word_vectors": "vectors.txt"},

@@ -50,7 +50,7 @@ def start_from_vectors(model: Model, tokenizer: Tokenizer, path: Path) -> str:
     ids = {word.encode(): number for number, word in words.items()}
     for table in tables:
         if not isinstance(table, nn.Embedding):
-            raise UsageError("training.word_vectors needs embeddings of tokens: set model.embeddings to tokens")
+            raise UsageError("training.word_vectors needs embeddings of tokens: set model.embeddings to table")
         vectors = _read(path, ids, table.embedding_dim)
         with torch.no_grad():
             table.weight[list(vectors)] = torch.from_numpy(np.stack([*vectors.values()])).to(table.weight)
