@@ -41,7 +41,7 @@ def with_merges(*merged: str) -> Tokenizer:
 def words(tokenizer: Tokenizer, text: str) -> list[str]:
     """The words of a text, each as the texts of its tokens."""
     (ids,) = tokenizer.encode_batch([text])
-    begins = np.flatnonzero(~tokenizer.vocabulary.follows(ids))
+    begins = np.flatnonzero(~tokenizer.vocabulary.boundaries.follows(ids))
     return [tokenizer.decode(part) for part in np.split(ids, begins[1:])]
 
 
@@ -146,7 +146,7 @@ def test_a_letter_that_looks_like_the_mark_of_a_space_is_one() -> None:
     tokenizer = Tokenizer(backend)
     (ids,) = tokenizer.encode_batch(["aĠu[1]"])
     assert ids.tolist() == [5, 6, 7]
-    assert tokenizer.vocabulary.follows(ids).tolist() == [False, True, False]
+    assert tokenizer.vocabulary.boundaries.follows(ids).tolist() == [False, True, False]
     assert tokenizer.vocabulary.ordinary.tolist() == [5, 6, 7], "brackets in texts are not special tokens"
 
 
@@ -178,17 +178,15 @@ def test_added_words_need_not_be_spelled_in_bytes() -> None:
     backend.add_tokens(["東京", "ok"])
     tokenizer = Tokenizer(backend)
     assert tokenizer.texts()[5:] == [b"a", "東京".encode(), b"ok"]
-    assert tokenizer.vocabulary.follows(np.array([5, 7, 6, 5])).tolist() == [False, True, False, False]
+    assert tokenizer.vocabulary.boundaries.follows(np.array([5, 7, 6, 5])).tolist() == [False, True, False, False]
 
 
 def test_rows_and_texts_are_apart() -> None:
     vocabulary = with_merges().vocabulary
-    boundaries = vocabulary.boundaries
-    assert boundaries is not None
     rng = np.random.default_rng(0)
     tokens = rng.integers(6, vocabulary.size, (40, 30))
-    alone = np.stack([vocabulary.follows(row) for row in tokens])
-    np.testing.assert_array_equal(vocabulary.follows(tokens), alone)
+    alone = np.stack([vocabulary.boundaries.follows(row) for row in tokens])
+    np.testing.assert_array_equal(vocabulary.boundaries.follows(tokens), alone)
     rows = np.repeat(np.arange(40), 30)
     text = np.ones(tokens.size, dtype=bool)
     found = Words.of(tokens.ravel(), rows, text, vocabulary)

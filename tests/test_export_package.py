@@ -22,6 +22,8 @@ from unicloze.recipes import load_recipe
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.verbs import export, fill, score
 
+SHIPPED = Path(__file__).parents[1] / "models" / "unicloze-small-en"
+
 
 def packaged(tmp_path: Path, name: str = "my-model") -> Path:
     write_model(nlu_toys.start(), tmp_path / "model")
@@ -44,6 +46,8 @@ def test_a_packaged_model_opens_by_its_name_once_installed(tmp_path: Path, monke
     install(folder, monkeypatch)
     monkeypatch.chdir(tmp_path / "model")
     opened, ours = open_model("my-model"), nlu_toys.start()
+    monkeypatch.chdir(tmp_path)
+    assert open_model("my-model").path == Path("my-model/my_model"), "beside its own folder, as the card says"
     assert opened.path == folder / "my_model" and opened.recipe.name == "my-model" and "my_model" not in sys.modules
     for name, weight in ours.model.state_dict().items():
         assert torch.equal(opened.model.state_dict()[name], weight.bfloat16().to(weight.dtype)), name
@@ -61,6 +65,12 @@ def test_a_package_holds_bf16_weights_and_no_local_folder(tmp_path: Path) -> Non
         assert str(tmp_path) not in path.read_text(encoding="utf-8"), path
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "# my-model\n" in card and "pip install ./my-model" in card and "`unicloze export RUN --to package`" in card
+
+
+def test_a_gitignore_leaves_no_weights_out_of_a_package(tmp_path: Path) -> None:
+    for folder in (packaged(tmp_path), SHIPPED):
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        assert project["tool"]["hatch"]["build"]["ignore-vcs"] is True
 
 
 @pytest.mark.parametrize("name", ["My_Model", "1st", "a--b", "a b", "-a"])
@@ -109,9 +119,6 @@ def test_a_package_is_replaced_by_a_new_export_but_nothing_else_is(tmp_path: Pat
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"notes\.txt"):
         export(tmp_path / "model", "package", out=folder)
-
-
-SHIPPED = Path(__file__).parents[1] / "models" / "unicloze-small-en"
 
 
 def test_the_shipped_model_is_an_intact_package_of_its_training_files() -> None:

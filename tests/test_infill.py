@@ -444,7 +444,7 @@ def test_results_print_and_serialise() -> None:
         (
             {"targets": ["ae"]},
             {"text": "[MASK]", "order": "span"},
-            "unilmv2 with the target ae does not define an order, all masks are filled at once: leave out order 'span'",
+            "unilmv2 with the target ae does not define an order: leave out order 'span', and all masks are filled at once",
         ),
     ],
 )

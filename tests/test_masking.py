@@ -19,6 +19,7 @@ from unicloze import keyed
 from unicloze.example import Kind
 from unicloze.objectives import masking, settings_of
 from unicloze.objectives.unilmv2 import UniLMv2Settings, draw_steps, unilmv2
+from unicloze.text.boundaries import Boundaries
 from unicloze.text.windows import Windows
 
 
@@ -277,7 +278,7 @@ def test_words_are_masked_whole_and_rows_stop_at_the_rate(name: str, rate: float
 @pytest.mark.parametrize("name", ["token", "blockwise", "geometric", "ngram"])
 def test_units_of_one_token_change_no_draw(name: str) -> None:
     windows = random_windows(300, 48, short=True)
-    apart = dataclasses.replace(vocabulary(), continues=np.zeros(50, dtype=bool))
+    apart = dataclasses.replace(vocabulary(), boundaries=Boundaries.marked(np.zeros(50, dtype=bool)))
     by_token, by_word = (
         draw_steps(windows, masked_by(name, mask_unit=unit), np.full(300, 0.3), apart) for unit in ("token", "word")
     )

@@ -188,7 +188,7 @@ def test_a_backward_model_does_not_generate() -> None:
     model = loaded(directions="backward")
     backward = dataclasses.replace(CAUSAL, visibility="right_to_left")
     model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, objective=backward))
-    with pytest.raises(UsageError, match="a model trained by causal cannot generate text"):
+    with pytest.raises(UsageError, match="a model of the objective causal cannot generate text"):
         generate(model, ["the list"])
 
 

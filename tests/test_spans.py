@@ -90,7 +90,7 @@ def words_of(windows: Windows, row: int, prepared: Prepared) -> list[str]:
     """The word of each token of a row; empty for special tokens."""
     length = int(windows.lengths[row])
     ids, maskable = windows.token_ids[row, :length], windows.maskable[row, :length]
-    follows = prepared.tokenizer.vocabulary.follows(windows.token_ids)[row, :length]
+    follows = prepared.tokenizer.vocabulary.boundaries.follows(windows.token_ids)[row, :length]
     words, starts = [""] * length, [at for at in range(length) if not (follows[at] and maskable[at])]
     for start, end in zip(starts, [*starts[1:], length], strict=True):
         if maskable[start]:
@@ -102,7 +102,7 @@ def expected_begins(windows: Windows, row: int, prepared: Prepared, unit: str) -
     """Where units begin, read off the words."""
     words, maskable = words_of(windows, row, prepared), windows.maskable[row]
     follows, place, goes_on = (
-        prepared.tokenizer.vocabulary.follows(windows.token_ids)[row],
+        prepared.tokenizer.vocabulary.boundaries.follows(windows.token_ids)[row],
         {"entity": 0, "phrase": 1}[unit],
         {"entity": "c", "phrase": "g"}[unit],
     )
@@ -206,7 +206,7 @@ def test_a_document_without_spans_is_masked_as_before(corpus: Path, tmp_path: Pa
     assert 5 < plain.sum() < len(plain)
     assert (marked.begins[plain] == before.begins[plain]).all()
     assert (marked.begins[plain] < single.begins[plain]).any()
-    follows = vocabulary.follows(windows.token_ids)
+    follows = vocabulary.boundaries.follows(windows.token_ids)
     assert (single.begins[plain] == (~(follows & windows.maskable))[plain]).all()
 
 

@@ -115,6 +115,26 @@ def test_too_many_spikes_in_a_row_stop_the_run() -> None:
     assert MOST == 10
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_updates_that_are_never_finite_stop_the_run(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read late or not, each counts as a spike in a row, and no text of theirs counts as trained on."""
+    monkeypatch.setattr(loop.Compute, "queues", late)
+    made, trained = loop.update, []
+
+    def spoiling(state: TrainState, *rest: Any) -> None:
+        trained.append(state.text_tokens)
+        made(state, *rest)
+        if state.step >= 2:
+            next(iter(state.model.parameters())).data.fill_(math.nan)
+
+    monkeypatch.setattr(loop, "update", spoiling)
+    with pytest.raises(
+        NonFiniteError, match="more than 10 steps spiked in a row, at last because the update of step 13 "
+    ):
+        train("skip", {}, steps=30)
+    assert trained[2] > 0 and {*trained[2 : MOST + 3]} == {trained[2]}
+
+
 RUN: dict[str, Any] = {
     **toy_overrides(),
     "training.steps": 40,

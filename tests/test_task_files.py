@@ -146,7 +146,7 @@ def test_the_first_line_of_a_table_without_a_header_is_quoted(
     with pytest.raises(UniclozeError) as refused:
         opened(start, tmp_path / name, "classification")
     assert str(refused.value) == (
-        f"{tmp_path / name}, line 2: the field 'text' is missing (it has a good man, pos, as the first line is read as the "
+        f"{tmp_path / name}, line 2: the field 'text' is missing (it has a good man, pos; the first line is read as the "
         "header); name it with --task.fields '{text: NAME}', or put a header above the first record"
     )
     path = nlu_toys.write(tmp_path / "a.jsonl", [{"sentence": "x"}])

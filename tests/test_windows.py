@@ -8,6 +8,7 @@ import pytest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Target
 from unicloze.objectives import make_examples, settings_of
+from unicloze.text.boundaries import Boundaries
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.vocabulary import Vocabulary
@@ -24,7 +25,7 @@ VOCABULARY = Vocabulary(
     special=np.arange(FIRST, dtype=np.int32),
     ordinary=np.arange(FIRST, 3000, dtype=np.int32),
     extra=np.zeros(0, dtype=np.int32),
-    continues=np.zeros(3000, dtype=bool),
+    boundaries=Boundaries.marked(np.zeros(3000, dtype=bool)),
     ends_sentence=np.arange(3000) % 7 == 0,
 )
 LENGTHS = [23, 1, 40, 0, 7, 12, 2, 100]

@@ -14,7 +14,8 @@ from test_from_scratch import pairs
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.from_scratch import untrained
-from unicloze.recipes import load_recipe
+from unicloze.pretraining.run import pretrain_run
+from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.training.loading import LoadedModel, load_model
 from unicloze.training.word_vectors import start_from_vectors, words_of
 
@@ -71,15 +72,24 @@ def test_a_malformed_file_is_refused_with_its_line(content: str, said: str, star
 
 
 def test_a_missing_or_damaged_file_is_refused(start: Any, tmp_path: Path) -> None:
-    with pytest.raises(UniclozeError, match=r"there is no file .*none\.txt"):
+    with pytest.raises(UniclozeError, match=r"is .*none\.txt, which does not exist: give"):
         start_from_vectors(start.model, start.tokenizer, tmp_path / "none.txt")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(line("katze", 0.5).encode() * 99)[:-12])
     with pytest.raises(UniclozeError, match=r"cut\.gz is cut off or damaged"):
         start_from_vectors(start.model, start.tokenizer, tmp_path / "cut.gz")
 
 
+def test_a_missing_file_is_refused_before_the_text_is_prepared(tmp_path: Path) -> None:
+    overrides = {**toy_overrides(), "training.word_vectors": str(tmp_path)}
+    with pytest.raises(UniclozeError, match="which is a folder: give a file of word vectors"):
+        pretrain_run(load_recipe("unilmv2-base", overrides), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "data").exists()
+
+
 def test_a_trained_model_keeps_its_embeddings(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"training\.word_vectors is where new embeddings start"):
+    with pytest.raises(UsageError, match=r"the embeddings of training\.initialize_from are trained"):
+        load_recipe("unilmv2-base", {"training.initialize_from": "runs/a", "training.word_vectors": "vectors.txt"})
+    with pytest.raises(UsageError, match=r"training\.word_vectors is for new embeddings"):
         verbs.finetune(
             "classification", nlu_toys.start(), tmp_path / "train.jsonl", out=tmp_path / "run",
             overrides={"training.word_vectors": "vectors.txt"},

@@ -11,6 +11,7 @@ from unicloze import keyed
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import toy_overrides
 from unicloze.settings import ModelSettings
+from unicloze.text.boundaries import Boundaries
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
@@ -29,7 +30,7 @@ def vocabulary(size: int = 50, extra: int = 0) -> Vocabulary:
         special=np.arange(first, dtype=np.int32),
         ordinary=np.arange(first, size, dtype=np.int32),
         extra=np.arange(FIRST_ORDINARY, first, dtype=np.int32),
-        continues=(ids >= first) & (ids % 3 == 0),
+        boundaries=Boundaries.marked((ids >= first) & (ids % 3 == 0)),
         ends_sentence=(ids >= first) & (ids % 10 == 9),
     )  # fmt: skip
 

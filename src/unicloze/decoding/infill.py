@@ -168,7 +168,7 @@ def ready_to_fill(
         )
     if order is not None and in_order is None:
         raise UsageError(
-            f"{lacks(objective, 'stepwise', 'an order')}, all masks are filled at once: leave out order {order!r}"
+            f"{lacks(objective, 'stepwise', 'an order')}: leave out order {order!r}, and all masks are filled at once"
         )
     if at_once is None and order is None:
         order = "confidence"

@@ -36,7 +36,7 @@ def generation_format_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "D
     if recipe.task.kind:
         raise UsageError(f"a model fine-tuned for {recipe.task.kind} cannot generate text; {use_of(recipe, place)}")
     names = ", ".join(dict.fromkeys(part.settings.name for part in parts(objective_of(recipe))))
-    what = "an encoder without heads" if not objective_of(recipe).trains else f"a model trained by {names}"
+    what = "an encoder without heads" if not objective_of(recipe).trains else f"a model of the objective {names}"
     raise UsageError(
         f"{what} cannot generate text: use one of another objective, such as unilmv2 with the target par, prefix or causal; "
         f"{use_of(recipe, place, predicts_tokens=names != 'none')}"

@@ -50,7 +50,7 @@ def listed_words(file: str | Path) -> set[str]:
     """
     place = Path(file).expanduser()
     if not place.is_file():
-        raise UniclozeError(f"There is no {place}: name a list of words, one per line, or `corpus`.")
+        raise UniclozeError(f"There is no file {place}: name a list of words, one per line, or `corpus`.")
     words = set()
     for number, line in enumerate(read_text(place).split("\n"), start=1):
         if len(line.split()) > 1:

@@ -64,7 +64,9 @@ def read_pairs(path: str | Path) -> list[PairSet]:
     elif place.is_file():
         raw = [(str(place), _read(place))] if _is_set(place.name) else _members(place)
     else:
-        raise UniclozeError(f"There is no {place}: name the folder of BLiMP's .jsonl files, or an archive of them.")
+        raise UniclozeError(
+            f"There is no file or folder {place}: name the folder of BLiMP's .jsonl files, or an archive of them."
+        )
     sets: dict[str, PairSet] = {}
     for name, content in raw:
         one = _parse(name, content)

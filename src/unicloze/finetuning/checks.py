@@ -115,7 +115,7 @@ def refuse_word_vectors(recipe: Recipe) -> None:
     """
     if recipe.training.word_vectors is not None:
         raise UsageError(
-            "training.word_vectors is where new embeddings start, and those of --model are trained: leave it out, or give "
+            "training.word_vectors is for new embeddings, and those of --model are trained: leave it out, or give "
             "the recipe of a network as --model"
         )
 

@@ -12,6 +12,7 @@ import torch
 from unicloze.errors import UsageError
 from unicloze.interop.installed import installed_models
 from unicloze.interop.read import import_checkpoint, is_foreign
+from unicloze.run_files import MANIFEST
 from unicloze.settings import Precision, TrainingSettings
 from unicloze.training import precision as precisions
 from unicloze.training.loading import LoadedModel, load_model
@@ -23,8 +24,8 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
     """Open a trained model, ready for use.
 
     Args:
-        model: A run directory, a checkpoint, a Hugging Face model folder, the name of an installed model, or a loaded model,
-            which is not modified.
+        model: A run directory, a checkpoint, a Hugging Face model folder, the folder of a package or the name of an installed
+            one, or a loaded model, which is not modified.
         device: `cpu`, `cuda`, `cuda:N`, or `auto` for a CUDA device if there is one; default: the CPU. A loaded model is
             never moved.
         precision: Precision of encoding and generation; default: that of the model and its recipe.
@@ -45,8 +46,10 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
 
 
 def _place(model: str | os.PathLike[str]) -> Path:
-    """The folder of a model: the given one, or, if there is none, that of the installed model of this name."""
+    """The folder of a model: the given one, in a package the checkpoint; if there is none, that of the installed model."""
     folder = Path(model)
+    if (folder / "pyproject.toml").is_file():
+        return next((manifest.parent for manifest in folder.glob(f"*/{MANIFEST}")), folder)
     if folder.exists() or folder.name != str(model):
         return folder
     return installed_models().get(folder.name, folder)

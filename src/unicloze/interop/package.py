@@ -108,6 +108,9 @@ def _project(name: str, licence: str) -> str:
         'requires = ["hatchling"]',
         'build-backend = "hatchling.build"',
         "",
+        "[tool.hatch.build]",
+        "ignore-vcs = true  # .gitignore often names weights",
+        "",
         "[tool.hatch.build.targets.wheel]",
         f"packages = [{json.dumps(_module(name))}]",
     ]

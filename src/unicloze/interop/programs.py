@@ -149,7 +149,7 @@ def module_of(model: LoadedModel, part: Program) -> Encoder | Step:
     rule = step_inputs(model.recipe, model.tokenizer.vocabulary)
     if rule is None:
         objective = objective_of(model.recipe)
-        what = "an encoder without heads" if not objective.trains else f"a model trained by {describe(objective)}"
+        what = "an encoder without heads" if not objective.trains else f"a model of the objective {describe(objective)}"
         raise UsageError(f"{what} does not generate text: export only its encoder")
     return Step(model.model, rule).eval()
 

@@ -95,7 +95,7 @@ def units_of(windows: Windows, vocabulary: Vocabulary, settings: Masking) -> Uni
     """Units according to `settings.mask_unit`; None if every token is a unit. Phrases and entities consist of whole words."""
     if settings.mask_unit == "token":
         return None
-    follows = vocabulary.follows(windows.token_ids)
+    follows = vocabulary.boundaries.follows(windows.token_ids)
     if settings.mask_unit == "word":
         return Units.of(follows, windows.maskable)
     joined = windows.joined if settings.unmarked_unit == "phrase" else None

@@ -31,6 +31,7 @@ from unicloze.model.layers import Layer
 from unicloze.progress import short
 from unicloze.settings import Recipe
 from unicloze.spelling import spell
+from unicloze.text.boundaries import Boundaries
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
@@ -476,7 +477,7 @@ def _vocabulary(size: int, extra: int) -> Vocabulary:
         special=np.arange(first, dtype=np.int32),
         ordinary=np.arange(first, size, dtype=np.int32),
         extra=np.arange(_SPECIAL, first, dtype=np.int32),
-        continues=(ids >= first) & (ids % 3 == 0),
+        boundaries=Boundaries.marked((ids >= first) & (ids % 3 == 0)),
         ends_sentence=(ids >= first) & (ids % 10 == 9),
     )  # fmt: skip
 

@@ -53,7 +53,7 @@ from unicloze.training.process import RunProcess, pinned_threads, write_settings
 from unicloze.training.sharding import gathered, shard
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
 from unicloze.training.word_guesses import WordScore, ranks_by_model, way_to_ask
-from unicloze.training.word_vectors import start_from_vectors
+from unicloze.training.word_vectors import require_vectors, start_from_vectors
 from unicloze.training.world import World
 
 CURE_OF_LITTLE = (
@@ -144,6 +144,8 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bo
         world.sharded = world.only_first(lambda: shards(recipe, world.size))
         shares = world.size if world.sharded else 1
         refuse_what_cannot_fit(recipe, choose_device(recipe.training), recipe.tokenizer.vocab_size, shares)
+        if checkpoint is None and recipe.training.word_vectors is not None:
+            require_vectors(Path(recipe.training.word_vectors))
         prepared = world.in_turn(lambda: open_data(recipe, out, checkpoint, progress, verify))
         world.same("the data", prepared.fingerprint, "give all processes the same files, in a shared folder")
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])

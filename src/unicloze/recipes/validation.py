@@ -298,6 +298,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         yield "training.micro_batch_size", f"it must divide training.batch_size, {training.batch_size}"
     if training.learning_rate == "auto" and not recipe.task.kind:
         yield "training.learning_rate", "only fine-tuning supports auto: give a number"
+    if training.word_vectors is not None and training.initialize_from is not None:
+        yield "training.word_vectors", "the embeddings of training.initialize_from are trained: leave out one of them"
     if training.on_spike == "go_back" and recipe.task.kind:
         yield "training.on_spike", "fine-tuning has no other records to continue with: set it to skip"
     elif training.on_spike == "go_back" and not training.save_every:

@@ -88,7 +88,7 @@ class Record:
             found = f"'{name}' is {shown}" if name == whole else f"there is no '{name}', as '{whole}' is {shown}"
             return UniclozeError(f"{self.place}: {found}: fix the record or leave it out")
         has = ", ".join(map(str, self.fields)) or "nothing"
-        has += ", as the first line is read as the header" * self.headed
+        has += "; the first line is read as the header" * self.headed
         said = self.cure and f"name it with {spelled(self.cure, 'fields', f'{{{role}: NAME}}')}"
         return UniclozeError(
             f"{self.place}: the field '{name}' is missing (it has {has}); {said or 'rename the field that has it'}"

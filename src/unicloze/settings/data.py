@@ -33,9 +33,9 @@ class DataSettings:
             next_sentence; XLNet). It needs `joined` documents and two segments.
         directions: With `backward`, the rows of `streams` read the text from its last window to its first, so that the memory
             of a window is the text after it; with `both`, half of them do (XLNet); with `forward`, none do.
-        lengths: With `random`, each step reads as many tokens as it draws around the window's (a normal distribution of
-            deviation 5, in 5 % of the steps around half), and its learning rate is scaled by their share of the window
-            (AWD-LSTM). It needs `joined` documents, one segment and `streams`. Evaluations read whole windows.
+        lengths: With `random`, each step draws the length of its windows around `window` (a normal distribution of deviation
+            5; in 5 % of the steps around half of it), and its learning rate is scaled by their share of `window` (AWD-LSTM).
+            It needs `joined` documents, one segment and `streams`. Evaluations read whole windows.
         heldout_share: Share of the documents held out for evaluation, chosen by a hash of their text; at least one document
             of every source is kept for training.
         deduplicate: Drop documents whose text was seen before (ignoring white space and case).

@@ -14,7 +14,7 @@ class UseSettings:
 
     Args:
         visibility: Which slots each slot attends to when it encodes a text. With `both_directions`, in tasks, each text is
-            read from left to right and, apart, from right to left, and a head reads the mean of either side by side (ELMo).
+            read from left to right and, apart, from right to left, and a head reads both means, side by side (ELMo).
         pooling: The slot that represents a text: the `first`, the `last`, or the `mean` of all.
     """
 

@@ -58,9 +58,9 @@ class FinetuningSettings:
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file per epoch; 0.5 evaluates after every other epoch.
         patience: Stop after this many evaluations without improvement; default: never.
-        average_last: Evaluate and keep the mean of the weights at this many last evaluations, or at all so far
-            (Transformer 2017, Section 6.1: 5 checkpoints for the base model, 20 for the big one). Training itself continues
-            from the weights as they are. 1 averages nothing.
+        average_last: Evaluate and keep the mean of the weights at this many of the latest evaluations, or at all so far if
+            they are fewer (Transformer 2017, Section 6.1: 5 checkpoints for the base model, 20 for the big one). Training
+            itself continues from the weights as they are. 1 averages nothing.
         auxiliary: Targets of the model's own objective to train on the task's rows as well, and the factor of each loss:
             {ae: 1.0} for UniLM v1's masked language model, {lm: 0.5} for GPT's; default: none.
         unlabelled: Files or folders of unlabelled text for cross-view training: .txt with one sentence per line, or records
@@ -73,14 +73,13 @@ class FinetuningSettings:
             embeddings the lowest. ULMFiT divides by 2.6, a factor of 0.385.
         unfreeze_epochs: Epochs between unfreezing one more layer, starting with the head alone and ending with the
             embeddings (ULMFiT: 1). Default: everything learns from the start.
-        lora_rank: Train low-rank updates of this rank for `lora_projections` and the task's head, and nothing else (LoRA).
-            Default: no updates.
+        lora_rank: Train only the task's head and updates of this rank to `lora_projections` (LoRA). Default: no updates.
         lora_alpha: The updates are scaled by `lora_alpha` / `lora_rank`; default: the rank.
         lora_dropout: Dropout of the input of the updates.
         lora_projections: Projections that are updated: `query`, `key`, `value` and `output` of attention, `inner` and `outer`
             of the feed-forward network.
-        adapter_size: Add a bottleneck adapter of this width after each sub-layer, and train the adapters, the normalisations
-            and the task's head, and nothing else (Houlsby et al. 2019). Default: no adapters are added.
+        adapter_size: Add a bottleneck adapter of this width after each sub-layer, and train only the adapters, the
+            normalisations and the task's head (Houlsby et al. 2019). Default: no adapters.
     """
 
     epochs: float | Auto = 3.0

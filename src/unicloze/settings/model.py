@@ -61,11 +61,12 @@ class ModelSettings:
             or of every layer with `projection` unless they are bidirectional.
         max_positions: Rows of the position table; default: the number of positions in the objective's rows.
         num_segments: Rows of the segment table; 0 for none; with 1, all slots have the same segment (RoBERTa). With
-            `transformer_xl` there is no table; any number above 0 lets attention see whether two slots share a segment.
+            `transformer_xl` there is no table: any number above 0 makes attention depend on whether two slots are in one
+            segment.
         embedding_size: Width of the token, position and segment embeddings, projected to the hidden size (ALBERT,
             ELECTRA); default: `hidden_size`.
-        embeddings: `table` has a vector for each token; `characters` makes it of the token's bytes by convolutions (ELMo),
-            for LSTMs and without `tied_output`.
+        embeddings: `table` has a vector for each token; `characters` computes it from the token's bytes by convolutions
+            (ELMo), for LSTMs and without `tied_output`.
         character_size: Width of the embeddings of bytes.
         character_filters: Number of filters of width 1, 2, 3, ... over the bytes of a token.
         character_highways: Number of highway layers between the filters and the projection to the embedding width.
@@ -109,7 +110,7 @@ class ModelSettings:
         input_dropout: Dropout of the first LSTM layer's input; one mask for all steps of a row.
         hidden_dropout: Dropout between LSTM layers; one mask for all steps of a row.
         weight_dropout: Dropout of the recurrent weights of LSTMs; one mask for all rows and steps (weight drop).
-        activation_penalty: Factor of the mean square of the dropped-out outputs, added to the gradient (AR).
+        activation_penalty: Factor of the mean square of the outputs after dropout, added to the gradient (AR).
         temporal_penalty: Factor of the mean squared difference between outputs at adjacent steps, added to the gradient
             (TAR).
         attention_dropout: Dropout of the attention probabilities.

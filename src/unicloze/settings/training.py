@@ -29,8 +29,8 @@ class TrainingSettings:
             `nt_asgd`: gradient descent that starts to average the weights when evaluations stop improving, in pre-training
             only (AWD-LSTM).
         momentum: Momentum of `sgd`.
-        average_patience: With `nt_asgd`, averaging starts at an evaluation that is worse than the best of those before the
-            latest ones, this many of them.
+        average_patience: With `nt_asgd`, averaging starts at an evaluation that is worse than the best one so far, not
+            counting this many of the latest.
         learning_rate: Peak learning rate. In fine-tuning, `auto` chooses it by the size of the model.
         muon_learning_rate: Peak learning rate of Muon's matrices; default: `learning_rate` (Muon's update is scaled to the
             size of AdamW's).
@@ -63,8 +63,8 @@ class TrainingSettings:
             the steps (shares are scaled to sum to 1). Default: one phase with the recipe's settings.
         initialize_from: Run, checkpoint or Hugging Face model folder to take initial weights from, wherever name and shape
             match. The model then has that shape unless the command line overrides it.
-        word_vectors: File of word vectors that the embeddings of new models start from: on each line a word and its numbers
-            (GloVe's text format), may be .gz. `frozen: [backbone.embeddings]` keeps them as they are.
+        word_vectors: File of word vectors from which the embeddings of a new model start: on each line a word and its
+            numbers (GloVe's text format); it may be .gz. `frozen: [backbone.embeddings]` keeps them as they are.
         frozen: Parts of the model that are not trained, given as prefixes of weight names: `[generator]`,
             `[backbone.embeddings, backbone.layers.0]`, or `[backbone]` to train only a task's head.
         seed: Seed of initial weights, order, masks and dropout.
@@ -75,8 +75,8 @@ class TrainingSettings:
         attention: `auto`, or an implementation: `explicit` computes all scores, `sdpa` is torch's kernel, `flex` is
             FlexAttention, which skips masked blocks but has no dropout. `auto` takes FlexAttention on a GPU where
             `model.attention_dropout` is 0 and `deterministic` false, else `sdpa`; on a CPU the faster of the other two.
-        deterministic: Avoid attention whose gradient is summed in no fixed order: false allows FlexAttention on a GPU, which
-            sums that of the relative position bias so. It changes nothing on a CPU, where runs repeat bit for bit.
+        deterministic: Avoid attention whose gradient is summed in no fixed order: false allows FlexAttention on a GPU, where
+            that of the relative position bias has no such order. It changes nothing on a CPU, where runs repeat bit for bit.
         checkpoint_activations: Keep only the input of each layer for the backward pass, which computes the layer again: less
             memory, more time, the same results. Transformers only.
         compile: Compile each layer with torch.compile; default: on a GPU, in pre-training.

@@ -1,9 +1,9 @@
-"""Word boundaries for vocabularies whose tokens include the preceding space: byte-level and SentencePiece.
+"""Word boundaries of a vocabulary. Where tokens include no space (WordPiece), each token says whether it continues a word.
 
-A word is a run of letters and digits; every other character, including each ideograph, is a word of its own. The space
-before a word belongs to it. A token alone does not tell whether it begins a word: "Hello" does after a quotation mark but
-not after "Well", and some tokens are less than a character. So the rule combines how a token begins with how the previous
-token ends.
+Where they include the preceding space (byte-level, SentencePiece), a word is a run of letters and digits; every other
+character, including each ideograph, is a word of its own. The space before a word belongs to it. A token alone does not tell
+whether it begins a word: "Hello" does after a quotation mark but not after "Well", and some tokens are less than a character.
+So the rule combines how a token begins with how the previous token ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,17 @@ class Boundaries:
         both = np.array([_edges(text) for text in texts], dtype=np.int8).reshape(-1, 2)
         return cls(both[:, 0], both[:, 1])
 
-    @property
+    @classmethod
+    def marked(cls, continues: npt.NDArray[np.bool_]) -> Boundaries:
+        """For a vocabulary whose tokens say whether they continue a word, whatever is before it.
+
+        Args:
+            continues: Whether an id does. *Shape:* (vocabulary,)
+        """
+        starts = np.where(continues, _INSIDE, _APART).astype(np.int8)
+        return cls(starts, np.full_like(starts, _CLOSED))
+
+    @cached_property
     def continues(self) -> npt.NDArray[np.bool_]:
         """Whether an id continues a word before it. *Shape:* (vocabulary,)"""
         return np.isin(self.starts, (_LETTER, _INSIDE))
@@ -71,7 +82,7 @@ class Boundaries:
     def follows(
         self, token_ids: npt.NDArray[np.integer], first: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Whether each token belongs to the word of the token before it.
+        """Whether each token belongs to the word of the token before it, which must not be a special token.
 
         Args:
             token_ids: *Shape:* (..., tokens)

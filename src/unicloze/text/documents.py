@@ -391,7 +391,7 @@ def _read_jsonl(
             problem = "no field" if text_field not in record else "no text in the field"
             raise UniclozeError(
                 f'{place} has {problem} "{text_field}": set --data.text_field to one of its text fields '
-                f"({strings or 'it has none'})."
+                f'({strings or "it has none"}), or rename one to "{text_field}".'
             )
         spans = NO_SPANS if spans_field is None else read_spans(record.get(spans_field), text, place, spans_field)
         yield from mended_document(text, str(file), line, tally, spans)

@@ -78,7 +78,7 @@ class Words:
         """
         first = np.ones(len(token_ids), dtype=bool)
         first[1:] = (rows[1:] != rows[:-1]) | ~maskable[:-1]
-        begins = ~(vocabulary.follows(token_ids, first) & maskable)
+        begins = ~(vocabulary.boundaries.follows(token_ids, first) & maskable)
         starts = np.flatnonzero(begins)
         of_token = np.cumsum(begins) - 1
         place = np.minimum(np.arange(len(token_ids)) - starts[of_token], len(_PIECE_POWERS) - 1)

@@ -212,7 +212,7 @@ class Preparation:
                 f"{entry['nul']} NUL characters, the first at {bad}."
             )
         if not entry["documents"]:
-            raise UniclozeError(f"{entry['corpus']} holds no text, its files are empty: add some text.")
+            raise UniclozeError(f"{entry['corpus']} holds no text, since its files are empty: add some text.")
 
     def _decide(self, surveyed: list[_Surveyed]) -> int:
         """Drop duplicates, decide the split, and write the side of each document of each portion.

@@ -37,9 +37,8 @@ class Vocabulary:
         special: Ids that are neither masked nor drawn at random, sorted. *Shape:* (number of special ids,)
         ordinary: All other ids, sorted. *Shape:* (number of ordinary ids,)
         extra: Special ids without a fixed role, for sentinels and mode tokens. *Shape:* (number of them,)
-        continues: Whether an id continues a word before it, if there is one. *Shape:* (size,)
         ends_sentence: Whether an id ends a sentence. *Shape:* (size,)
-        boundaries: Decides whether a token continues the word before it; None if `continues` decides alone.
+        boundaries: Decides whether a token continues the word before it.
     """
 
     size: int
@@ -52,23 +51,13 @@ class Vocabulary:
     special: npt.NDArray[np.int32]
     ordinary: npt.NDArray[np.int32]
     extra: npt.NDArray[np.int32]
-    continues: npt.NDArray[np.bool_]
     ends_sentence: npt.NDArray[np.bool_]
-    boundaries: Boundaries | None = None
+    boundaries: Boundaries
 
-    def follows(
-        self, token_ids: npt.NDArray[np.integer], first: npt.NDArray[np.bool_] | None = None
-    ) -> npt.NDArray[np.bool_]:
-        """Whether each token belongs to the word of the token before it, which must not be a special token.
-
-        Args:
-            token_ids: *Shape:* (..., tokens)
-            first: Marks further tokens without a predecessor, besides the first of each row. *Shape:* (..., tokens)
-        """
-        if self.boundaries is not None:
-            return self.boundaries.follows(token_ids, first)
-        found: npt.NDArray[np.bool_] = self.continues[token_ids]
-        return found if first is None else found & ~first
+    @property
+    def continues(self) -> npt.NDArray[np.bool_]:
+        """Whether an id continues a word before it, if there is one. *Shape:* (size,)"""
+        return self.boundaries.continues
 
 
 def space_mark(backend: tokenizers.Tokenizer) -> str | None:
@@ -126,8 +115,8 @@ def vocabulary_of(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, 
     texts: list[bytes | None] = [None] * size
     for token, i in ids.items():
         texts[i] = None if i in special else text_of(token, mark)
-    boundaries = None if mark is None else Boundaries.of(texts)
     prefix = getattr(backend.model, "continuing_subword_prefix", None) or "##"
+    inner = _marked(size, (i for token, i in ids.items() if token.startswith(prefix) and i not in special))
     ends = [i for i, text in enumerate(texts) if text and text.decode("utf-8", "ignore").lstrip(" ") in _SENTENCE_ENDS]
     return Vocabulary(
         size=size,
@@ -136,11 +125,8 @@ def vocabulary_of(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, 
         special=np.array(sorted(special), dtype=np.int32),
         ordinary=np.array(sorted(ordinary), dtype=np.int32),
         extra=np.array(extra, dtype=np.int32),
-        continues=_marked(size, (i for token, i in ids.items() if token.startswith(prefix) and i not in special))
-        if boundaries is None
-        else boundaries.continues,
         ends_sentence=_marked(size, ends),
-        boundaries=boundaries,
+        boundaries=Boundaries.marked(inner) if mark is None else Boundaries.of(texts),
     )
 
 

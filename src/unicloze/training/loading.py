@@ -264,8 +264,10 @@ def load_model(path: str | os.PathLike[str], opens: Open | None = None) -> Loade
             missing or has changed.
     """
     place = Path(path)
-    if not place.exists():
-        raise UniclozeError(f"there is no model at {place}: give the --out of a pretrain run")
+    if not place.is_dir():
+        raise UniclozeError(
+            f"there is no model at {place}: give the --out of a pretrain run, or the name of an installed model"
+        )
     folder = next((folder for folder in (place / BEST, place / CHECKPOINTS) if list_checkpoints(folder)), place)
     checkpoint = load_checkpoint(place, weights_only=True) if (place / MANIFEST).is_file() else load_newest(folder)
     if checkpoint is None:

@@ -208,7 +208,7 @@ class _Steps:
         started, before = time.perf_counter(), _Before.of(state)
         micro_batches = self._next_rows()
         set_learning(state.optimizers, state.step)
-        spike = None
+        spike, undone = None, False
         try:
             losses, norm = losses_and_norm(
                 state, micro_batches, settings, self._compute, hooks.describe, interruption, self._updates
@@ -232,7 +232,8 @@ class _Steps:
             before.restore(state)
             self._save_last()
             return True
-        undone = self._check_update()
+        if self._check_update():
+            before = replace(before, text_tokens=state.text_tokens, spikes=replace(state.spikes))
         if spike is None and not self._accepts:
             spike = state.spikes.reason(norm, settings.spike_factor)
         if spike is None:

@@ -180,13 +180,13 @@ class Group(World):
         return [row[:size].numpy().tobytes() for row, size in rows]
 
     def read(self, numbers: Tensor) -> list[float]:
-        """See `World.read`; while the exchanges before it are computed on a GPU, it looks for failures.
+        """See `World.read`; while the exchanges before it are computed by CUDA, it looks for failures.
 
         Raises:
             FailedElsewhere: Another process has failed.
             UniclozeError: Another process did not take part in an exchange.
         """
-        if numbers.device.type == "cpu":
+        if numbers.device.type != "cuda":
             return super().read(numbers)
         found = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
         copied = torch.cuda.Event()

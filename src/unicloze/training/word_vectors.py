@@ -30,8 +30,8 @@ LONGEST = 2**20
 def start_from_vectors(model: Model, tokenizer: Tokenizer, path: Path) -> str:
     """Copy word vectors into the token embeddings; tokens without one keep their initial weights.
 
-    A token has the vector of the word with its spelling if it begins a word and is no special token. The encoder's table of
-    an encoder-decoder with two tables is changed.
+    A token takes the vector of the word that is spelled like it, unless it continues a word or is special. Of an
+    encoder-decoder with two tables, only the encoder's changes.
 
     Args:
         model: The model, already initialised.
@@ -50,7 +50,7 @@ def start_from_vectors(model: Model, tokenizer: Tokenizer, path: Path) -> str:
     ids = {word.encode(): number for number, word in words.items()}
     for table in tables:
         if not isinstance(table, nn.Embedding):
-            raise UsageError("training.word_vectors needs embeddings of tokens: set model.embeddings to tokens")
+            raise UsageError("training.word_vectors needs embeddings of tokens: set model.embeddings to table")
         vectors = _read(path, ids, table.embedding_dim)
         with torch.no_grad():
             table.weight[list(vectors)] = torch.from_numpy(np.stack([*vectors.values()])).to(table.weight)
@@ -58,6 +58,13 @@ def start_from_vectors(model: Model, tokenizer: Tokenizer, path: Path) -> str:
         f"{len(vectors):,} of {len(words):,} tokens that begin a word ({100 * len(vectors) / len(words):.0f} %) take their "
         f"embeddings from {path}; the others are newly initialised"
     )
+
+
+def require_vectors(path: Path) -> None:
+    """Raise a UniclozeError if there is no such file."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UniclozeError(f"training.word_vectors is {path}, which {what}: give a file of word vectors")
 
 
 def words_of(tokenizer: Tokenizer) -> dict[int, str]:
@@ -77,7 +84,7 @@ def _read(path: Path, ids: Mapping[bytes, int], width: int) -> dict[int, Floats]
         if len(numbers) != width or not word:
             raise UniclozeError(
                 f"{path}, line {number}: a line must be a word and {width} numbers, as many as the embeddings are wide, "
-                "separated by spaces: give vectors of that width, or set model.embedding_size"
+                "separated by spaces: give vectors of that width without a line of counts, or set model.embedding_size"
             )
         token = ids.get(word)
         if token is None or token in found:
@@ -96,8 +103,7 @@ def _read(path: Path, ids: Mapping[bytes, int], width: int) -> dict[int, Floats]
 
 def _lines(path: Path) -> Iterator[bytes]:
     """The lines of a file, decompressed if its name ends in .gz."""
-    if not path.is_file():
-        raise UniclozeError(f"there is no file {path}: name one (training.word_vectors)")
+    require_vectors(path)
     try:
         with open_bytes(path) as stream:
             number = 0

@@ -101,7 +101,7 @@ def _texts(file: PathLike | None) -> list[str]:
     by_line = path.name.endswith((".txt", ".txt.gz", ".txt.zst"))
     texts = [text.strip() for each in documents for text in (each.split("\n") if by_line else [each]) if text.strip()]
     if not texts:
-        raise UniclozeError(f"{file} contains no text: give a file of texts to score.")
+        raise UniclozeError(f"{file} contains no text: give a file of texts.")
     return texts
 
 
