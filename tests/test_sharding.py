@@ -128,13 +128,23 @@ def test_a_run_continues_sharded_and_whole(crew: Crew, place: Path) -> None:
 
 @pytest.mark.slow
 def test_checkpoints_of_a_sharded_model_are_written_while_it_trains(crew: Crew, place: Path) -> None:
-    """A full disk ends all processes."""
+    """Also if the first process is killed meanwhile: the run resumes and ends with the same bits."""
     settings = {"training.parallel": "shard", "training.steps": 4, "training.evaluate_every": 0}
     settings |= {"training.log_every": 1, "training.save_every": 2}
     one = job(place, "unilmv2-base", "slow", **settings)
     crew.run([{**one, "wrong": "slow", "seconds": 0.5}, one])
     events = [(event["event"], event.get("step")) for event in read_ledger(place / "slow" / "ledger.jsonl")]
     assert events.index(("step", 3)) < events.index(("save", 2)) < events.index(("save", 4)) < events.index(("end", 4))
+    one = {**job(place, "unilmv2-base", "killed-writing", **settings), "silence": 5.0}
+    gone, survivor = crew.run([{**one, "wrong": "die"}, one])
+    assert gone is None and survivor is not None
+    assert survivor["error"].startswith("process 0 of 2 ended, or its machine did"), survivor
+    assert {path.name for path in (place / "killed-writing" / "checkpoints").iterdir()} == {".building-step-00000002"}
+    trained(crew, place, "unilmv2-base", "killed-writing", **settings)
+    straight, resumed = (load_newest(place / name / "checkpoints") for name in ("slow", "killed-writing"))
+    assert straight is not None and resumed is not None and resumed.state["step"] == 4
+    for before, after in ((straight.model, resumed.model), (moments(straight), moments(resumed))):
+        assert all(torch.equal(value, after[name]) for name, value in before.items())
     one = job(place, "unilmv2-base", "full", **settings)
     answers = crew.run([{**one, "wrong": "full"}, one])
     assert all("could not write the checkpoint" in each["error"] for each in answers if each), answers
