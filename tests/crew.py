@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -161,8 +160,8 @@ def go_wrong(job: Job, patch: Any) -> None:
     """Inject a failure, at a step or from the start.
 
     `kill` or `signal` this process, `nan` in its loss, `drift` of its weights, an `update` that is not finite, `hang`, a
-    `full` disk, different `code`; a disk on which a file takes some `seconds`, and to `die` when the run waits for what is
-    written in the background.
+    `full` disk, different `code`; a `slow` disk, on which files are written only once the step begins, and to `die` when the
+    run waits for what is written in the background.
     """
     from unicloze.model.model import UnifiedModel
     from unicloze.training import loop, parallel
@@ -188,11 +187,13 @@ def go_wrong(job: Job, patch: Any) -> None:
             return {name: dataclasses.replace(loss, total=loss.total * float("nan")) for name, loss in losses.items()}
 
         patch.setattr(UnifiedModel, "forward", spoilt)
-    state = {"step": 0}
+    state, begun = {"step": 0}, threading.Event()
     begin = loop.set_learning
 
     def beginning(optimizers: Any, number: int) -> None:
         state["step"] = number
+        if number == step:
+            begun.set()
         begin(optimizers, number)
         if number == step and what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -223,8 +224,8 @@ def go_wrong(job: Job, patch: Any) -> None:
         save_file = checkpoint.save_file
 
         def slowly(*arguments: Any) -> None:
+            begun.wait()
             save_file(*arguments)
-            time.sleep(job["seconds"])
 
         patch.setattr(checkpoint, "save_file", slowly)
     if what == "die":

@@ -1,8 +1,9 @@
-"""A process waits for the first one as long as that lives, however long it takes, and no longer."""
+"""What a run waits for: the first process as long as that lives and no longer, and all that was begun in the background."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 from unicloze.errors import UniclozeError
 from unicloze.training import parallel
+from unicloze.training.background import Background
 from unicloze.training.parallel import SIGNS, SILENCE, Group
 
 
@@ -64,3 +66,20 @@ def test_only_the_first_process_gives_signs_of_life(monkeypatch: pytest.MonkeyPa
         while stores[0].add(SIGNS, 0) < 3:
             pass
     assert stores[1].add(SIGNS, 0) == 0
+
+
+def test_nothing_goes_on_in_the_background_once_a_failure_is_known() -> None:
+    """So that the lock of the run is not released while something is written."""
+    background, begun, done = Background(), threading.Event(), list[str]()
+
+    def fail() -> None:
+        begun.wait()
+        raise UniclozeError("the disk is full")
+
+    background.start(fail, lambda: done.append("noted"))
+    background.start(lambda: done.append("copied"))
+    threading.Timer(0.01, begun.set).start()
+    with pytest.raises(UniclozeError, match="the disk is full"):
+        background.finish()
+    assert done == ["copied"]
+    background.finish()
