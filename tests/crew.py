@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -161,7 +160,8 @@ def go_wrong(job: Job, patch: Any) -> None:
     """Inject a failure, at a step or from the start.
 
     `kill` or `signal` this process, `nan` in its loss, `drift` of its weights, an `update` that is not finite, `hang`, a
-    `full` disk, different `code`; a disk on which a file takes some `seconds`, and to `die` while it is written.
+    `full` disk, different `code`; a `slow` disk, on which files are written only once the step begins, and to `die` when the
+    run waits for what is written in the background.
     """
     from unicloze.model.model import UnifiedModel
     from unicloze.training import loop, parallel
@@ -175,6 +175,8 @@ def go_wrong(job: Job, patch: Any) -> None:
         patch.setattr(parallel, "JOINING", job["joining"])
     if "patience" in job:
         patch.setattr(parallel, "PATIENCE", job["patience"])
+    if "silence" in job:
+        patch.setattr(parallel, "SILENCE", job["silence"])
     if what == "nan":
         forward = UnifiedModel.forward
 
@@ -185,11 +187,13 @@ def go_wrong(job: Job, patch: Any) -> None:
             return {name: dataclasses.replace(loss, total=loss.total * float("nan")) for name, loss in losses.items()}
 
         patch.setattr(UnifiedModel, "forward", spoilt)
-    state = {"step": 0}
+    state, begun = {"step": 0}, threading.Event()
     begin = loop.set_learning
 
     def beginning(optimizers: Any, number: int) -> None:
         state["step"] = number
+        if number == step:
+            begun.set()
         begin(optimizers, number)
         if number == step and what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -214,24 +218,45 @@ def go_wrong(job: Job, patch: Any) -> None:
         return with_memory(*arguments)
 
     patch.setattr(loop, "set_learning", beginning)
-    if what in ("die", "slow"):
+    if what == "slow":
         from unicloze.training import checkpoint
 
         save_file = checkpoint.save_file
 
         def slowly(*arguments: Any) -> None:
+            begun.wait()
             save_file(*arguments)
-            time.sleep(job["seconds"])
-            if what == "die" and state["step"] > step:
-                os.kill(os.getpid(), signal.SIGKILL)
 
         patch.setattr(checkpoint, "save_file", slowly)
+    if what == "die":
+        die_writing(patch)
     if what == "full":
 
         def full(*_: Any, **__: Any) -> None:
             raise OSError(28, "No space left on device")
 
         patch.setattr("unicloze.training.checkpoint.save_file", full)
+
+
+def die_writing(patch: Any) -> None:
+    """Kill this process when a checkpoint is being written in the background and the run waits for it."""
+    from unicloze.training import background, checkpoint
+
+    waited_for = threading.Event()
+    save_file, finish = checkpoint.save_file, background.Background.finish
+
+    def killed(*arguments: Any) -> None:
+        save_file(*arguments)
+        waited_for.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def finishing(jobs: Any) -> None:
+        if jobs._jobs:
+            waited_for.set()
+        finish(jobs)
+
+    patch.setattr(checkpoint, "save_file", killed)
+    patch.setattr(background.Background, "finish", finishing)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from crew import Crew, Job
 from unicloze.errors import UsageError
 from unicloze.recipes import load_recipe, save_recipe, toy_overrides
 from unicloze.training import forecast
-from unicloze.training.checkpoint import list_checkpoints, load_newest
+from unicloze.training.checkpoint import checkpoint_name, list_checkpoints, load_checkpoint, load_newest
 from unicloze.training.ledger import read_ledger
 
 SMALL: dict[str, Any] = {
@@ -128,13 +128,30 @@ def test_a_run_continues_sharded_and_whole(crew: Crew, place: Path) -> None:
 
 @pytest.mark.slow
 def test_checkpoints_of_a_sharded_model_are_written_while_it_trains(crew: Crew, place: Path) -> None:
-    """A full disk ends all processes."""
+    """They hold the step they are of. If the first process is killed meanwhile, a restart ends with the same bits."""
     settings = {"training.parallel": "shard", "training.steps": 4, "training.evaluate_every": 0}
     settings |= {"training.log_every": 1, "training.save_every": 2}
-    one = job(place, "unilmv2-base", "slow", **settings)
-    crew.run([{**one, "wrong": "slow", "seconds": 0.5}, one])
+    one = job(place, "unilmv2-base", "slow", **settings, **{"training.copy_to": (place / "copies").as_uri()})
+    crew.run([{**one, "wrong": "slow", "at": 3}, one])
     events = [(event["event"], event.get("step")) for event in read_ledger(place / "slow" / "ledger.jsonl")]
     assert events.index(("step", 3)) < events.index(("save", 2)) < events.index(("save", 4)) < events.index(("end", 4))
+    for checkpoint in list_checkpoints(place / "slow" / "checkpoints"):
+        copied = place / "copies" / checkpoint.name
+        assert {file.name: file.read_bytes() for file in copied.iterdir()} == {
+            file.name: file.read_bytes() for file in checkpoint.iterdir()
+        }
+    one = {**job(place, "unilmv2-base", "killed-writing", **settings), "silence": 5.0}
+    gone, survivor = crew.run([{**one, "wrong": "die"}, one])
+    assert gone is None and survivor is not None
+    assert survivor["error"].startswith("process 0 of 2 ended, or its machine did"), survivor
+    assert {path.name for path in (place / "killed-writing" / "checkpoints").iterdir()} == {".building-step-00000002"}
+    trained(crew, place, "unilmv2-base", "killed-writing", **settings)
+    for step in (2, 4):
+        late, resumed = (
+            load_checkpoint(place / name / "checkpoints" / checkpoint_name(step)) for name in ("slow", "killed-writing")
+        )
+        for before, after in ((late.model, resumed.model), (moments(late), moments(resumed))):
+            assert all(torch.equal(value, after[name]) for name, value in before.items())
     one = job(place, "unilmv2-base", "full", **settings)
     answers = crew.run([{**one, "wrong": "full"}, one])
     assert all("could not write the checkpoint" in each["error"] for each in answers if each), answers

@@ -106,6 +106,17 @@ def test_bpe_is_lossless() -> None:
     assert tokenizer.decode(tokenizer.encode_batch([text])[0]) == text
 
 
+def test_a_tokenizer_is_opened_again_once_its_files_change(tmp_path: Path) -> None:
+    Tokenizer.train(TEXTS, WORDPIECE).save(tmp_path)
+    first = Tokenizer.load(tmp_path)
+    assert Tokenizer.load(tmp_path) is first
+    Tokenizer.train(TEXTS[:1], WORDPIECE).save(tmp_path)
+    assert len(Tokenizer.load(tmp_path)) < len(first)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"mask_token": first.tokens([first.vocabulary.eos])[0]}), encoding="utf-8")
+    assert Tokenizer.load(tmp_path).vocabulary.mask == first.vocabulary.eos
+
+
 @pytest.mark.parametrize("settings", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
 def test_save_and_load(tmp_path: Path, settings: TokenizerSettings) -> None:
     tokenizer = Tokenizer.train(TEXTS, settings)

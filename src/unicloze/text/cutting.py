@@ -46,6 +46,11 @@ def tail_start(text: str, size: int) -> int:
     return gap.start() + 1 if gap else _between_characters(text, 0, at)
 
 
+def utf8_size(text: str) -> int:
+    """Bytes of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def visible(text: str) -> int:
     """Number of characters that are not white space."""
     return len("".join(text.split()))

@@ -400,10 +400,18 @@ def _read_jsonl(
 def mended_document(text: str, path: str, line: int, tally: Tally, spans: Spans = NO_SPANS) -> Iterator[Document]:
     """Make a document of decoded text, unless it is empty: unpaired surrogates become U+FFFD, NUL characters are dropped."""
     place = f"{path}:{line}"
-    if "\0" in text or not text.isascii():
+    if "\0" in text or not _is_encodable(text):
         spans = spans.without(text, "\0")
         text = _text(_bytes(text, place, tally), place, tally)
     yield from _document(text, path, line, tally, spans)
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether a text has no unpaired surrogates."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _bytes(text: str, place: str, tally: Tally) -> bytes:

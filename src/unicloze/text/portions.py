@@ -29,7 +29,7 @@ from unicloze.settings import PYTHON_DOCS
 from unicloze.storage import File, file_at, is_url
 from unicloze.text import lineage, tokenised
 from unicloze.text.contamination import NGrams, cut_out
-from unicloze.text.cutting import last_visible, pieces_of, tail_start, visible
+from unicloze.text.cutting import last_visible, pieces_of, tail_start, utf8_size, visible
 from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import digests_of
 from unicloze.text.documents import Document, Tally, find_files, read_file
@@ -407,7 +407,7 @@ def _write(writers: dict[bool, ShardWriter], batch: list[Piece], encoded: list[E
     """Write a batch; returns its bytes of text."""
     total = 0
     for piece, (token_ids, marks) in zip(batch, encoded, strict=True):
-        size = len(piece.text.encode())
+        size = utf8_size(piece.text)
         for writer in writers.values():
             writer.begin_file(piece.document.path)
         line, ends = piece.document.line, piece.is_last

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import pre_tokenizers
 
-from unicloze.text.cutting import pieces_of
+from unicloze.text.cutting import pieces_of, utf8_size
 from unicloze.text.tokenizers import Tokenizer
 
 DROP, TRAIN, HELDOUT, CUT = range(4)
@@ -137,7 +137,7 @@ def text_hash(text: str, seed: int) -> tuple[int, int]:
     """A 64-bit hash that ignores case and white space, and the size of the text in bytes."""
     digest, size, gap, begun = _hash(seed), 0, False, False
     for piece in pieces_of(text):
-        size += len(piece.encode())
+        size += utf8_size(piece)
         gap |= piece[:1].isspace()
         if words := _words(piece.lower()):
             digest.update(b" " + words if gap and begun else words)

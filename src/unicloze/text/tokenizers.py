@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from unicloze.text.tokenizer_config import KEYS, TokenizerConfig
 from unicloze.text.tokenizer_limits import LARGEST_FILE, beyond_bounds
 from unicloze.text.tokenizer_training import train_bpe, train_wordpiece, wordpiece
 from unicloze.text.vocabulary import space_mark, vocabulary_of
+
+_LOADED: dict[tuple[str, str], Tokenizer] = {}
+"""The last tokenizers that were loaded, by the content of their files: a command opens the same one several times."""
 
 
 class Tokenizer:
@@ -111,11 +115,17 @@ class Tokenizer:
                     document, place, special=names_with_a_role(), prefix_space=config.adds_prefix_space
                 )
                 text = json.dumps(document)
+            known = (text, json.dumps(config.values, sort_keys=True))
+            if known in _LOADED:
+                return _LOADED[known]
             if (problem := beyond_bounds(document)) is not None:
                 raise UniclozeError(f"{place} is refused because {problem}: set --tokenizer.path to another.")
             backend = tokenizers.Tokenizer.from_str(text)
             config.check(backend, place)
-            return cls(backend, name=str(place), roles=config.roles())
+            if len(_LOADED) > 1:
+                _LOADED.clear()
+            _LOADED[known] = cls(backend, name=str(place), roles=config.roles())
+            return _LOADED[known]
         except (UniclozeError, OSError):
             raise
         except Exception as error:  # the library raises Exception itself
@@ -177,7 +187,7 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Token ids of each text, without special tokens; names of special tokens are plain text."""
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in self._plain.encode_fast(texts)]
+        return [np.frombuffer(array("i", encoding.ids), dtype=np.int32) for encoding in self._plain.encode_fast(texts)]
 
     def encode_batch_with_offsets(
         self, texts: Sequence[str]

@@ -99,14 +99,15 @@ def vocabulary_of(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, 
                 "or leave --tokenizer.path out to train a tokenizer."
             )
         roles[role] = known[0]
+    in_brackets = [(token, i) for token, i in ids.items() if token.startswith(("[", "<"))]
     # MPNet treats id 1 as padding.
-    unused = sorted(i for token, i in ids.items() if _UNUSED.fullmatch(token) and i != 1)
+    unused = sorted(i for token, i in in_brackets if _UNUSED.fullmatch(token) and i != 1)
     pseudo = next((ids[token] for token in PSEUDO_NAMES if token in ids), unused[0] if unused else None)
     # A `vocab.txt` does not mark special tokens; no word of its texts is in brackets.
     reserved = _BRACKETED if isinstance(backend.model, models.WordPiece) else _NUMBERED
-    special = {*roles.values(), *declared, *(i for token, i in ids.items() if reserved.fullmatch(token))}
+    special = {*roles.values(), *declared, *(i for token, i in in_brackets if reserved.fullmatch(token))}
     special |= {pseudo} if pseudo is not None else set()
-    numbered = [(match, i) for token, i in ids.items() if (match := _EXTRA.fullmatch(token))]
+    numbered = [(match, i) for token, i in in_brackets if (match := _EXTRA.fullmatch(token))]
     extra = [i for match, i in sorted(numbered, key=lambda pair: int(pair[0][1] or pair[0][2]))]
     extra = extra or [i for i in unused if i != pseudo]
     ordinary = set(ids.values()) - special

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 
 class Background:
     """A thread that does one job after the other.
 
-    A job that fails is raised by the next `finish`. The jobs of a process that is killed are lost.
+    The next `finish` raises what made a job fail. The jobs of a process that is killed are lost.
     """
 
     def __init__(self) -> None:
@@ -21,12 +21,13 @@ class Background:
         self._jobs.append((self._thread.submit(job), then))
 
     def finish(self) -> None:
-        """Wait for all jobs.
+        """Wait for all jobs, also for those after one that failed.
 
         Raises:
             UniclozeError: A job failed.
         """
-        while self._jobs:
-            future, then = self._jobs.pop(0)
+        jobs, self._jobs = self._jobs, []
+        wait([future for future, _ in jobs])
+        for future, then in jobs:
             future.result()
             then()

@@ -12,7 +12,6 @@ import contextlib
 import faulthandler
 import functools
 import json
-import math
 import os
 import socket
 import sys
@@ -45,13 +44,20 @@ JOINING = 300.0
 """Seconds to wait for all processes to join."""
 PATIENCE = 600.0
 """Seconds to wait for other processes in an exchange."""
+SILENCE = 120.0
+"""Seconds without a sign of life of the first process, after which the others no longer wait for it."""
 LONGEST_PAUSE = 0.005
 """Longest time in seconds between two checks of what a process waits for."""
 LOOK = 0.25
 """Seconds between two checks whether another process has failed."""
 WATCH = 1.0
-"""Seconds between two checks whether stack traces are requested."""
+"""Seconds between two signs of life, and between two checks whether stack traces are requested."""
 ENDED = "another process of the run ended or lost its connection: the same command resumes from the last checkpoint"
+SILENT = (
+    "process 0 of {} ended, or its machine did: it gave no sign of life for {} s; the same command resumes from the last "
+    "checkpoint"
+)
+SIGNS = "signs-of-life"
 
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Its name since torch 2.13, or its older one."""
@@ -92,18 +98,27 @@ class Group(World):
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
 
-    # Messages through the store: rare, and without a time limit while the first process works.
+    # Messages through the store: rare, and without a time limit while the first process lives.
 
     def only_first(self, do: Callable[[], T]) -> T:
-        """Run `do` on the first process only; its failure fails the others."""
+        """Run `do` on the first process only; its failure fails the others.
+
+        Raises:
+            FailedElsewhere: Another process has failed.
+            UniclozeError: The first process has ended without reporting an error.
+        """
         self._turn += 1
         key = f"turn-{self._turn}"
         if self.first:
             value = do()  # if it fails, `joined` informs the others
             self._store.set(key, json.dumps(value))
             return value
-        self._wait(lambda: self._store.check([key]), "the first process", limit=math.inf)
-        result: T = json.loads(self._store.get(key))
+        done, signs = lambda: self._store.check([key]), lambda: self._store.add(SIGNS, 0)
+        try:
+            self._wait(done, "the first process", limit=SILENCE, signs=signs)
+            result: T = json.loads(self._store.get(key))
+        except RuntimeError as error:  # the store is gone
+            raise UniclozeError(ENDED) from error
         return result
 
     def in_turn(self, do: Callable[[], T]) -> T:
@@ -297,8 +312,12 @@ class Group(World):
             self.look()
             raise UniclozeError(ENDED) from error
 
-    def _wait(self, ready: Callable[[], bool], whom: str, *, limit: float, pause: float = 1e-4) -> None:
+    def _wait(
+        self, ready: Callable[[], bool], whom: str, *, limit: float, signs: Callable[[], int] | None = None
+    ) -> None:
+        """Wait, at most `limit` seconds; if the first process gives `signs` of life, that long after the last of them."""
         started = looked = time.monotonic()
+        pause, seen = 1e-4, 0
         while not ready():
             time.sleep(pause)
             pause = min(1.1 * pause, LONGEST_PAUSE)
@@ -311,6 +330,10 @@ class Group(World):
                 self._store.set(self._leave, str(number))
                 self._received = lambda: 0
             self._store.set(f"waits-{self.rank}", whom)
+            if signs is not None and (given := signs()) != seen:
+                started, seen = now, given
+            if now - started > limit and signs is not None:
+                raise UniclozeError(SILENT.format(self.size, f"{limit:g}"))
             if now - started > limit:
                 self._give_up(whom, limit)
 
@@ -431,11 +454,11 @@ def joined(*, joining: float | None = None, patience: float | None = None) -> It
 
 
 def _say(group: Group, error: BaseException) -> bool:
-    """Report an error to the other processes if the store still exists; returns whether to print it here."""
+    """Report an error to the other processes; returns whether to print it here, as all do if the store is gone."""
     try:
         return group.fail(error)
     except RuntimeError:
-        return group.first
+        return True
 
 
 _JOINED = 0
@@ -509,16 +532,22 @@ def code_fingerprint() -> str:
 
 @contextmanager
 def _watched(store: Store, rank: int) -> Iterator[None]:
-    """Print the stack traces of this process when another one that waited too long requests them."""
+    """Print the stack traces of this process when another one that waited too long requests them.
+
+    The first process also counts its signs of life in the store, as long as it runs, whatever it does.
+    """
     ended = threading.Event()
 
     def watch() -> None:
+        asked = False
         with contextlib.suppress(RuntimeError):  # the store is gone, and so is the run
             while not ended.wait(WATCH):
-                if store.check(["stacks"]):
+                if rank == 0:
+                    store.add(SIGNS, 1)
+                if not asked and store.check(["stacks"]):
+                    asked = True
                     print(f"process {rank}:", file=sys.stderr, flush=True)
                     faulthandler.dump_traceback(sys.stderr)
-                    return
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
