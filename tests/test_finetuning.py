@@ -253,6 +253,7 @@ def test_a_long_record_is_cut_with_a_warning(start: LoadedModel, tmp_path: Path)
     ('{"text": 3, "label": "x"}\n{"text": "a", "label": "y"}\n', "line 1: the field 'text' is not a text"),
     ('{"text": "a", "label": 0.5}\n', "line 1: the label 0.5 is a quantity"),
     ('{"text": "a", "label": "x"}\n', "all records have the label 'x'"),
+    ('{"text": "a", "label": "x"}\n{"text": "a", "label": ""}\n', "line 2: the label is empty: fill it in"),
     ("", "contains no records"),
 ])  # fmt: skip
 def test_a_record_that_cannot_be_used_is_named(start: LoadedModel, tmp_path: Path, lines: str, message: str) -> None:

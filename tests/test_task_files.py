@@ -128,6 +128,7 @@ def test_a_race_article_may_have_no_answers(start: LoadedModel, tmp_path: Path) 
         ('"text, or what";"label"\n"anna; ""eva""";a\n', {"text, or what": 'anna; "eva"', "label": "a"}),
         ('\n"two\nlines";label\nanna;a\n', {"two\nlines": "anna", "label": "a"}),
         ('"text;label"\nanna;eva\n', {"text;label": "anna;eva"}),
+        ("text\tlabel\nanna; eva\ta\n", {"text": "anna; eva", "label": "a"}),
         ("text,a;b\nanna,eva;carl\n", {"text": "anna", "a;b": "eva;carl"}),
         ("text\nanna;eva\n", {"text": "anna;eva"}),
     ],

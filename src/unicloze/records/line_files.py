@@ -94,11 +94,11 @@ def tsv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def comma_separated(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Records of a file with a header and comma-separated columns; columns with a comma or a line break are quoted.
 
-    If the header has semicolons and no comma outside quotes, as Excel writes in much of Europe, semicolons separate columns.
+    If the header has no comma outside quotes but semicolons, as Excel writes in much of Europe, or else tabs, those separate.
 
     Raises:
         UniclozeError: See `separated`.
     """
     header = _QUOTED.sub("", _HEADER.match(text)[0])  # type: ignore[index]  # it always matches
-    delimiter = ";" if ";" in header and "," not in header else ","
+    delimiter = next((mark for mark in ",;\t" if mark in header), ",")
     return separated(text, path, delimiter=delimiter, quoted=True)

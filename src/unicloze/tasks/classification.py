@@ -67,6 +67,8 @@ def label_of(record: Record, settings: Labelled) -> str:
             "--task regression"
         )
     label = str(value) if isinstance(value, int) else record.text(settings, "label")
+    if settings.labels is None and not label.strip():
+        raise UniclozeError(f"{record.place}: the label is empty: fill it in, or leave the record out")
     if settings.labels is not None and label not in settings.labels:
         known = ", ".join(settings.labels)
         raise UniclozeError(
