@@ -92,7 +92,7 @@ def test_broken_lines(tmp_path: Path, predictions: str, references: str, compare
         (
             "p_tsv",
             "index\tlabel\n0\ta\n",
-            r"p.tsv, line 2: the field 'prediction' is missing \(it has index, label, as",
+            r"p.tsv, line 2: the field 'prediction' is missing \(it has index, label; the first line",
         ),
         ("p_tsv", "id\tprediction\n0\n", r"p.tsv, line 2: 1 columns where 2 are expected"),
         ("p_csv", "a\n", r"p.csv is not of a known kind: give a file that ends in .txt, .tsv, .jsonl"),
