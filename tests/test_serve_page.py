@@ -316,6 +316,7 @@ def tour(folder: Path, model: Path, judge: Path) -> None:
                 fill_by_clicks(page)
                 save(page, "fill")
                 page.get_by_role("tab", name="Judge a sentence").click()
+                page.get_by_role("textbox", name="Sentence").fill("She opened the banana and looked out of the window.")
                 submit(page, "score", "scored")
                 save(page, "score")
                 page.get_by_role("tab", name="Write").click()
