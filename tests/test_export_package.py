@@ -15,10 +15,12 @@ import torch
 import nlu_toys
 from unicloze.errors import UsageError
 from unicloze.interop.card import PLACES, without_places
+from unicloze.interop.installed import GROUP, packaged_model
 from unicloze.interop.opening import open_model
 from unicloze.interop.package import package_format
 from unicloze.interop.read import write_model
 from unicloze.recipes import load_recipe
+from unicloze.run_files import MANIFEST
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.verbs import export, fill, score
 
@@ -111,6 +113,17 @@ def test_no_setting_that_names_a_file_keeps_its_folder() -> None:
         recipe = dataclasses.replace(recipe, **{section: dataclasses.replace(settings, **{key: value})})
     assert "/home/me" in str(recipe) and "/home/me" not in str(without_places(recipe))
     assert {("finetuning", "unlabelled"), ("distillation", "teacher"), ("data", "decontaminate")} <= {*PLACES}
+
+
+def test_only_a_package_that_declares_its_model_opens_by_its_folder(tmp_path: Path) -> None:
+    folder = packaged(tmp_path)
+    module = next(path.parent for path in folder.glob(f"*/{MANIFEST}"))
+    assert packaged_model(folder) == module
+    project = folder / "pyproject.toml"
+    for text in ("[project]", "not toml", f'[project.entry-points."{GROUP}"]\nmine = "../elsewhere"', "project = 1"):
+        project.write_text(text, encoding="utf-8")
+        assert packaged_model(folder) is None
+    assert packaged_model(tmp_path) is None
 
 
 def test_a_package_is_replaced_by_a_new_export_but_nothing_else_is(tmp_path: Path) -> None:

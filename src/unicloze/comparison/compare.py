@@ -37,7 +37,6 @@ from unicloze.files import write_file
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import describe, longest_window
 from unicloze.pretraining.budget import Budget
-from unicloze.pretraining.count_baselines import open_baselines
 from unicloze.pretraining.data import build_sampler
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
@@ -135,7 +134,6 @@ def compare_recipes(
     with helpers():
         for job, known in zip(jobs, do_all(jobs, do, say), strict=True):
             runs.setdefault(job.contestant.recipe.name, []).append((job.run, known))
-    counts = open_baselines(_measured_on(recipes[0], window), prepared, out)
     rows = tuple(_row(contestant, runs[contestant.recipe.name], evaluators or {}, fitted) for contestant in planned)
     comparison = Comparison(
         out=out,
@@ -144,7 +142,7 @@ def compare_recipes(
         windows=len(windows),
         window=window,
         rows=rows,
-        counts=counts.perplexities if counts else {},
+        counts=History.read(runs[rows[0].name][0][0]).counts,
         probes=tuple(_column(probe, runs) for probe in fitted),
     )
     found = comparison.to_dict()

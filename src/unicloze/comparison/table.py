@@ -11,6 +11,7 @@ from typing import Any
 from unicloze.comparison.results import ContestantResult, ProbeColumn
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.report.curves import short
+from unicloze.training.verdict import not_beaten
 
 NOT_DEFINED = "-"
 
@@ -131,17 +132,16 @@ def caption(comparison: Comparison) -> str:
 
 def _of_counts(comparison: Comparison) -> list[str]:
     """What counting reaches, and who does not beat it."""
-    if not comparison.counts:
+    counts = comparison.counts
+    if not counts:
         return []
-    unigram, bigram = comparison.counts["unigram"], comparison.counts["bigram"]
-    said = [
-        f"Counts of the training text reach a perplexity of {unigram:,.1f} (words) and {bigram:,.1f} (pairs of words)."
-    ]
+    reached = f"{counts['unigram']:,.1f} (words) and {counts['bigram']:,.1f} (pairs of words)"
+    said = [f"Counts of the training text reach a perplexity of {reached}."]
     beaten: dict[str, list[str]] = {}
     for row in comparison.rows:
         best = min((spread.mean for key in PERPLEXITIES if (spread := row.scores.get(key))), default=0.0)
-        if best >= bigram:
-            beaten.setdefault("words" if best >= unigram else "pairs of words", []).append(row.name)
+        if what := not_beaten(best, counts):
+            beaten.setdefault(what, []).append(row.name)
     return said + [f"No better than counting {what}: {_list(names)}." for what, names in beaten.items()]
 
 

@@ -10,9 +10,8 @@ from typing import Any, get_args
 import torch
 
 from unicloze.errors import UsageError
-from unicloze.interop.installed import installed_models
+from unicloze.interop.installed import installed_models, packaged_model
 from unicloze.interop.read import import_checkpoint, is_foreign
-from unicloze.run_files import MANIFEST
 from unicloze.settings import Precision, TrainingSettings
 from unicloze.training import precision as precisions
 from unicloze.training.loading import LoadedModel, load_model
@@ -48,10 +47,8 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
 def _place(model: str | os.PathLike[str]) -> Path:
     """The folder of a model: the given one, in a package the checkpoint; if there is none, that of the installed model."""
     folder = Path(model)
-    if (folder / "pyproject.toml").is_file():
-        return next((manifest.parent for manifest in folder.glob(f"*/{MANIFEST}")), folder)
     if folder.exists() or folder.name != str(model):
-        return folder
+        return packaged_model(folder) or folder
     return installed_models().get(folder.name, folder)
 
 

@@ -132,6 +132,12 @@ class History:
         return steps if isinstance(steps, int) else None
 
     @property
+    def counts(self) -> dict[str, float]:
+        """Held-out perplexities of `unigram` and `bigram` counts of the training text; empty for a run without them."""
+        found = mapping(mapping(self.start.get("baselines")).get("perplexity"))
+        return {name: value for name, given in found.items() if (value := number(given)) is not None}
+
+    @property
     def verdict(self) -> str:
         """The verdict recorded at the end of the run; empty for unfinished and older runs."""
         return str(self.end.get("verdict") or "") if self.end.get("step") == self.step else ""

@@ -185,8 +185,7 @@ def _target_card(history: History, target: str) -> str:
 def _counts(history: History) -> list[str]:
     """Perplexities of the count baselines; empty for a run without them."""
     baselines = mapping(history.start.get("baselines"))
-    known = {name: number(value) for name, value in mapping(baselines.get("perplexity")).items()}
-    said = ", ".join(f"{name} counts {_perplexity(value)}" for name, value in known.items() if value is not None)
+    said = ", ".join(f"{name} counts {_perplexity(value)}" for name, value in history.counts.items())
     counted, tokens = number(baselines.get("counted")), number(baselines.get("tokens"))
     part = counted is not None and tokens is not None and counted < 0.99 * tokens
     return [f"{said} (in {short(counted or 0)} of {short(tokens or 0)} tokens)" if part else said] if said else []

@@ -149,11 +149,16 @@ def _against(measured: Mapping[str, float], counts: Mapping[str, float], words: 
         guesses_less = difference <= 0
         if 0 < difference <= STANDARD_ERRORS * words.error:
             figures += f", within {STANDARD_ERRORS:g} standard errors"
-    if below == "unigram" or (guesses_less and best >= counts["bigram"]):
-        return "no better than counting words", figures
-    if best >= counts["bigram"]:
-        return "no better than counting pairs of words", figures
+    if what := not_beaten(best, counts):
+        return f"no better than counting {'words' if guesses_less else what}", figures
     return "no better than counting at content words" if guesses_less else "", figures
+
+
+def not_beaten(perplexity: float, counts: Mapping[str, float]) -> str:
+    """What a model is no better than counting: `words`, `pairs of words`, or empty."""
+    if perplexity >= counts["unigram"]:
+        return "words"
+    return "pairs of words" if perplexity >= counts["bigram"] else ""
 
 
 def _overfitted(course: Course) -> str:
