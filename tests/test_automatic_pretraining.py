@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from corpora import write_corpus
+from interop_toys import save
 from unicloze.errors import UsageError
+from unicloze.interop.opening import open_model
 from unicloze.pretraining.automatic import (
     MOST_PASSES,
     SIZES,
@@ -21,8 +23,10 @@ from unicloze.pretraining.automatic import (
 from unicloze.pretraining.budget import Budget, Cost, with_steps
 from unicloze.progress import short
 from unicloze.recipes import load_recipe
+from unicloze.report.history import History
 from unicloze.settings import DataSettings
 from unicloze.text.survey import SAMPLE, Survey, survey
+from unicloze.text.tokenizers import Tokenizer
 from unicloze.verbs.pretraining import pretrain
 
 QUIET = {"training.threads": 1, "training.evaluate_windows": 4}
@@ -133,12 +137,52 @@ def test_own_settings_are_kept_and_the_same_command_resumes(
     assert f"{out} resumes with the settings chosen before; --budget no longer changes them" in capsys.readouterr().err
 
 
+def test_a_start_keeps_its_size_and_tokenizer_and_half_its_rates(corpus: str, tmp_path: Path) -> None:
+    """The run is pseudo-masked throughout, and its first loss is the model's, not that of new weights."""
+    small = {
+        "model.hidden_size": 32,
+        "model.num_heads": 2,
+        "model.intermediate_size": 64,
+        "training.learning_rate": 8e-3,
+    }
+    first, second = tmp_path / "first", tmp_path / "second"
+    pretrain("auto", out=first, quiet=True, overrides={"data.corpus": corpus, **small, **QUIET}, budget="steps=12")
+    given = {"data.corpus": corpus, **QUIET}
+    pretrain("auto", out=second, quiet=True, overrides=given, init=first, budget="tokens=8000")
+    before, after = load_recipe(first / "recipe.yaml"), load_recipe(second / "recipe.yaml")
+    assert (after.model.hidden_size, after.data.window, after.training.batch_size) == (32, 64, 32)
+    assert Tokenizer.load(second).fingerprint == Tokenizer.load(first).fingerprint
+    assert after.training.learning_rate == before.training.learning_rate / 2
+    assert before.training.muon_learning_rate is not None
+    assert after.training.muon_learning_rate == before.training.muon_learning_rate / 2
+    assert after.training.phases == [] and after.training.steps < 12
+    start, end = (History.read(run).evaluations for run in (second, first))
+    assert min(start.values(), key=lambda event: event["step"])["loss"]["par"] < 1.1 * end[12]["loss"]["par"]
+    with pytest.warns(UserWarning, match="already trained to step 5"):
+        pretrain("auto", out=second, quiet=True, overrides=given, init=first, budget="tokens=8000")
+    assert load_recipe(second / "recipe.yaml") == after
+
+
+def test_a_start_may_get_a_new_tokenizer_or_be_of_another_library(corpus: str, tmp_path: Path) -> None:
+    bert = tmp_path / "bert"
+    save("BertForMaskedLM", bert)
+    given = {"data.corpus": corpus, "training.initialize_from": str(bert), **QUIET}
+    choice = choose(given, Budget("steps", 3), tmp_path / "run", start=open_model(bert), progress=False)
+    recipe = load_recipe("auto", {**given, **choice.settings})
+    assert recipe.tokenizer.path and (recipe.training.optimizer, recipe.training.learning_rate) == ("adamw", 1e-4)
+    assert recipe.training.batch_size * recipe.data.window <= 2_048
+    assert f"that of {bert}" in choice.reasons[0]
+    other = choose(
+        given, Budget("steps", 3), tmp_path / "other", start=open_model(bert), new_tokenizer=True, progress=False
+    )
+    assert "tokenizer.path" not in other.settings and other.settings["tokenizer.vocab_size"] >= 2_048
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"recipe": "quickstart", "budget": "5min"}, "only --recipe auto chooses the steps by a budget"),
         ({"recipe": "auto", "budget": "5min", "toy": True}, "a toy run has two steps: leave out --budget or --toy"),
-        ({"recipe": "auto", "init": "somewhere"}, "which --init takes from its model"),
         (
             {"recipe": "auto", "budget": "5min", "overrides": {"data.corpus": "x", "training.steps": 3}},
             "both set the steps",

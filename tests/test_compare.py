@@ -35,6 +35,7 @@ from unicloze.pretraining.budget import Budget, measure_slots
 from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe
+from unicloze.report.history import History
 from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
@@ -334,7 +335,7 @@ def test_budgets_that_differ_have_different_names() -> None:
 
 def test_a_loss_that_overflows_is_an_infinite_perplexity() -> None:
     known = {"nats": {"ae": 720.0, "par": None}, "bits_per_byte": None, "scores": {}, "probes": {}}
-    found = runs.scores_of(known, [], [])
+    found = runs.scores_of(known, History(run=Path(), start={}), [], [])
     assert (found["ae"], found["par"]) == (math.inf, None)
 
 

@@ -29,7 +29,7 @@ from unicloze.comparison.contestants import (
 from unicloze.comparison.jobs import LOCK, Job, do_all
 from unicloze.comparison.measures import masked_steps
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
-from unicloze.comparison.results import ContestantResult, ProbeColumn, Spent
+from unicloze.comparison.results import ContestantResult, ProbeColumn, Spent, words_key
 from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of
 from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError, UsageError
@@ -143,6 +143,7 @@ def compare_recipes(
         window=window,
         rows=rows,
         counts=History.read(runs[rows[0].name][0][0]).counts,
+        counted_words=_counted_words(run for each in runs.values() for run, _ in each),
         probes=tuple(_column(probe, runs) for probe in fitted),
     )
     found = comparison.to_dict()
@@ -150,6 +151,7 @@ def compare_recipes(
         "seeds": seeds,
         "results": found["rows"],
         "counts": found["counts"],
+        "counted_words": found["counted_words"],
         **({"probed": found["probes"]} if fitted else {}),
     }
     with _alone(out):
@@ -301,6 +303,12 @@ def _planned(recipe: Recipe, entry: Mapping[str, Any]) -> Contestant:
     )
 
 
+def _counted_words(runs: Iterable[Path]) -> dict[str, float]:
+    """Scores of bigram counts on content words, by the key of the models' score."""
+    found = [history.content_words for history in map(History.read, runs)]
+    return {words_key(words["sees"]): 100 * words["counts_top_5"] for words in found if words}
+
+
 def _column(probe: FittedProbe, runs: Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]]) -> ProbeColumn:
     """The column of a probe's scores, with the unit in which they were measured."""
     found = [known[PROBES][probe.name] for each in runs.values() for _, known in each if probe.name in known[PROBES]]
@@ -321,7 +329,7 @@ def _row(
 ) -> ContestantResult:
     recipe = contestant.recipe
     histories = [History.read(run) for run, _ in runs]
-    each = [scores_of(known, evaluators, probes) for _, known in runs]
+    each = [scores_of(known, history, evaluators, probes) for (_, known), history in zip(runs, histories, strict=True)]
     scores = {}
     for name in each[0]:
         values = [found[name] for found in each]

@@ -91,3 +91,8 @@ class ProbeColumn:
 def probe_key(name: str) -> str:
     """Key of a probe's score among those of a run."""
     return f"probe.{name}"
+
+
+def words_key(side: str) -> str:
+    """Key of the share of content words guessed from `both` sides or from the `left`."""
+    return f"words_{side}"

@@ -8,11 +8,11 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from unicloze.comparison.measures import bits_per_byte, held_out
 from unicloze.comparison.probes import FittedProbe, finetuning_flops, recipe_for
-from unicloze.comparison.results import probe_key
+from unicloze.comparison.results import probe_key, words_key
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError
 from unicloze.files import write_file
@@ -31,6 +31,7 @@ from unicloze.text.windows import Windows
 from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute
 from unicloze.training.precision import choose_device
+from unicloze.training.word_guesses import Side
 
 SCHEMA = 2
 SCORES = "scores.json"
@@ -143,10 +144,12 @@ class Interrupted(UniclozeError):
 
 
 def scores_of(
-    known: Mapping[str, Any], evaluators: Iterable[str], probes: Iterable[FittedProbe]
+    known: Mapping[str, Any], history: History, evaluators: Iterable[str], probes: Iterable[FittedProbe]
 ) -> dict[str, float | None]:
-    """The scores of a run by measure, from the content of `scores.json`."""
+    """The scores of a run by measure, from the content of `scores.json` and the run's ledger."""
     perplexities = {name: None if value is None else perplexity(value, 1) for name, value in known["nats"].items()}
     more = {key: value for name in evaluators for key, value in known["scores"][name].items()}
     probed = {probe_key(probe.name): known[PROBES].get(probe.name, {}).get("score") for probe in probes}
-    return {**perplexities, "bits_per_byte": known["bits_per_byte"], **more, **probed}
+    words = history.content_words
+    guessed = {words_key(side): 100 * words["top_5"] if words.get("sees") == side else None for side in get_args(Side)}
+    return {**perplexities, "bits_per_byte": known["bits_per_byte"], **guessed, **more, **probed}

@@ -20,6 +20,8 @@ TITLES: Mapping[str, str] = {
     "par": "PAR perplexity",
     "causal": "causal perplexity",
     "bits_per_byte": "causal bits/byte",
+    "words_both": "content words in the top 5 %",
+    "words_left": "content words in the top 5, from the left %",
     "blimp_pseudo": "BLiMP, pseudo-log-likelihood %",
     "blimp_chain": "BLiMP, chain rule %",
 }
@@ -27,6 +29,8 @@ TITLES: Mapping[str, str] = {
 
 PERPLEXITIES = "ae", "par", "causal"
 """Keys of scores that are perplexities."""
+_HIGHER = ("words", "blimp")
+"""Beginnings of the keys of scores of which higher is better."""
 _DECIMALS = {"bits_per_byte": 3}
 
 
@@ -42,6 +46,7 @@ class Comparison:
         window: Length of a window in tokens.
         rows: One row per contestant, in the given order.
         counts: Perplexities of all held-out text under `unigram` and `bigram` counts of the training text.
+        counted_words: Scores of bigram counts on content words, by the key of the models' score.
         probes: Tasks that every model was fine-tuned on.
     """
 
@@ -52,6 +57,7 @@ class Comparison:
     window: int
     rows: tuple[ContestantResult, ...]
     counts: Mapping[str, float] = field(default_factory=dict)
+    counted_words: Mapping[str, float] = field(default_factory=dict)
     probes: tuple[ProbeColumn, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,13 +93,15 @@ class Column:
 
 
 def columns(comparison: Comparison) -> list[Column]:
-    """The score columns, in order."""
+    """The score columns, in order, of the measures that some recipe defines."""
     probes = {probe.key: probe for probe in comparison.probes}
     found = []
     for key in comparison.rows[0].scores if comparison.rows else ():
+        if all(row.scores[key] is None for row in comparison.rows):
+            continue
         probe = probes.get(key)
         if probe is None:
-            title, decimals, higher = TITLES.get(key, key), _DECIMALS.get(key, 1), key.startswith("blimp")
+            title, decimals, higher = TITLES.get(key, key), _DECIMALS.get(key, 1), key.startswith(_HIGHER)
         else:
             title, decimals, higher = probe.title, 1 if probe.unit == "%" else 3, probe.higher_is_better
         found.append(Column(key=key, title=title, decimals=decimals, higher_is_better=higher))
@@ -136,7 +144,10 @@ def _of_counts(comparison: Comparison) -> list[str]:
     if not counts:
         return []
     reached = f"{counts['unigram']:,.1f} (words) and {counts['bigram']:,.1f} (pairs of words)"
-    said = [f"Counts of the training text reach a perplexity of {reached}."]
+    words = [
+        f"{value:.1f} % of the {TITLES[key].removesuffix(' %')}" for key, value in comparison.counted_words.items()
+    ]
+    said = [f"Counts of the training text reach {_list([f'a perplexity of {reached}', *words])}."]
     beaten: dict[str, list[str]] = {}
     for row in comparison.rows:
         best = min((spread.mean for key in PERPLEXITIES if (spread := row.scores.get(key))), default=0.0)

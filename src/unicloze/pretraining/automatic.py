@@ -1,4 +1,4 @@
-"""Chooses the settings of a pre-training run from the text, the budget and the speed of this machine."""
+"""Chooses the settings of a pre-training run from its text, its budget, this machine and the model it starts from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unicloze.interop.read import is_foreign
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import Budget, Cost, cost_of_a_step, with_steps
+from unicloze.pretraining.start import inherited_settings
 from unicloze.progress import short
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.survey import Survey, survey
-from unicloze.training.loading import shape_model
+from unicloze.training.loading import LoadedModel, shape_model
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 
 NAME = "auto"
@@ -33,6 +35,12 @@ PASSES_WITHOUT_DROPOUT = 4
 """Most passes over the text that need no dropout; up to here they find repeated text to be nearly as good as new."""
 LITTLE_CHARACTERS = 10_000_000
 """Corpora below this are better used to continue a trained model."""
+CONTINUED_WINDOW, CONTINUED_TOKENS = 128, 2_048
+"""Longest window of a run that starts from a model, and tokens of its steps: it has few steps, and small ones are more."""
+CONTINUED_RATE = 0.5
+"""Peak rate of a run that starts from one of our models, as a share of that model's own."""
+FOREIGN_RATE = 1e-4
+"""Peak rate of AdamW for other models: that of BERT's pre-training."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +89,23 @@ class Choice:
     reasons: Sequence[str]
 
 
-def choose(given: Mapping[str, Any], budget: Budget, folder: Path, *, progress: bool = True) -> Choice:
+def choose(
+    given: Mapping[str, Any],
+    budget: Budget,
+    folder: Path,
+    *,
+    start: LoadedModel | None = None,
+    new_tokenizer: bool = False,
+    progress: bool = True,
+) -> Choice:
     """Choose tokenizer, size, schedule and steps; prepares the text in FOLDER/data, where the run looks for it.
 
     Args:
         given: The user's settings by dotted name, which are kept.
         budget: What the run may spend.
         folder: Directory of the run.
+        start: The model of `training.initialize_from`, whose size and tokenizer are kept.
+        new_tokenizer: Train a tokenizer although the model has one.
         progress: Show the progress of preparing.
 
     Raises:
@@ -95,11 +113,36 @@ def choose(given: Mapping[str, Any], budget: Budget, folder: Path, *, progress: 
         UniclozeError: The corpus cannot be read.
     """
     reasons: list[str] = []
-    chosen = _tokenizer(load_recipe(NAME, given), given, reasons)
+    chosen: dict[str, Any] = {}
+    sizes = [size.settings() for size in SIZES]
+    if start is not None:
+        chosen = inherited_settings(load_recipe(NAME, given), start, given, new_tokenizer=new_tokenizer, warn=False)
+        chosen |= _schedule_after(start)
+        sizes = [_rows_after(start)]
+    chosen |= _tokenizer(load_recipe(NAME, {**chosen, **given}), given, reasons)
     recipe = load_recipe(NAME, {**chosen, **given})
     prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder / "data", progress=progress)
-    chosen |= _size(chosen, given, prepared, budget, folder, reasons)
+    chosen |= _size(sizes, chosen, given, prepared, budget, folder, reasons)
     return Choice(chosen, reasons)
+
+
+def _schedule_after(start: LoadedModel) -> dict[str, Any]:
+    """Optimiser, rates and phases of a run that starts from a model: gentler than from scratch, pseudo-masked throughout."""
+    theirs = start.recipe.training
+    if is_foreign(start.path) or not isinstance(theirs.learning_rate, float):
+        return {"training.phases": [], "training.optimizer": "adamw", "training.learning_rate": FOREIGN_RATE}
+    rates = {"training.learning_rate": theirs.learning_rate, "training.muon_learning_rate": theirs.muon_learning_rate}
+    return {
+        "training.phases": [],
+        "training.optimizer": theirs.optimizer,
+        **{key: None if rate is None else CONTINUED_RATE * rate for key, rate in rates.items()},
+    }
+
+
+def _rows_after(start: LoadedModel) -> dict[str, Any]:
+    """Window and batch of a run that starts from a model."""
+    window = min(CONTINUED_WINDOW, start.recipe.data.window)
+    return {"data.window": window, "training.batch_size": max(1, CONTINUED_TOKENS // window)}
 
 
 def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> dict[str, Any]:
@@ -120,10 +163,10 @@ def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> 
         f"tokenizer: {final['tokenizer.kind']} with {int(final['tokenizer.vocab_size']):,} tokens, capitals "
         f"{'lowered' if str(final['tokenizer.lowercase']).lower() == 'true' else 'kept'}"
     )
-    if seen.size is not None and seen.size < LITTLE_CHARACTERS:
+    if seen.size is not None and seen.size < LITTLE_CHARACTERS and recipe.training.initialize_from is None:
         reasons.append(
-            "advice: this is little text; a trained model of its language, continued with --recipe quickstart --init DIR "
-            "(a run or any Hugging Face encoder), learns more from it"
+            "advice: this is little text; --init MODEL (a run, an installed model or any Hugging Face encoder) continues a "
+            "trained model of its language, which learns more from it"
         )
     return chosen
 
@@ -136,6 +179,7 @@ def vocabulary_size(seen: Survey) -> int:
 
 
 def _size(
+    sizes: Sequence[Mapping[str, Any]],
     chosen: Mapping[str, Any],
     given: Mapping[str, Any],
     prepared: Prepared,
@@ -145,19 +189,19 @@ def _size(
 ) -> dict[str, Any]:
     """Size, window, batch, dropout and steps: the largest size that sees enough text per weight within the budget."""
 
-    def recipe_of(size: Size, **others: Any) -> Recipe:
-        return load_recipe(NAME, {**chosen, **size.settings(), **others, **given})
+    def recipe_of(size: Mapping[str, Any]) -> Recipe:
+        return load_recipe(NAME, {**chosen, **size, **given})
 
-    def cost(size: Size, *, timed: bool) -> Cost:
+    def cost(size: Mapping[str, Any], *, timed: bool) -> Cost:
         recipe = recipe_of(size)
         training = recipe.training
         recipe = with_precision(recipe, choose_precision(training, choose_device(training)))
         return cost_of_a_step(recipe, prepared, folder, timed=timed, sampled=2)
 
     text = sum(source.num_tokens for source in prepared.train)
-    smallest = cost(SIZES[0], timed=budget.kind == "time")
-    best, best_cost = SIZES[0], smallest
-    for size in SIZES[1:]:
+    smallest = cost(sizes[0], timed=budget.kind == "time")
+    best, best_cost = sizes[0], smallest
+    for size in sizes[1:]:
         counted = cost(size, timed=False)
         if smallest.seconds is not None:
             counted = dataclasses.replace(counted, seconds=smallest.seconds * counted.flops / smallest.flops)
@@ -165,7 +209,7 @@ def _size(
         if read < TOKENS_OF_A_WEIGHT * inner_weights(recipe_of(size), prepared):
             break
         best, best_cost = size, counted
-    if best is not SIZES[0] and budget.kind == "time":
+    if best is not sizes[0] and budget.kind == "time":
         best_cost = cost(best, timed=True)
     steps = with_steps(recipe_of(best), budget, best_cost).training.steps
     most = max(len(recipe_of(best).training.phases), math.ceil(MOST_PASSES * text / best_cost.tokens))
@@ -174,7 +218,7 @@ def _size(
     passes = steps * best_cost.tokens / max(1, text)
     dropout = 0.1 if passes > PASSES_WITHOUT_DROPOUT else 0.0
     settings = {
-        **best.settings(),
+        **best,
         "model.dropout": dropout,
         "training.steps": steps,
         "training.warmup_steps": max(1, min(150, steps // 20)),
@@ -195,7 +239,7 @@ def inner_weights(recipe: Recipe, prepared: Prepared) -> int:
 
 def _reasons(recipe: Recipe, prepared: Prepared, budget: Budget, cost: Cost, limited: bool) -> list[str]:
     """What was chosen for the run, in words."""
-    model, steps = recipe.model, recipe.training.steps
+    model, training, steps = recipe.model, recipe.training, recipe.training.steps
     inner = inner_weights(recipe, prepared)
     tokens = steps * cost.tokens
     passes = tokens / max(1, sum(source.num_tokens for source in prepared.train))
@@ -203,13 +247,21 @@ def _reasons(recipe: Recipe, prepared: Prepared, budget: Budget, cost: Cost, lim
     dropout = f"; dropout {model.dropout:g}, since the text repeats" if model.dropout else ""
     room = _minutes(budget.amount) if budget.kind == "time" else str(budget)
     why = f": {MOST_PASSES} passes over the text are enough" if limited else f" within {room}"
+    start = training.initialize_from
+    reason = f"the largest that reads {TOKENS_OF_A_WEIGHT} tokens per weight" if start is None else f"that of {start}"
+    objective = ["objective: left to right for a third of the steps, then pseudo-masked"]
+    if start is not None:
+        objective = [
+            f"rate: {training.learning_rate:g} ({training.optimizer}), gentler than from scratch",
+            "objective: pseudo-masked from the first step, since the model is trained",
+        ]
     return [
-        f"model: {model.num_layers} layers of width {model.hidden_size}, {inner:,} weights without embeddings: the largest "
-        f"that reads {TOKENS_OF_A_WEIGHT} tokens per weight{dropout}",
-        f"steps: {steps:,} of {recipe.training.batch_size} windows of {recipe.data.window} tokens{why}; {short(tokens)} "
+        f"model: {model.num_layers} layers of width {model.hidden_size}, {inner:,} weights without embeddings: {reason}"
+        f"{dropout}",
+        f"steps: {steps:,} of {training.batch_size} windows of {recipe.data.window} tokens{why}; {short(tokens)} "
         f"tokens, {passes:,.1f} passes{duration}",
-        "objective: left to right for a third of the steps, then pseudo-masked",
-        f"expect: {_expectation(tokens)}",
+        *objective,
+        *([f"expect: {_expectation(tokens)}"] if start is None else []),
     ]
 
 

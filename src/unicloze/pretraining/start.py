@@ -21,7 +21,7 @@ _KINDS = {"transformer": "a Transformer", "recurrent": "an LSTM"}
 
 
 def inherited_settings(
-    recipe: Recipe, start: LoadedModel, given: Mapping[str, Any], *, new_tokenizer: bool
+    recipe: Recipe, start: LoadedModel, given: Mapping[str, Any], *, new_tokenizer: bool, warn: bool = True
 ) -> dict[str, Any]:
     """Settings a run inherits from the model it starts from, by dotted name; warns where the recipe's shape differs.
 
@@ -30,6 +30,7 @@ def inherited_settings(
         start: That model.
         given: Explicitly given settings, which take precedence.
         new_tokenizer: Train a tokenizer although the model has one.
+        warn: Whether to warn; a recipe without a size of its own needs no warning.
 
     Raises:
         UsageError: Tokenizer-training settings are given, but no tokenizer is to be trained; or one of recipe and model is an
@@ -50,7 +51,7 @@ def inherited_settings(
             "train one, or leave it out"
         )
     changes, said = inherited(recipe, start, asked)
-    if said:
+    if said and warn:
         warnings.warn(said, stacklevel=3)
     return changes | (_tokenizer(Path(place), start) if own else {})
 

@@ -138,6 +138,11 @@ class History:
         return {name: value for name, given in found.items() if (value := number(given)) is not None}
 
     @property
+    def content_words(self) -> Event:
+        """The score on held-out content words at the end of the run; empty for unfinished runs and where it is undefined."""
+        return mapping(self.end.get("content_words")) if self.end.get("step") == self.step else {}
+
+    @property
     def verdict(self) -> str:
         """The verdict recorded at the end of the run; empty for unfinished and older runs."""
         return str(self.end.get("verdict") or "") if self.end.get("step") == self.step else ""

@@ -193,7 +193,7 @@ def _counts(history: History) -> list[str]:
 
 def _words_card(history: History) -> list[str]:
     """Card with the share of content words guessed at the end, against counts; none for a run that did not measure it."""
-    score, step = mapping(history.end.get("content_words")), history.end.get("step")
+    score, step = history.content_words, history.end.get("step")
     shares = [number(score.get(name)) for name in ("top_5", "top_1", "counts_top_5", "counts_top_1")]
     words = number(score.get("words"))
     if words is None or not isinstance(step, int) or None in shares:

@@ -29,6 +29,9 @@ ROWS = 64
 Asking = Literal["cloze", "stepwise", "causal"]
 """The ability of an objective used to predict a word. With `causal` the model sees only the words on the left."""
 
+Side = Literal["both", "left"]
+"""What a word is guessed from: the words on both sides of it or those on its left."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WordScore:
@@ -45,7 +48,7 @@ class WordScore:
     """
 
     words: int
-    sees: Literal["both", "left"]
+    sees: Side
     top_1: float
     top_5: float
     counts_top_1: float

@@ -165,7 +165,7 @@ def pretrain(
             )
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
     if recipe == AUTO and not toy:
-        recipe, given = _chosen(given, budget, out, progress=not quiet)
+        recipe, given = _chosen(given, budget, out, new_tokenizer=new_tokenizer, progress=not quiet)
     elif budget is not None and recipe == AUTO:
         raise UsageError("option --budget: a toy run has two steps: leave out --budget or --toy.")
     elif budget is not None:
@@ -211,13 +211,14 @@ def pretrain(
 
 
 def _chosen(
-    given: Overrides, budget: str | None, out: PathLike | None, *, progress: bool
+    given: Overrides, budget: str | None, out: PathLike | None, *, new_tokenizer: bool, progress: bool
 ) -> tuple[PathLike, dict[str, Any]]:
     """The recipe to train and its settings: chosen now, or those of the run that was chosen before.
 
     Raises:
         UsageError: The budget or a setting is invalid, or there are several processes.
     """
+    from unicloze.interop.opening import open_model
     from unicloze.launch import processes
     from unicloze.pretraining.automatic import choose
     from unicloze.pretraining.budget import Budget
@@ -228,10 +229,6 @@ def _chosen(
     from unicloze.training.parallel import joined
 
     settings = given_settings(given)
-    if "training.initialize_from" in settings:
-        raise UsageError(
-            "--recipe auto chooses the size and the tokenizer, which --init takes from its model: give --recipe quickstart."
-        )
     if "training.steps" in settings and budget is not None:
         raise UsageError("--budget and --training.steps both set the steps: leave one of them out.")
     folder = folder_at(out, RUNS / str(settings.get("name", AUTO)))
@@ -249,7 +246,9 @@ def _chosen(
     steps = load_recipe(AUTO, given).training.steps if "training.steps" in settings else None
     allowed = Budget.parse(budget or "10min") if steps is None else Budget("steps", steps)
     with joined() as world, hold_run(folder, world):
-        choice = choose(settings, allowed, folder, progress=progress)
+        place = settings.get("training.initialize_from")
+        start = None if place is None else open_model(place)
+        choice = choose(settings, allowed, folder, start=start, new_tokenizer=new_tokenizer, progress=progress)
     if progress:
         for line in choice.reasons:
             say(line)
