@@ -1,0 +1,91 @@
+"""Held-out bits per byte against computation, for several sizes of model on one text.
+
+    python benchmarks/loss_against_compute.py --prepared FOLDER --out FOLDER [--flops 3e11 1e12 3e12 1e13] [--results FILE]
+    python benchmarks/loss_against_compute.py --picture FILE.svg                                # only draw the results
+
+Each point is a run of its own, whose learning rate falls to zero at its end: a point on the way to a longer budget would be
+worse. All have the objective and schedule of `quickstart`, windows of 128 and steps of 2,048 tokens; FLOPs count slots and
+predictions. FOLDER holds text that `unicloze prepare` wrote. The file of results gets one JSON line for each run; the same
+command continues after a stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from json_lines import once
+from unicloze import verbs
+from unicloze.report.history import History, Points
+from unicloze.report.learning import draw_curves
+
+RESULTS = Path(__file__).parent / "results" / "loss_against_compute.jsonl"
+SIZES = ((1, 96), (2, 128), (3, 192), (4, 256))
+"""Layers and width; heads have 32 dimensions up to a width of 128, and 64 above."""
+COLOURS = "mask", "random", "pseudo", "original"
+
+
+def trained(prepared: Path, layers: int, width: int, flops: float, run: Path) -> dict[str, Any]:
+    """Train, and read the figures from the ledger."""
+    heads = width // 64 if width > 128 else width // 32
+    size = {
+        "model.num_layers": layers, "model.hidden_size": width, "model.num_heads": heads,
+        "model.intermediate_size": 4 * width, "model.dropout": 0.0, "data.window": 128, "training.batch_size": 16,
+    }  # fmt: skip
+    overrides = {"data.prepared": str(prepared), "training.threads": 1, **size}
+    result = verbs.pretrain("auto", run, budget=f"flops={flops}", quiet=True, overrides=overrides)
+    if getattr(result, "stopped_by", 0):
+        raise SystemExit("stopped; the same command continues")
+    history = History.read(run)
+    last = history.evaluations[history.step]
+    return {
+        "parameters": history.start["parameters"],
+        "steps": history.step,
+        "text_tokens": round(history.curve("text_tokens")[-1][1]),
+        "bits_per_byte": {name: round(value, 4) for name, value in last["bits_per_byte"].items()},
+        "perplexity": {name: round(value, 1) for name, value in last["perplexity"].items()},
+        "seconds": round(history.seconds),
+    }
+
+
+def draw(results: Path, target: Path) -> None:
+    """Draw a curve for each size."""
+    curves: dict[int, Points] = defaultdict(list)
+    for line in map(json.loads, results.read_text(encoding="utf-8").splitlines()):
+        curves[line["parameters"]].append((line["flops"], line["bits_per_byte"]["par"]))
+    named = {f"{size / 1e6:.1f}M": sorted(points) for size, points in sorted(curves.items())}
+    picture = draw_curves(
+        named, title="Held-out bits per byte (PAR)", over="FLOPs", colours=dict(zip(named, COLOURS, strict=False)),
+        logarithmic=True,
+    )  # fmt: skip
+    target.write_text(picture.to_svg(), encoding="utf-8")
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prepared", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--flops", nargs="+", type=float, default=[3e11, 1e12, 3e12, 1e13])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--picture", type=Path)
+    options = parser.parse_args(given)
+    if options.prepared is not None:
+        for flops in options.flops:
+            for layers, width in SIZES:
+                run = options.out / f"{layers}x{width}-{flops:.0e}"
+                once(
+                    options.results,
+                    {"layers": layers, "width": width, "flops": flops},
+                    functools.partial(trained, options.prepared, layers, width, flops, run),
+                )
+    if options.picture is not None:
+        draw(options.results, options.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Objectives at equal compute, each alone and after a causal phase, on one backbone and one text.
+
+    python benchmarks/which_objective.py --corpus FILE... --blimp ARCHIVE --glue FOLDER --out FOLDER [--budget flops=5e12]
+    python benchmarks/which_objective.py [--out FOLDER]                          # only the table, of what FOLDER holds
+
+Every run has the sizes, tokenizer and training settings of `quickstart`, and the same budget. A name that ends in
+`-after-causal` trains left-to-right prediction for a third of its steps first, as `quickstart` does. The noise is measured
+with three seeds of two of them, the others have one. The same command continues after a stop.
+
+The results go to `benchmarks/results/which_objective.json`. `noise` there is, for each measure, the larger standard
+deviation of the two that have three seeds: a difference of two runs below 2.8 times that (95 %) may be chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from json_lines import evenly_spaced
+from unicloze import verbs
+from unicloze.report.history import History
+
+RESULTS = Path(__file__).parent / "results" / "which_objective.json"
+ALONE = (
+    "unilmv2-ablation-ae", "unilmv2-ablation-par", "unilmv2-ablation-ae-par", "unilmv2-ablation-ae-ar",
+    "unilmv2-ablation-ar", "unilm-v1-base", "electra-base", "xlnet-base", "spanbert-base", "gpt", "mpnet-base", "mdlm-base",
+)  # fmt: skip
+CANNOT_CHANGE = {"gpt": "it is causal itself", "electra-base": "its generator needs every phase"}
+"""Recipes without a causal phase before them, and why."""
+REPEATED = "gpt", "unilmv2-ablation-ae-par-after-causal"
+"""Recipes whose noise is measured."""
+AFTER = "-after-causal"
+LOWER = "ae", "par", "causal", "bits_per_byte"
+"""Measures of which lower is better."""
+COLUMNS = {
+    "ae": "AE perplexity", "par": "PAR perplexity", "causal": "causal perplexity", "bits_per_byte": "causal bits/byte",
+    "words_both": "content words %", "words_left": "content words, from the left %", "blimp_pseudo": "BLiMP, PLL %",
+    "blimp_chain": "BLiMP, chain rule %", "glue-sst-2": "SST-2 %",
+}  # fmt: skip
+CAUSAL = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "mixture": [], "coefficients": {}}
+
+
+def recipes_in(folder: Path) -> dict[str, str]:
+    """The recipes by name, of which those after a causal phase are written into the folder."""
+    found = {name: name for name in ALONE}
+    folder.mkdir(parents=True, exist_ok=True)
+    for base in ALONE:
+        if base not in CANNOT_CHANGE:
+            name = base + AFTER
+            recipe = {
+                "base": base,
+                "name": name,
+                "training": {"phases": [{"share": 1, "objective": CAUSAL}, {"share": 2}]},
+            }
+            (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+            found[name] = str(folder / f"{name}.yaml")
+    return found
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train and measure every run, those of several seeds first."""
+    recipes = recipes_in(options.out / "recipes")
+    phrases = evenly_spaced(options.glue / "SST-2" / "train.tsv.gz", options.out / "sst2-train.tsv", 3200, header=True)
+    for seeds, names in ((3, REPEATED), (1, [name for name in recipes if name not in REPEATED])):
+        verbs.compare(
+            [recipes[name] for name in names], options.budget, seeds=seeds, out=options.out / f"seeds-{seeds}",
+            like="quickstart", blimp=options.blimp, blimp_limit=50,
+            probes=[("glue-sst-2", phrases, options.glue / "SST-2" / "test.tsv.gz")],
+            probe_overrides={"finetuning.epochs": 1, "training.learning_rate": 1e-3, "training.batch_size": 32},
+            overrides={"data.corpus": options.corpus, "tokenizer.lowercase": False, "training.threads": 1},
+        )  # fmt: skip
+
+
+def runs_of(folder: Path) -> list[dict[str, Any]]:
+    """Each finished run's scores."""
+    found = []
+    for file in sorted(folder.glob("seeds-*/*/seed-*/scores.json")):
+        known, run = json.loads(file.read_text(encoding="utf-8")), file.parent
+        history = History.read(run)
+        words = history.content_words
+        scores = {
+            **{name: None if value is None else math.exp(value) for name, value in known["nats"].items()},
+            "bits_per_byte": known["bits_per_byte"],
+            **({f"words_{words['sees']}": 100 * words["top_5"]} if words else {}),
+            **{name: value for values in known["scores"].values() for name, value in values.items()},
+            **{name: probe["score"] for name, probe in known["probes"].items()},
+        }
+        found.append({
+            "recipe": run.parent.name,
+            "seed": int(run.name.removeprefix("seed-")),
+            "steps": known["steps"],
+            "text_tokens": round(history.curve("text_tokens")[-1][1]),
+            "scores": {name: round(value, 3) for name, value in scores.items() if value is not None},
+        })  # fmt: skip
+    return found
+
+
+def noise_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The larger standard deviation over seeds of each measure."""
+    found: dict[str, float] = {}
+    for recipe in REPEATED:
+        each = [run["scores"] for run in runs if run["recipe"] == recipe]
+        for name in each[0] if len(each) > 1 else ():
+            found[name] = round(max(found.get(name, 0.0), statistics.stdev(scores[name] for scores in each)), 3)
+    return found
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The means over seeds as Markdown: the best in bold, with those that chance may have put behind it."""
+    columns = {name: title for name, title in COLUMNS.items() if any(name in run["scores"] for run in results["runs"])}
+    means = {
+        recipe: {
+            name: statistics.fmean(values)
+            for name in columns
+            if (
+                values := [
+                    run["scores"][name] for run in results["runs"] if run["recipe"] == recipe and name in run["scores"]
+                ]
+            )
+        }
+        for recipe in sorted({run["recipe"] for run in results["runs"]}, key=order)
+    }
+    lines = ["| objective | " + " | ".join(columns.values()) + " |", "|---|" + "---:|" * len(columns)]
+    for recipe, of in means.items():
+        cells = []
+        for name in columns:
+            best = (min if name in LOWER else max)(scores[name] for scores in means.values() if name in scores)
+            near = name in of and abs(of[name] - best) <= 2.8 * results["noise"].get(name, 0.0)
+            cells.append(
+                ("**" if near else "")
+                + (f"{of[name]:,.{2 * (name == 'bits_per_byte') + 1}f}" if name in of else "-")
+                + ("**" if near else "")
+            )
+        lines.append(f"| {recipe} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def order(recipe: str) -> tuple[int, bool]:
+    """Place in the table: as in ALONE, each alone first."""
+    base = recipe.removesuffix(AFTER)
+    return ALONE.index(base), base != recipe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", nargs="+", help="text to train on")
+    parser.add_argument("--blimp", type=Path)
+    parser.add_argument("--glue", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--budget", default="flops=5e12")
+    options = parser.parse_args()
+    if options.corpus:
+        train(options)
+    if options.out is not None:
+        runs = runs_of(options.out)
+        results = {"budget": options.budget, "noise": noise_of(runs), "runs": runs}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(table(json.loads(RESULTS.read_text(encoding="utf-8"))))
+
+
+if __name__ == "__main__":
+    main()
