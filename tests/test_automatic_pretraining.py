@@ -10,7 +10,7 @@ import pytest
 
 from corpora import write_corpus
 from interop_toys import save
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.opening import open_model
 from unicloze.pretraining.automatic import (
     MOST_PASSES,
@@ -171,7 +171,7 @@ def test_a_start_may_get_a_new_tokenizer_or_be_of_another_library(corpus: str, t
     recipe = load_recipe("auto", {**given, **choice.settings})
     assert recipe.tokenizer.path and (recipe.training.optimizer, recipe.training.learning_rate) == ("adamw", 1e-4)
     assert recipe.training.batch_size * recipe.data.window <= 2_048
-    assert f"that of {bert}" in choice.reasons[0]
+    assert f"started from {bert}" in choice.reasons[0]
     other = choose(
         given, Budget("steps", 3), tmp_path / "other", start=open_model(bert), new_tokenizer=True, progress=False
     )
@@ -183,6 +183,8 @@ def test_a_start_may_get_a_new_tokenizer_or_be_of_another_library(corpus: str, t
     [
         ({"recipe": "quickstart", "budget": "5min"}, "only --recipe auto chooses the steps by a budget"),
         ({"recipe": "auto", "budget": "5min", "toy": True}, "a toy run has two steps: leave out --budget or --toy"),
+        ({"recipe": "auto", "init": "nowhere"}, "there is no model at nowhere"),
+        ({"recipe": "auto", "new_tokenizer": True}, "--new-tokenizer has no effect without --init"),
         (
             {"recipe": "auto", "budget": "5min", "overrides": {"data.corpus": "x", "training.steps": 3}},
             "both set the steps",
@@ -193,7 +195,7 @@ def test_a_start_may_get_a_new_tokenizer_or_be_of_another_library(corpus: str, t
 )
 def test_what_auto_cannot_do_is_refused(arguments: dict[str, object], said: str, corpus: str, tmp_path: Path) -> None:
     overrides = arguments.pop("overrides", {"data.corpus": corpus})
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UniclozeError, match=said):
         pretrain(out=tmp_path / "run", overrides=overrides, **arguments)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 

@@ -165,8 +165,8 @@ def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> 
     )
     if seen.size is not None and seen.size < LITTLE_CHARACTERS and recipe.training.initialize_from is None:
         reasons.append(
-            "advice: this is little text; --init MODEL (a run, an installed model or any Hugging Face encoder) continues a "
-            "trained model of its language, which learns more from it"
+            "advice: this is little text; a trained model of its language (--init MODEL: a run, an installed model or a "
+            "Hugging Face encoder) needs fewer passes over it, but a larger one more time for each"
         )
     return chosen
 
@@ -248,7 +248,9 @@ def _reasons(recipe: Recipe, prepared: Prepared, budget: Budget, cost: Cost, lim
     room = _minutes(budget.amount) if budget.kind == "time" else str(budget)
     why = f": {MOST_PASSES} passes over the text are enough" if limited else f" within {room}"
     start = training.initialize_from
-    reason = f"the largest that reads {TOKENS_OF_A_WEIGHT} tokens per weight" if start is None else f"that of {start}"
+    reason = (
+        f"the largest that reads {TOKENS_OF_A_WEIGHT} tokens per weight" if start is None else f"started from {start}"
+    )
     objective = ["objective: left to right for a third of the steps, then pseudo-masked"]
     if start is not None:
         objective = [

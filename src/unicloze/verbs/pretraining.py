@@ -164,6 +164,11 @@ def pretrain(
                 f"there is no run to continue at {out}: give --recipe too (`unicloze recipes` lists them)."
             )
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
+    if new_tokenizer and load_recipe(recipe, _of_whole(given) if toy else given).training.initialize_from is None:
+        raise UsageError(
+            "--new-tokenizer has no effect without --init, since a tokenizer is trained anyway: leave it out."
+        )
+    asked = given
     if recipe == AUTO and not toy:
         recipe, given = _chosen(given, budget, out, new_tokenizer=new_tokenizer, progress=not quiet)
     elif budget is not None and recipe == AUTO:
@@ -176,11 +181,7 @@ def pretrain(
     if continued:  # recipe.yaml of an older run may misstate its data settings
         beside = {key: origin for key, origin in beside.items() if origin.startswith("option ")}
     check_beside_prepared(settings, beside)
-    check_beside_path(settings, given)
-    if new_tokenizer and settings.training.initialize_from is None:
-        raise UsageError(
-            "--new-tokenizer has no effect without --init, since a tokenizer is trained anyway: leave it out."
-        )
+    check_beside_path(settings, asked)
     folder = folder_at(out, RUNS / (f"{settings.name}-toy" if toy else settings.name))
     warmup, steps = settings.training.warmup_steps, settings.training.steps
     if warmup >= steps and not (folder / RECIPE).is_file():
@@ -245,9 +246,9 @@ def _chosen(
         )
     steps = load_recipe(AUTO, given).training.steps if "training.steps" in settings else None
     allowed = Budget.parse(budget or "10min") if steps is None else Budget("steps", steps)
+    place = settings.get("training.initialize_from")
+    start = None if place is None else open_model(place)
     with joined() as world, hold_run(folder, world):
-        place = settings.get("training.initialize_from")
-        start = None if place is None else open_model(place)
         choice = choose(settings, allowed, folder, start=start, new_tokenizer=new_tokenizer, progress=progress)
     if progress:
         for line in choice.reasons:
