@@ -240,7 +240,7 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _processes() -> Iterator[Finding]:
-    from unicloze.training.parallel import backends
+    from unicloze.training.meeting import backends
 
     there = backends()
     cures = "" if there else "Install a torch build with torch.distributed."

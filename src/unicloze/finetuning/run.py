@@ -79,8 +79,8 @@ from unicloze.training.ledger import stopped_by_error, trained_on
 from unicloze.training.loading import LoadedModel, ready_model, spell_tokens
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState
+from unicloze.training.meeting import joined
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads, write_settings
 from unicloze.training.start_model import START, StartModel

@@ -45,9 +45,9 @@ from unicloze.training.ledger import read_ledger, stopped_by_error
 from unicloze.training.loading import compile_layers, compiles, ready_model, spell_tokens
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState, evaluate
+from unicloze.training.meeting import joined
 from unicloze.training.nt_asgd import NtAsgd, averaged
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads, write_settings
 from unicloze.training.sharding import gathered, shard

@@ -18,7 +18,7 @@ from torch import nn
 
 from unicloze.errors import UniclozeError
 from unicloze.training.gradients import GradientSums
-from unicloze.training.parallel import joined
+from unicloze.training.meeting import joined
 
 WEIGHTS = 1 << 20
 """Number of weights: 4 MiB of gradients."""

@@ -227,7 +227,7 @@ def _chosen(
     from unicloze.recipes import load_recipe
     from unicloze.recipes.unread_settings import given_settings
     from unicloze.training.lock import hold_run
-    from unicloze.training.parallel import joined
+    from unicloze.training.meeting import joined
 
     settings = given_settings(given)
     if "training.steps" in settings and budget is not None:
