@@ -1,7 +1,8 @@
 """Held-out bits per byte against computation, for several sizes of model on one text.
 
     python benchmarks/loss_against_compute.py --prepared FOLDER --out FOLDER [--flops 3e11 1e12 3e12 1e13] [--results FILE]
-    python benchmarks/loss_against_compute.py --picture FILE.svg                                # only draw the results
+    python benchmarks/loss_against_compute.py --prepared FOLDER --also RUN       # add a finished run on the same text
+    python benchmarks/loss_against_compute.py --picture FILE.svg                 # only draw the results, and print them
 
 Each point is a run of its own, whose learning rate falls to zero at its end: a point on the way to a longer budget would be
 worse. All have the objective and schedule of `quickstart`, windows of 128 and steps of 2,048 tokens; FLOPs count slots and
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +23,13 @@ from typing import Any
 
 from json_lines import once
 from unicloze import verbs
+from unicloze.pretraining.budget import cost_of_a_step
+from unicloze.progress import short
+from unicloze.recipes import load_recipe
 from unicloze.report.history import History, Points
 from unicloze.report.learning import draw_curves
+from unicloze.run_files import RECIPE
+from unicloze.text.prepare import open_or_prepare
 
 RESULTS = Path(__file__).parent / "results" / "loss_against_compute.jsonl"
 SIZES = ((1, 96), (2, 128), (3, 192), (4, 256))
@@ -41,6 +48,19 @@ def trained(prepared: Path, layers: int, width: int, flops: float, run: Path) ->
     result = verbs.pretrain("auto", run, budget=f"flops={flops}", quiet=True, overrides=overrides)
     if getattr(result, "stopped_by", 0):
         raise SystemExit("stopped; the same command continues")
+    return figures(run)
+
+
+def flops_of(run: Path, prepared: Path) -> float:
+    """Floating-point operations of a finished run."""
+    recipe = load_recipe(run / RECIPE)
+    text = open_or_prepare(recipe.data, recipe.tokenizer, prepared, progress=False)
+    with tempfile.TemporaryDirectory() as phrases:
+        return cost_of_a_step(recipe, text, Path(phrases), timed=False).flops * recipe.training.steps
+
+
+def figures(run: Path) -> dict[str, Any]:
+    """The figures of a finished run."""
     history = History.read(run)
     last = history.evaluations[history.step]
     return {
@@ -66,15 +86,37 @@ def draw(results: Path, target: Path) -> None:
     target.write_text(picture.to_svg(), encoding="utf-8")
 
 
+def table(results: Path) -> str:
+    """The points as Markdown: bits per byte of PAR by size and FLOPs."""
+    lines = list(map(json.loads, results.read_text(encoding="utf-8").splitlines()))
+    budgets = sorted({line["flops"] for line in lines})
+    sizes = sorted({(line["parameters"], line["layers"], line["width"]) for line in lines})
+    found = {(line["parameters"], line["flops"]): line for line in lines}
+    rows = ["| weights | " + " | ".join(f"{flops:.3g}" for flops in budgets) + " |", "|---|" + "---:|" * len(budgets)]
+    for weights, layers, width in sizes:
+        each = [found.get((weights, flops)) for flops in budgets]
+        cells = [
+            "-" if one is None else f"{one['bits_per_byte']['par']:.3f} ({short(one['text_tokens'])})" for one in each
+        ]
+        rows.append(f"| {weights / 1e6:.1f} M ({layers} layers of {width}) | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepared", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--flops", nargs="+", type=float, default=[3e11, 1e12, 3e12, 1e13])
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--also", type=Path, help="a finished run on the same text")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args(given)
-    if options.prepared is not None:
+    if options.also is not None:
+        model = load_recipe(options.also / RECIPE).model
+        flops = float(f"{flops_of(options.also, options.prepared):.3g}")
+        key = {"layers": model.num_layers, "width": model.hidden_size, "flops": flops, "run": options.also.name}
+        once(options.results, key, functools.partial(figures, options.also))
+    elif options.prepared is not None:
         for flops in options.flops:
             for layers, width in SIZES:
                 run = options.out / f"{layers}x{width}-{flops:.0e}"
@@ -85,6 +127,7 @@ def main(given: Sequence[str] | None = None) -> None:
                 )
     if options.picture is not None:
         draw(options.results, options.picture)
+        print(table(options.results))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Every run has the sizes, tokenizer and training settings of `quickstart`, and th
 with three seeds of two of them, the others have one. The same command continues after a stop.
 
 The results go to `benchmarks/results/which_objective.json`. `noise` there is, for each measure, the larger standard
-deviation of the two that have three seeds: a difference of two runs below 2.8 times that (95 %) may be chance.
+deviation of the two that have three seeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,13 @@ CANNOT_CHANGE = {"gpt": "it is causal itself", "electra-base": "its generator ne
 REPEATED = "gpt", "unilmv2-ablation-ae-par-after-causal"
 """Recipes whose noise is measured."""
 AFTER = "-after-causal"
-LOWER = "ae", "par", "causal", "bits_per_byte"
+DISTINCT = 2.8
+"""Standard deviations between two runs that chance explains in 1 of 20 cases: 1.96 times the square root of 2."""
+LOWER = "ae", "par", "causal"
 """Measures of which lower is better."""
 COLUMNS = {
-    "ae": "AE perplexity", "par": "PAR perplexity", "causal": "causal perplexity", "bits_per_byte": "causal bits/byte",
-    "words_both": "content words %", "words_left": "content words, from the left %", "blimp_pseudo": "BLiMP, PLL %",
+    "ae": "AE perplexity", "par": "PAR perplexity", "causal": "causal perplexity",
+    "words_both": "content words %", "words_left": "from the left %", "blimp_pseudo": "BLiMP, PLL %",
     "blimp_chain": "BLiMP, chain rule %", "glue-sst-2": "SST-2 %",
 }  # fmt: skip
 CAUSAL = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "mixture": [], "coefficients": {}}
@@ -113,39 +116,40 @@ def noise_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """The means over seeds as Markdown: the best in bold, with those that chance may have put behind it."""
-    columns = {name: title for name, title in COLUMNS.items() if any(name in run["scores"] for run in results["runs"])}
-    means = {
-        recipe: {
-            name: statistics.fmean(values)
-            for name in columns
-            if (
-                values := [
-                    run["scores"][name] for run in results["runs"] if run["recipe"] == recipe and name in run["scores"]
-                ]
-            )
-        }
-        for recipe in sorted({run["recipe"] for run in results["runs"]}, key=order)
-    }
+    """Means over seeds as Markdown, each alone → after a causal phase; those within the noise of the best are bold."""
+    runs = results["runs"]
+    columns = {name: title for name, title in COLUMNS.items() if any(name in run["scores"] for run in runs)}
+    best = {name: _best(name, _means(name, runs).values()) for name in columns}
+
+    def shown(name: str, recipe: str) -> str:
+        mean = _means(name, runs).get(recipe)
+        if mean is None:
+            return "-"
+        near = abs(mean - best[name]) <= DISTINCT * results["noise"].get(name, 0.0)
+        return f"**{mean:,.1f}**" if near else f"{mean:,.1f}"
+
     lines = ["| objective | " + " | ".join(columns.values()) + " |", "|---|" + "---:|" * len(columns)]
-    for recipe, of in means.items():
-        cells = []
-        for name in columns:
-            best = (min if name in LOWER else max)(scores[name] for scores in means.values() if name in scores)
-            near = name in of and abs(of[name] - best) <= 2.8 * results["noise"].get(name, 0.0)
-            cells.append(
-                ("**" if near else "")
-                + (f"{of[name]:,.{2 * (name == 'bits_per_byte') + 1}f}" if name in of else "-")
-                + ("**" if near else "")
-            )
+    for recipe in ALONE:
+        pairs = [[shown(name, recipe + end) for end in ("", AFTER)] for name in columns]
+        cells = [
+            alone if recipe in CANNOT_CHANGE or alone == after == "-" else f"{alone} → {after}"
+            for alone, after in pairs
+        ]
         lines.append(f"| {recipe} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def order(recipe: str) -> tuple[int, bool]:
-    """Place in the table: as in ALONE, each alone first."""
-    base = recipe.removesuffix(AFTER)
-    return ALONE.index(base), base != recipe
+def _means(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean over seeds of a measure, by recipe."""
+    each: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        if name in run["scores"]:
+            each[run["recipe"]].append(run["scores"][name])
+    return {recipe: statistics.fmean(values) for recipe, values in each.items()}
+
+
+def _best(name: str, values: Iterable[float]) -> float:
+    return min(values) if name in LOWER else max(values)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from unicloze.errors import UniclozeError
 from unicloze.report.drawing import COLOURS, Drawing
-from unicloze.report.learning import draw_learning
+from unicloze.report.learning import draw_curves, draw_learning
 
 
 def write_run(folder: Path, evaluations: list[dict[str, float]]) -> Path:
@@ -39,7 +39,7 @@ def test_every_target_is_a_curve_with_its_last_value(tmp_path: Path) -> None:
     (_, first), (_, middle), (_, last) = curves["pseudo"]
     assert middle - first == pytest.approx(last - middle)
     labels = {label.text: label for label in drawing.labels}
-    assert {"ae 10", "par 5", "step"} <= labels.keys()
+    assert {"ae 10", "par 5", "steps"} <= labels.keys()
     assert all(0 < x < drawing.width and 0 < y < drawing.height for points, _ in drawing.lines for x, y in points)
 
 
@@ -82,3 +82,16 @@ def test_a_notebook_gets_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawing._repr_mimebundle_() == {"image/png": drawing.to_png()}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert drawing._repr_mimebundle_() == {"image/svg+xml": drawing.to_svg()}
+
+
+def test_curves_over_a_logarithmic_axis_have_a_dot_on_each_point() -> None:
+    curves = {"small": [(1e3, 4.0), (1e4, 3.0), (1e5, 2.5)], "large": [(1e4, 3.5), (1e5, 2.0)]}
+    drawing = draw_curves(
+        curves, title="Loss", over="FLOPs", colours={"small": "mask", "large": "pseudo"}, logarithmic=True
+    )
+    places = {role: points for points, role in drawing.lines}
+    (first, _), (middle, _), (last, _) = places["mask"]
+    assert middle - first == pytest.approx(last - middle) and places["pseudo"][0][0] == pytest.approx(middle)
+    dots = [role for *_, role in drawing.rectangles if role in ("mask", "pseudo")]
+    assert dots.count("mask") == 3 and dots.count("pseudo") == 2
+    assert {"small 2.5", "large 2", "FLOPs"} <= {label.text for label in drawing.labels}

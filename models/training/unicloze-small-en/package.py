@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -23,7 +25,8 @@ from unicloze.training.ledger import read_ledger
 
 HERE = Path(__file__).resolve().parent
 NAME = HERE.name
-TRIGRAMS = HERE.parents[2] / "benchmarks" / "results" / "trigram_blimp.json"
+RESULTS = HERE.parents[2] / "benchmarks" / "results"
+TRIGRAMS, PROBES = RESULTS / "trigram_blimp.json", RESULTS / "regret.jsonl"
 SOURCES = Path("models") / "training" / NAME
 DATA = f"""\
 - {{books}} books, originals in English by {{authors}} authors who died in 1955 or earlier, so that their copyright has ended
@@ -54,7 +57,7 @@ def main() -> None:
     sections = {
         "Data and licence": data(asked.text),
         "How it was trained": training(events),
-        "Results": "\n".join(results(events, evaluation)),
+        "Results": "\n".join([*results(events, evaluation), *probes(loaded.model.num_parameters())]),
         "What it is bad at": LIMITS,
     }
     (HERE / "learning.svg").write_text(draw_learning(asked.run).to_svg(), encoding="utf-8")
@@ -127,6 +130,23 @@ def results(events: list[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> I
     yield "|---|" + "---|" * len(names)
     for row, accuracy in {"overall": blimp["accuracy"], **blimp["fields"], **blimp["terms"]}.items():
         yield f"| {row.replace('_', ' ')} | " + " | ".join(f"{accuracy[name]:.1%}" for name in names) + " |"
+
+
+def probes(weights: int) -> Iterator[str]:
+    """Scores of fine-tuning at the chosen rate, beside those of the most common answer."""
+    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for cell in map(json.loads, PROBES.read_text(encoding="utf-8").splitlines()):
+        if cell["weights"] == weights and cell["factor"] == "once":
+            found[cell["task"]].append(cell)
+    if not found:
+        return
+    records = {cell["records"] for cells in found.values() for cell in cells}
+    yield f"\nFine-tuned on {', '.join(map(str, records))} records with default settings (`benchmarks/regret.py`):\n"
+    yield "| task | score | most common answer | seeds |"
+    yield "|---|---|---|---|"
+    for task, cells in found.items():
+        means = [fmean(cell[name] for cell in cells) for name in ("score", "majority")]
+        yield f"| {task} | " + " | ".join(f"{mean:.1f}" for mean in means) + f" | {len(cells)} |"
 
 
 if __name__ == "__main__":
