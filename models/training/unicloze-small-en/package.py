@@ -9,7 +9,7 @@ import argparse
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -81,7 +81,7 @@ def data(text: Path) -> str:
     )
 
 
-def training(events: list[Mapping[str, Any]]) -> str:
+def training(events: Sequence[Mapping[str, Any]]) -> str:
     begun = [place for place, event in enumerate(events) if event["event"] == "start"]
     runs = [events[first:last] for first, last in itertools.pairwise([*begun, len(events)])]
     seconds = sum(run[-1]["time"] - run[0]["time"] for run in runs)
@@ -107,7 +107,7 @@ def training(events: list[Mapping[str, Any]]) -> str:
     )
 
 
-def results(events: list[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> Iterator[str]:
+def results(events: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> Iterator[str]:
     yield "On books and textbook sections that chose no setting (perplexity per token; vocabulary 8,192):\n"
     yield "| text | AE | PAR | left to right | bits per byte, left to right |"
     yield "|---|---|---|---|---|"
