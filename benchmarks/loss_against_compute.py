@@ -98,7 +98,9 @@ def table(results: Path) -> str:
         cells = [
             "-" if one is None else f"{one['bits_per_byte']['par']:.3f} ({short(one['text_tokens'])})" for one in each
         ]
-        rows.append(f"| {weights / 1e6:.1f} M ({layers} layers of {width}) | " + " | ".join(cells) + " |")
+        rows.append(
+            f"| {weights / 1e6:.1f} M ({layers} layer{'s' * (layers > 1)} of {width}) | " + " | ".join(cells) + " |"
+        )
     return "\n".join(rows)
 
 
