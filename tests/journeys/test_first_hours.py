@@ -67,7 +67,7 @@ def test_what_the_readme_quotes_is_what_a_run_prints(quickstart: tuple[Path, str
 
     _, printed = quickstart
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    (quoted,) = re.findall(r"```text\n(.*?)```", readme, flags=re.DOTALL)
+    quoted = re.findall(r"```text\n(.*?)```", readme, flags=re.DOTALL)[0]
     known = plain(printed)
     missing = [line for line in plain(quoted) if not any(line in each for each in known)]
     assert not missing and len(plain(quoted)) >= 8
