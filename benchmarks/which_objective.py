@@ -105,6 +105,17 @@ def runs_of(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def counts_of(folder: Path) -> dict[str, float]:
+    """What counting reaches: perplexities of `unigram` and `bigram`, and content words in the top five by side."""
+    found: dict[str, float] = {}
+    for file in sorted(folder.glob("seeds-*/*/seed-0/scores.json")):
+        history = History.read(file.parent)
+        found |= history.counts
+        if words := history.content_words:
+            found[f"words_{words['sees']}"] = 100 * words["counts_top_5"]
+    return {name: round(value, 2) for name, value in found.items()}
+
+
 def noise_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The larger standard deviation over seeds of each measure."""
     found: dict[str, float] = {}
@@ -164,7 +175,7 @@ def main() -> None:
         train(options)
     if options.out is not None:
         runs = runs_of(options.out)
-        results = {"budget": options.budget, "noise": noise_of(runs), "runs": runs}
+        results = {"budget": options.budget, "counts": counts_of(options.out), "noise": noise_of(runs), "runs": runs}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(table(json.loads(RESULTS.read_text(encoding="utf-8"))))
 

@@ -152,9 +152,8 @@ def test_a_start_keeps_its_size_and_tokenizer_and_half_its_rates(corpus: str, tm
     before, after = load_recipe(first / "recipe.yaml"), load_recipe(second / "recipe.yaml")
     assert (after.model.hidden_size, after.data.window, after.training.batch_size) == (32, 64, 32)
     assert Tokenizer.load(second).fingerprint == Tokenizer.load(first).fingerprint
-    assert after.training.learning_rate == before.training.learning_rate / 2
-    assert before.training.muon_learning_rate is not None
-    assert after.training.muon_learning_rate == before.training.muon_learning_rate / 2
+    assert (after.training.learning_rate, after.training.muon_learning_rate) == (4e-3, 3e-3)
+    assert (before.training.learning_rate, before.training.muon_learning_rate) == (8e-3, 6e-3)
     assert after.training.phases == [] and after.training.steps < 12
     start, end = (History.read(run).evaluations for run in (second, first))
     assert min(start.values(), key=lambda event: event["step"])["loss"]["par"] < 1.1 * end[12]["loss"]["par"]
@@ -172,10 +171,20 @@ def test_a_start_may_get_a_new_tokenizer_or_be_of_another_library(corpus: str, t
     assert recipe.tokenizer.path and (recipe.training.optimizer, recipe.training.learning_rate) == ("adamw", 1e-4)
     assert recipe.training.batch_size * recipe.data.window <= 2_048
     assert f"started from {bert}" in choice.reasons[0]
+    wide = {**given, "training.optimizer": "muon", "data.window": 32}
+    muon = choose(wide, Budget("steps", 3), tmp_path / "muon", start=open_model(bert), progress=False)
+    assert (muon.settings["training.learning_rate"], muon.settings["training.muon_learning_rate"]) == (1e-4, None)
+    assert muon.settings["training.batch_size"] == 64
     other = choose(
         given, Budget("steps", 3), tmp_path / "other", start=open_model(bert), new_tokenizer=True, progress=False
     )
     assert "tokenizer.path" not in other.settings and other.settings["tokenizer.vocab_size"] >= 2_048
+
+
+def test_an_encoder_decoder_is_no_start(corpus: str, tmp_path: Path) -> None:
+    pretrain("t5-base", out=tmp_path / "t5", toy=True, quiet=True, overrides={"data.corpus": corpus})
+    with pytest.raises(UsageError, match="is an encoder-decoder, and recipe auto trains a single stack"):
+        pretrain("auto", out=tmp_path / "run", init=tmp_path / "t5", overrides={"data.corpus": corpus}, quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def caption(comparison: Comparison) -> str:
     return " ".join([
         f"Budget {comparison.budget} for each run, {spread} {comparison.seeds} seed{'s' * (comparison.seeds != 1)}. "
         f"Measured on the same {comparison.windows:,} held-out windows of {comparison.window} tokens, with the same masks; "
-        f"{NOT_DEFINED}: the objective does not define it. FLOPs count slots and predictions; seconds cover the whole run "
-        "with its evaluations.",
+        f"{NOT_DEFINED}: the objective does not define it, or it was not measured. FLOPs count slots and predictions; "
+        "seconds cover the whole run with its evaluations.",
         *_of_counts(comparison),
         *_of_probes(comparison),
     ])  # fmt: skip

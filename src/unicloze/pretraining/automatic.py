@@ -38,9 +38,9 @@ LITTLE_CHARACTERS = 10_000_000
 CONTINUED_WINDOW, CONTINUED_TOKENS = 128, 2_048
 """Longest window of a run that starts from a model, and tokens of its steps: it has few steps, and small ones are more."""
 CONTINUED_RATE = 0.5
-"""Peak rate of a run that starts from one of our models, as a share of that model's own."""
-FOREIGN_RATE = 1e-4
-"""Peak rate of AdamW for other models: that of BERT's pre-training."""
+"""Peak rate of a run that starts from a model pre-trained here, as a share of that model's own."""
+GENTLE_RATE = 1e-4
+"""Peak rate for other starts, such as fine-tuned models and those of other libraries: that of BERT's pre-training."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def choose(
     sizes = [size.settings() for size in SIZES]
     if start is not None:
         chosen = inherited_settings(load_recipe(NAME, given), start, given, new_tokenizer=new_tokenizer, warn=False)
-        chosen |= _schedule_after(start)
-        sizes = [_rows_after(start)]
+        chosen |= _schedule_after(start, given)
+        sizes = [_rows_after(start, given)]
     chosen |= _tokenizer(load_recipe(NAME, {**chosen, **given}), given, reasons)
     recipe = load_recipe(NAME, {**chosen, **given})
     prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder / "data", progress=progress)
@@ -126,22 +126,24 @@ def choose(
     return Choice(chosen, reasons)
 
 
-def _schedule_after(start: LoadedModel) -> dict[str, Any]:
+def _schedule_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, Any]:
     """Optimiser, rates and phases of a run that starts from a model: gentler than from scratch, pseudo-masked throughout."""
     theirs = start.recipe.training
-    if is_foreign(start.path) or not isinstance(theirs.learning_rate, float):
-        return {"training.phases": [], "training.optimizer": "adamw", "training.learning_rate": FOREIGN_RATE}
-    rates = {"training.learning_rate": theirs.learning_rate, "training.muon_learning_rate": theirs.muon_learning_rate}
-    return {
-        "training.phases": [],
-        "training.optimizer": theirs.optimizer,
-        **{key: None if rate is None else CONTINUED_RATE * rate for key, rate in rates.items()},
-    }
+    optimizer = given.get("training.optimizer", theirs.optimizer)
+    pretrained_here = not start.recipe.task.kind and not is_foreign(start.path)
+    if not (pretrained_here and optimizer == theirs.optimizer and isinstance(theirs.learning_rate, float)):
+        rates: dict[str, float | None] = {"learning_rate": GENTLE_RATE, "muon_learning_rate": None}
+        optimizer = given.get("training.optimizer", "adamw")
+    else:
+        own = {"learning_rate": theirs.learning_rate, "muon_learning_rate": theirs.muon_learning_rate}
+        rates = {name: None if rate is None else CONTINUED_RATE * rate for name, rate in own.items()}
+    chosen = {f"training.{name}": rate for name, rate in rates.items()}
+    return {"training.phases": [], "training.optimizer": optimizer, **chosen}
 
 
-def _rows_after(start: LoadedModel) -> dict[str, Any]:
+def _rows_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, Any]:
     """Window and batch of a run that starts from a model."""
-    window = min(CONTINUED_WINDOW, start.recipe.data.window)
+    window = int(given.get("data.window", min(CONTINUED_WINDOW, start.recipe.data.window)))
     return {"data.window": window, "training.batch_size": max(1, CONTINUED_TOKENS // window)}
 
 
@@ -226,7 +228,7 @@ def _size(
         "training.save_every": min(500, math.ceil(steps / 8)),
     }
     recipe = load_recipe(NAME, {**chosen, **settings, **given})
-    reasons += _reasons(recipe, prepared, budget, best_cost, limited)
+    reasons += _reasons(recipe, given, prepared, budget, best_cost, limited)
     return settings
 
 
@@ -237,8 +239,10 @@ def inner_weights(recipe: Recipe, prepared: Prepared) -> int:
     return weights - prepared.tokenizer.vocabulary.size * recipe.model.hidden_size
 
 
-def _reasons(recipe: Recipe, prepared: Prepared, budget: Budget, cost: Cost, limited: bool) -> list[str]:
-    """What was chosen for the run, in words."""
+def _reasons(
+    recipe: Recipe, given: Mapping[str, Any], prepared: Prepared, budget: Budget, cost: Cost, limited: bool
+) -> list[str]:
+    """What was chosen for the run, in words; what was given is not explained."""
     model, training, steps = recipe.model, recipe.training, recipe.training.steps
     inner = inner_weights(recipe, prepared)
     tokens = steps * cost.tokens
@@ -251,19 +255,22 @@ def _reasons(recipe: Recipe, prepared: Prepared, budget: Budget, cost: Cost, lim
     reason = (
         f"the largest that reads {TOKENS_OF_A_WEIGHT} tokens per weight" if start is None else f"started from {start}"
     )
-    objective = ["objective: left to right for a third of the steps, then pseudo-masked"]
-    if start is not None:
-        objective = [
-            f"rate: {training.learning_rate:g} ({training.optimizer}), gentler than from scratch",
-            "objective: pseudo-masked from the first step, since the model is trained",
-        ]
+    more = []
+    if start is not None and "training.learning_rate" not in given:
+        more.append(f"rate: {training.learning_rate:g} ({training.optimizer}), gentler than from scratch")
+    if not any(key.startswith(("objective.", "training.phases")) for key in given):
+        order = "left to right for a third of the steps, then pseudo-masked"
+        if start is not None:
+            order = "pseudo-masked from the first step, since the model is trained"
+        more.append(f"objective: {order}")
+    if start is None:
+        more.append(f"expect: {_expectation(tokens)}")
     return [
         f"model: {model.num_layers} layers of width {model.hidden_size}, {inner:,} weights without embeddings: {reason}"
         f"{dropout}",
         f"steps: {steps:,} of {training.batch_size} windows of {recipe.data.window} tokens{why}; {short(tokens)} "
         f"tokens, {passes:,.1f} passes{duration}",
-        *objective,
-        *([f"expect: {_expectation(tokens)}"] if start is None else []),
+        *more,
     ]
 
 

@@ -33,8 +33,8 @@ def inherited_settings(
         warn: Whether to warn; a recipe without a size of its own needs no warning.
 
     Raises:
-        UsageError: Tokenizer-training settings are given, but no tokenizer is to be trained; or one of recipe and model is an
-            LSTM and the other a Transformer.
+        UsageError: Tokenizer-training settings are given, but no tokenizer is to be trained; one of recipe and model is an
+            LSTM and the other a Transformer; or only the model is an encoder-decoder.
     """
     place = recipe.training.initialize_from or ""
     asked = flatten(given, lambda key: key)
@@ -43,6 +43,11 @@ def inherited_settings(
         raise UsageError(
             f"the model {place} is {_KINDS[theirs]}, and recipe {recipe.name} trains {_KINDS[ours]}: start from a model of "
             "the recipe's kind, or leave out --init"
+        )
+    if start.recipe.model.decoder_layers and not recipe.model.decoder_layers and "model.decoder_layers" not in asked:
+        raise UsageError(
+            f"the model {place} is an encoder-decoder, and recipe {recipe.name} trains a single stack: give a recipe of the "
+            "model's kind (`unicloze recipes`), or leave out --init"
         )
     own = not (new_tokenizer or recipe.tokenizer.path or recipe.data.prepared)
     if own and (unread := [key for key in OF_A_TRAINED_TOKENIZER if key in asked]):
