@@ -376,11 +376,22 @@ def test_a_budget_below_one_step_is_refused(corpus: Path, tmp_path: Path) -> Non
 def test_the_spread_is_the_sample_standard_deviation() -> None:
     assert OverSeeds.of([1.0, 3.0]) == OverSeeds(mean=2.0, deviation=pytest.approx(math.sqrt(2)))
     assert OverSeeds.of([5.0]).deviation is None
-    row = ContestantResult(
-        name="a", objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores={"ae": None}
-    )
-    table = as_markdown(Comparison(out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=(row,)))
-    assert "| a | b | - | 1 | 1 | 1 | 1.00e+00 | 1 |" in table
+    all_scores = {"ae": None, "par": None, "words_both": OverSeeds.of([20.0])}, {"ae": OverSeeds.of([9.0]), "par": None}
+    rows = tuple(
+        ContestantResult(
+            name=name, objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1,
+            scores={"ae": None, "par": None, "words_both": None, **scores},
+        )
+        for name, scores in zip("ac", all_scores, strict=True)
+    )  # fmt: skip
+    comparison = Comparison(
+        out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=rows,
+        counts={"unigram": 3.0, "bigram": 2.0}, counted_words={"words_both": 25.0},
+    )  # fmt: skip
+    table = as_markdown(comparison)
+    assert "| a | b | - | 20.0 | 1 | 1 | 1 | 1.00e+00 | 1 |" in table  # no recipe defines PAR
+    assert "| c | b | 9.0 | - | 1 | 1 | 1 | 1.00e+00 | 1 |" in table
+    assert "(pairs of words) and 25.0 % of the content words in the top 5." in table
 
 
 def test_a_table_names_who_does_not_beat_counting() -> None:
