@@ -1,1 +1,1 @@
-"""The model unicloze-small-en: `unicloze fill --model unicloze-small-en`."""
+"""The model unicloze-small-en for unicloze."""
