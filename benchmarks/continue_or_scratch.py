@@ -16,11 +16,9 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from json_lines import once
-from unicloze import verbs
-from unicloze.report.history import History
+from short_runs import trained
 
 RESULTS = Path(__file__).parent / "results" / "continue_or_scratch.jsonl"
 
@@ -37,27 +35,6 @@ def texts(files: Sequence[Path], field: str, target: Path) -> Path:
     return target
 
 
-def trained(corpus: Path, budget: str, init: str | None, run: Path) -> dict[str, Any]:
-    """Train, and read the figures from the ledger."""
-    overrides = {"data.corpus": [str(corpus)], "training.threads": 1, "training.seed": 1}
-    result = verbs.pretrain("auto", run, init=init, budget=budget, overrides=overrides)
-    if getattr(result, "stopped_by", 0):
-        raise SystemExit("stopped; the same command continues")
-    history = History.read(run)
-    last = history.evaluations[history.step]
-    words = history.content_words
-    return {
-        "parameters": history.start["parameters"],
-        "steps": history.step,
-        "text_tokens": history.curve("text_tokens")[-1][1],
-        "bits_per_byte": {name: round(value, 3) for name, value in last["bits_per_byte"].items()},
-        "perplexity": {name: round(value, 1) for name, value in last["perplexity"].items()},
-        "content_words": {name: round(100 * words[name], 1) for name in ("top_5", "counts_top_5")},
-        "verdict": history.verdict,
-        "seconds": round(history.seconds),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", nargs="+", type=Path, required=True)
@@ -68,13 +45,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     corpus = texts(options.text, options.field, options.out / "text.jsonl")
+    overrides = {"data.corpus": [str(corpus)], "training.seed": 1}
     for budget in options.budgets:
         for start, init in (("scratch", None), ("continued", options.init)):
             run = options.out / f"{start}-{budget}"
             once(
                 options.results,
                 {"start": start, "budget": budget},
-                functools.partial(trained, corpus, budget, init, run),
+                functools.partial(trained, run, budget, overrides, init),
             )
 
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from json_lines import once
-from unicloze import verbs
+from short_runs import figures, trained
 from unicloze.pretraining.budget import cost_of_a_step
 from unicloze.progress import short
 from unicloze.recipes import load_recipe
-from unicloze.report.history import History, Points
+from unicloze.report.history import Points
 from unicloze.report.learning import draw_curves
 from unicloze.run_files import RECIPE
 from unicloze.text.prepare import open_or_prepare
@@ -37,18 +37,13 @@ SIZES = ((1, 96), (2, 128), (3, 192), (4, 256))
 COLOURS = "mask", "random", "pseudo", "original"
 
 
-def trained(prepared: Path, layers: int, width: int, flops: float, run: Path) -> dict[str, Any]:
-    """Train, and read the figures from the ledger."""
+def settings_of(prepared: Path, layers: int, width: int) -> dict[str, Any]:
+    """The settings of a run."""
     heads = width // 64 if width > 128 else width // 32
-    size = {
-        "model.num_layers": layers, "model.hidden_size": width, "model.num_heads": heads,
-        "model.intermediate_size": 4 * width, "model.dropout": 0.0, "data.window": 128, "training.batch_size": 16,
+    return {
+        "data.prepared": str(prepared), "data.window": 128, "training.batch_size": 16, "model.num_layers": layers,
+        "model.hidden_size": width, "model.num_heads": heads, "model.intermediate_size": 4 * width, "model.dropout": 0.0,
     }  # fmt: skip
-    overrides = {"data.prepared": str(prepared), "training.threads": 1, **size}
-    result = verbs.pretrain("auto", run, budget=f"flops={flops}", quiet=True, overrides=overrides)
-    if getattr(result, "stopped_by", 0):
-        raise SystemExit("stopped; the same command continues")
-    return figures(run)
 
 
 def flops_of(run: Path, prepared: Path) -> float:
@@ -57,20 +52,6 @@ def flops_of(run: Path, prepared: Path) -> float:
     text = open_or_prepare(recipe.data, recipe.tokenizer, prepared, progress=False)
     with tempfile.TemporaryDirectory() as phrases:
         return cost_of_a_step(recipe, text, Path(phrases), timed=False).flops * recipe.training.steps
-
-
-def figures(run: Path) -> dict[str, Any]:
-    """The figures of a finished run."""
-    history = History.read(run)
-    last = history.evaluations[history.step]
-    return {
-        "parameters": history.start["parameters"],
-        "steps": history.step,
-        "text_tokens": round(history.curve("text_tokens")[-1][1]),
-        "bits_per_byte": {name: round(value, 4) for name, value in last["bits_per_byte"].items()},
-        "perplexity": {name: round(value, 1) for name, value in last["perplexity"].items()},
-        "seconds": round(history.seconds),
-    }
 
 
 def draw(results: Path, target: Path) -> None:
@@ -125,7 +106,7 @@ def main(given: Sequence[str] | None = None) -> None:
                 once(
                     options.results,
                     {"layers": layers, "width": width, "flops": flops},
-                    functools.partial(trained, options.prepared, layers, width, flops, run),
+                    functools.partial(trained, run, f"flops={flops}", settings_of(options.prepared, layers, width)),
                 )
     if options.picture is not None:
         draw(options.results, options.picture)

@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from json_lines import evenly_spaced
+from short_runs import CAUSAL
 from unicloze import verbs
 from unicloze.report.history import History
 
@@ -47,7 +48,6 @@ COLUMNS = {
     "words_both": "content words %", "words_left": "from the left %", "blimp_pseudo": "BLiMP, PLL %",
     "blimp_chain": "BLiMP, chain rule %", "glue-sst-2": "SST-2 %",
 }  # fmt: skip
-CAUSAL = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "mixture": [], "coefficients": {}}
 
 
 def recipes_in(folder: Path) -> dict[str, str]:
