@@ -1,8 +1,8 @@
-"""A toy pre-training that kills itself, without any clean-up, at a named moment. Used by test_resume.py.
+"""A toy pre-training that sends itself a signal, SIGKILL unless told, at a named moment. Used by test_resume.py.
 
 A moment is `never`, `micro-batch`, `update`, `checkpoint-file` (after the weights are written), `checkpoint-manifest` (all
-written, not renamed), `checkpoint-renamed` or `copied-file` (after a file is copied to a file:// URL); the process is killed
-at an occurrence of it.
+written, not renamed), `checkpoint-renamed`, `copied-file` (after a file is copied to a file:// URL) or `call` (of a Python
+function, from the first micro-batch on). By events, not by time: a slow machine sees the same.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,16 @@ SERVER.set_forkserver_preload(
 )
 
 
-def start(overrides: dict[str, Any], out: Path, moment: str, count: int, said: Path) -> BaseProcess:
-    """Start a run; it writes its output to a file and is killed at the `count`-th occurrence of a moment."""
-    process = SERVER.Process(target=_run, args=(overrides, out, moment, count, said))
+def start(
+    overrides: dict[str, Any], out: Path, moment: str, count: int, said: Path, sends: signal.Signals = signal.SIGKILL
+) -> BaseProcess:
+    """Start a run; it writes its output to a file and sends itself a signal at the `count`-th occurrence of a moment."""
+    process = SERVER.Process(target=_run, args=(overrides, out, moment, count, said, sends))
     process.start()
     return process
 
 
-def _run(overrides: dict[str, Any], out: Path, moment: str, count: int, said: Path) -> None:
+def _run(overrides: dict[str, Any], out: Path, moment: str, count: int, said: Path, sends: signal.Signals) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with said.open("ab") as file:
         for stream in (1, 2):
@@ -45,7 +48,11 @@ def _run(overrides: dict[str, Any], out: Path, moment: str, count: int, said: Pa
         nonlocal seen
         seen += name == moment
         if name == moment and seen == count:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), sends)
+
+    def called(_frame: Any, event: str, _value: Any) -> None:
+        if event == "call":
+            die_at("call")
 
     def wrap(module: Any, name: str, after: str) -> None:
         original = getattr(module, name)
@@ -53,6 +60,8 @@ def _run(overrides: dict[str, Any], out: Path, moment: str, count: int, said: Pa
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             die_at(after)
+            if moment == "call":
+                sys.setprofile(called)
             return result
 
         setattr(module, name, wrapped)

@@ -38,9 +38,11 @@ OVERRIDES: dict[str, Any] = {
 }
 
 
-def start(folder: Path, out: Path, moment: str, count: int, **changes: Any) -> BaseProcess:
+def start(
+    folder: Path, out: Path, moment: str, count: int, sends: signal.Signals = signal.SIGKILL, **changes: Any
+) -> BaseProcess:
     overrides = OVERRIDES | {"data.corpus": [str(folder / "corpus")]} | changes
-    return killable.start(overrides, out, moment, count, output_of(out))
+    return killable.start(overrides, out, moment, count, output_of(out), sends)
 
 
 def output_of(out: Path) -> Path:
@@ -109,7 +111,7 @@ def test_killed_at_the_worst_moment(uninterrupted: Path, moment: str, count: int
 @pytest.mark.parametrize("on_spike", ["skip", "go_back"])
 def test_spikes_are_decided_alike_by_a_run_that_was_killed(uninterrupted: Path, on_spike: str) -> None:
     """The ledgers of both runs tell of the same spikes once those of repeated steps are counted once."""
-    changes = {
+    changes: dict[str, Any] = {
         "training.steps": 40, "training.save_every": 5, "training.evaluate_every": 40, "training.on_spike": on_spike,
         "training.spike_factor": 1.2,
     }  # fmt: skip
@@ -131,17 +133,11 @@ def test_spikes_are_decided_alike_by_a_run_that_was_killed(uninterrupted: Path, 
 
 @pytest.mark.slow
 def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
-    out, draw, kills = uninterrupted / "random", random.Random(0), 0
+    """In any line: a step makes about 10,000 calls, so that four runs of at most 20,000 each are all killed before step 9."""
+    out, draw = uninterrupted / "random", random.Random(0)
     for _ in range(4):
-        process = start(uninterrupted, out, "never", 0)
-        began = time.monotonic()
-        while not (out / "ledger.jsonl").exists() and process.is_alive() and time.monotonic() < began + 60:
-            time.sleep(0.02)
-        time.sleep(draw.uniform(0, 1.5))
-        process.kill()
-        kills += ended(process, out) == -signal.SIGKILL
-    finish(uninterrupted, out)
-    assert kills
+        assert finish(uninterrupted, out, "call", draw.randrange(1, 20_000)) == -signal.SIGKILL
+    assert finish(uninterrupted, out) == 0
     assert_same(final_state(out), final_state(uninterrupted / "whole"))
 
 
@@ -149,18 +145,10 @@ def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -> None:
     out = uninterrupted / f"signal-{number.name}"
-    process = start(uninterrupted, out, "never", 0)
-    ledger = out / "ledger.jsonl"
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (ledger.exists() and '"event": "step"' in ledger.read_text()):
-        time.sleep(0.005)
-    assert process.pid is not None
-    os.kill(process.pid, number)
-    assert ended(process, out) == 0
-    events = list(read_ledger(ledger))
-    if events[-1]["event"] == "stop":
-        assert events[-1]["signal"] == number
-        assert list_checkpoints(out / "checkpoints")[-1].name == f"step-{events[-1]['step']:08d}"
+    assert ended(start(uninterrupted, out, "update", 3, number), out) == 0
+    last = list(read_ledger(out / "ledger.jsonl"))[-1]
+    assert (last["event"], last["signal"]) == ("stop", number)
+    assert list_checkpoints(out / "checkpoints")[-1].name == f"step-{last['step']:08d}"
     assert finish(uninterrupted, out) == 0
     assert_same(final_state(out), final_state(uninterrupted / "whole"))
 
