@@ -20,7 +20,7 @@ from unicloze.interop.opening import open_model
 from unicloze.interop.package import package_format
 from unicloze.interop.read import write_model
 from unicloze.recipes import load_recipe
-from unicloze.run_files import MANIFEST
+from unicloze.run_files import MANIFEST, RECIPE
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.verbs import export, fill, score
 
@@ -103,6 +103,13 @@ def test_a_card_shows_a_verb_that_the_model_can_do(recipe: str, tag: str, verb: 
     loaded = dataclasses.replace(nlu_toys.start(), recipe=load_recipe(recipe))
     made = package_format(loaded, "mine")
     assert made.tag == tag and f"unicloze {verb} --model mine" in made.use
+
+
+def test_a_package_has_no_settings_of_merged_updates(tmp_path: Path) -> None:
+    recipe = load_recipe("unilmv2-base", {"finetuning.lora_rank": 4, "finetuning.lora_alpha": 8.0})
+    package_format(dataclasses.replace(nlu_toys.start(), recipe=recipe), "mine").write(tmp_path)
+    kept = load_recipe(tmp_path / "mine" / RECIPE).finetuning
+    assert (kept.lora_rank, kept.lora_alpha) == (None, None)
 
 
 def test_no_setting_that_names_a_file_keeps_its_folder() -> None:

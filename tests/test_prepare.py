@@ -234,6 +234,16 @@ def test_a_loaded_tokenizer(corpus: Path, tmp_path: Path) -> None:
     prepared = run(corpus, tmp_path / "second", TokenizerSettings(path=path))
     assert content(tmp_path / "first" / "train") == content(tmp_path / "second" / "train")
     assert prepared.tokenizer.fingerprint == Tokenizer.load(path).fingerprint
+    for folder, now, change in (
+        (
+            "first",
+            TokenizerSettings(path=path),
+            r"\(the tokenizer is loaded \(--tokenizer.path or --init\) instead of trained;",
+        ),
+        ("second", TOKENIZER, r"\(the tokenizer is trained instead of loaded \(--tokenizer.path or --init\);"),
+    ):
+        with pytest.raises(UniclozeError, match=change):
+            run(corpus, tmp_path / folder, now)
 
 
 def test_prepared_needs_no_corpus(corpus: Path, tmp_path: Path) -> None:

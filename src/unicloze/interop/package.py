@@ -19,7 +19,7 @@ from unicloze.interop.export_format import Export
 from unicloze.interop.installed import GROUP, installed_models
 from unicloze.interop.limits import PACKAGE
 from unicloze.interop.read import write_weights
-from unicloze.settings import Recipe
+from unicloze.settings import FinetuningSettings, Recipe
 from unicloze.training.loading import LoadedModel, load_model
 from unicloze.version import __version__
 
@@ -77,7 +77,11 @@ def _module(name: str) -> str:
 
 def _recipe(loaded: LoadedModel, name: str) -> Recipe:
     """The recipe without local folders; low-rank updates are in the weights."""
-    finetuning = dataclasses.replace(loaded.recipe.finetuning, lora_rank=None)
+    unset = FinetuningSettings()
+    merged = {
+        field.name: getattr(unset, field.name) for field in dataclasses.fields(unset) if field.name.startswith("lora_")
+    }
+    finetuning = dataclasses.replace(loaded.recipe.finetuning, **merged)
     return without_places(dataclasses.replace(loaded.recipe, name=name, finetuning=finetuning))
 
 

@@ -11,7 +11,7 @@ from unicloze.errors import UsageError
 from unicloze.recipes import validate
 from unicloze.recipes.schema import flatten
 from unicloze.settings import Recipe
-from unicloze.text.lineage import is_corpus, known_settings, read_lineage
+from unicloze.text.lineage import LOADED_TOKENIZER, is_corpus, known_settings, read_lineage
 
 OF_A_TRAINED_TOKENIZER = (
     "tokenizer.kind",
@@ -57,7 +57,7 @@ def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
         return
     lineage = read_lineage(Path(recipe.data.prepared))
     of_training = [key for key in given if key.startswith("tokenizer.") and key != "tokenizer.path"]
-    if "tokenizer.loaded" in lineage["settings"] and recipe.tokenizer.path is None and of_training:
+    if LOADED_TOKENIZER in lineage["settings"] and recipe.tokenizer.path is None and of_training:
         raise UsageError(
             f"{given[of_training[0]]}: {of_training[0]} applies to training a tokenizer, but data.prepared "
             f"{recipe.data.prepared} was made with a loaded one: leave it out, or leave out data.prepared to prepare again."

@@ -28,6 +28,8 @@ CODE = 5
 """Version of the rules that turn text into shards; part of the fingerprint."""
 STILL_OPENED = (4,)
 """Earlier versions whose folders are still used; they missed duplicates with about a million documents between them."""
+LOADED_TOKENIZER = "tokenizer.loaded"
+"""Setting that holds the fingerprint of a tokenizer that was loaded, not trained."""
 
 _COUNTS = {"documents": int, "tokens": int, "bytes": (int, type(None))}
 _SHAPE = {
@@ -224,18 +226,34 @@ def check_lineage(
         sources.append({"files": files})
     if lineage["settings"]["code"] in STILL_OPENED:
         settings = {**settings, "code": lineage["settings"]["code"]}
-    for name in sorted(settings.keys() | lineage["settings"].keys()):
-        old, new = lineage["settings"].get(name), settings.get(name)
-        if old != new:
-            changes.append(f"{name} is {new} instead of {old}")
+    changes += _changed_settings(lineage["settings"], settings)
     now = fingerprint(settings, sources)
     if now != lineage["fingerprint"]:
         what = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
         raise UniclozeError(
-            f"{folder} was prepared with fingerprint {lineage['fingerprint'][:16]}, but this corpus and these settings "
-            f"have {now[:16]} ({what or 'the order of the files differs'}): "
+            f"{folder} was prepared from another corpus or with other settings ({what or 'the order of the files differs'}; "
+            f"fingerprint {now[:16]} instead of {lineage['fingerprint'][:16]}): "
             f"{cure or f'give another --out or remove {folder}'}."
         )
+
+
+def _changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs, in words; a tokenizer is loaded (`tokenizer.loaded` holds its fingerprint) or trained."""
+    names, found = before.keys() | now.keys(), []
+    was, loaded = before.get(LOADED_TOKENIZER), now.get(LOADED_TOKENIZER)
+    if was != loaded:
+        if was is None:
+            found.append("the tokenizer is loaded (--tokenizer.path or --init) instead of trained")
+        elif loaded is None:
+            found.append("the tokenizer is trained instead of loaded (--tokenizer.path or --init)")
+        else:
+            found.append("another tokenizer is loaded (--tokenizer.path or --init)")
+        names = {name for name in names if not name.startswith("tokenizer.")}
+    return found + [
+        f"{name} is {now.get(name)} instead of {before.get(name)}"
+        for name in sorted(names)
+        if now.get(name) != before.get(name)
+    ]
 
 
 def _current_files(corpus: str) -> Sequence[tuple[str, File | None, str]]:
