@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from unicloze.finetuning.checks import model_fingerprint
 from unicloze.interop.export import write_export
 from unicloze.interop.opening import open_model
 from unicloze.interop.package import package_format
@@ -39,7 +40,7 @@ The weights are licensed like unicloze (Apache-2.0). No other text was used, and
 LIMITS = """\
 - It knows English of old novels and of textbooks. Names, events and words of the last decades are missing, and the novels
   hold views of their time.
-- It is small, and has read less than half of its text once: it fills blanks and judges sentences; what it generates is
+- It is small, and has read three fifths of its text once: it fills blanks and judges sentences; what it generates is
   fluent for a few words. It knows few facts.
 - Use it to try unicloze, as a start for `--init` on your own English text, and as a baseline."""
 
@@ -57,7 +58,7 @@ def main() -> None:
     sections = {
         "Data and licence": data(asked.text),
         "How it was trained": training(events),
-        "Results": "\n".join([*results(events, evaluation), *probes(loaded.model.num_parameters())]),
+        "Results": "\n".join([*results(events, evaluation), *probes(model_fingerprint(loaded)[:16])]),
         "What it is bad at": LIMITS,
     }
     (HERE / "learning.svg").write_text(draw_learning(asked.run).to_svg(), encoding="utf-8")
@@ -132,11 +133,11 @@ def results(events: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) 
         yield f"| {row.replace('_', ' ')} | " + " | ".join(f"{accuracy[name]:.1%}" for name in names) + " |"
 
 
-def probes(weights: int) -> Iterator[str]:
-    """Scores of fine-tuning at the chosen rate, beside those of the most common answer."""
+def probes(start: str) -> Iterator[str]:
+    """Scores of fine-tuning from these weights at the chosen rate, beside those of the most common answer."""
     found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for cell in map(json.loads, PROBES.read_text(encoding="utf-8").splitlines()):
-        if cell["weights"] == weights and cell["factor"] == "once":
+        if cell["start"] == start and cell["factor"] == "once":
             found[cell["task"]].append(cell)
     if not found:
         return
