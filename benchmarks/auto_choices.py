@@ -1,25 +1,24 @@
 """Two choices of `--recipe auto` on several texts: the share of the causal phase, and the size of the model.
 
-    python benchmarks/auto_choices.py --texts FILE... --out FOLDER [--budget flops=3e12] [--results FILE]
-    python benchmarks/auto_choices.py --texts FILE... --out FOLDER --budget flops=3e13 --best 2
+    python benchmarks/auto_choices.py --texts FILE... --out FOLDER [--flops 3e12] [--results FILE]
+    python benchmarks/auto_choices.py --texts FILE... --out FOLDER --flops 1e13 --best 2
     python benchmarks/auto_choices.py                                                       # only the table
 
-Each run is `unicloze pretrain --recipe auto --budget BUDGET` with one choice changed: the causal phase takes no step, a third
-of them (the recipe's choice) or half, and the model has 2 layers of 128, 3 of 192 or 4 of 256. Judged on held-out documents
-by bits per byte of PAR and by content words. `--best N` trains only the N choices that were best with the largest smaller
-budget. FILE gets one JSON line for each run; the same command continues after a stop.
+Each run is `unicloze pretrain --recipe auto --budget flops=FLOPS` with one choice changed: the causal phase takes no step, a
+third of them (the recipe's choice) or half, and the model has 2 layers of 128, 3 of 192 or 4 of 256. Judged on held-out
+documents by bits per byte of PAR and by content words. `--best N` trains only the N choices that were best with the largest
+smaller budget. FILE gets one JSON line for each run; the same command continues after a stop.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from json_lines import once
+from json_lines import once, read_lines
 from short_runs import CAUSAL, trained
 
 RESULTS = Path(__file__).parent / "results" / "auto_choices.jsonl"
@@ -43,23 +42,13 @@ def settings_of(text: Path, size: str, share: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def flops_of(budget: str) -> float:
-    """The floating-point operations of a budget."""
-    return float(budget.removeprefix("flops="))
-
-
-def read(results: Path) -> list[dict[str, Any]]:
-    """The finished runs."""
-    return [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()] if results.exists() else []
-
-
-def best(lines: Sequence[dict[str, Any]], text: str, budget: str, count: int) -> list[tuple[str, str]]:
+def best(lines: Sequence[dict[str, Any]], text: str, flops: float, count: int) -> list[tuple[str, str]]:
     """The choices with the fewest bits per byte on a text, of those with the largest smaller budget."""
-    smaller = [line for line in lines if line["text"] == text and flops_of(line["budget"]) < flops_of(budget)]
+    smaller = [line for line in lines if line["text"] == text and line["flops"] < flops]
     if not smaller:
-        raise SystemExit(f"--best {count}: no results of {text} with a smaller budget than {budget}")
-    largest = max(flops_of(line["budget"]) for line in smaller)
-    compared = [line for line in smaller if flops_of(line["budget"]) == largest]
+        raise SystemExit(f"--best {count}: no results of {text} with fewer than {flops:g} FLOPs")
+    largest = max(line["flops"] for line in smaller)
+    compared = [line for line in smaller if line["flops"] == largest]
     compared.sort(key=lambda line: float(line["bits_per_byte"]["par"]))
     return [(line["size"], line["share"]) for line in compared[:count]]
 
@@ -68,15 +57,15 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     """The results as Markdown: bits per byte of PAR, and content words beside those of counts."""
     heading = [f"{size}, {share}" for size, share in CHOICES]
     rows = ["| text | FLOPs | " + " | ".join(heading) + " |", "|---|---:|" + "---:|" * len(heading)]
-    for text, budget in dict.fromkeys((line["text"], line["budget"]) for line in lines):
-        found = {(one["size"], one["share"]): one for one in lines if (one["text"], one["budget"]) == (text, budget)}
+    for text, flops in dict.fromkeys((line["text"], line["flops"]) for line in lines):
+        found = {(one["size"], one["share"]): one for one in lines if (one["text"], one["flops"]) == (text, flops)}
         cells = []
         for choice in CHOICES:
             one = found.get(choice)
             words = one["content_words"] if one else {}
             said = f" ({words['top_5']:.1f} %, counts {words['counts_top_5']:.1f} %)" if words else ""
             cells.append(f"{one['bits_per_byte']['par']:.3f}{said}" if one else "-")
-        rows.append(f"| {text} | {flops_of(budget):.0e} | " + " | ".join(cells) + " |")
+        rows.append(f"| {text} | {flops:.0e} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
@@ -84,18 +73,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", nargs="+", type=Path, default=[])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--budget", default="flops=3e12")
+    parser.add_argument("--flops", type=float, default=3e12)
     parser.add_argument("--best", type=int, help="train only so many choices")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     for text in options.texts:
         name = text.name.partition(".")[0]
-        choices = CHOICES if options.best is None else best(read(options.results), name, options.budget, options.best)
+        choices = (
+            CHOICES if options.best is None else best(read_lines(options.results), name, options.flops, options.best)
+        )
         for size, share in choices:
-            key = {"text": name, "size": size, "share": share, "budget": options.budget}
-            run = options.out / "-".join((name, size, share.replace(" ", "-"), options.budget.partition("=")[2]))
-            once(options.results, key, functools.partial(trained, run, options.budget, settings_of(text, size, share)))
-    print(table(read(options.results)))
+            key = {"text": name, "size": size, "share": share, "flops": options.flops}
+            run = options.out / "-".join((name, size, share.replace(" ", "-"), f"{options.flops:.0e}"))
+            once(
+                options.results,
+                key,
+                functools.partial(trained, run, f"flops={options.flops}", settings_of(text, size, share)),
+            )
+    print(table(read_lines(options.results)))
 
 
 if __name__ == "__main__":

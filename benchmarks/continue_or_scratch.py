@@ -45,13 +45,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     corpus = texts(options.text, options.field, options.out / "text.jsonl")
+    pair = {"text": " ".join(file.name for file in options.text), "init": Path(options.init).name}
     overrides = {"data.corpus": [str(corpus)], "training.seed": 1}
     for budget in options.budgets:
         for start, init in (("scratch", None), ("continued", options.init)):
             run = options.out / f"{start}-{budget}"
             once(
                 options.results,
-                {"start": start, "budget": budget},
+                {**pair, "start": start, "budget": budget},
                 functools.partial(trained, run, budget, overrides, init),
             )
 

@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; none if there is no file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
 def once(path: Path, key: Mapping[str, Any], compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """The line of a file with this key, computed and appended if there is none.
 
@@ -18,10 +23,9 @@ def once(path: Path, key: Mapping[str, Any], compute: Callable[[], Mapping[str, 
         key: What the run is: names, seed and settings, as JSON keeps them.
         compute: Returns the results of the run.
     """
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    for line in map(json.loads, lines):
+    for line in read_lines(path):
         if key.items() <= line.items():
-            return dict(line)
+            return line
     line = {**key, **compute()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from json_lines import once
+from json_lines import once, read_lines
 from short_runs import figures, trained
 from unicloze.pretraining.budget import cost_of_a_step
 from unicloze.progress import short
@@ -29,6 +28,7 @@ from unicloze.recipes import load_recipe
 from unicloze.report.history import Points
 from unicloze.report.learning import draw_curves
 from unicloze.run_files import RECIPE
+from unicloze.text.lineage import read_lineage
 from unicloze.text.prepare import open_or_prepare
 
 RESULTS = Path(__file__).parent / "results" / "loss_against_compute.jsonl"
@@ -57,7 +57,7 @@ def flops_of(run: Path, prepared: Path) -> float:
 def draw(results: Path, target: Path) -> None:
     """Draw a curve for each size."""
     curves: dict[int, Points] = defaultdict(list)
-    for line in map(json.loads, results.read_text(encoding="utf-8").splitlines()):
+    for line in read_lines(results):
         curves[line["parameters"]].append((line["flops"], line["bits_per_byte"]["par"]))
     named = {f"{size / 1e6:.1f}M": sorted(points) for size, points in sorted(curves.items())}
     picture = draw_curves(
@@ -69,7 +69,7 @@ def draw(results: Path, target: Path) -> None:
 
 def table(results: Path) -> str:
     """The points as Markdown: bits per byte of PAR by size and FLOPs."""
-    lines = list(map(json.loads, results.read_text(encoding="utf-8").splitlines()))
+    lines = read_lines(results)
     budgets = sorted({line["flops"] for line in lines})
     sizes = sorted({(line["parameters"], line["layers"], line["width"]) for line in lines})
     found = {(line["parameters"], line["flops"]): line for line in lines}
@@ -94,10 +94,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--also", type=Path, help="a finished run on the same text")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args(given)
+    text = {} if options.prepared is None else {"text": read_lineage(options.prepared)["fingerprint"][:16]}
     if options.also is not None:
         model = load_recipe(options.also / RECIPE).model
         flops = float(f"{flops_of(options.also, options.prepared):.3g}")
-        key = {"layers": model.num_layers, "width": model.hidden_size, "flops": flops, "run": options.also.name}
+        key = {**text, "layers": model.num_layers, "width": model.hidden_size, "flops": flops, "run": options.also.name}
         once(options.results, key, functools.partial(figures, options.also))
     elif options.prepared is not None:
         for flops in options.flops:
@@ -105,7 +106,7 @@ def main(given: Sequence[str] | None = None) -> None:
                 run = options.out / f"{layers}x{width}-{flops:.0e}"
                 once(
                     options.results,
-                    {"layers": layers, "width": width, "flops": flops},
+                    {**text, "layers": layers, "width": width, "flops": flops},
                     functools.partial(trained, run, f"flops={flops}", settings_of(options.prepared, layers, width)),
                 )
     if options.picture is not None:

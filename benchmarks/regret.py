@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 
+from json_lines import read_lines
 from unicloze import verbs
 from unicloze.finetuning.automatic import learning_rate
 from unicloze.finetuning.checks import model_fingerprint
@@ -169,11 +170,6 @@ def cells_of(start: str, weights: int, records: int) -> Iterator[Cell]:
                 yield Cell(size_of(weights), start, weights, task, seed, factor, records)
 
 
-def read_results(path: Path) -> list[dict[str, Any]]:
-    """The measured cells."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
 def write(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     """Write records as JSON lines."""
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
@@ -244,7 +240,7 @@ def fill(options: argparse.Namespace) -> None:
             cells_of(digest, weights, options.records), key=lambda cell: (cell.seed, records[cell.task].length)
         )
         for cell in cells:
-            known = read_results(options.results)  # another process may have added some
+            known = read_lines(options.results)  # another process may have added some
             if not fnmatch.fnmatch(cell.name, options.cells) or any(map(cell.is_in, known)):
                 continue
             alike = [one["seconds"] for one in known if (one["start"], one["task"]) == (digest, cell.task)]
@@ -332,7 +328,7 @@ def main() -> None:
         parser.error("--models needs --data, the folder of the records")
     if options.models:
         fill(options)
-    print(table(read_results(options.results), options.records))
+    print(table(read_lines(options.results), options.records))
 
 
 if __name__ == "__main__":

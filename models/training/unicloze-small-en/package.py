@@ -27,7 +27,7 @@ from unicloze.training.ledger import read_ledger
 HERE = Path(__file__).resolve().parent
 NAME = HERE.name
 RESULTS = HERE.parents[2] / "benchmarks" / "results"
-TRIGRAMS, PROBES = RESULTS / "trigram_blimp.json", RESULTS / "regret.jsonl"
+TRIGRAMS, PROBES = RESULTS / "trigram_blimp.json", HERE / "probes.jsonl"
 SOURCES = Path("models") / "training" / NAME
 DATA = f"""\
 - {{books}} books, originals in English by {{authors}} authors who died in 1955 or earlier, so that their copyright has ended
@@ -96,6 +96,8 @@ def training(events: Sequence[Mapping[str, Any]]) -> str:
             f"python {SOURCES}/corpus.py TEXTS --out build/small-en",
             f"unicloze pretrain --recipe {SOURCES}/recipe.yaml --data.corpus build/small-en/train.jsonl --out runs/small-en",
             f"python {SOURCES}/evaluate.py runs/small-en --text build/small-en/report.jsonl --blimp BLIMP",
+            "python benchmarks/regret.py --data DATA --models runs/small-en --cells '*/0/once' --records 400 \\",
+            f"    --results {SOURCES}/probes.jsonl",
             f"python {SOURCES}/package.py runs/small-en --text build/small-en/train.jsonl",
             "```",
             "",

@@ -131,14 +131,17 @@ def _schedule_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, A
     theirs = start.recipe.training
     optimizer = given.get("training.optimizer", theirs.optimizer)
     pretrained_here = not start.recipe.task.kind and not is_foreign(start.path)
-    if not (pretrained_here and optimizer == theirs.optimizer and isinstance(theirs.learning_rate, float)):
-        rates: dict[str, float | None] = {"learning_rate": GENTLE_RATE, "muon_learning_rate": None}
-        optimizer = given.get("training.optimizer", "adamw")
+    rate, muon_rate = theirs.learning_rate, theirs.muon_learning_rate
+    if pretrained_here and optimizer == theirs.optimizer and isinstance(rate, float):
+        rate, muon_rate = CONTINUED_RATE * rate, None if muon_rate is None else CONTINUED_RATE * muon_rate
     else:
-        own = {"learning_rate": theirs.learning_rate, "muon_learning_rate": theirs.muon_learning_rate}
-        rates = {name: None if rate is None else CONTINUED_RATE * rate for name, rate in own.items()}
-    chosen = {f"training.{name}": rate for name, rate in rates.items()}
-    return {"training.phases": [], "training.optimizer": optimizer, **chosen}
+        rate, muon_rate, optimizer = GENTLE_RATE, None, given.get("training.optimizer", "adamw")
+    return {
+        "training.phases": [],
+        "training.optimizer": optimizer,
+        "training.learning_rate": rate,
+        "training.muon_learning_rate": muon_rate,
+    }
 
 
 def _rows_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, Any]:

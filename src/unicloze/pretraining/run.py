@@ -57,7 +57,6 @@ from unicloze.training.word_vectors import require_vectors, start_from_vectors
 from unicloze.training.world import World
 
 CURE_OF_LITTLE = "a model needs 1 MB or more to learn a language, so give more text"
-OR_START = " or start from a trained one (--init)"
 TOO_SMALL = "the corpus is too small to hold anything out: {}; give more text, or a larger data.heldout_share"
 
 
@@ -149,8 +148,8 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bo
         world.same("the data", prepared.fingerprint, "give all processes the same files, in a shared folder")
         little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
         if checkpoint is None and little:
-            cure = CURE_OF_LITTLE + OR_START * (recipe.training.initialize_from is None)
-            warnings.warn(f"{little}; {cure}", stacklevel=2)
+            start = " or start from a trained one (--init)" if recipe.training.initialize_from is None else ""
+            warnings.warn(f"{little}; {CURE_OF_LITTLE}{start}", stacklevel=2)
         world.only_first(lambda: write_settings(recipe, prepared.tokenizer, out, checkpoint))
         phrases = world.in_turn(lambda: phrases_for(recipe, prepared, out, progress=progress))
         with _Run(recipe, out, prepared, checkpoint, phrases, progress, world) as run:
