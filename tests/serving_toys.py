@@ -88,6 +88,14 @@ def serving(
             thread.join()
 
 
+def generator(**settings: Any) -> LoadedModel:
+    """A model of random weights, as if fine-tuned by the default recipe of generation."""
+    start = nlu_toys.start("quickstart")
+    recipe = nlu_toys.recipe_for(start, "generation", **{"task__max_length": 32, **settings})
+    model = build_model(recipe, start.tokenizer.vocabulary.size).for_use().eval()
+    return LoadedModel(model, start.tokenizer, recipe, start.path / "writer", 0)
+
+
 def classifier(labels: list[str] | None = None, task: str = "classification", **settings: Any) -> LoadedModel:
     """A model of random weights, as if fine-tuned."""
     start = nlu_toys.start("quickstart")

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import toys
-from decoding_toys import TEXT, byte_level, generate_tokens, loaded, wordpiece
+from decoding_toys import TEXT, byte_level, generate_tokens, loaded, roberta_like, wordpiece
 from test_generate import PSEUDO_LAYOUT, approximately, sources
 from toys import EOS, PSEUDO
 from unicloze import verbs
 from unicloze.decoding.branches import Branches
-from unicloze.decoding.generate import generate
+from unicloze.decoding.generate import Continuation, generate
 from unicloze.decoding.model_format import generation_format_of
 from unicloze.decoding.sampling import TokenConstraints
 from unicloze.decoding.search import search
@@ -29,6 +29,7 @@ from unicloze.model.model import UnifiedModel
 from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe
 from unicloze.settings import DecodingSettings, Recipe
+from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel
 
 SOURCES = ["the list of items is empty", "return a value", "the state of play, given the list, is not the value of x"]
@@ -309,3 +310,39 @@ def test_parallel_texts() -> None:
     for generation in generate(model, SOURCES, settings):
         assert len(generation.candidates[0].tokens) == 10
     assert stream(model, SOURCES[0], settings) == [generate(model, SOURCES[:1], settings)[0].text]
+
+
+@pytest.mark.parametrize("make", [wordpiece, byte_level, roberta_like])
+@pytest.mark.parametrize("prompt", ["return the", "return the list (of", "the (", "the list,", "play ", "not\n"])
+def test_a_continuation_can_be_appended_to_its_prompt(make: Callable[[], Tokenizer], prompt: str) -> None:
+    tokenizer, rng = make(), np.random.default_rng(3)
+    spelling = Continuation(tokenizer, prompt)
+    before = tokenizer.encode_batch([prompt])[0].tolist()
+    for _ in range(20):
+        ids = rng.choice(tokenizer.vocabulary.ordinary, size=5).tolist()
+        text = spelling.decode(ids)
+        if tokenizer.spaced:
+            assert prompt + text == tokenizer.decode([*before, *ids])
+        else:  # spelled as a whole, but for spaces of the prompt
+            whole = tokenizer.decode([*before, *ids])
+            assert whole.endswith(text) and "".join((prompt + text).split()) == "".join(whole.split())
+            assert not prompt.endswith((" ", "\n")) or not text.startswith(" ")
+        ends = [spelling.settled(ids[:count]) for count in range(len(ids) + 1)]
+        assert all(text.startswith(end) for end in ends) and ends == sorted(ends, key=len)
+    assert Continuation(wordpiece(), "a play").decode(wordpiece().encode("playing")[1:].tolist()) == "ing"
+    assert Continuation(wordpiece(), "a play").decode(wordpiece().encode("list").tolist()) == " list"
+    assert Continuation(wordpiece(), "a play ").decode(wordpiece().encode("list").tolist()) == "list"
+
+
+def test_a_small_model_does_not_repeat_itself_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(relative=True)
+
+    def texts(**settings: Any) -> list[str]:
+        overrides = {f"decoding.{key}": value for key, value in settings.items()}
+        (made,) = verbs.generate(model, text="the list", overrides={"decoding.max_length": 16, **overrides})
+        words = made["prediction"].split()
+        return [" ".join(words[first : first + 3]) for first in range(len(words) - 2)]
+
+    assert len(set(texts())) == len(texts()) > len(set(texts(no_repeat_ngram=0)))
+    monkeypatch.setattr("unicloze.decoding.uses.WEIGHTS_TO_WRITE", 0)
+    assert texts() == texts(no_repeat_ngram=0)

@@ -178,7 +178,7 @@ def test_a_source_longer_than_a_window_is_read_whole() -> None:
 
 def test_a_stream_is_the_text() -> None:
     model = loaded()
-    settings = {"decoding.max_length": 8}
+    settings = {"decoding.max_length": 8, "decoding.no_repeat_ngram": 0}
     assert "".join(verbs.stream(model, "the list", overrides=settings)) == generate(
         model, ["the list"], DecodingSettings(max_length=8)
     )[0].text  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -18,10 +19,16 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 from decoding_toys import TEXT, loaded
-from serving_toys import Client, classifier, serving
+from serving_toys import Client, classifier, generator, serving
 from unicloze import verbs
 from unicloze.decoding import generate, infill
 from unicloze.decoding.embed import embed
+from unicloze.decoding.model_format import generation_format_of
+from unicloze.finetuning.generate_for_records import generate_for_records
+from unicloze.recipes import load_recipe, task_names
+from unicloze.serving.openai_endpoints import CompletionsRequest
+from unicloze.serving.schemas import GenerateRequest
+from unicloze.serving.served_model import ServedModel
 from unicloze.settings import DecodingSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* tokens the model reads at once")
@@ -74,11 +81,12 @@ def test_openai_completes_greedily_by_drawing_and_in_a_stream(openai_client: Any
     (expected,) = generate.generate(loaded(relative=True), ["return the"], DecodingSettings(max_length=9))
     asked = {"model": "nowhere", "prompt": "return the", "max_tokens": 9}
     answer = openai_client.completions.create(**asked, temperature=0)
-    assert answer.choices[0].text == expected.text
+    text = answer.choices[0].text
+    assert text.lstrip() == expected.text
     assert answer.choices[0].finish_reason == ("stop" if expected.candidates[0].ended else "length")
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, len(expected.candidates[0].tokens))
     chunks = list(openai_client.completions.create(**asked, temperature=0, stream=True))
-    assert len(chunks) > 2 and "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+    assert len(chunks) > 2 and "".join(chunk.choices[0].text for chunk in chunks) == text
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == answer.choices[0].finish_reason
     drawn = [openai_client.completions.create(**asked, n=2, seed=seed).choices for seed in (5, 5, 6)]
     texts = [[choice.text for choice in choices] for choices in drawn]
@@ -95,6 +103,76 @@ def test_a_completion_ends_before_a_stop_text(openai_client: Any, stream: bool) 
     choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
     assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
     assert choices[-1].finish_reason == "stop"
+    if not stream:
+        words = loaded(relative=True).tokenizer.encode_batch([choices[0].text])[0]
+        assert answer.usage.completion_tokens == len(words)
+
+
+def test_a_fine_tuned_generator_answers_the_default_request_and_greedily() -> None:
+    """Its recipe searches with five beams."""
+    openai, model = pytest.importorskip("openai"), generator()
+    greedy = dataclasses.replace(
+        model.recipe, decoding=dataclasses.replace(model.recipe.decoding, beams=1, max_length=8)
+    )
+    record = ServedModel(model).record("anna sees")
+    ((expected,),) = generate_for_records(dataclasses.replace(model, recipe=greedy), [record])
+    with serving(model) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+        asked = {"model": "writer", "prompt": "anna sees"}
+        assert made.completions.create(**asked).usage.completion_tokens > 0
+        assert (
+            made.completions.create(**asked, temperature=0, max_tokens=8).choices[0].text
+            == expected["prediction"]
+            != ""
+        )
+
+
+def test_no_setting_of_a_recipe_contradicts_what_a_request_asks() -> None:
+    of_recipes = {repr(one): one for one in (load_recipe(name).decoding for name in task_names())}
+    requests: list[CompletionsRequest | GenerateRequest] = [
+        CompletionsRequest(model="m", prompt="a", temperature=temperature) for temperature in (1.0, 0.0)
+    ]
+    requests += [
+        GenerateRequest(text="a", **given)
+        for given in ({}, {"sample": True}, {"beams": 1}, {"beams": 2}, {"max_length": 1}, {"no_repeat_ngram": 0})
+    ]
+    assert len(of_recipes) > 5
+    for model, decoding in itertools.product((loaded(relative=True), generator()), of_recipes.values()):
+        recipe = dataclasses.replace(model.recipe, decoding=dataclasses.replace(decoding, may_repeat=[]))
+        served = ServedModel(dataclasses.replace(model, recipe=recipe))
+        for request in requests:
+            ready = served.writer(request.decoding()).recipe
+            generate.check_settings(ready.decoding, generation_format_of(ready, model.tokenizer.vocabulary))
+
+
+@pytest.mark.filterwarnings("ignore:sources longer than", "ignore:1 of 1 sources are longer")
+@pytest.mark.parametrize("model", [lambda: loaded(relative=True), generator], ids=["pre-trained", "fine-tuned"])
+def test_a_prompt_over_the_limit_is_refused_or_cut_on_request(model: Any, hub: Any) -> None:
+    openai, served = pytest.importorskip("openai"), model()
+    with serving(served) as client, openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as made:
+        (name,), prompt = [one.id for one in made.models.list()], "a " * 64
+        for asked in ({"prompt": prompt}, {"prompt": ["a", prompt]}, {"prompt": prompt, "stream": True}):
+            with pytest.raises(
+                openai.BadRequestError, match="tokens at most, but the text has 64 and up to 16"
+            ) as raised:
+                made.completions.create(model=name, **asked)
+            assert raised.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError, match="and up to 99 are to be written"):
+            made.completions.create(model=name, prompt="a", max_tokens=99)
+        assert client.post("/generate", {"text": prompt, "max_length": 4}).status == 400
+        assert client.post("/generate", {"text": prompt, "max_length": 4, "truncate": True}).status == 200
+        asking = hub.InferenceClient(base_url=client.url)
+        with pytest.raises(hub.errors.HfHubHTTPError, match="tokens at most, but the text has 64"):
+            asking.text_generation(prompt)
+
+
+def test_samples_do_not_depend_on_the_other_prompts(openai_client: Any) -> None:
+    def drawn(prompts: list[str]) -> list[str]:
+        made = openai_client.completions.create(model="nowhere", prompt=prompts, n=2, seed=3)
+        return [choice.text for choice in made.choices]
+
+    alone = drawn(["return the"])
+    assert drawn(["a list", "return the", "x"])[2:4] == alone
+    assert drawn(["return the", "return the"])[:2] == alone != drawn(["return the", "return the"])[2:]
 
 
 def test_openai_raises_what_is_wrong(openai_client: Any) -> None:
@@ -175,6 +253,22 @@ def test_hugging_faces_client_raises_what_is_wrong(hub_client: Any, hub: Any) ->
         hub_client.fill_mask("no mask", top_k=2)
     with pytest.raises(hub.errors.HfHubHTTPError, match="There is no field 'prompt_name'"):
         hub_client.feature_extraction("a", prompt_name="query")
+
+
+@pytest.mark.parametrize("model", [lambda: loaded(relative=True), generator], ids=["pre-trained", "fine-tuned"])
+def test_hugging_faces_client_generates(model: Any, hub: Any) -> None:
+    with serving(model()) as client:
+        made = hub.InferenceClient(base_url=client.url)
+        assert len(made.text_generation("a list", max_new_tokens=5)) <= len(made.text_generation("a list"))
+
+
+def test_hugging_faces_client_summarises_and_translates(hub: Any) -> None:
+    with serving(generator()) as client:
+        made = hub.InferenceClient(base_url=client.url)
+        expected = made.text_generation("anna sees")
+        assert (
+            made.summarization("anna sees").summary_text == expected == made.translation("anna sees").translation_text
+        )
 
 
 # Text Embeddings Inference

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -157,6 +157,7 @@ def generate_parts(
     *,
     first: int = 0,
     progress: bool = False,
+    draws: Sequence[int] | None = None,
 ) -> Iterator[Part]:
     """Generate a target for each source, independent of the other sources and of the batch size.
 
@@ -167,6 +168,7 @@ def generate_parts(
         layout: Positions of source and target, and which slots predict.
         first: Number of the first source to generate for; earlier ones are done.
         progress: Show progress on stderr.
+        draws: Number that keys the random draws of each source; default: its index.
 
     Returns:
         Parts whose `results` hold, for each source from `first` on, up to `settings.num_results` hypotheses, best first.
@@ -175,7 +177,8 @@ def generate_parts(
         UsageError: The settings contradict each other or the model, or a source is too long for it.
     """
     check_settings(settings, layout)
-    parts = _parts(prepared(model, _dtype(settings, model)), sources, settings, layout, first)
+    keys = range(len(sources)) if draws is None else draws
+    parts = _parts(prepared(model, _dtype(settings, model)), sources, settings, layout, first, keys)
     return _shown(parts, len(sources), first) if progress else parts
 
 
@@ -187,7 +190,12 @@ def _shown(parts: Iterable[Part], sources: int, first: int) -> Iterator[Part]:
 
 
 def _parts(
-    model: Prepared, sources: Sequence[Ids], settings: DecodingSettings, layout: GenerationFormat, first: int
+    model: Prepared,
+    sources: Sequence[Ids],
+    settings: DecodingSettings,
+    layout: GenerationFormat,
+    first: int,
+    draws: Sequence[int],
 ) -> Iterator[Part]:
     size = settings.batch_size * BATCHES_OF_A_CHUNK
     for begin in (first, *range(first - first % size + size, len(sources), size)):
@@ -196,7 +204,7 @@ def _parts(
         results: dict[int, list[Hypothesis]] = {}
         for place in range(0, len(order), settings.batch_size):
             batch = order[place : place + settings.batch_size]
-            found = yield from _batch(model, [sources[number] for number in batch], settings, layout, batch)
+            found = yield from _batch(model, sources, settings, layout, batch, draws)
             results |= zip(batch, found, strict=True)
             yield Part(ended=len(batch))
         yield Part(results=[results[number] for number in numbers])
@@ -208,15 +216,17 @@ def _batch(
     settings: DecodingSettings,
     layout: GenerationFormat,
     numbers: Sequence[int],
+    draws: Sequence[int],
 ) -> Generator[Part, None, list[list[Hypothesis]]]:
-    """Generate for one batch, step by step."""
-    rules = TokenConstraints(settings, layout)
+    """Generate for one batch, the sources with these numbers, step by step."""
+    rules, rows = TokenConstraints(settings, layout), [sources[number] for number in numbers]
     if settings.parallel is not None:
         assert isinstance(model, IncrementalModel)  # no other model predicts with pseudo masks
-        steps = fill_in_parallel(model, sources, rules)
+        steps = fill_in_parallel(model, rows, rules)
     else:
         count = settings.num_results if settings.sample else settings.beams
-        steps = search(stepper(model, layout, sources, count=count, max_length=settings.max_length), rules, numbers)
+        following = stepper(model, layout, rows, count=count, max_length=settings.max_length)
+        steps = search(following, rules, [draws[number] for number in numbers])
     while True:
         try:
             settled = next(steps)
@@ -259,20 +269,61 @@ def generate(
     ]
 
 
-def stream_text(parts: Iterable[Part], tokenizer: Tokenizer) -> Iterator[str]:
+class Spelling(Protocol):
+    """Spells generated tokens: a `Tokenizer`, or a `Continuation`."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+
+    def settled(self, ids: Sequence[int]) -> str:
+        """The beginning of their text that cannot change when tokens follow."""
+
+
+class Continuation:
+    """Spells what follows a prompt so that it can be appended to it: with the space between them, unless a word goes on.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        prompt: The prompt.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str) -> None:
+        self._tokenizer, self._ids = tokenizer, tokenizer.encode_batch([prompt])[0].tolist()
+        self._before = tokenizer.decode(self._ids)
+        self._is_spaced = prompt[-1:].isspace()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens after the prompt."""
+        return self._after(self._tokenizer.decode([*self._ids, *ids]))
+
+    def settled(self, ids: Sequence[int]) -> str:
+        """The beginning of their text that cannot change when tokens follow."""
+        return self._after(self._tokenizer.settled([*self._ids, *ids]))
+
+    def _after(self, text: str) -> str:
+        if self._tokenizer.spaced:
+            return text[len(self._before) :]
+        # A word that follows may change the spaces of the prompt, but nothing else.
+        ends = [place for place, character in enumerate(text, start=1) if not character.isspace()]
+        written = len("".join(self._before.split()))
+        rest = text[ends[written - 1] :] if 0 < written <= len(ends) else text if not written else ""
+        return rest.lstrip() if self._is_spaced else rest
+
+
+def stream_text(parts: Iterable[Part], spelling: Spelling) -> Iterator[str]:
     """Yield the text for a single source in pieces, each as soon as it is settled.
 
     In beam search a token is settled once all hypotheses agree on it; with `parallel` the whole text comes at the end.
 
     Args:
         parts: Output of `generate_parts` for one source and one hypothesis.
-        tokenizer: The model's tokenizer.
+        spelling: Spells its tokens.
     """
     ids: list[int] = []
     said = ""
     for part in parts:
         ids += [token for _, tokens in part.settled for token in tokens]
-        sure = tokenizer.decode(part.results[0][0].tokens) if part.results else tokenizer.settled(ids)
+        sure = spelling.decode(part.results[0][0].tokens) if part.results else spelling.settled(ids)
         if len(sure) > len(said):
             yield sure[len(said) :]
             said = sure
@@ -333,10 +384,10 @@ def _token(name: str, tokenizer: Tokenizer) -> int:
     return found
 
 
-def candidate_of(hypothesis: Hypothesis, tokenizer: Tokenizer) -> Candidate:
+def candidate_of(hypothesis: Hypothesis, spelling: Spelling) -> Candidate:
     """A hypothesis with its text."""
     return Candidate(
-        text=tokenizer.decode(hypothesis.tokens),
+        text=spelling.decode(hypothesis.tokens),
         tokens=hypothesis.tokens,
         log_probability=hypothesis.log_probability,
         score=hypothesis.score,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MASKED = '"Some [MASK] text."'
 ANY = '"Some text."'
+WEIGHTS_TO_WRITE = 50_000_000
+"""A pre-trained model with fewer weights is fluent for a few words, then repeats itself."""
 
 
 def check_predicts_tokens(model: LoadedModel, what: str) -> None:
@@ -31,6 +33,11 @@ def check_predicts_tokens(model: LoadedModel, what: str) -> None:
         recipe = model.recipe
         kind = f"a model fine-tuned for {recipe.task.kind}" if recipe.task.kind else "a model without a head for tokens"
         raise UsageError(f"{kind} cannot {what}; {instead(model)}")
+
+
+def writes_briefly(model: LoadedModel) -> bool:
+    """Whether a model that is not fine-tuned is too small to write more than a few words."""
+    return not model.recipe.task.kind and model.model.num_parameters() < WEIGHTS_TO_WRITE
 
 
 def instead(model: LoadedModel) -> str:

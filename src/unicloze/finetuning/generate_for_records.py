@@ -57,7 +57,12 @@ def stream_for_record(model: LoadedModel, record: Record) -> Iterator[str]:
 
 
 def parts_for_records(
-    model: LoadedModel, records: Sequence[Record], *, first: int = 0, progress: bool = False
+    model: LoadedModel,
+    records: Sequence[Record],
+    *,
+    first: int = 0,
+    progress: bool = False,
+    draws: Sequence[int] | None = None,
 ) -> Iterator[Part]:
     """What each step generates for records; see `generate_for_records`."""
     recipe = model.recipe
@@ -65,10 +70,10 @@ def parts_for_records(
         # Refuses other tasks before their records are read.
         generation_format_of(recipe, model.tokenizer.vocabulary, place_of(model))
         data = encoded(records, recipe, model.tokenizer, answers=False)
-        return generated(load_task_model(model), data, first=first, progress=progress)
+        return generated(load_task_model(model), data, first=first, progress=progress, draws=draws)
     prompts = [record.text(recipe.task, recipe.generation.source[0]) for record in records]
     layout, tokens = ready(model, prompts, recipe.decoding)
-    return generate_parts(model.model, tokens, recipe.decoding, layout, first=first, progress=progress)
+    return generate_parts(model.model, tokens, recipe.decoding, layout, first=first, progress=progress, draws=draws)
 
 
 def as_text(predictions: Sequence[Prediction]) -> str:

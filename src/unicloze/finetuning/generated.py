@@ -39,7 +39,9 @@ def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
     return dataclasses.replace(recipe, decoding=decoding)
 
 
-def generated(model: TaskModel, data: TaskData, *, first: int = 0, progress: bool = False) -> Iterator[Part]:
+def generated(
+    model: TaskModel, data: TaskData, *, first: int = 0, progress: bool = False, draws: Sequence[int] | None = None
+) -> Iterator[Part]:
     """Generate for each record; see `generate_parts`.
 
     Args:
@@ -47,6 +49,7 @@ def generated(model: TaskModel, data: TaskData, *, first: int = 0, progress: boo
         data: The records.
         first: Index of the first record to generate for; earlier ones are skipped.
         progress: Show progress on stderr.
+        draws: As of `generate_parts`.
 
     Raises:
         UsageError: The decoding settings contradict each other, or leave no room for a source.
@@ -64,7 +67,7 @@ def generated(model: TaskModel, data: TaskData, *, first: int = 0, progress: boo
             f"for {positions - len(layout.opening) - (0 if layout.restarts else longest)}: give no more"
         )
     tokens = list(sources.values())
-    return generate_parts(model.model, tokens, decoding, layout, first=first, progress=progress)
+    return generate_parts(model.model, tokens, decoding, layout, first=first, progress=progress, draws=draws)
 
 
 def predictions_of(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from unicloze.decoding.inputs import check_text
+from unicloze.decoding.uses import writes_briefly
 from unicloze.finetuning.data import encoded
 from unicloze.finetuning.predict import predict
 from unicloze.finetuning.task_model import load_task_model
 from unicloze.recipes import with_overrides
 from unicloze.recipes.unread_settings import given_settings, refuse_unread_in_generation
 from unicloze.records.record import Record
+from unicloze.settings import DecodingSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.raw_texts import record_of_texts, roles_of
 from unicloze.tasks.roles import check_fields
@@ -37,17 +39,42 @@ def with_settings(model: LoadedModel, overrides: Mapping[str, Any] | None) -> Lo
 def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> LoadedModel:
     """The model with overridden settings of `decoding`, ready to generate.
 
+    Settings of its recipe that contradict a given one give way. A small pre-trained model repeats no three tokens, unless
+    `decoding.no_repeat_ngram` is given.
+
     Raises:
         UsageError: A setting is invalid or has no effect.
     """
     given = given_settings(overrides)
     loaded = with_settings(model, overrides)
-    recipe = loaded.recipe
+    decoding = loaded.recipe.decoding
+    own = {key: value for key, value in _giving_way(decoding, given).items() if f"decoding.{key}" not in given}
+    recipe = dataclasses.replace(loaded.recipe, decoding=dataclasses.replace(decoding, **own))
     refuse_unread_in_generation(recipe, given)
-    if not recipe.task.kind and "decoding.max_length" not in given:  # the default may exceed the model's positions
-        longest = min(recipe.decoding.max_length, loaded.model.max_positions // 2)
-        recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, max_length=longest))
+    if not recipe.task.kind:
+        own = {}
+        if "decoding.max_length" not in given:  # the default may exceed the model's positions
+            own["max_length"] = min(decoding.max_length, loaded.model.max_positions // 2)
+        if writes_briefly(loaded) and "decoding.no_repeat_ngram" not in given and recipe.decoding.parallel is None:
+            own["no_repeat_ngram"] = recipe.decoding.no_repeat_ngram or 3
+        recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, **own))
     return dataclasses.replace(loaded, recipe=recipe)
+
+
+def _giving_way(decoding: DecodingSettings, given: Collection[str]) -> dict[str, Any]:
+    """Values of settings that agree with the given ones, to replace those of the recipe."""
+    plain, own = DecodingSettings(), {"min_length": min(decoding.min_length, decoding.max_length)}
+    replaced: tuple[str, ...] = ()
+    if "decoding.parallel" in given and decoding.parallel is not None:
+        replaced = "sample", "beams", "no_repeat_ngram"
+    elif "decoding.sample" in given and decoding.sample:
+        replaced = "beams", "early_stop", "parallel"
+    elif "decoding.beams" in given:
+        replaced = "sample", "temperature", "top_k", "top_p", "seed", "parallel"
+        replaced += ("early_stop",) * (decoding.beams == 1)
+    if ("decoding.no_repeat_ngram" in given and not decoding.no_repeat_ngram) or "no_repeat_ngram" in replaced:
+        replaced += ("may_repeat",)
+    return {**own, **{name: getattr(plain, name) for name in replaced}}
 
 
 def record_of(model: LoadedModel, text: str | Sequence[str]) -> Record:

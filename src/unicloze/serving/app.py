@@ -83,13 +83,19 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    def answer(request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
-        body = error_body(request.url.path, status, sentence)
+    def answer(
+        request: Request,
+        status: int,
+        sentence: str,
+        headers: Mapping[str, str] | None = None,
+        code: str | None = None,
+    ) -> Response:
+        body = error_body(request.url.path, status, sentence, code)
         return Response(body, status, headers=dict(headers or {}), media_type="application/json")
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
-        return answer(request, error.status, error.sentence, error.headers)
+        return answer(request, error.status, error.sentence, error.headers, error.code)
 
     @app.exception_handler(UniclozeError)
     async def unusable(request: Request, error: UniclozeError) -> Response:

@@ -114,9 +114,9 @@ def router_of(service: Service) -> APIRouter:
     async def generate(request: GenerateRequest) -> Response:
         decoding = request.decoding()
         if request.stream:
-            pieces = await begun(service.stream(request.text, decoding))
+            pieces = await begun(service.stream(request.text, decoding, truncate=request.truncate))
             return StreamingResponse(_events(pieces), media_type="text/event-stream")
-        (texts,) = await service.write([request.text], decoding)
+        (texts,) = await service.write([request.text], decoding, truncate=request.truncate)
         return as_json({"texts": [_generated(one) for one in texts]})
 
     @router.post("/predict", summary="Predict with a fine-tuned model", tags=["unicloze"], response_model=PredictAnswer)

@@ -41,11 +41,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def error_body(path: str, status: int, sentence: str) -> bytes:
+def error_body(path: str, status: int, sentence: str, code: str | None = None) -> bytes:
     """An error as JSON, in the form that the clients of a path expect."""
     if path.startswith("/v1/"):
         kind = "server_error" if status >= 500 else "invalid_request_error"
-        return json.dumps({"error": {"message": sentence, "type": kind, "param": None, "code": None}}).encode()
+        return json.dumps({"error": {"message": sentence, "type": kind, "param": None, "code": code}}).encode()
     return json.dumps({"error": sentence}).encode()
 
 

@@ -1,7 +1,7 @@
 """`POST /`, which Hugging Face's `InferenceClient` calls: the answer follows from what the model can do.
 
-A fine-tuned model predicts or generates. Any other model fills masks if the input has one, generates if the request sets
-`max_new_tokens`, and otherwise turns the input into vectors.
+A fine-tuned model predicts or generates. Any other model fills masks if the input has one; without a mask it generates if the
+request has `parameters`, which the client sends for everything but vectors, and otherwise turns the input into vectors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class InferenceRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     inputs: Texts = Field(description="A text, or a list of texts.")
-    parameters: Parameters = Parameters(top_k=None, max_new_tokens=None)
+    parameters: Parameters | None = Field(None, description="Given for everything but vectors.")
     normalize: bool = Field(False, description="Scale each vector to length 1.")
     truncate: bool = Field(False, description="Read only the beginning of a text that is too long.")
 
@@ -47,19 +47,22 @@ def router_of(service: Service) -> APIRouter:
 
     @router.post("/", summary="What the model does with a text, in the form of Hugging Face's inference client")
     async def infer(request: InferenceRequest) -> Response:
-        texts, given = as_list(request.inputs), request.parameters
+        texts, given = as_list(request.inputs), request.parameters or Parameters(top_k=None, max_new_tokens=None)
         alone = isinstance(request.inputs, str)
         if "predict" in model.abilities:
             predictions = await service.predict(texts)
             return as_json([_classes(one, given.top_k) for one in predictions])
-        if model.task == "generation" or given.max_new_tokens is not None:
-            decoding = {} if given.max_new_tokens is None else {"max_length": given.max_new_tokens}
-            written = await service.write(texts, decoding)
-            return as_json([{"generated_text": candidates[0].text} for candidates in written])
         masks = model.model.tokenizer.masks
-        if "fill" in model.abilities and any(mask in text for text in texts for mask in masks):
+        has_mask = "fill" in model.abilities and any(mask in text for text in texts for mask in masks)
+        writes = "generate" in model.abilities and request.parameters is not None and given.top_k is None
+        if model.task == "generation" or given.max_new_tokens is not None or (writes and not has_mask):
+            decoding = {} if given.max_new_tokens is None else {"max_length": given.max_new_tokens}
+            written = await service.write(texts, decoding, truncate=request.truncate)
+            names = ["generated_text"] + ["summary_text", "translation_text"] * (model.task == "generation")
+            return as_json([dict.fromkeys(names, candidates[0].text) for candidates in written])
+        if has_mask:
             return as_json(await _filled(service, texts, given.top_k or 5, alone=alone))
-        if given.top_k is not None:
+        if request.parameters is not None:
             raise Refused(422, f"The text has no mask: put {masks[0]} in place of a word.")
         return as_json(as_numbers(await service.embed(texts, normalize=request.normalize, truncate=request.truncate)))
 

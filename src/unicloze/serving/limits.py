@@ -47,11 +47,14 @@ class Refused(Exception):
         status: HTTP status.
         sentence: What is wrong and how to fix it.
         headers: Additional headers of the answer.
+        code: Name of the error for clients of OpenAI's interface.
     """
 
-    def __init__(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, sentence: str, headers: Mapping[str, str] | None = None, code: str | None = None
+    ) -> None:
         super().__init__(sentence)
-        self.status, self.sentence, self.headers = status, sentence, dict(headers or {})
+        self.status, self.sentence, self.headers, self.code = status, sentence, dict(headers or {}), code
 
 
 def check_texts(texts: Sequence[str], most: int, characters: int) -> None:

@@ -58,7 +58,7 @@ class CompletionsRequest(OpenAIRequest):
         if temperature == 0:
             if (self.n or 1) > 1:
                 raise Refused(422, "With temperature 0 all texts are the same: set n to 1, or raise the temperature.")
-            return settings
+            return settings | {"beams": 1, "min_length": 0, "no_repeat_ngram": 0}
         drawn = {"sample": True, "temperature": temperature, "top_p": self.top_p, "seed": self.seed}
         return settings | {name: value for name, value in drawn.items() if value is not None}
 
@@ -125,12 +125,12 @@ def router_of(service: Service) -> APIRouter:
                 raise Refused(422, "Only one prompt can be streamed: send one, or do not stream.")
             pieces = await begun(service.stream(prompts[0], request.decoding()))
             return StreamingResponse(_events(head, pieces, stops), media_type="text/event-stream")
-        found = await service.write(prompts, request.decoding())
-        candidates = [one for texts in found for one in texts]
-        written = sum(len(one.tokens) for one in candidates)
+        candidates = [one for texts in await service.write(prompts, request.decoding()) for one in texts]
+        cut = [_cut(one, stops) for one in candidates]
+        written = sum(model.count_spelled(one, len(text)) for one, (text, _) in zip(candidates, cut, strict=True))
         read = model.count_tokens(prompts)
         usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-        choices = [_choice(i, *_cut(one, stops)) for i, one in enumerate(candidates)]
+        choices = [_choice(i, *text) for i, text in enumerate(cut)]
         return as_json({**head, "choices": choices, "usage": usage})
 
     return router

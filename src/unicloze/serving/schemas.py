@@ -50,6 +50,7 @@ class GenerateRequest(Request):
         description="A source or a prompt; a list if the source has several parts.", examples=["Return a copy of the"]
     )
     stream: bool = Field(False, description="Send server-sent events: pieces of the text as they become final.")
+    truncate: bool = Field(False, description="Read only a part of a text that is too long; otherwise it is refused.")
     max_length: int | None = Field(None, ge=1, le=LONGEST_OUTPUT, description="Maximum number of tokens.")
     min_length: int | None = Field(None, ge=0, le=LONGEST_OUTPUT, description="Minimum number of tokens.")
     beams: int | None = Field(None, ge=1, le=MOST_TEXTS_OUT, description="Beam size; 1 is greedy.")
@@ -64,7 +65,7 @@ class GenerateRequest(Request):
 
     def decoding(self) -> dict[str, Any]:
         """The given settings of `decoding`."""
-        return self.model_dump(exclude={"text", "stream"}, exclude_none=True)
+        return self.model_dump(exclude={"text", "stream", "truncate"}, exclude_none=True)
 
 
 class PredictRequest(Request):

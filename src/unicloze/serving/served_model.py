@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.decoding.embed import embed
-from unicloze.decoding.generate import Candidate, Part, candidate_of, stream_text
+from unicloze.decoding.generate import Candidate, Continuation, Part, Spelling, candidate_of, stream_text
 from unicloze.decoding.infill import FillResult, ToFill, fill_together, filled_row, ready_to_fill
 from unicloze.decoding.inputs import longest_text
 from unicloze.decoding.likelihood import TextScore, defines, score
-from unicloze.decoding.model_format import find_generation_format
-from unicloze.decoding.steppers import generates
+from unicloze.decoding.model_format import find_generation_format, generation_format_of
+from unicloze.decoding.steppers import generates, positions_of
 from unicloze.decoding.uses import place_of
 from unicloze.errors import UsageError
 from unicloze.finetuning.generate_for_records import parts_for_records
@@ -30,6 +30,7 @@ from unicloze.report.fed import groups_in_words
 from unicloze.report.picture import draw_mask
 from unicloze.report.sentences import example_texts
 from unicloze.settings import Order, Pooling
+from unicloze.tasks import generation
 from unicloze.tasks.raw_texts import roles_of
 from unicloze.tasks.task import Prediction
 from unicloze.training.loading import LoadedModel
@@ -117,6 +118,15 @@ class ServedModel:
         """Number of tokens of some texts."""
         return sum(map(len, self.model.tokenizer.encode_batch(texts)))
 
+    def count_spelled(self, candidate: Candidate, characters: int) -> int:
+        """Number of tokens that spell the beginning of a generated text."""
+        if characters == len(candidate.text):
+            return len(candidate.tokens)
+        texts = (self.model.tokenizer.decode(candidate.tokens[:count]) for count in range(len(candidate.tokens)))
+        asked = len("".join(candidate.text[:characters].split()))
+        found = (count for count, text in enumerate(texts) if len("".join(text.split())) >= asked)
+        return next(found, len(candidate.tokens))
+
     def beginning(self, text: str) -> str:
         """The part of a text that it reads at once."""
         ((ids, offsets),) = self.model.tokenizer.encode_batch_with_offsets([text])
@@ -183,10 +193,16 @@ class ServedModel:
 
 
 def write(model: LoadedModel, records: Sequence[Record]) -> Generator[None, None, list[list[Candidate]]]:
-    """Generate for each record, one token per step; the model is one that `ServedModel.writer` returns."""
+    """Generate for each record, one token per step; the model is one that `ServedModel.writer` returns.
+
+    Drawn texts depend on the seed and the record alone; equal records draw different texts.
+    """
     found: list[list[Candidate]] = []
-    for part in parts_for_records(model, records):
-        found += [[candidate_of(one, model.tokenizer) for one in hypotheses] for hypotheses in part.results]
+    before = [records[:number].count(record) for number, record in enumerate(records)]
+    for part in parts_for_records(model, records, draws=before):
+        for hypotheses in part.results:
+            spelling = _spelling(model, records[len(found)])
+            found.append([candidate_of(one, spelling) for one in hypotheses])
         yield None
     return found
 
@@ -194,14 +210,31 @@ def write(model: LoadedModel, records: Sequence[Record]) -> Generator[None, None
 def stream(model: LoadedModel, record: Record) -> Generator[str, None, list[Candidate]]:
     """Generate for a record; yields pieces of the text as they become final."""
     results: list[Candidate] = []
+    spelling = _spelling(model, record)
 
     def watched() -> Iterator[Part]:
         for part in parts_for_records(model, [record]):
-            results.extend(candidate_of(hypotheses[0], model.tokenizer) for hypotheses in part.results)
+            results.extend(candidate_of(hypotheses[0], spelling) for hypotheses in part.results)
             yield part
 
-    yield from stream_text(watched(), model.tokenizer)
+    yield from stream_text(watched(), spelling)
     return results
+
+
+def _spelling(model: LoadedModel, record: Record) -> Spelling:
+    """Spells the text of a record: one that continues a prompt can be appended to it."""
+    if model.recipe.task.kind:
+        return model.tokenizer
+    return Continuation(model.tokenizer, record.text(model.recipe.task, model.recipe.generation.source[0]))
+
+
+def room_for_source(model: LoadedModel) -> int:
+    """Tokens of a source, separators of its parts included, that a model returned by `ServedModel.writer` reads."""
+    layout = generation_format_of(model.recipe, model.tokenizer.vocabulary)
+    room = layout.room(positions_of(model.model), model.recipe.decoding.max_length) - len(layout.row([]))
+    if model.recipe.task.kind:
+        room = min(room, generation.room(model.recipe)[0] - generation.SOURCE_SPECIALS)
+    return max(0, room)
 
 
 def _abilities(model: LoadedModel) -> Iterator[str]:

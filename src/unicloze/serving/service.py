@@ -15,7 +15,7 @@ from unicloze.decoding.generate import Candidate
 from unicloze.decoding.likelihood import TextScore
 from unicloze.serving.batching import Batcher
 from unicloze.serving.limits import Limits, Refused, check_texts
-from unicloze.serving.served_model import Blanks, FilledBlanks, ServedModel, stream, write
+from unicloze.serving.served_model import Blanks, FilledBlanks, ServedModel, room_for_source, stream, write
 from unicloze.settings import Order, Pooling
 from unicloze.tasks.task import Prediction
 from unicloze.training.loading import LoadedModel
@@ -115,34 +115,63 @@ class Service:
         kinds = frozenset(len(record.fields) for record in records)
         return await self.batcher.ask(("predict", kinds), records, self.model.predict)
 
-    async def write(self, sources: Sequence[str | Sequence[str]], decoding: Mapping[str, Any]) -> list[list[Candidate]]:
-        """Generated texts for each source, with settings of `decoding`."""
-        model = self._writer(sources, decoding)
+    async def write(
+        self, sources: Sequence[str | Sequence[str]], decoding: Mapping[str, Any], *, truncate: bool = False
+    ) -> list[list[Candidate]]:
+        """Generated texts for each source, with settings of `decoding`.
+
+        Args:
+            sources: The sources.
+            decoding: The settings.
+            truncate: Read only a part of a source that is too long; otherwise it is refused.
+
+        Raises:
+            Refused: The request exceeds a limit, or the model cannot generate.
+            UsageError: A setting is invalid.
+        """
+        model = self._writer(sources, decoding, truncate=truncate)
         records = [self.model.record(source) for source in sources]
-        # A drawn text depends on the index of its source, so requests that draw are computed alone.
+        # What a text draws depends on the equal sources of its request, so requests that draw are computed alone.
         key = object() if model.recipe.decoding.sample else ("write", repr(dataclasses.astuple(model.recipe.decoding)))
         return await self.batcher.ask(key, records, partial(write, model), stepwise=True)
 
-    def stream(self, source: str | Sequence[str], decoding: Mapping[str, Any]) -> AsyncIterator[str | Candidate]:
-        """The pieces of a generated text as they become final, then the whole text.
+    def stream(
+        self, source: str | Sequence[str], decoding: Mapping[str, Any], *, truncate: bool = False
+    ) -> AsyncIterator[str | Candidate]:
+        """The pieces of a generated text as they become final, then the whole text; see `write`.
 
         Raises:
             Refused: The request exceeds a limit, or the model cannot generate.
             UsageError: A setting is invalid, or asks for several texts.
         """
-        model = self._writer([source], decoding)
+        model = self._writer([source], decoding, truncate=truncate)
         if model.recipe.decoding.num_results > 1:
             raise Refused(422, "Only one text can be streamed: ask for one, or do not stream.")
         record = self.model.record(source)
         return self.batcher.stream(record, lambda records: stream(model, records[0]))
 
-    def _writer(self, sources: Sequence[str | Sequence[str]], decoding: Mapping[str, Any]) -> LoadedModel:
+    def _writer(
+        self, sources: Sequence[str | Sequence[str]], decoding: Mapping[str, Any], *, truncate: bool
+    ) -> LoadedModel:
         self.need("generate")
         check_texts(_parts(sources), self.limits.texts, self.limits.careful_characters)
         settings = dict(decoding)
         if settings.get("sample") and settings.get("seed") is None:
             settings["seed"] = secrets.randbelow(1 << 31)
-        return self.model.writer(settings)
+        model = self.model.writer(settings)
+        if not truncate:
+            room, longest = room_for_source(model), model.recipe.decoding.max_length
+            for source in sources:
+                parts = _parts([source])
+                count = self.model.count_tokens(parts) + len(parts) - 1
+                if count > room:
+                    raise Refused(
+                        400,
+                        f"The model reads and writes {room + longest} tokens at most, but the text has {count} and up to "
+                        f"{longest} are to be written: shorten the text, or ask for fewer tokens.",
+                        code="context_length_exceeded",
+                    )
+        return model
 
 
 def _parts(sources: Sequence[str | Sequence[str]]) -> list[str]:

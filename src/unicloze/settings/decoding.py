@@ -37,6 +37,7 @@ class DecodingSettings:
         length_penalty: Exponent alpha of GNMT's length penalty: hypotheses are compared by log p / ((5 + n) / 6)^alpha, where
             n counts their tokens with [EOS] (Wu et al. 2016, Section 7).
         no_repeat_ngram: No sequence of this many tokens occurs twice in a text; 0 allows repeats. The source does not count.
+            `generate` and `serve` use 3 for a pre-trained model of fewer than 50 million weights unless it is given.
         may_repeat: Tokens, as spelled in the vocabulary; a sequence that contains one of them may repeat.
         early_stop: Beam search of a source ends once no hypothesis can beat the worst one to return (`exact`: the same
             results as a full search), or once `beams` hypotheses have ended (`first`).
