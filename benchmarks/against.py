@@ -2,6 +2,7 @@
 
     git worktree add ../old COMMIT
     python benchmarks/against.py ../old . [--what pretrain_step decode embed help] [--pairs 20] [--json FILE]
+        [--toy]
 
 Each checkout has separate processes, which import its `src` and do the work defined in its `benchmarks/`. A pair is one
 piece of work by each, the old one first in every other pair, so that drift of the machine affects both equally. Processes
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import resource
 import subprocess
@@ -34,8 +34,10 @@ from typing import Any
 
 import numpy as np
 
-SHAPE = dict(hidden_size=384, num_layers=6, num_heads=6, intermediate_size=1536)
-COMMON = dict(kind="ours", shape=SHAPE, precision="fp32", device="cpu")
+import frame
+
+SHAPE: dict[str, Any] = dict(hidden_size=384, num_layers=6, num_heads=6, intermediate_size=1536)
+COMMON: dict[str, Any] = dict(kind="ours", shape=SHAPE, precision="fp32", device="cpu")
 WORK: dict[str, tuple[str, dict[str, Any]]] = {
     "pretrain_step": (
         "pretrain_step.py",
@@ -90,62 +92,26 @@ def help_text() -> Callable[[], float]:
 def worker(spec: dict[str, Any]) -> None:
     """Worker process: does the work once per line it reads, and answers with the seconds."""
     work = {"embed": embed, "help": help_text}[spec["kind"]]()
-    print(json.dumps({}), flush=True)
-    for _ in sys.stdin:
-        print(json.dumps({"seconds": work()}), flush=True)
+    frame.answer_lines(lambda _number, _line: {"seconds": work()}, {})
 
 
-class Worker:
-    """A worker process of a checkout.
-
-    Args:
-        checkout: Folder with `src` and `benchmarks`; if it lacks the script, the one next to this file is used.
-        script: Name of the script.
-        spec: Specification of the worker's task.
-    """
-
-    def __init__(self, checkout: Path, script: str, spec: dict[str, Any]) -> None:
-        own = checkout / "benchmarks" / script
-        command = [sys.executable, str(own if own.is_file() else HERE / script), "--worker", json.dumps(spec)]
-        environment = os.environ | {"PYTHONPATH": str(checkout / "src")}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout
-        )
-        self._answer()
-
-    def seconds(self) -> float:
-        """Time of one piece of work."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("work\n")
-        self._process.stdin.flush()
-        return float(self._answer()["seconds"])
-
-    def stop(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> dict[str, float]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a worker ended with exit code {self._process.wait()}; its error is above")
-        answer: dict[str, float] = json.loads(line)
-        return answer
+def worker_of(checkout: Path, script: str, spec: dict[str, Any]) -> frame.Worker:
+    """A worker of a checkout, which has `src` and `benchmarks`; a script it lacks is the one next to this file."""
+    own = checkout / "benchmarks" / script
+    return frame.Worker(own if own.is_file() else HERE / script, spec, checkout=checkout)
 
 
 def measure(what: str, checkouts: list[Path], options: argparse.Namespace) -> list[list[float]]:
     """Seconds of the old and of the new checkout, pair by pair."""
     pairs: list[list[float]] = []
     while len(pairs) < options.pairs:
-        workers = [Worker(checkout, *WORK[what]) for checkout in checkouts]
+        workers = [worker_of(checkout, *WORK[what]) for checkout in checkouts]
         for _ in range(options.warmup):
             for each in workers:
-                each.seconds()
+                each.ask()
         for _ in range(min(options.restart, options.pairs - len(pairs))):
             order = (0, 1) if len(pairs) % 2 == 0 else (1, 0)
-            taken = {side: workers[side].seconds() for side in order}
+            taken = {side: workers[side].ask()["seconds"] for side in order}
             pairs.append([taken[0], taken[1]])
         for each in workers:
             each.stop()
@@ -171,16 +137,15 @@ def main() -> int:
     Returns:
         0 if the new checkout is as fast, otherwise 1.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("checkouts", metavar="CHECKOUT", nargs="*", type=Path, help="the old one and the new one")
     parser.add_argument("--what", nargs="+", choices=WORK, default=list(WORK), metavar="WORK", help=", ".join(WORK))
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--restart", type=int, default=5, help="pairs after which processes are restarted (default: 5)")
     parser.add_argument("--warmup", type=int, default=1, help="pieces of work of a new process that are not counted")
     parser.add_argument("--limit", type=float, default=1.05)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = frame.parsed(parser, "--what help --pairs 2 --warmup 0")
     if options.worker is not None:
         worker(options.worker)
         return 0
@@ -199,8 +164,7 @@ def main() -> int:
             f"{low:.3f} to {high:.3f}{'' if found['holds'] else f', not below {options.limit}'}"
         )
     print(f"{options.pairs} pairs each, in {time.perf_counter() - start:.0f} seconds")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    frame.write(results, options.json)
     return int(not all(found["holds"] for found in results.values()))
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import yaml
 
+import frame
 from unicloze import verbs
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import predict
@@ -100,14 +101,13 @@ def trained(start: Path, folder: Path, out: str, settings: Mapping[str, Any]) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--train", required=True, type=Path)
     parser.add_argument("--test", type=Path)
     for name, default in (("labelled", 500), ("seeds", 3), ("hidden", 128), ("cells", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--embedding", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, default=4000)
-    parser.add_argument("--json", type=Path)
     options, extra = parser.parse_known_args()
     settings = parse_options(extra)
     named = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
@@ -133,8 +133,7 @@ def main() -> None:
     spread = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
     found |= {"mean": arms, "gain": statistics.fmean(gains), "standard error of the gain": spread}
     print(json.dumps({key: found[key] for key in ("sentences", "mean", "gain", "standard error of the gain")}))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    frame.write(found, options.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compares beam search here with Transformers' `generate`, side by side in one run on one machine.
 
     python benchmarks/decode.py [--precision bf16|fp32] [--device cpu|cuda] [--size base|small] [--json FILE]
-        [--batch N] [--beams N] [--source N] [--target N] [--rounds N] [--only NAME ...]
+        [--batch N] [--beams N] [--source N] [--target N] [--rounds N] [--only NAME ...] [--toy]
 
 Weights are random and the target's length is forced, so every contender does the same number of steps. Each is a separate
 process; they generate a whole batch in turn (A B C A B C ...), so that drift of the machine affects all equally, and return
@@ -27,14 +27,13 @@ import ctypes
 import gc
 import json
 import platform
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import frame
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": dict(
@@ -51,6 +50,7 @@ SIZES: dict[str, dict[str, Any]] = {
         beams=5,
         batch=8,
     ),
+    "toy": dict(shape=dict(hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128)),
 }  # fmt: skip
 VOCABULARY = 30522
 SPECIAL = 7
@@ -93,7 +93,7 @@ def built(spec: dict[str, Any], predicts: str) -> tuple[Any, Any]:
     from unicloze.settings import ModelSettings
 
     pseudo = predicts == "pseudo"
-    as_gpt2 = dict(
+    as_gpt2: dict[str, Any] = dict(
         norm="pre", num_segments=0, relative_bias=False, head="linear", head_bias=False, activation="gelu_tanh"
     )
     settings = ModelSettings(**spec["shape"], **({} if pseudo else as_gpt2))
@@ -152,11 +152,12 @@ def gpt2(spec: dict[str, Any]) -> Run:
     import transformers
 
     shape = spec["shape"]
-    config = transformers.GPT2Config(
+    config: Any = transformers.GPT2Config(
         vocab_size=VOCABULARY, n_positions=spec["source"] + spec["target"] + 8, n_embd=shape["hidden_size"],
         n_layer=shape["num_layers"], n_head=shape["num_heads"], n_inner=shape["intermediate_size"], bos_token_id=SOS,
-        eos_token_id=EOS, pad_token_id=PAD, attn_implementation=spec["attention"],
+        eos_token_id=EOS, pad_token_id=PAD,
     )  # fmt: skip
+    config._attn_implementation = spec["attention"]
     torch.manual_seed(0)
     model = prepared(transformers.GPT2LMHeadModel(config), spec)
     given = torch.from_numpy(sources(spec)).to(spec["device"])
@@ -176,13 +177,14 @@ def bart(spec: dict[str, Any]) -> Run:
 
     shape = spec["shape"]
     half = shape["num_layers"] // 2
-    config = transformers.BartConfig(
+    config: Any = transformers.BartConfig(
         vocab_size=VOCABULARY, max_position_embeddings=spec["source"] + spec["target"] + 8, d_model=shape["hidden_size"],
         encoder_layers=half, decoder_layers=half, encoder_attention_heads=shape["num_heads"],
         decoder_attention_heads=shape["num_heads"], encoder_ffn_dim=shape["intermediate_size"],
         decoder_ffn_dim=shape["intermediate_size"], bos_token_id=SOS, eos_token_id=EOS, pad_token_id=PAD,
-        decoder_start_token_id=SOS, forced_eos_token_id=None, attn_implementation=spec["attention"],
+        decoder_start_token_id=SOS, forced_eos_token_id=None,
     )  # fmt: skip
+    config._attn_implementation = spec["attention"]
     torch.manual_seed(0)
     model = prepared(transformers.BartForConditionalGeneration(config), spec)
     given = torch.from_numpy(sources(spec)).to(spec["device"])
@@ -278,8 +280,8 @@ def work(spec: dict[str, Any]) -> None:
     import torch
 
     run = {"ours": ours, "gpt2": gpt2, "bart": bart, "reprojecting": reprojecting}[spec["kind"]](spec)
-    print(json.dumps({}), flush=True)
-    for _ in sys.stdin:
+
+    def timed(_number: int, _line: str) -> dict[str, float]:
         seconds = []
         for target in (1, spec["target"]):
             start = time.perf_counter()
@@ -287,45 +289,32 @@ def work(spec: dict[str, Any]) -> None:
             if spec["device"] == "cuda":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        if spec["device"] == "cuda":
-            peak = torch.cuda.max_memory_allocated() / 2**20
+        peak = frame.peak_mb(spec["device"])
         give_back()
-        print(json.dumps({"first_seconds": seconds[0], "seconds": seconds[1], "peak_mb": peak}), flush=True)
+        return {"first_seconds": seconds[0], "seconds": seconds[1], "peak_mb": peak}
+
+    frame.answer_lines(timed, {})
 
 
 def measure(names: list[str], common: dict[str, Any], *, warmup: int, rounds: int) -> dict[str, dict[str, float]]:
     """Medians of some contenders, run interleaved."""
-    workers = {}
-    for name in names:
-        command = [sys.executable, __file__, "--worker", json.dumps(CONTENDERS[name] | common)]
-        workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        json.loads(workers[name].stdout.readline())  # type: ignore[union-attr]
-    answers: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
-    for _ in range(warmup + rounds):
-        for name, worker in workers.items():
-            worker.stdin.write("run\n")  # type: ignore[union-attr]
-            worker.stdin.flush()  # type: ignore[union-attr]
-            answers[name].append(json.loads(worker.stdout.readline()))  # type: ignore[union-attr]
+    workers = {name: frame.Worker(Path(__file__), CONTENDERS[name] | common) for name in names}
     results = {}
-    for name, worker in workers.items():
-        worker.stdin.close()  # type: ignore[union-attr]
-        worker.wait()
-        counted = answers[name][warmup:]
+    for name, counted in frame.answers_in_turn(workers, warmup=warmup, rounds=rounds).items():
         seconds = statistics.median(answer["seconds"] for answer in counted)
         steps = statistics.median(answer["seconds"] - answer["first_seconds"] for answer in counted)
         results[name] = {
             "seconds": seconds,
             "ms_per_step": 1000 * steps / (common["target"] - 1),
             "samples_per_second": common["batch"] / seconds,
-            "peak_mb": answers[name][-1]["peak_mb"],
+            "peak_mb": counted[-1]["peak_mb"],
         }
     return results
 
 
 def main() -> None:
     """Measure, print a table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--size", choices=list(SIZES), default="small")
@@ -334,9 +323,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = frame.parsed(
+        parser, "--size toy --precision fp32 --rounds 1 --warmup 0 --batch 1 --beams 2 --source 8 --target 4"
+    )
     if options.worker is not None:
         work(options.worker)
         return
@@ -359,9 +349,7 @@ def main() -> None:
         )
     for name, ratio in ratios.items():
         print(f"  {name:<36} {ratio['ms_per_step']:.2f} per step, {ratio['seconds']:.2f} in total")
-    if options.json:
-        report = common | {"size": options.size, "results": results, "ratios": ratios}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    frame.write(common | {"size": options.size, "results": results, "ratios": ratios}, options.json)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import frame
 from unicloze import verbs
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import predict
@@ -162,7 +163,7 @@ def summary(found: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--text", required=True, nargs="+", type=Path)
     parser.add_argument("--train", required=True, type=Path)
     parser.add_argument("--test", type=Path)
@@ -173,7 +174,6 @@ def main() -> None:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--quiet", action="store_true")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     start, about = pretrained(options)
@@ -192,10 +192,9 @@ def main() -> None:
         print(f"{system:15} {row['mean']:6.2f}  {row['difference']:+6.2f} +- {row['spread']:.2f}")
     settings = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
     settings |= {"text": [path.name for path in options.text]}
-    results = {"settings": settings, "pre-training": about, "table": table}
+    results: dict[str, Any] = {"settings": settings, "pre-training": about, "table": table}
     results["cpu seconds of taggers"] = time.process_time() - started
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    frame.write(results, options.json)
 
 
 if __name__ == "__main__":

@@ -80,12 +80,13 @@ def main() -> None:
         for task in asked.tasks:
             train, test, header = FILES[task]
             counts = {"train": (train, asked.records), "test": (test, asked.test_records)}
-            files[task] = tuple(
+            parts = [
                 evenly_spaced(
                     asked.glue / source, Path(name, f"{task}-{side}{Path(source).suffixes[0]}"), count, header=header
                 )
                 for side, (source, count) in counts.items()
-            )
+            ]
+            files[task] = parts[0], parts[1]
         for seed, task, system, rate in itertools.product(range(asked.seeds), asked.tasks, asked.systems, asked.rates):
             settings = {
                 **COMMON, **SYSTEMS[system], "finetuning.epochs": asked.epochs, "training.seed": seed,

@@ -1,7 +1,7 @@
 """Compares fine-tuning with Transformers' AutoModelForSequenceClassification: same model, records, settings and seeds.
 
     python benchmarks/finetune.py --task glue-sst-2 --model DIR --train FILE --test FILE [--seeds 5] [--first-seed 0]
-        [--json FILE] [--peer tuned|default|none] [--limit N] [dotted settings]
+        [--json FILE] [--toy] [--peer tuned|default|none] [--limit N] [dotted settings]
 
 DIR is a Hugging Face folder of a BERT-shaped model; the peer predicts from its first slot, so a folder with other pooling
 needs `--task.pooling first`. Each run is a separate process; the two contenders take turns, seed by seed, alternating which
@@ -24,6 +24,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import frame
 
 
 class Clock(NamedTuple):
@@ -58,8 +60,8 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.finetuning.task_model import load_task_model
     from unicloze.interop.opening import open_model
     from unicloze.recipes import load_recipe
-    from unicloze.records import read_records
     from unicloze.records.record import Record
+    from unicloze.tasks.several import records_of
     from unicloze.training import process
     from unicloze.training.loading import load_model
     from unicloze.training.loop import fit
@@ -84,10 +86,10 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
         return result
 
     def first_records(*arguments: Any) -> list[Record]:
-        return read_records(*arguments)[: spec["limit"]]
+        return records_of(*arguments)[: spec["limit"]]
 
-    process.fit = timed
-    room.read_records = first_records
+    vars(process)["fit"] = timed
+    vars(room)["records_of"] = first_records
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         room.finetune_run(recipe, start, Path(spec["train"]), None, out, progress=False)
@@ -124,7 +126,9 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.finetuning.run import with_steps
     from unicloze.recipes import load_recipe
     from unicloze.records import read_records
+    from unicloze.settings import chosen
     from unicloze.tasks import TASKS
+    from unicloze.tasks.groups import Labelled
     from unicloze.training.optimizers import schedule_factor
     from unicloze.training.precision import choose_precision
 
@@ -136,7 +140,7 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     test = read_records(Path(spec["test"]), task)
     task = TASKS[task.kind].resolve(task, train)
     regression = task.kind == "regression"
-    labels = task.labels or []
+    labels = (task.labels or []) if isinstance(task, Labelled) else []
     tokenizer = AutoTokenizer.from_pretrained(spec["model"])
     own = {"hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout"}
     rates = {key: getattr(recipe.model, name) for key, name in own.items() if f"model.{name}" in spec["settings"]}
@@ -161,7 +165,7 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     others = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=training.learning_rate, betas=training.betas, eps=training.epsilon, fused=True,
+        lr=chosen(training.learning_rate), betas=training.betas, eps=training.epsilon, fused=True,
     )  # fmt: skip
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule_factor(step, training))
 
@@ -175,12 +179,12 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
             np.arange(len(rows)), len(rows), keyed.key(spec["seed"], keyed.Purpose.RECORD_ORDER, epoch)[0]
         )
         epoch += 1
-        for chosen in torch.from_numpy(shuffled).split(training.batch_size):
+        for rows_of_batch in torch.from_numpy(shuffled).split(training.batch_size):
             if done == training.steps:
                 break
-            batch = tokenizer.pad([rows[int(i)] for i in chosen], return_tensors="pt")
+            batch = tokenizer.pad([rows[int(i)] for i in rows_of_batch], return_tensors="pt")
             with autocast():
-                loss = model(**batch, labels=answers[chosen]).loss
+                loss = model(**batch, labels=answers[rows_of_batch]).loss
             loss.backward()
             if training.clip_norm:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
@@ -225,7 +229,7 @@ def compared(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--task", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--train", required=True)
@@ -234,9 +238,8 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--peer", choices=("tuned", "default", "none"), default="tuned")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options, extra = parser.parse_known_args()
+    options, extra = frame.parsed_known(parser, "--seeds 1 --limit 8")
     if options.worker:
         spec = json.loads(options.worker)
         print(json.dumps((ours if spec["who"] == "ours" else peer)(spec)))
@@ -262,9 +265,8 @@ def main() -> None:
             print(f"seed {seed}, {who}: {runs[who][-1]}", file=sys.stderr, flush=True)
     summary = compared(runs)
     print(json.dumps(summary, indent=1))
-    if options.json:
-        about = {"task": options.task, "settings": settings, "peer": options.peer, "limit": options.limit}
-        options.json.write_text(json.dumps({**about, "summary": summary, "runs": runs}, indent=1) + "\n")
+    about = {"task": options.task, "settings": settings, "peer": options.peer, "limit": options.limit}
+    frame.write({**about, "summary": summary, "runs": runs}, options.json)
 
 
 if __name__ == "__main__":

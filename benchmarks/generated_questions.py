@@ -18,7 +18,6 @@ that was never trained to fill masks is fine-tuned without the paper's auxiliary
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import re
@@ -31,11 +30,13 @@ from typing import Any
 
 import numpy as np
 
+import frame
 from unicloze import keyed, verbs
 from unicloze.digest import digest
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.squad import squad
 from unicloze.files import replace_file
+from unicloze.finetuning.seeds import FinetuneSummary
 from unicloze.recipes import parse_options
 from unicloze.training.loading import LoadedModel
 
@@ -261,7 +262,9 @@ class Table9:
         dev: Path | None = None,
     ) -> None:
         out = self.out / name
-        step = verbs.finetune(task, start, train, dev, out, quiet=True, overrides=settings).runs[0]
+        summary = verbs.finetune(task, start, train, dev, out, quiet=True, overrides=settings)
+        assert isinstance(summary, FinetuneSummary)
+        step = summary.runs[0]
         if step.stopped_by:
             raise SystemExit(128 + step.stopped_by)
 
@@ -318,12 +321,11 @@ def verdict(results: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--model", required=True)
     for name in ("squad1", "squad2", "out"):
         parser.add_argument(f"--{name}", required=True, type=Path)
     parser.add_argument("--texts", required=True, type=Path, nargs="+")
-    parser.add_argument("--json", type=Path)
     for name, default in (("passages", 2000), ("answers", 3), ("seeds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options, extra = parser.parse_known_args()

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -341,7 +342,7 @@ def onnx(own: SimpleNamespace, runs: Path) -> Goldens:
                 yield f"{name}/{what}", [[slot.name, slot.type, [str(size) for size in slot.shape]] for slot in slots]
             for sizes in ({"rows": 2, "slots": 6, "past": 0}, {"rows": 3, "slots": 1, "past": 5}):
                 draw = np.random.default_rng(0)
-                given = {}
+                given: dict[str, Any] = {}
                 for slot in session.get_inputs():
                     shape = [sizes.get(size, size) for size in slot.shape]
                     if "float" in slot.type:
@@ -397,9 +398,8 @@ def make(runs: Path, only: list[str]) -> dict[str, Any]:
     write_material(TASKS)
     timed("training", lambda: train(own, runs))
     for name in only or SECTIONS:
-        values |= {
-            f"{name}/{key}": value for key, value in timed(name, lambda name=name: list(SECTIONS[name](own, runs)))
-        }
+        section = timed(name, functools.partial(lambda each: list(each(own, runs)), SECTIONS[name]))
+        values |= {f"{name}/{key}": value for key, value in section}
     processor = next(
         (line for line in lines_of("/proc/cpuinfo") if line.startswith("model name")), platform.processor()
     )

@@ -1,6 +1,6 @@
 """Fine-tunes a model of 512 positions on rows of 720 source and 48 target tokens: do they fit, and in how much memory?
 
-    python benchmarks/long_rows.py --books books.jsonl.gz [--steps 100] [--width 64] [--batch-size 4] [--json FILE]
+    python benchmarks/long_rows.py --books books.jsonl.gz [--steps 100] [--width 64] [--batch-size 4] [--json FILE] [--toy]
 
 The model has two layers and random weights, so the loss shows that the rows are learned, not how well. The rows are cut from
 the books: a source, and the text that continues it as the target.
@@ -8,7 +8,6 @@ the books: a source, and the text that continues it as the target.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import resource
@@ -17,6 +16,7 @@ import time
 import warnings
 from pathlib import Path
 
+import frame
 from unicloze import verbs
 from unicloze.finetuning.from_scratch import untrained
 from unicloze.recipes import load_recipe
@@ -32,12 +32,11 @@ VOCABULARY, CHARACTERS = 4000, 4_000_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--books", required=True, type=Path)
     for name, default in (("steps", 100), ("width", 64), ("batch-size", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    asked = frame.parsed(parser, "--steps 2 --width 16 --batch-size 1")
     rows = asked.steps * asked.batch_size
     lines = gzip.decompress(asked.books.read_bytes()).decode().splitlines()
     text = " ".join(json.loads(line)["text"] for line in lines)[:CHARACTERS]
@@ -78,8 +77,7 @@ def main() -> None:
         "memory before training, MB": before // 1024, "said": [str(each.message) for each in said],
     }  # fmt: skip
     print(json.dumps(found, indent=1))
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    frame.write(found, asked.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A training step of AWD-LSTM beside bare `nn.LSTM` layers with cross-entropy, and beside fastai's AWD-LSTM.
 
-    python benchmarks/lstm_step.py [--rounds N] [--rows N] [--cells N] [--embedding N] [--vocabulary N] [--json FILE]
+    python benchmarks/lstm_step.py [--rounds N] [--rows N] [--cells N] [--embedding N] [--vocabulary N] [--json FILE] [--toy]
 
 A step is the forward and backward pass of a language model in float32 with a tied output, on the same tokens and with the
 state of the step before. *plain* has no dropout and no penalties; *all* has the paper's dropouts, weight drop and penalties,
@@ -15,12 +15,10 @@ import argparse
 import importlib
 import importlib.util
 import itertools
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import frame
 from unicloze import visibility
 from unicloze.example import Batch, Leading, Memory, TargetBatch
 from unicloze.model.build import build
@@ -153,11 +152,10 @@ def fastai_step(kind: str, tokens: torch.Tensor, asked: argparse.Namespace) -> S
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     for name, default in (("rounds", 10), ("rows", 16), ("cells", 1150), ("embedding", 400), ("vocabulary", 10000)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    asked = frame.parsed(parser, "--rounds 1 --rows 2 --cells 8 --embedding 8 --vocabulary 50")
     tune_allocator()
     torch.manual_seed(0)
     tokens = torch.randint(10, asked.vocabulary, (asked.rows, WINDOW + 1))
@@ -179,10 +177,8 @@ def main() -> None:
         if name == "nn.LSTM" or name == f"fastai, {kind}":
             own = medians[f"unicloze, {kind}"]
             print(f"unicloze, {kind:5} {own:.3f} s; {name:13} {median:.3f} s: {median / own:.2f}")
-    if asked.json:
-        shape = {name: getattr(asked, name) for name in ("rounds", "rows", "cells", "embedding", "vocabulary")}
-        found = {**shape, "threads": torch.get_num_threads(), "processor seconds": medians}
-        asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    shape = {name: getattr(asked, name) for name in ("rounds", "rows", "cells", "embedding", "vocabulary")}
+    frame.write({**shape, "threads": torch.get_num_threads(), "processor seconds": medians}, asked.json)
 
 
 if __name__ == "__main__":

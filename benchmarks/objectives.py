@@ -1,6 +1,6 @@
 """Measures how fast examples are made, including visibility, on one core.
 
-    python benchmarks/objectives.py [--windows 1024] [--objective NAME] [--json FILE]
+    python benchmarks/objectives.py [--windows 1024] [--objective NAME] [--json FILE] [--toy]
 
 Text tokens per second of `unilmv2` for AE and AE+PAR at windows of 128 and 512, over synthetic full windows: the median of
 several calls. With `--objective`, each part of each recipe with that objective instead (`all` for every recipe), at the
@@ -10,23 +10,22 @@ processor time, which other work on the core does not affect.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+import frame
 from unicloze import keyed
 from unicloze.mixtures import parts
 from unicloze.objectives import OBJECTIVES, make_examples, settings_of
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.settings import ObjectiveSettings
+from unicloze.text.boundaries import Boundaries
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.allocator import tune_allocator
@@ -34,7 +33,8 @@ from unicloze.training.allocator import tune_allocator
 VOCABULARY = Vocabulary(
     size=30522, pad=0, unk=2, sos=3, eos=4, mask=5, pseudo=6,
     special=np.arange(107, dtype=np.int32), ordinary=np.arange(107, 30522, dtype=np.int32),
-    extra=np.arange(7, 107, dtype=np.int32), continues=np.arange(30522) % 4 == 0, ends_sentence=np.arange(30522) % 20 == 0,
+    extra=np.arange(7, 107, dtype=np.int32), boundaries=Boundaries.marked(np.arange(30522) % 4 == 0),
+    ends_sentence=np.arange(30522) % 20 == 0,
 )  # fmt: skip
 
 
@@ -103,19 +103,17 @@ def of_recipes(objective: str, windows: int, repeats: int) -> list[dict[str, Any
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--windows", type=int, default=1024, help="windows per call")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--objective", choices=["all", *OBJECTIVES], help="measure the recipes with this objective")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = frame.parsed(parser, "--windows 16 --repeats 1")
     tune_allocator()
     if options.objective:
         results = of_recipes(options.objective, options.windows, options.repeats)
     else:
         results = of_unilmv2(options.windows, options.repeats)
-    if options.json:
-        options.json.write_text(json.dumps({"windows": options.windows, "results": results}, indent=1) + "\n")
+    frame.write({"windows": options.windows, "results": results}, options.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compares training steps whose rows a thread makes ahead with steps that make their own: wall and processor time.
 
     python benchmarks/prefetch.py [--recipe NAME] [--corpus FILES ...] [--window N] [--batch N] [--only cpu|device]
-        [--steps N] [--rounds N] [--json FILE]
+        [--steps N] [--rounds N] [--json FILE] [--toy]
 
 Both take turns on one model, for some steps each, with one torch thread. `cpu` computes the step here. `device` waits
 instead, for as long as the rows of a step take to make, as for an accelerator that is as fast as this processor makes rows.
@@ -11,7 +11,6 @@ a turn are counted too, so `--steps` should be many.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import statistics
@@ -20,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import frame
 
 
 class InTurn:
@@ -36,7 +37,7 @@ class InTurn:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--corpus", nargs="*")
     parser.add_argument("--window", type=int)
@@ -44,15 +45,14 @@ def main() -> None:
     parser.add_argument("--only", choices=["cpu", "device"])
     parser.add_argument("--steps", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = frame.parsed(parser, "--steps 2 --rounds 1 --window 32 --batch 2")
     import torch
 
     from unicloze.cores import usable_cores
     from unicloze.pretraining.data import build_sampler
     from unicloze.recipes import load_recipe
     from unicloze.text.prepare import prepare_data
-    from unicloze.training import loop
+    from unicloze.training import loop, prefetch
     from unicloze.training.allocator import tune_allocator
     from unicloze.training.batches import training_steps
     from unicloze.training.loading import ready_model
@@ -73,10 +73,10 @@ def main() -> None:
             log=lambda *_: None, evaluate=lambda _: False, save=lambda _: None, describe=lambda _: "the corpus"
         )
         compute = loop.Compute(device=device, precision="fp32")
-        end, threaded, computed = recipe.training.steps, loop.Prefetch, loop.accumulate_gradients
+        end, threaded, computed = recipe.training.steps, prefetch.Prefetch, loop.accumulate_gradients
 
         def segment(kind: Any) -> tuple[float, float]:
-            loop.Prefetch = kind
+            vars(loop)["Prefetch"] = kind
             until = dataclasses.replace(recipe.training, steps=state.step + arguments.steps, save_every=0)
             begun = time.perf_counter(), time.process_time()
             loop.fit(state, training_steps(recipe, lambda _: sampler, state.step), until, compute, hooks)
@@ -113,8 +113,7 @@ def main() -> None:
         chosen = {kind: with_loop(*how) for kind, how in kinds.items() if arguments.only in (None, kind)}
         results = {"cores": usable_cores(), "rows_ms": 1000 * made, **chosen}
     print(json.dumps(results, indent=1))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    frame.write(results, arguments.json)
 
 
 if __name__ == "__main__":

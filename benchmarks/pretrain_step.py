@@ -1,6 +1,6 @@
 """Compares a training step with Transformers' BertForMaskedLM, side by side in one run on one machine.
 
-    python benchmarks/pretrain_step.py [--precision bf16|fp32] [--device cpu|cuda] [--size small|base] [--json FILE]
+    python benchmarks/pretrain_step.py [--precision bf16|fp32] [--device cpu|cuda] [--size small|base] [--json FILE] [--toy]
 
 Every contender is a separate process and does one step in turn (A B C A B C ...), so that drift of the machine affects all
 equally; medians are compared. A step is examples (here), forward, backward, fused AdamW. The peer gets its masked input and
@@ -18,18 +18,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import frame
+
 SIZES = {
     "small": (dict(hidden_size=384, num_layers=6, num_heads=6, intermediate_size=1536), ((128, 32), (512, 8))),
     "base": (dict(hidden_size=768, num_layers=12, num_heads=12, intermediate_size=3072), ((512, 32),)),
+    "toy": (dict(hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128), ((32, 4),)),
 }
 CONTENDERS: tuple[dict[str, dict[str, Any]], ...] = (
     {
@@ -95,12 +95,12 @@ def peer(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
 
     shape, dropout, device = spec["shape"], spec.get("dropout", 0.0), spec["device"]
     eager = spec.get("tuned", True) and device == "cpu"
-    config = transformers.BertConfig(
+    config: Any = transformers.BertConfig(
         vocab_size=30522, hidden_size=shape["hidden_size"], num_hidden_layers=shape["num_layers"],
         num_attention_heads=shape["num_heads"], intermediate_size=shape["intermediate_size"],
         max_position_embeddings=spec["window"], hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-        attn_implementation="eager" if eager else "sdpa",
     )  # fmt: skip
+    config._attn_implementation = "eager" if eager else "sdpa"
     torch.manual_seed(0)
     model = transformers.BertForMaskedLM(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -144,43 +144,27 @@ def work(spec: dict[str, Any]) -> None:
     import torch
 
     step, facts = {"ours": ours, "peer": peer, "product": product}[spec["kind"]](spec)
-    print(json.dumps(facts), flush=True)
-    for number, _ in enumerate(sys.stdin):
+
+    def timed(number: int, _line: str) -> dict[str, float]:
         start = time.perf_counter()
         step(number)
         if spec["device"] == "cuda":
             torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        if spec["device"] == "cuda":
-            peak = torch.cuda.max_memory_allocated() / 2**20
-        print(json.dumps({"seconds": seconds, "peak_mb": peak}), flush=True)
+        return {"seconds": time.perf_counter() - start, "peak_mb": frame.peak_mb(spec["device"])}
+
+    frame.answer_lines(timed, facts)
 
 
 def measure(
     contenders: dict[str, dict[str, Any]], shape: dict[str, int], window: int, batch: int, options: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
     """Medians of some contenders, run interleaved."""
-    workers, facts = {}, {}
-    for name, contender in contenders.items():
-        spec = contender | dict(
-            shape=shape, window=window, batch=batch, precision=options.precision, device=options.device
-        )
-        command = [sys.executable, __file__, "--worker", json.dumps(spec)]
-        workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        facts[name] = json.loads(workers[name].stdout.readline())  # type: ignore[union-attr]
-    answers: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
-    for _ in range(options.warmup + options.rounds):
-        for name, worker in workers.items():
-            worker.stdin.write("step\n")  # type: ignore[union-attr]
-            worker.stdin.flush()  # type: ignore[union-attr]
-            answers[name].append(json.loads(worker.stdout.readline()))  # type: ignore[union-attr]
+    common = dict(shape=shape, window=window, batch=batch, precision=options.precision, device=options.device)
+    workers = {name: frame.Worker(Path(__file__), contender | common) for name, contender in contenders.items()}
     results = {}
-    for name, worker in workers.items():
-        worker.stdin.close()  # type: ignore[union-attr]
-        worker.wait()
-        seconds = statistics.median(answer["seconds"] for answer in answers[name][options.warmup :])
-        results[name] = facts[name] | {"seconds": seconds, "peak_mb": answers[name][-1]["peak_mb"]}
+    for name, answers in frame.answers_in_turn(workers, warmup=options.warmup, rounds=options.rounds).items():
+        seconds = statistics.median(answer["seconds"] for answer in answers)
+        results[name] = workers[name].facts | {"seconds": seconds, "peak_mb": answers[-1]["peak_mb"]}
         if name != "product":
             results[name]["text_tokens_per_second"] = window * batch / seconds
     peak = results["product"]["flops"] / results["product"]["seconds"]
@@ -205,15 +189,14 @@ def ratios(results: dict[str, dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print a table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--size", choices=list(SIZES), default="small")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = frame.parsed(parser, "--size toy --precision fp32 --rounds 1 --warmup 0")
     if options.worker is not None:
         work(options.worker)
         return
@@ -237,8 +220,7 @@ def main() -> None:
             print(f"{name:<28} {(speed and f'{speed:,.0f}') or '':>14} {result['peak_mb']:>9,.0f} {share:>12}")
         for name, ratio in report["windows"][window]["ratios"].items():
             print(f"  {name:<40} {ratio:.2f}")
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    frame.write(report, options.json)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import frame
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.data import open_records
@@ -117,14 +118,13 @@ def tell(results: Mapping[str, Any], settings: Mapping[str, Any], options: argpa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("task", choices=tuple(TASKS))
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--train", required=True, type=Path)
     parser.add_argument("--test", type=Path)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--test-limit", type=int)
-    parser.add_argument("--json", type=Path)
     options, extra = parser.parse_known_args()
     if options.task != "squad" and options.test is None:
         parser.error(f"{options.task} needs --test")

@@ -1,6 +1,6 @@
 """Compares several processes with one: wall time, processor time and bytes per step.
 
-    python benchmarks/scaling.py [--recipe NAME] [--processes N] [--steps N] [--rounds N] [--json FILE]
+    python benchmarks/scaling.py [--recipe NAME] [--processes N] [--steps N] [--rounds N] [--json FILE] [--toy]
 
 Every process computes with one thread. Each round trains three runs, in a different order: one process whose gradients are
 added one after the other (`leaves` 1), one that adds them in a tree, and several that share the leaves. Then one run is
@@ -24,6 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import frame
 
 WARM_UP = 3
 MICRO_BATCHES = 16
@@ -117,16 +119,15 @@ def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     for hidden in ("--worker", "--out", "--overrides", "--kill"):
         how: dict[str, Any] = {"action": "store_true"} if hidden == "--worker" else {}
         parser.add_argument(hidden, help=argparse.SUPPRESS, **how)
-    arguments = parser.parse_args()
+    arguments = frame.parsed(parser, "--steps 8 --rounds 1")
     if arguments.worker:
         arguments.out, arguments.kill = Path(arguments.out), int(arguments.kill)
         worker(arguments)
@@ -141,8 +142,7 @@ def main() -> None:
         prepare_data(recipe.data, recipe.tokenizer, arguments.data, progress=False)
         found = measure(arguments, Path(place))
     print(json.dumps(found, indent=1))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=1))
+    frame.write(found, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`unicloze serve` over the loopback: throughput, latency, and many requests with bad ones among them.
 
-    python benchmarks/serve.py --model DIR [--requests N] [--seconds S] [--json FILE]
+    python benchmarks/serve.py --model DIR [--requests N] [--seconds S] [--json FILE] [--toy]
 
 DIR is a run, or a Hugging Face model folder. The server is started here as a separate process. Three parts:
 
@@ -15,7 +15,6 @@ DIR is a run, or a Hugging Face model folder. The server is started here as a se
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -32,6 +31,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import frame
 
 WORDS = tuple("the a list of items is empty return value given state and not in to when if an object string".split())  # noqa: SIM905
 TEXTS_PER_REQUEST = 32
@@ -319,7 +320,7 @@ def endurance(port: int, process: int, count: int, tolerance: float) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=2048, help="texts of the throughput")
     parser.add_argument("--seconds", type=float, default=10, help="duration of each rate of the latency")
@@ -328,8 +329,7 @@ def main() -> None:
     parser.add_argument(
         "--precision", help="of the server (default: as it chooses); sentence-transformers computes in fp32"
     )
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    given = frame.parsed(parser, "--texts 8 --seconds 0.5 --requests 20")
     found: dict[str, Any] = {
         "model": given.model.name,
         "precision": given.precision or "as the server chooses",
@@ -346,8 +346,7 @@ def main() -> None:
         ):
             found[name] = part()
             print(f"{name}: {json.dumps(found[name])}", flush=True)
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    frame.write(found, given.json)
 
 
 if __name__ == "__main__":

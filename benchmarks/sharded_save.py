@@ -1,6 +1,6 @@
 """Measures how long a checkpoint stops a sharded run: written in the background, and written before the run goes on.
 
-    python benchmarks/sharded_save.py [--processes 2] [--hidden 256] [--steps 6] [--corpus PATH] [--json FILE]
+    python benchmarks/sharded_save.py [--processes 2] [--hidden 256] [--steps 6] [--corpus PATH] [--json FILE] [--toy]
 
 Both runs train the same model and save at every second step; `stall` is the median time of a save on the slowest process,
 without the first, and `step` that of a step.
@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import frame
 
 
 def worker(out: Path, overrides: dict[str, Any], *, waits: bool) -> None:
@@ -45,7 +47,7 @@ def worker(out: Path, overrides: dict[str, Any], *, waits: bool) -> None:
 
     process.RunProcess.save, process.RunProcess.log = timed, noted  # type: ignore[method-assign]
     if waits:
-        background.Background.start = started  # type: ignore[method-assign]
+        background.Background.start = started  # type: ignore[method-assign, assignment]
     pretrain_run(load_recipe("unilmv2-base", overrides), out, progress=False)
     (out / f"times-{os.environ['RANK']}.json").write_text(json.dumps({"saves": saves, "steps": steps}))
 
@@ -74,16 +76,15 @@ def measure(arguments: argparse.Namespace, out: Path, *, waits: bool) -> dict[st
 
 def main() -> None:
     """Measure both, print, and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--corpus", default="python-docs")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--waits", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = frame.parsed(parser, "--processes 2 --hidden 16 --steps 4")
     if arguments.worker:
         worker(arguments.out, json.loads(arguments.worker), waits=arguments.waits)
         return
@@ -93,8 +94,7 @@ def main() -> None:
         }
     for name, figures in found.items():
         print(f"{name:12} " + ", ".join(f"{what} {figure:.2f}" for what, figure in figures.items()))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"processes": arguments.processes, **found}, indent=1) + "\n", "utf-8")
+    frame.write({"processes": arguments.processes, **found}, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tests whether the cost of a step depends only on its slots and predictions, for every objective.
 
-    python benchmarks/step_costs.py [--precision bf16|fp32] [--rounds N] [--json FILE]
+    python benchmarks/step_costs.py [--precision bf16|fp32] [--rounds N] [--json FILE] [--toy]
 
 One model (4 layers of 256, vocabulary 8,192, 16 windows of 128) takes steps of one objective after the other, in a different
 order each round. Each step is run between two steps of AE and divided by their mean, so that a slowdown of the machine
@@ -13,19 +13,17 @@ slots. A step is a forward and backward pass without the optimiser.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import random
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+import frame
 from objectives import VOCABULARY, full_windows
 from unicloze.example import Batch, collate
 from unicloze.mixtures import parts
@@ -34,6 +32,7 @@ from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples
 from unicloze.recipes import load_recipe
 from unicloze.settings import ModelSettings, ObjectiveSettings
+from unicloze.text.boundaries import Boundaries
 from unicloze.training.allocator import tune_allocator
 
 RECIPES = (
@@ -48,7 +47,7 @@ SHAPE = ModelSettings(
     hidden_size=256, num_layers=4, num_heads=4, intermediate_size=1024, num_segments=6, relative_bias=False, dropout=0.0,
     attention_dropout=0.0,
 )  # fmt: skip
-WINDOW, ROWS, VOCABULARY_SIZE = 128, 16, 8192
+WINDOW, VOCABULARY_SIZE = 128, 8192
 TARGETS = "ae", "par", "lm", "diffusion", "nsp", "sop", "sbo"
 
 
@@ -56,9 +55,8 @@ def contenders() -> dict[str, ObjectiveSettings]:
     """The objective of each part of each recipe, and those of the fit at additional mask rates, by name."""
     found = {}
     for name in FITTED:
-        settings = load_recipe(name).objective
         for rate in FURTHER_RATES:
-            found[f"{name} at {rate:.0%}"] = dataclasses.replace(settings, mask_rate=rate)
+            found[f"{name} at {rate:.0%}"] = load_recipe(name, {"objective.mask_rate": rate}).objective
     for name in RECIPES:
         several = parts(load_recipe(name).objective)
         for part in several:
@@ -66,16 +64,16 @@ def contenders() -> dict[str, ObjectiveSettings]:
     return found
 
 
-def batch_of(settings: ObjectiveSettings) -> tuple[Batch, dict[str, int]]:
+def batch_of(settings: ObjectiveSettings, rows: int) -> tuple[Batch, dict[str, int]]:
     """A batch and its numbers of slots and predictions."""
     vocabulary = dataclasses.replace(
         VOCABULARY,
         size=VOCABULARY_SIZE,
         ordinary=VOCABULARY.ordinary[VOCABULARY.ordinary < VOCABULARY_SIZE],
-        continues=VOCABULARY.continues[:VOCABULARY_SIZE],
+        boundaries=Boundaries.marked(np.arange(VOCABULARY_SIZE) % 4 == 0),
         ends_sentence=VOCABULARY.ends_sentence[:VOCABULARY_SIZE],
     )
-    windows = full_windows(ROWS, WINDOW)
+    windows = full_windows(rows, WINDOW)
     text = windows.token_ids >= len(VOCABULARY.special)
     low = len(VOCABULARY.special)
     inside = (windows.token_ids - low) % (VOCABULARY_SIZE - low) + low
@@ -89,15 +87,17 @@ def batch_of(settings: ObjectiveSettings) -> tuple[Batch, dict[str, int]]:
 
 def main() -> None:
     """Measure, fit and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="fp32")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--width", type=int, default=256)
+    options = frame.parsed(parser, "--rounds 1 --rows 2 --width 16")
     tune_allocator()
-    model = UnifiedModel(SHAPE, vocab_size=VOCABULARY_SIZE, max_positions=4 * WINDOW, targets=TARGETS)
+    shape = dataclasses.replace(SHAPE, hidden_size=options.width, intermediate_size=4 * options.width)
+    model = UnifiedModel(shape, vocab_size=VOCABULARY_SIZE, max_positions=4 * WINDOW, targets=TARGETS)
     model.initialize(0)
-    batches = {name: batch_of(settings) for name, settings in contenders().items()}
+    batches = {name: batch_of(settings, options.rows) for name, settings in contenders().items()}
     relative: dict[str, list[float]] = {name: [] for name in batches}
     references: list[float] = []
 
@@ -135,9 +135,7 @@ def main() -> None:
             f"{name:<36} {count['slots']:>7,} {count['predictions']:>11,} {medians[name] * 1e3:>8.1f} {foretold * 1e3:>9.1f} "
             f"{medians[name] / foretold:>6.2f}"
         )
-    if options.json:
-        values = {"precision": options.precision, "a": a, "b": b, "results": results}
-        options.json.write_text(json.dumps(values, indent=1) + "\n")
+    frame.write({"precision": options.precision, "a": a, "b": b, "results": results}, options.json)
 
 
 if __name__ == "__main__":

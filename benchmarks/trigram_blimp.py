@@ -92,7 +92,8 @@ def scores(texts: Sequence[Int64s], stop: int, size: int, model: tuple[Float64s,
     before = np.concatenate([np.append(stop, text[:-1]) for text in texts])
     earlier = np.concatenate([np.append([0, stop], text[:-2])[: len(text)] for text in texts])
     lower = two.mixed(before, tokens, single[tokens], size)
-    return np.bincount(owners, np.log(three.mixed(earlier * size + before, tokens, lower, size)), minlength=len(texts))
+    logs = np.log(three.mixed(earlier * size + before, tokens, lower, size))
+    return np.bincount(owners, logs, minlength=len(texts)).astype(np.float64)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Encoder-decoders beside Transformers' T5 and BART: a training step, and generation with beam 5.
 
-    python benchmarks/two_stacks.py [--rounds N] [--rows N] [--json FILE]
+    python benchmarks/two_stacks.py [--rounds N] [--rows N] [--json FILE] [--toy]
 
 Both have the same weights (T5 1.0 and BART of 4 and 4 layers of 256, vocabulary 8,192), get the same rows and run eagerly
 with the same allocator and number of threads. A round takes one step, or one call of `generate`, of each in random order;
@@ -11,9 +11,7 @@ have 60 to 120 tokens and targets 20 to 60, padded to the longest. Generation wr
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import random
 import statistics
 import sys
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import frame
 from unicloze.decoding.generate import generate_parts
 from unicloze.example import Examples, collate
 from unicloze.objectives.seq2seq import PrefixSettings, Ragged, generates, lay_out
@@ -110,17 +109,16 @@ def measured(kind: str, rounds: int, count: int) -> dict[str, dict[str, float]]:
         )
 
     steps = seconds({"unicloze": our_step, "transformers": their_step}, rounds)
-    texts = seconds({"unicloze": our_texts, "transformers": their_texts}, max(3, rounds // 4))
+    texts = seconds({"unicloze": our_texts, "transformers": their_texts}, max(1, rounds // 4))
     return {"step": steps, "generate": texts}
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = frame.options(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    asked = frame.parsed(parser, "--rounds 1 --rows 8")
     tune_allocator()
     found = {kind: measured(kind, asked.rounds, asked.rows) for kind in ("t5", "bart")}
     for kind, both in found.items():
@@ -130,8 +128,7 @@ def main() -> None:
                 f"{kind:5} {what:9} unicloze {each['unicloze']:.3f} s, "
                 f"transformers {each['transformers']:.3f} s: {ratio:.2f}x"
             )
-    if asked.json:
-        asked.json.write_text(json.dumps({"threads": torch.get_num_threads(), "seconds": found}, indent=1) + "\n")
+    frame.write({"threads": torch.get_num_threads(), "seconds": found}, asked.json)
 
 
 if __name__ == "__main__":

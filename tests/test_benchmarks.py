@@ -1,0 +1,157 @@
+"""Every benchmark runs at toy size and writes the results it promises; the figures mean nothing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import interop_toys
+from corpora import ADJECTIVES, NOUNS, VERBS, write_corpus
+from qa_toys import small_model
+from test_blimp import write_set
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SMALL_TAGGER = "--hidden 8 --cells 8 --embedding 8 --vocabulary 200 --finetuning.epochs 1"
+
+TOYS: dict[str, tuple[str, Sequence[str]]] = {
+    "against": ("{repository} {repository} --toy", ["help"]),
+    "cross_view": (f"--train {{tags}} --labelled 8 --seeds 1 {SMALL_TAGGER}", ["gain", "mean", "seeds"]),
+    "decode": ("--toy --only SDPA BART re-projecting", ["results", "ratios"]),
+    "elmo_tags": (
+        "--text {books} --train {tags} --out {out} --steps 2 --batch-size 4 --vocabulary 200 --cells 8 --sentences 12 "
+        "--test-sentences 4 --epochs 1 --seeds 1 --quiet",
+        ["table", "pre-training", "cpu seconds of taggers"],
+    ),
+    "embed": ("--model {bert} --toy", ["short", "long", "precision"]),
+    "finetune": (
+        "--task glue-sst-2 --model {bert} --train {sst} --test {sst} --toy --task.max_length 16 --task.pooling first "
+        "--finetuning.epochs 1 --training.learning_rate 1e-3",
+        ["accuracy", "times faster"],
+    ),
+    "long_rows": ("--books {books} --toy", ["loss, last tenth", "peak memory, MB"]),
+    "lstm_step": ("--toy", ["processor seconds", "threads"]),
+    "objectives": ("--toy", ["results", "windows"]),
+    "prefetch": ("--toy --corpus {corpus}", ["cpu", "device", "rows_ms"]),
+    "prepare": ("--corpus {corpus} --rounds 1 --out {json}", ["encode", "prepare"]),
+    "pretrain_step": ("--toy", ["windows", "size"]),
+    "real_tasks": (
+        "questions --model {run} --train {questions} --limit 4 --test-limit 2 --test {questions} --finetuning.epochs 1",
+        ["results", "limit"],
+    ),
+    "scaling": ("--toy", ["wall_ms", "processor_ms", "restart_seconds"]),
+    "serve": ("--model {run} --toy", ["throughput", "latency", "endurance"]),
+    "sharded_save": ("--toy --corpus {corpus}", ["background", "waits"]),
+    "step_costs": ("--toy", ["a", "b", "results"]),
+    "trigram_blimp": ("{run}/data {blimp} --out {json}", ["tokens", "sets", "accuracy"]),
+    "two_stacks": ("--toy", ["seconds", "threads"]),
+}
+"""Options of each benchmark that writes JSON, and keys of its results."""
+RUNS: dict[str, str] = {
+    "auto_choices": "--results {lines}",
+    "continue_or_scratch": "--text {books} --init {run} --out {out} --budgets steps=2 --results {lines}",
+    "few_weights": (
+        "--model {run} --glue {glue} --tasks sst-2 --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1"
+    ),
+    "loss_against_compute": "--prepared {run}/data --out {out} --flops 1e8 --results {lines}",
+    "mixed_tasks": "--model {run} --glue {glue} --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1",
+    "regret": "--results {lines}",
+    "size": "",
+    "ulmfit": (
+        "--general {books} --sst {glue}/SST-2 --textbooks {books} --out {out} --lines {lines} --tasks sentiment --steps 2 "
+        "--domain-steps 2 --records 8 --test-records 4 --epochs 1 --seeds 1 --cells 8 --batch-size 4 --vocabulary 200"
+    ),
+    "which_objective": "",
+}
+"""Options of those that print a table."""
+TESTED_ELSEWHERE = {"generated_questions": "test_generated_questions", "supply_chain": "trust/test_locks"}
+LIBRARIES = {"frame", "golden_text", "golden_values", "goldens", "json_lines", "short_runs"}
+"""Modules of benchmarks, and the check that a change keeps results."""
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Toy models and files, by the name that stands in the options."""
+    place = tmp_path_factory.mktemp("material")
+    small_model(place)
+    interop_toys.save("BertModel", place / "bert")
+    sentences = [
+        f"the {ADJECTIVES[i % 10]} {NOUNS[i % 16]} {VERBS[i % 9]} the {NOUNS[(i * 7) % 15]} again" for i in range(60)
+    ]
+    books = [
+        {"text": " ".join(sentences[i:]) + " .\n" + ". ".join(sentences), "book": f"b{i % 6}", "title": f"t{i}"}
+        for i in range(12)
+    ]
+    glue = {
+        "SST-2/train.tsv.gz": ["sentence\tlabel", *(f"{text} and so on\t{i % 2}" for i, text in enumerate(sentences))],
+        "STS-B/sts-train.csv.gz": [
+            f"main\tx\ty\t{i}\t{i % 6}.0\t{text}\t{text[4:]}" for i, text in enumerate(sentences)
+        ],
+    }
+    glue |= {"SST-2/test.tsv.gz": glue["SST-2/train.tsv.gz"], "STS-B/sts-dev.csv.gz": glue["STS-B/sts-train.csv.gz"]}
+    for name, lines in glue.items():
+        (place / "glue" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "glue" / name).write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
+    (place / "sst.tsv").write_text("\n".join(glue["SST-2/train.tsv.gz"][:17]) + "\n")
+    (place / "books.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(book) + "\n" for book in books).encode()))
+    tags = {word: tag for tag, words in (("NOUN", NOUNS), ("VERB", VERBS), ("ADJ", ADJECTIVES)) for word in words}
+    blocks = [
+        f"# newdoc id = d{number // 4}\n"
+        + "\n".join(f"{at + 1}\t{word}\t_\t{tags.get(word, 'X')}" + "\t_" * 6 for at, word in enumerate(text.split()))
+        for number, text in enumerate(sentences)
+    ]
+    (place / "tags.conllu").write_text("\n\n".join(blocks) + "\n\n")
+    record = {"source": sentences[0], "answers": [NOUNS[0]], "question": f"who {VERBS[0]} it ?"}
+    (place / "questions.jsonl").write_text((json.dumps(record) + "\n") * 4)
+    (place / "blimp").mkdir()
+    write_set(place / "blimp", [("the cat sees .", "the cat see ."), ("a dog opens .", "a dog open .")], "agreement")
+    return {
+        "run": place / "run", "bert": place / "bert", "glue": place / "glue", "sst": place / "sst.tsv",
+        "books": place / "books.jsonl.gz", "tags": place / "tags.conllu", "questions": place / "questions.jsonl",
+        "blimp": place / "blimp", "corpus": write_corpus(place / "text"), "repository": BENCHMARKS.parent,
+    }  # fmt: skip
+
+
+def run(name: str, options: str, material: dict[str, Path], place: Path) -> str:
+    given = {**material, "out": place / "out", "lines": place / "lines.jsonl", "json": place / "results.json"}
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options.format(**given).split()]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=place, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def keys_of(value: Any) -> set[str]:
+    """All keys, at any depth."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return set(value if isinstance(value, dict) else []).union(*map(keys_of, inside))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOYS)
+def test_a_toy_run_writes_its_results(name: str, material: dict[str, Path], tmp_path: Path) -> None:
+    options, keys = TOYS[name]
+    run(name, options if "{json}" in options else f"{options} --json {{json}}", material, tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(keys) <= keys_of(results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_a_toy_run_prints_its_table(name: str, material: dict[str, Path], tmp_path: Path) -> None:
+    assert run(name, RUNS[name], material, tmp_path).strip() or RUNS[name] == "--results {lines}"
+    if "{out}" in RUNS[name] or "{glue}" in RUNS[name]:
+        assert all(json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines())
+
+
+def test_every_benchmark_is_tried() -> None:
+    there = {file.stem for file in BENCHMARKS.glob("*.py")}
+    assert there == {*TOYS, *RUNS, *TESTED_ELSEWHERE, *LIBRARIES}
