@@ -225,7 +225,8 @@ def reprojecting(spec: dict[str, Any]) -> Run:
             )
             scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2) + bias
             attended = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
-            hidden = layer.complete(hidden, layer.attention.output(attended), None)
+            hidden = layer.attention_norm(hidden + layer.attention.output(attended))
+            hidden = layer.feed_forward_norm(hidden + layer.feed_forward(hidden))
         return hidden, inputs
 
     @torch.inference_mode()

@@ -211,7 +211,7 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
 
 def compared(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Means and paired differences of all values."""
-    names = list(runs["ours"][0]["scores"])
+    names = [name for name in runs["ours"][0]["scores"] if all(name in run["scores"] for run in runs["peer"])]
     summary: dict[str, Any] = {}
     for name in names:
         values = {who: [run["scores"][name] for run in each] for who, each in runs.items() if each}

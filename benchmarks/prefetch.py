@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["cpu", "device"])
     parser.add_argument("--steps", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = frame.parsed(parser, "--steps 2 --rounds 1 --window 32 --batch 2")
+    arguments = frame.parsed(parser, "--steps 2 --rounds 1 --window 32 --batch 16")
     import torch
 
     from unicloze.cores import usable_cores

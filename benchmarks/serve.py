@@ -37,6 +37,8 @@ import frame
 WORDS = tuple("the a list of items is empty return value given state and not in to when if an object string".split())  # noqa: SIM905
 TEXTS_PER_REQUEST = 32
 CONNECTIONS = 16
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+"""Resolution of processor times, in seconds."""
 ROUNDS = 5
 WARM_UP = 20
 TOLERANCE = 2e-3
@@ -180,7 +182,7 @@ def memory(process: int) -> float:
 def processor_time(process: int) -> float:
     """Seconds of processor time that a process has used."""
     user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return (int(user) + int(system)) * TICK
 
 
 # Parts
@@ -205,7 +207,7 @@ def throughput(port: int, process: int, model: Path, count: int) -> dict[str, An
         used = processor_time(process)
         answers, seconds = asyncio.run(in_turn(port, requests, 4))
         assert all(answer is not None and answer[0] == 200 for answer in answers)
-        ours.append((seconds, processor_time(process) - used))
+        ours.append((seconds, max(TICK, processor_time(process) - used)))
         if compared:
             encoder.stdin.write(json.dumps(texts) + "\n")
             encoder.stdin.flush()

@@ -60,7 +60,7 @@ RUNS: dict[str, str] = {
     "few_weights": (
         "--model {run} --glue {glue} --tasks sst-2 --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1"
     ),
-    "loss_against_compute": "--prepared {run}/data --out {out} --flops 1e8 --results {lines}",
+    "loss_against_compute": "--prepared {run}/data --out {out} --flops 5e10 --results {lines}",
     "mixed_tasks": "--model {run} --glue {glue} --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1",
     "regret": "--results {lines}",
     "size": "",
@@ -108,7 +108,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for number, text in enumerate(sentences)
     ]
     (place / "tags.conllu").write_text("\n\n".join(blocks) + "\n\n")
-    record = {"source": sentences[0], "answers": [NOUNS[0]], "question": f"who {VERBS[0]} it ?"}
+    record = {"context": sentences[0], "answers": [NOUNS[0]], "question": f"who {VERBS[0]} it ?"}
     (place / "questions.jsonl").write_text((json.dumps(record) + "\n") * 4)
     (place / "blimp").mkdir()
     write_set(place / "blimp", [("the cat sees .", "the cat see ."), ("a dog opens .", "a dog open .")], "agreement")
