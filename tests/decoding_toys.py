@@ -19,6 +19,7 @@ from unicloze.example import Examples, Kind, Target, collate
 from unicloze.objectives import Objective, settings_of
 from unicloze.objectives.groups import PseudoToken
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings, UseSettings
+from unicloze.tasks.rows import TextFormat
 from unicloze.text.special_tokens import SPECIAL_TOKENS
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
@@ -211,3 +212,9 @@ def with_next_token(monkeypatch: Any) -> dict[str, Any]:
     """Register that objective during a test and return the settings that name it."""
     monkeypatch.setitem(objectives.OBJECTIVES._added, "next-token", NEXT_TOKEN)
     return {"name": "next-token", "targets": ["lm"]}
+
+
+def plain_format(tokenizer: Tokenizer, longest: int, segments: tuple[int, int] = (0, 1)) -> TextFormat:
+    """Rows "[SOS] text [EOS]" and "[SOS] text [EOS] second text [EOS]"."""
+    sos, eos = tokenizer.vocabulary.sos, tokenizer.vocabulary.eos
+    return TextFormat(start=(sos,), between=(eos,), end=(eos,), segments=segments, longest=longest)

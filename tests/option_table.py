@@ -38,6 +38,9 @@ SCENES = {
         "pretrain --recipe {unilmv2.yaml} --quiet --out run",
         then=f"finetune --task classification --model run --train {{classes.jsonl}} --out tuned {TUNE}",
     ),
+    "embedded": Scene(
+        "pretrain --recipe {unilmv2.yaml} --quiet --out run", then="embed --model run --text 'The small'"
+    ),
     "writing": Scene(
         "pretrain --recipe {causal.yaml} --quiet --out run", then="generate --model run --text 'The small' --json"
     ),
@@ -267,6 +270,9 @@ SETTINGS = {
     "training.copy_to": Row("unilmv2", "memory://copies", same="a copy changes nothing of the run"),
     "use.visibility": Row("used", "left_to_right"),
     "use.pooling": Row("used", "last"),
+    "use.separators": Row("used", "2"),
+    "use.normalize": Row("embedded", "true"),
+    "use.prompt": Row("embedded", "The"),
     "task.kind": Row("classes", "choice"),
     "task.format": Row("classes", "tsv"),
     "task.fields": Row("classes", "'{text: pair}'"),
@@ -281,7 +287,6 @@ SETTINGS = {
     "task.head_dropout": Row("classes", "0.5"),
     "task.head_size": Row("classes", "8", beside="--task.head biattentive"),
     "task.delimiter": Row("classes", "true"),
-    "task.separators": Row("classes", "2"),
     "task.both_orders": Row("classes", "true", beside="--task.pooling first"),
     "task.predicate": Row("tags", "repeat"),
     "task.encoder_size": Row("tags", "4"),

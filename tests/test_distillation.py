@@ -296,8 +296,8 @@ def test_a_teacher_that_does_not_fit_is_refused(place: Path) -> None:
         opened(student_of(start, task__labels=["b", "a"]))
     with pytest.raises(UsageError, match=r"with task\.pooling first, but the run has mean"):
         opened(student_of(start, task__pooling="mean"))
-    with pytest.raises(UsageError, match=r"with task\.separators 1, but the run has 2"):
-        opened(student_of(start, task__separators=2))
+    with pytest.raises(UsageError, match=r"with use\.separators 1, but the run has 2"):
+        opened(student_of(start, use__separators=2))
     with pytest.raises(UsageError, match=r"with task\.head dense, but the run has biattentive"):
         opened(student_of(start, task__head="biattentive"))
     with pytest.raises(UsageError, match=r"has 128 positions, but the rows have up to 200: lower task\.max_length"):

@@ -23,7 +23,7 @@ from unicloze.finetuning.scores import headline
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.packing import bucket_sizes
 from unicloze.recipes import load_recipe
-from unicloze.tasks.rows import Row, cut_pair, lay_out
+from unicloze.tasks.rows import Row, lay_out
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.loading import LoadedModel, load_model, ready_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients
@@ -228,15 +228,6 @@ def test_packed_sequences_read_themselves_only(start: LoadedModel) -> None:
     assert seen.tolist() == [[i // 4 == j // 4 for j in range(7)] for i in range(7)]
     assert examples.position_ids[0].tolist() == [0, 1, 2, 3, 0, 1, 2]
     assert examples.mutual.tolist() == [0, 2] and examples.lengths.tolist() == [7, 2]
-
-
-@pytest.mark.parametrize(("first", "second", "room", "kept"), [
-    (10, 4, 20, (10, 4)), (10, 4, 12, (8, 4)), (10, 4, 8, (4, 4)), (10, 4, 5, (3, 2)), (3, 9, 4, (2, 2)), (5, 5, 0, (0, 0)),
-])  # fmt: skip
-def test_the_longer_of_a_pair_is_cut(first: int, second: int, room: int, kept: tuple[int, int]) -> None:
-    one, other = cut_pair(np.arange(first), np.arange(second), room)
-    assert len(one) + len(other) <= room or (first, second) == kept
-    assert abs(len(one) - kept[0]) <= 1 and abs(len(other) - kept[1]) <= 1
 
 
 def test_a_long_record_is_cut_with_a_warning(start: LoadedModel, tmp_path: Path) -> None:

@@ -92,9 +92,9 @@ def test_embed_is_sentence_transformers_mean_pooling(folder: Path, loaded: Loade
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(TEXTS[:-1], padding=True, truncation=True, max_length=256, return_tensors="pt")
     states, mask = peer(**inputs).last_hidden_state, inputs["attention_mask"][:, :, None].float()
-    expected = (states * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+    expected = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1).clamp(min=1e-9))
     found = embed(loaded, TEXTS[:-1])
-    assert loaded.recipe.use.pooling == "mean" and loaded.recipe.data.window == 256
+    assert loaded.recipe.use.pooling == "mean" and loaded.recipe.use.normalize and loaded.recipe.data.window == 256
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5, rtol=1e-5)
 
 

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from decoding_toys import plain_format
 from unicloze.evaluation.metrics.diversity import diversity
 from unicloze.evaluation.metrics.profiles import retokenise, uncased
 from unicloze.interop.tokenizer_files import write_tokenizer
@@ -58,7 +59,7 @@ STOCK_TEXTS = [
 def test_a_stock_tokenizer_spells_all_but_single_quotation_marks_identically(text: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     own = Tokenizer.train([*STOCK_TEXTS * 3], TokenizerSettings(kind="wordpiece", vocab_size=400, lowercase=False))
-    write_tokenizer(own, tmp_path, longest=64, segments=None)
+    write_tokenizer(own, tmp_path, plain_format(own, 64), takes_segments=False)
     ids = [own.vocabulary.sos, *own.encode_batch([text])[0].tolist(), own.vocabulary.eos]
     stock = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert stock.decode(ids, skip_special_tokens=True) == text
@@ -92,7 +93,7 @@ def test_settled_text_does_not_change_as_pieces_arrive(text: str) -> None:
 
 def test_an_exported_tokenizer_is_still_the_same(tmp_path: Path) -> None:
     own = Tokenizer.train(TEXTS * 3, TokenizerSettings(kind="wordpiece", vocab_size=400))
-    write_tokenizer(own, tmp_path, longest=64, segments=(0, 1))
+    write_tokenizer(own, tmp_path, plain_format(own, 64))
     assert Tokenizer.load(tmp_path).fingerprint == own.fingerprint
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from decoding_toys import byte_level, roberta_like, sentencepiece, wordpiece
+from decoding_toys import byte_level, plain_format, roberta_like, sentencepiece, wordpiece
 from unicloze.errors import UniclozeError
-from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
+from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_tokenizer
 from unicloze.settings import TokenizerSettings
 from unicloze.text.joining import joining_decoder
 from unicloze.text.tokenizers import Tokenizer
@@ -68,7 +68,7 @@ def test_two_ids_change_places() -> None:
 
 def test_the_files_of_word_pieces(tmp_path: Path) -> None:
     own = wordpiece()
-    write_tokenizer(own, tmp_path, longest=77, segments=(0, 1))
+    write_tokenizer(own, tmp_path, plain_format(own, 77))
     document, config = read(tmp_path)
     assert config == {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -105,7 +105,8 @@ def test_the_files_of_word_pieces(tmp_path: Path) -> None:
 def test_the_parts_of_a_pair(
     tmp_path: Path, segments: tuple[int, int] | None, types: tuple[int, int], names: list[str]
 ) -> None:
-    write_tokenizer(wordpiece(), tmp_path, longest=8, segments=segments)
+    form = plain_format(wordpiece(), 8, segments or (0, 1))
+    write_tokenizer(wordpiece(), tmp_path, form, takes_segments=segments is not None)
     document, config = read(tmp_path)
     first, second = types
     assert document["post_processor"] == {
@@ -132,7 +133,7 @@ def test_the_parts_of_a_pair(
 
 def test_swapped_ids_in_every_place(tmp_path: Path) -> None:
     own = pieces("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", "a", "b")
-    write_tokenizer(own, tmp_path, swapped=(2, 1), pad=1, longest=8, segments=(0, 1))
+    write_tokenizer(own, tmp_path, plain_format(own, 8), swapped=(2, 1), pad=1)
     document, config = read(tmp_path)
     theirs = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", "a", "b"]
     assert document["model"]["vocab"] == {token: i for i, token in enumerate(theirs)}
@@ -148,11 +149,11 @@ def test_swapped_ids_in_every_place(tmp_path: Path) -> None:
 
 
 def test_a_token_that_means_nothing_is_the_padding(tmp_path: Path) -> None:
-    write_tokenizer(wordpiece(), tmp_path, pad=1, longest=8, segments=None)
+    write_tokenizer(wordpiece(), tmp_path, plain_format(wordpiece(), 8), pad=1, takes_segments=False)
     document, config = read(tmp_path)
     assert config["pad_token"] == "[unused1]"
     assert document["model"]["vocab"]["[unused1]"] == 1
-    write_tokenizer(wordpiece(), tmp_path, pad=0, longest=8, segments=None)
+    write_tokenizer(wordpiece(), tmp_path, plain_format(wordpiece(), 8), pad=0, takes_segments=False)
     assert read(tmp_path)[1]["pad_token"] == "[PAD]"
 
 
@@ -167,7 +168,7 @@ def test_special_tokens_behind_the_vocabulary_can_be_swapped(tmp_path: Path) -> 
     own = Tokenizer(backend)
     pad, swapped = padding_of(own, 1)
     assert (pad, swapped) == (1, (259, 1))
-    write_tokenizer(own, tmp_path, swapped=swapped, pad=pad, longest=64, segments=None)
+    write_tokenizer(own, tmp_path, plain_format(own, 64), swapped=swapped, pad=pad, takes_segments=False)
     ids = swapped_ids(len(own), swapped)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert [theirs.convert_tokens_to_ids(token) for token in own.tokens(range(len(own)))] == ids.tolist()
@@ -180,12 +181,14 @@ def test_pieces_of_a_unigram_model_stay_where_they_are(tmp_path: Path) -> None:
     with pytest.raises(
         UniclozeError, match=r"ids 1 and 5 of the vocabulary .* and a Unigram model does not allow that"
     ):
-        write_tokenizer(sentencepiece(), tmp_path, swapped=(1, 5), longest=8, segments=None)
+        write_tokenizer(
+            sentencepiece(), tmp_path, plain_format(sentencepiece(), 8), swapped=(1, 5), takes_segments=False
+        )
 
 
 @pytest.mark.parametrize(("make", "mask"), [(byte_level, "[MASK]"), (lambda: roberta_like(lstrip=False), "<mask>")])
 def test_one_space_before_a_mask_is_taken_out(tmp_path: Path, make: Any, mask: str) -> None:
-    write_tokenizer(make(), tmp_path, longest=8, segments=None)
+    write_tokenizer(make(), tmp_path, plain_format(make(), 8), takes_segments=False)
     document, _ = read(tmp_path)
     escaped = {"[MASK]": r"\[MASK\]"}.get(mask, mask)
     assert document["normalizer"] == {"type": "Replace", "pattern": {"Regex": f" (?={escaped})"}, "content": ""}
@@ -194,12 +197,12 @@ def test_one_space_before_a_mask_is_taken_out(tmp_path: Path, make: Any, mask: s
 
 
 def test_white_space_before_a_mask_that_takes_it_stays_as_it_is(tmp_path: Path) -> None:
-    write_tokenizer(roberta_like(), tmp_path, longest=8, segments=None)
+    write_tokenizer(roberta_like(), tmp_path, plain_format(roberta_like(), 8), takes_segments=False)
     document, _ = read(tmp_path)
     assert document["normalizer"] is None
     assert [added["content"] for added in document["added_tokens"] if added["lstrip"]] == ["<mask>"]
-    normaliser = tokenizers.normalizers.NFC()
-    write_tokenizer(roberta_like(lstrip=False, normalizer=normaliser), tmp_path, longest=8, segments=None)
+    own = roberta_like(lstrip=False, normalizer=tokenizers.normalizers.NFC())
+    write_tokenizer(own, tmp_path, plain_format(own, 8), takes_segments=False)
     document, _ = read(tmp_path)
     assert document["normalizer"] == {"type": "NFC"}
     assert [added["content"] for added in document["added_tokens"] if added["lstrip"]] == ["<mask>"]
@@ -209,40 +212,18 @@ def test_other_properties_of_a_mask_are_kept(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer.from_str(json.dumps(roberta_like(lstrip=False).exported()))
     backend.normalizer = None
     backend.add_special_tokens([tokenizers.AddedToken("<mask>", rstrip=True, normalized=False)])
-    write_tokenizer(Tokenizer(backend), tmp_path, longest=8, segments=None)
+    write_tokenizer(Tokenizer(backend), tmp_path, plain_format(Tokenizer(backend), 8), takes_segments=False)
     (mask,) = [added for added in read(tmp_path)[0]["added_tokens"] if added["content"] == "<mask>"]
     assert (mask["rstrip"], mask["lstrip"], mask["normalized"]) == (True, False, True)
 
 
 def test_word_pieces_know_no_spaces(tmp_path: Path) -> None:
-    write_tokenizer(wordpiece(), tmp_path, longest=8, segments=None)
+    write_tokenizer(wordpiece(), tmp_path, plain_format(wordpiece(), 8), takes_segments=False)
     document, _ = read(tmp_path)
     assert not any(added["normalized"] or added["lstrip"] for added in document["added_tokens"])
 
 
 def test_text_of_any_script_is_written_as_it_is(tmp_path: Path) -> None:
     own = Tokenizer.train(["été 東京"] * 3, TokenizerSettings(vocab_size=64, lowercase=False))
-    write_tokenizer(own, tmp_path, longest=8, segments=None)
+    write_tokenizer(own, tmp_path, plain_format(own, 8), takes_segments=False)
     assert "東" in (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("pooling", "flags"),
-    [("first", (True, False, False)), ("mean", (False, True, False)), ("last", (False, False, True))],
-)
-def test_the_files_of_sentence_transformers(tmp_path: Path, pooling: str, flags: tuple[bool, bool, bool]) -> None:
-    write_sentence_files(tmp_path, hidden_size=24, longest=31, pooling=pooling)
-    found = {path.relative_to(tmp_path).as_posix(): json.loads(path.read_text()) for path in tmp_path.rglob("*.json")}
-    assert found == {
-        "modules.json": [
-            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-        ],
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": 24,
-            "pooling_mode_cls_token": flags[0],
-            "pooling_mode_mean_tokens": flags[1],
-            "pooling_mode_lasttoken": flags[2],
-        },
-        "sentence_bert_config.json": {"max_seq_length": 31, "do_lower_case": False},
-    }

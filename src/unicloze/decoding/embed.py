@@ -36,14 +36,14 @@ def embed(
 
     Args:
         model: The model.
-        texts: The texts; names of special tokens in them are plain text.
+        texts: The texts; names of special tokens in them are plain text. `use.prompt` of the recipe is put before each.
         pooling: `mean` averages the last hidden states of all tokens of all windows, including [SOS] and [EOS]; `first`
             takes that of the first window's [SOS], `last` that of the last window's [EOS]. Default: `use.pooling` of the
             recipe.
         batch_size: Maximum number of rows per forward pass.
 
     Returns:
-        Not normalised. *Shape:* (texts, hidden size)
+        Of length 1 if the recipe says so (`use.normalize`). *Shape:* (texts, hidden size)
 
     Raises:
         UsageError: A text is blank, `pooling` is unknown or `batch_size` is below 1.
@@ -53,7 +53,8 @@ def embed(
         raise UsageError(f"pooling is {pooling!r}: give one of {', '.join(get_args(Pooling))}")
     pooling = pooling or model.recipe.use.pooling
     backbone = model.model.backbone
-    tokens, pieces = cut(model, texts)
+    prompt = model.recipe.use.prompt
+    tokens, pieces = cut(model, texts, prompt)
     if pooling == "first":
         pieces = [piece for piece in pieces if piece.first == 0]
     elif pooling == "last":
@@ -75,7 +76,10 @@ def embed(
             pooled = {"first": states[:1], "last": states[-1:], "mean": states}[pooling]
             sums[pieces[i].text] += pooled.sum(axis=0, dtype=np.float64)
             counts[pieces[i].text] += len(pooled)
-    return (sums / counts[:, None]).astype(np.float32)
+    vectors = sums / counts[:, None]
+    if model.recipe.use.normalize:
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(min=1e-12)
+    return vectors.astype(np.float32)
 
 
 def _first_slots(batch: Batch) -> list[int]:

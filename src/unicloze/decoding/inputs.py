@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from unicloze.arrays import Int32s
+from unicloze.decoding.abilities import objective_of, read_as
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Memory, collate
 from unicloze.mixtures import longest_window
 from unicloze.model.heads import cross_entropy
+from unicloze.tasks import task_heads
+from unicloze.tasks.rows import TextFormat, task_format
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows, windows_of
 from unicloze.training.loading import LoadedModel
@@ -51,6 +54,27 @@ class ReadWindow:
 def longest_text(model: LoadedModel) -> int:
     """Tokens of text the model reads at once: at most the positions it was trained on, minus the special tokens."""
     return min(model.model.max_positions, longest_window(model.recipe)) - SPECIALS_OF_A_WINDOW
+
+
+def text_format(model: LoadedModel) -> TextFormat:
+    """How the model's rows write a text or a pair: as its task does, or as `embed` does without one.
+
+    A model whose sources have no [SOS] (T5) writes its texts without it.
+    """
+    recipe, vocabulary = model.recipe, model.tokenizer.vocabulary
+    if task_heads(recipe):
+        own = task_format(recipe, vocabulary)
+        return dataclasses.replace(own, longest=min(own.longest, model.model.max_positions))
+    start = (vocabulary.sos,) if getattr(objective_of(recipe), "source_start", True) else ()
+    last = max(0, recipe.model.num_segments - 1)
+    first, second = (min(segment, last) for segment in read_as(recipe).segments)
+    return TextFormat(
+        start=start,
+        between=(vocabulary.eos,) * recipe.use.separators,
+        end=(vocabulary.eos,),
+        segments=(first, second),
+        longest=longest_text(model) + len(start) + 1,
+    )
 
 
 def check_text(text: str, name: str) -> None:
@@ -119,8 +143,8 @@ def log_probability(logits: Tensor, labels: Tensor) -> Logs:
     return logs
 
 
-def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Int32s], list[ReadWindow]]:
-    """Tokens of each text, and the non-overlapping pieces that cover them; names of special tokens are plain text.
+def cut(model: LoadedModel, texts: Sequence[str], prompt: str = "") -> tuple[list[Int32s], list[ReadWindow]]:
+    """Tokens of each text after a prompt, and the pieces that cover them; names of special tokens are plain text.
 
     Warns once if a text is longer than the model reads at once.
 
@@ -131,7 +155,7 @@ def cut(model: LoadedModel, texts: Sequence[str]) -> tuple[list[Int32s], list[Re
         raise UsageError("texts is one string: give a list of texts")
     for i, text in enumerate(texts):
         check_text(text, f"text {i + 1} of {len(texts)}")
-    tokens = model.tokenizer.encode_batch(texts)
+    tokens = model.tokenizer.encode_batch([prompt + text for text in texts])
     for i, ids in enumerate(tokens):
         if not len(ids):
             raise UsageError(f"text {i + 1} of {len(texts)} has no tokens: give it at least one word")

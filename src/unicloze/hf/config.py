@@ -33,6 +33,7 @@ class UniclozeConfig(PreTrainedConfig):
         mask_token_id: [M] of the paper.
         visibility: How a text is encoded: `bidirectional` or `left_to_right`.
         pooling: The vector of a text: its `first` or `last` slot, or the `mean` of all.
+        normalize: Whether that vector is divided by its length.
         segments: Segment ids that `token_type_ids` 0 and 1 stand for when a text is encoded.
         local_width: How many slots to its left a slot reads in `local` layers.
         predicts: How a target is generated: `pseudo` predicts each token at a pseudo mask, `next` at the previous token; None
@@ -53,6 +54,7 @@ class UniclozeConfig(PreTrainedConfig):
     mask_token_id: int | None = None
     visibility: Literal["bidirectional", "left_to_right"] = "bidirectional"
     pooling: Literal["first", "last", "mean"] = "first"
+    normalize: bool = False
     segments: list[int] | tuple[int, ...] = (0, 1)
     local_width: int | None = None
     predicts: Literal["pseudo", "next"] | None = None
@@ -148,6 +150,7 @@ class UniclozeConfig(PreTrainedConfig):
             "mask_token_id": vocabulary.mask,
             "visibility": reading.visibility,
             "pooling": recipe.use.pooling,
+            "normalize": recipe.use.normalize,
             "segments": list(reading.segment_ids),
             "local_width": reading.local_width,
         }

@@ -160,9 +160,10 @@ class UniclozeModel(UniclozePreTrainedModel):
         """
         states = self._encode(input_ids, attention_mask, token_type_ids, position_ids)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        pooled = _pooled(states[-1], attention_mask, self.config.pooling)
         output = BaseModelOutputWithPooling(
             last_hidden_state=states[-1],
-            pooler_output=_pooled(states[-1], attention_mask, self.config.pooling),
+            pooler_output=functional.normalize(pooled, dim=1) if self.config.normalize else pooled,
             hidden_states=tuple(states) if wanted else None,
         )
         return output if returns_dict(self.config, return_dict) else output.to_tuple()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
-from unicloze.decoding.inputs import SPECIALS_OF_A_WINDOW, longest_text
+from unicloze.decoding.inputs import text_format
 from unicloze.hf.config import UniclozeConfig
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
@@ -18,7 +18,6 @@ from unicloze.interop.decoding import not_said
 from unicloze.interop.export_format import Export
 from unicloze.interop.peer import Peer, quietly, transformers_library
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
-from unicloze.model.from_attention_mask import encoding_batch
 from unicloze.training.loading import LoadedModel
 
 
@@ -56,14 +55,9 @@ def _part(name: str) -> str:
 def _write(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Path) -> None:
     with quietly(transformers_library()):
         kind.of(loaded).save_pretrained(folder)
-    longest = loaded.model.max_positions
-    write_tokenizer(loaded.tokenizer, folder, longest=longest, segments=(0, 1))
-    write_sentence_files(
-        folder,
-        hidden_size=loaded.model.settings.hidden_size,
-        longest=longest_text(loaded) + SPECIALS_OF_A_WINDOW,
-        pooling=loaded.recipe.use.pooling,
-    )
+    form = dataclasses.replace(text_format(loaded), segments=(0, 1))
+    write_tokenizer(loaded.tokenizer, folder, form)
+    write_sentence_files(folder, loaded.recipe.use, hidden_size=loaded.model.settings.hidden_size, longest=form.longest)
 
 
 def _check(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Path) -> Mapping[str, float]:
@@ -75,18 +69,10 @@ def _check(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Pat
         model = reading.from_pretrained(folder, local_files_only=True).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
-    def embed(input_ids: Tensor, positions: Tensor) -> Tensor:
-        batch = encoding_batch(
-            input_ids, None, None, positions, rule=model.config.encoding, max_positions=model.config.max_positions
-        )
-        embedded: Tensor = model.backbone.embeddings(batch.input_ids, batch.position_ids, batch.segment_ids)
-        return embedded
-
     peer = Peer(
         name=reading.__name__,
         model=model,
         tokenizer=tokenizer,
-        embed=embed,
         answers={} if reading is UniclozeModel else {"token": "logits"},
         ids=np.arange(loaded.model.vocab_size),
         segments=(0, 1),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from unicloze.decoding.inputs import text_format
 from unicloze.interop.opening import open_model
 from unicloze.interop.tokenizer_files import write_tokenizer
 
@@ -23,6 +25,6 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """
     loaded = open_model(path)
     with tempfile.TemporaryDirectory(prefix="unicloze-") as folder:
-        write_tokenizer(loaded.tokenizer, Path(folder), longest=loaded.model.max_positions, segments=(0, 1))
+        write_tokenizer(loaded.tokenizer, Path(folder), dataclasses.replace(text_format(loaded), segments=(0, 1)))
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     return tokenizer

@@ -1,8 +1,7 @@
 """Checks that an exported folder, loaded by Transformers alone, computes what our model computes.
 
-Both models get the same inputs: single texts, pairs and padded batches, texts with masks encoded by the exported tokenizer,
-and every id of the vocabulary. Hidden states of all layers, head outputs and embeddings are compared, and so are the
-tokenizers' ids of texts.
+The same texts go through the exported tokenizer, with its truncation, padding, pairs and special tokens, into the exported
+model, and through ours. Ids, segments, hidden states of all layers and outputs of the heads must be equal.
 """
 
 from __future__ import annotations
@@ -10,26 +9,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unicloze.decoding.embed import rows_to_encode
+from unicloze.arrays import Int32s
+from unicloze.decoding.inputs import text_format
 from unicloze.errors import UniclozeError
-from unicloze.example import Batch, Examples, Target, collate
+from unicloze.example import Batch, collate
 from unicloze.interop.peer import Peer, quietly, transformers_library
 from unicloze.tasks import task_heads
-from unicloze.tasks.rows import separators_of
-from unicloze.text.windows import Windows, windows_of
+from unicloze.tasks.rows import Row, RowTarget, TextFormat, lay_out
+from unicloze.tasks.tagging import word_tokens
 from unicloze.training.loading import LoadedModel
 
 LARGEST_DIFFERENCE = 1e-4
 """Largest accepted difference between an export and its model."""
-LONG_ROW = 128
-"""Length in tokens of the compared rows, except one that uses all positions."""
 
 STRINGS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -37,10 +33,10 @@ STRINGS = (
     "東京は日本の首都です。 한국어 العربية हिन्दी ไทย",
     "🙂👩‍👩‍👧 x\u200by\u00a0z\u2028end\tof  line\r\n",
     "def f(x): return x**2 # it's a_b-c/d 3.14e-5",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "a" * 107,
     "",
 )
-"""Texts whose ids are compared, besides texts made of the vocabulary's own tokens."""
+"""Texts that are compared, besides texts made of the vocabulary's own tokens."""
 
 MASKED = (
     "a {} b",
@@ -50,76 +46,114 @@ MASKED = (
     "x  {}\ty\n{}\r\n  {}\u00a0{} z",
     "Na\u00efve {} \u6771{}\u4eac",
 )
-"""Texts with masks; both their ids and the models' outputs are compared."""
+"""Texts with masks."""
 
-Rows = Sequence[Sequence[npt.NDArray[np.integer]]]
+Texts = Sequence[tuple[str, ...]]
+"""One text or two of each row."""
 Answers = Mapping[str, Tensor]
 """Outputs of a model by name: `states` of all layers, and the heads. *Shape:* (rows, slots or predictions, ...) each"""
 
 
+def odd_texts(loaded: LoadedModel) -> list[str]:
+    """`STRINGS`, and random texts of the vocabulary: short ones, one as long as a row and a longer one."""
+    rng, longest = np.random.default_rng(0), text_format(loaded).longest
+    sizes = [*[40] * 8, longest - 1, longest + 1]
+    ordinary = loaded.tokenizer.vocabulary.ordinary
+    return [*STRINGS, *(loaded.tokenizer.decode(rng.choice(ordinary, size).tolist()) for size in sizes)]
+
+
 def compare_models(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
-    """The largest difference for each kind of input, see above.
+    """The largest difference of any output for each kind of text.
 
     Raises:
         UniclozeError: The tokenizers give different ids, or outputs have different shapes.
     """
-    rng = np.random.default_rng(0)
-    with quietly(transformers_library()):
-        compare_tokenizers(loaded, peer, rng)
-    found = {}
-    with torch.inference_mode():
-        for name, groups in probes(loaded, peer, rng).items():
-            found[name] = max((_difference(loaded, peer, rows) for rows in groups if rows), default=0.0)
-        found["texts with masks"] = _difference_of_texts(loaded, peer)
-        found["all ids"] = _difference_of_embeddings(loaded, peer)
-    return found
+    texts = odd_texts(loaded)
+    kinds: dict[str, list[tuple[str, ...]]] = {"texts": [(text,) for text in texts]}
+    if loaded.recipe.task.kind != "tagging":
+        # Transformers treats an empty second text as absent.
+        kinds["pairs"] = [pair for pair in itertools.pairwise(texts) if pair[1]]
+        kinds["texts with masks"] = [(text.replace("{}", loaded.tokenizer.masks[0]),) for text in MASKED]
+    with quietly(transformers_library()), torch.inference_mode():
+        compare_roles(loaded, peer)
+        return {name: _difference(loaded, peer, each) for name, each in kinds.items()}
 
 
-def probes(loaded: LoadedModel, peer: Peer, rng: np.random.Generator) -> dict[str, list[Rows]]:
-    """Batches of rows for both models, by kind; each row's texts as tokens."""
-    longest = loaded.model.max_positions
+def compare_roles(loaded: LoadedModel, peer: Peer) -> None:
+    """Check the exported tokenizer's ids of special tokens.
+
+    Raises:
+        UniclozeError: One differs.
+    """
     vocabulary = loaded.tokenizer.vocabulary
-    padding = {vocabulary.pad, int(np.flatnonzero(peer.ids == peer.tokenizer.pad_token_id)[0])}
-    choices = np.array([i for i in range(vocabulary.size) if i not in padding])
-
-    def row(length: int, texts: int = 1) -> list[npt.NDArray[np.integer]]:
-        """Texts whose row has `length` tokens, special tokens included."""
-        cuts = [(length - 1 - texts) // texts] * texts
-        cuts[0] += length - 1 - texts - sum(cuts)
-        return [rng.choice(choices, size) for size in cuts]
-
-    most = min(longest, LONG_ROW)
-    lengths = sorted({max(5, most * part // 8) for part in (1, 3, 5, 8)} & set(range(5, longest + 1)))
-    return {
-        "single texts": [[row(length)] for length in sorted({min(5, longest), most, longest})],
-        "pairs": [[row(length, 2)] for length in lengths],
-        "padded batches": [[row(length, 1 + number % 2) for number, length in enumerate(lengths * 2)]],
-    }
+    roles = {"pad": peer.ids.tolist().index(peer.tokenizer.pad_token_id), "mask": vocabulary.mask,
+             "unk": vocabulary.unk, "cls": vocabulary.sos, "sep": vocabulary.eos}  # fmt: skip
+    for role, number in roles.items():
+        if getattr(peer.tokenizer, f"{role}_token_id") != peer.ids[number]:
+            raise UniclozeError(f"AutoTokenizer uses another id for the {role} token than ours, {peer.ids[number]}")
 
 
-def examples_of(loaded: LoadedModel, rows: Rows, segments: tuple[int, int] | None) -> Examples:
-    """Rows laid out as by `embed` and the tasks, with a prediction of each head."""
-    windows = windows_of(rows, loaded.tokenizer.vocabulary, keys=np.zeros(len(rows), dtype=np.uint64))
-    if segments is None or segments[0] == segments[1]:
-        windows.segment_ids[:] = 0
-    examples = rows_to_encode(windows, loaded.recipe)
+def rows_of(loaded: LoadedModel, texts: Texts, form: TextFormat) -> list[tuple[Int32s, Int32s]]:
+    """Our tokens of each row, and whether each belongs to the first text or the second, 0 or 1."""
+    if loaded.recipe.task.kind == "tagging":
+        words = [word_tokens(text.split(), loaded.tokenizer) for (text,) in texts]
+        encoded: list[tuple[Int32s, ...]] = [(np.concatenate([*each, np.zeros(0, np.int32)]),) for each in words]
+    else:
+        encoded = [tuple(loaded.tokenizer.encode(text) for text in each) for each in texts]
+    return [dataclasses.replace(form, segments=(0, 1)).row(form.fit(each)) for each in encoded]
+
+
+def theirs(loaded: LoadedModel, peer: Peer, texts: Texts) -> dict[str, Tensor]:
+    """What the exported tokenizer makes of the texts. *Shape:* (rows, slots) each"""
+    how = {"padding": True, "truncation": True, "return_tensors": "pt"}
+    if loaded.recipe.task.kind == "tagging":
+        return dict(peer.tokenizer([text.split() for (text,) in texts], is_split_into_words=True, **how))
+    parts = [list(part) for part in zip(*texts, strict=True)]
+    return dict(peer.tokenizer(*parts, **how))
+
+
+def _difference(loaded: LoadedModel, peer: Peer, texts: Texts) -> float:
+    """Largest difference of any output for texts; those whose ids differ are refused."""
+    form, inputs = text_format(loaded), theirs(loaded, peer, texts)
+    rows = rows_of(loaded, texts, form)
+    for number, (text, (ids, part)) in enumerate(zip(texts, rows, strict=True)):
+        wanted = {"input_ids": peer.ids[ids], "attention_mask": np.ones(len(ids), dtype=np.int64)}
+        if peer.segments is not None:
+            wanted["token_type_ids"] = np.array(peer.segments)[part]
+        real = inputs["attention_mask"][number].bool()
+        shown = {name: values[number][real].tolist() for name, values in inputs.items()}
+        if shown != {name: values.tolist() for name, values in wanted.items()}:
+            raise UniclozeError(
+                f"AutoTokenizer gives different ids for {' and '.join(text)[:60]!r}: {shown['input_ids'][:12]}..."
+            )
+    if peer.name.endswith("MultipleChoice"):
+        inputs = {name: values[:, None] for name, values in inputs.items()}
+    # A class without segments reads both texts of a pair as the first.
+    segments = np.array(form.segments if peer.segments is not None else [form.segments[0]] * 2, dtype=np.int32)
     heads = task_heads(loaded.recipe)
-    if not heads:
-        return examples
-    targets = {name: _target(windows, whole=name in ("start", "end"), each=name == "tags") for name in heads}
-    return dataclasses.replace(examples, segment_ids=windows.segment_ids, targets=targets)
+    asked = [
+        Row(
+            record=0,
+            input_ids=ids,
+            segment_ids=segments[part],
+            targets={name: _asked(name, len(ids)) for name in heads},
+        )
+        for ids, part in rows
+    ]
+    laid_out = lay_out(asked, loaded.tokenizer.vocabulary, loaded.recipe)
+    output, answers = peer.model(**inputs, output_hidden_states=True), ours(loaded, collate(laid_out))
+    is_text = torch.arange(laid_out.input_ids.shape[1]) < torch.from_numpy(laid_out.lengths)[:, None]
+    said: dict[str, Tensor] = {"states": torch.stack(output.hidden_states[1:], dim=2)}
+    said |= {name: output[key] for name, key in peer.answers.items()}
+    return max(_largest(answers[name], other, name, peer, is_text) for name, other in said.items())
 
 
-def _target(windows: Windows, *, whole: bool, each: bool) -> Target:
-    """A prediction from the first slot, a choice among all slots, or a prediction from each slot."""
-    rows, width = windows.token_ids.shape
-    slot = np.arange(width, dtype=np.int32)
-    slots = (
-        np.where(slot < windows.lengths[:, None], slot, -1) if whole or each else np.zeros((rows, 1), dtype=np.int32)
+def _asked(name: str, slots: int) -> RowTarget:
+    """A prediction from the first slot, a choice among all slots (`start`, `end`), or one from each slot (`tags`)."""
+    every = list(range(slots))
+    return RowTarget(
+        slots={"start": [every], "end": [every], "tags": [[i] for i in every]}.get(name, [[0]]), labels=None
     )
-    slots = slots[:, None, :] if whole else slots
-    shape = slots.shape[:2]
-    return Target(slots=slots, labels=np.zeros(shape, dtype=np.int32), weights=np.ones(shape, dtype=np.float32))
 
 
 def ours(loaded: LoadedModel, batch: Batch) -> Answers:
@@ -137,106 +171,15 @@ def ours(loaded: LoadedModel, batch: Batch) -> Answers:
     return answers | {name: output if name == "tags" else output[:, 0] for name, output in outputs.items()}
 
 
-def theirs(peer: Peer, examples: Examples) -> Any:
-    """Outputs of the exported model for the same rows."""
-    real = torch.arange(examples.input_ids.shape[1]) < torch.from_numpy(examples.lengths)[:, None]
-    ids = torch.from_numpy(peer.ids)[torch.from_numpy(examples.input_ids).long()]
-    inputs = {"input_ids": torch.where(real, ids, peer.tokenizer.pad_token_id), "attention_mask": real.long()}
-    if peer.segments is not None:
-        part = examples.segment_ids != examples.segment_ids[:, :1]
-        inputs["token_type_ids"] = torch.from_numpy(part).long() * peer.segments[1] * real
-    return _asked(peer, inputs)
-
-
-def _asked(peer: Peer, inputs: Mapping[str, Tensor]) -> Any:
-    if peer.name.endswith("MultipleChoice"):
-        inputs = {name: values[:, None] for name, values in inputs.items()}
-    return peer.model(**inputs, output_hidden_states=True)
-
-
-def _difference(loaded: LoadedModel, peer: Peer, rows: Rows) -> float:
-    examples = examples_of(loaded, rows, peer.segments)
-    return _difference_of_answers(loaded, peer, examples, theirs(peer, examples))
-
-
-def _difference_of_texts(loaded: LoadedModel, peer: Peer) -> float:
-    """Largest difference on texts with masks, which the exported tokenizer encodes, truncates and pads."""
-    mask, longest = loaded.tokenizer.masks[0], loaded.model.max_positions
-    texts = [text.replace("{}", mask) for text in MASKED]
-    inputs = peer.tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
-    examples = examples_of(loaded, [[loaded.tokenizer.encode(text)[: longest - 2]] for text in texts], peer.segments)
-    return _difference_of_answers(loaded, peer, examples, _asked(peer, inputs))
-
-
-def _difference_of_answers(loaded: LoadedModel, peer: Peer, examples: Examples, output: Any) -> float:
-    answers = ours(loaded, collate(examples))
-    real = torch.arange(examples.input_ids.shape[1]) < torch.from_numpy(examples.lengths)[:, None]
-    said = {"states": torch.stack(output.hidden_states[1:], dim=2)}
-    said |= {name: output[key] for name, key in peer.answers.items()}
-    largest = 0.0
-    for name, other in said.items():
-        own = answers[name]
-        if name == "token":
-            other = other[..., torch.from_numpy(peer.ids)]
-        if name == "pair":
-            own = own.view_as(other)
-        if own.shape != other.shape:
-            raise UniclozeError(f"{peer.name} gives outputs of shape {tuple(other.shape)}, ours {tuple(own.shape)}")
-        if own.shape[:2] == real.shape and name not in ("label", "choice", "pair"):
-            own, other = own[real], other[real]
-        largest = max(largest, _largest(own - other))
-    return largest
-
-
-def _difference_of_embeddings(loaded: LoadedModel, peer: Peer) -> float:
-    """Largest difference of the embeddings of all ids, which are the input of the layers."""
-    size, most = loaded.model.vocab_size, loaded.model.max_positions
-    largest = 0.0
-    for first in range(0, size, most):
-        ids = np.arange(first, min(size, first + most))
-        examples = examples_of(loaded, [[ids[: len(ids) - 2]]], peer.segments)
-        width = examples.input_ids.shape[1]  # the number of ids, unless only one or two are left
-        batch = dataclasses.replace(examples, input_ids=np.resize(ids, width).astype(np.int32)[None], targets={})
-        positions = torch.arange(width)[None]
-        other = peer.embed(torch.from_numpy(peer.ids)[torch.from_numpy(batch.input_ids).long()], positions)
-        rows = collate(batch)
-        own = loaded.model.backbone.embeddings(rows.input_ids, rows.position_ids, rows.segment_ids)
-        largest = max(largest, _largest(own - other))
-    return largest
-
-
-def _largest(difference: Tensor) -> float:
-    """The largest absolute value; infinite if there is a NaN. *Shape:* any"""
-    largest = float(difference.abs().amax()) if difference.numel() else 0.0
+def _largest(own: Tensor, other: Tensor, name: str, peer: Peer, real: Tensor) -> float:
+    """The largest difference of an output at real slots; infinite if there is a NaN."""
+    if name == "token":
+        other = other[..., torch.from_numpy(peer.ids)]
+    if name in ("pair", "choice"):
+        own = own.view_as(other)
+    if own.shape != other.shape:
+        raise UniclozeError(f"{peer.name} gives outputs of shape {tuple(other.shape)}, ours {tuple(own.shape)}")
+    if own.shape[:2] == real.shape and name not in ("label", "choice", "pair"):
+        own, other = own[real], other[real]
+    largest = float((own - other).abs().amax()) if own.numel() else 0.0
     return largest if largest == largest else np.inf
-
-
-def compare_tokenizers(loaded: LoadedModel, peer: Peer, rng: np.random.Generator) -> None:
-    """Check that an exported tokenizer gives the same ids, segments and special tokens for texts and pairs.
-
-    Raises:
-        UniclozeError: It does not; the message shows the text.
-    """
-    vocabulary = loaded.tokenizer.vocabulary
-    own = [loaded.tokenizer.decode(rng.choice(vocabulary.ordinary, 40).tolist()) for _ in range(20)]
-    texts = [*STRINGS, *own, *(text.replace("{}", loaded.tokenizer.masks[0]) for text in MASKED)]
-    # Transformers treats an empty second text as absent.
-    pairs = [(first, second) for first, second in itertools.pairwise(texts) if second]
-    for first, second in [*((text, None) for text in texts), *pairs]:
-        parts = [loaded.tokenizer.encode(text) for text in (first, second) if text is not None]
-        windows = windows_of([parts], vocabulary, keys=np.zeros(1, dtype=np.uint64))
-        said = peer.tokenizer(first, second)
-        again = [1 + len(parts[0])] * (separators_of(loaded.recipe) - 1) * (len(parts) - 1)
-        token_ids, segment_ids = (
-            np.insert(values, again, values[again]) for values in (windows.token_ids[0], windows.segment_ids[0])
-        )
-        wanted = {"input_ids": peer.ids[token_ids].tolist(), "attention_mask": [1] * len(token_ids)}
-        if peer.segments is not None:
-            wanted["token_type_ids"] = (segment_ids * peer.segments[1]).tolist()
-        if dict(said) != wanted:
-            raise UniclozeError(f"AutoTokenizer gives different ids for {first[:60]!r}: {said['input_ids'][:12]}...")
-    roles = {"pad": peer.ids.tolist().index(peer.tokenizer.pad_token_id), "mask": vocabulary.mask,
-             "unk": vocabulary.unk, "cls": vocabulary.sos, "sep": vocabulary.eos}  # fmt: skip
-    for role, number in roles.items():
-        if getattr(peer.tokenizer, f"{role}_token_id") != peer.ids[number]:
-            raise UniclozeError(f"AutoTokenizer uses another id for the {role} token than ours, {peer.ids[number]}")

@@ -29,8 +29,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 """Our names of their activations."""
 
 
-def read_json(path: Path, *, largest: int = LARGEST_FILE) -> dict[str, Any]:
-    """The JSON object in a file.
+def read_json(path: Path, *, largest: int = LARGEST_FILE, kind: type = dict) -> Any:
+    """The JSON object in a file, or its list if `kind` is one.
 
     Raises:
         UniclozeError: The file is missing, too large, or not a JSON object.
@@ -44,8 +44,8 @@ def read_json(path: Path, *, largest: int = LARGEST_FILE) -> dict[str, Any]:
         raise UniclozeError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # from the JSON and UTF-8 decoders
         raise UniclozeError(f"{path} is not valid JSON ({error}): download it again") from error
-    if not isinstance(content, dict):
-        raise UniclozeError(f"{path} is not a JSON object: download it again")
+    if not isinstance(content, kind):
+        raise UniclozeError(f"{path} is not a JSON {'object' if kind is dict else 'list'}: download it again")
     return content
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from unicloze.decoding.inputs import text_format
 from unicloze.decoding.model_format import find_generation_format
-from unicloze.files import replace_file
 from unicloze.interop.architectures import Architecture
+from unicloze.interop.decoding import longest_source
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.language_models import GPT2_KIND, XLNET_KIND
 from unicloze.interop.stock import ACTIVATIONS
@@ -24,6 +25,7 @@ from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.objectives.permuted import PermutedSettings
 from unicloze.objectives.unilmv2 import pseudo_id
 from unicloze.settings import ModelSettings
+from unicloze.tasks.rows import TextFormat
 from unicloze.training.loading import LoadedModel
 
 _ACTIVATIONS = {**ACTIVATIONS, "gelu_tanh": "gelu_new"}
@@ -160,15 +162,24 @@ def write(to: str, loaded: LoadedModel, folder: Path) -> None:
         **_CONFIGS[to](settings, model.max_positions),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    write_tokenizer(loaded.tokenizer, folder, longest=model.max_positions, segments=(0, 1) if to == "xlnet" else None)
+    write_tokenizer(loaded.tokenizer, folder, form_of(loaded), takes_segments=to == "xlnet")
     if layout is None:
         return
     generation = {**ids, "forced_eos_token_id": None}
     if len(layout.opening) > 1:
         generation["forced_bos_token_id"] = layout.opening[1]
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
-    sos, eos = loaded.tokenizer.tokens([vocabulary.sos, vocabulary.eos])
-    _as_rows(folder / "tokenizer.json", () if layout.start else (sos,), () if layout.ends_source else (eos,))
+
+
+def form_of(loaded: LoadedModel) -> TextFormat:
+    """The rows of a text: of a source, or of an XLNet's whole text."""
+    layout, form = layout_of(loaded), text_format(loaded)
+    if layout is None:
+        return dataclasses.replace(form, segments=(0, 1), longest=loaded.model.max_positions)
+    eos = loaded.tokenizer.vocabulary.eos
+    return dataclasses.replace(
+        form, start=tuple(layout.start), end=(eos,) if layout.ends_source else (), longest=longest_source(loaded)
+    )
 
 
 def query_of(loaded: LoadedModel) -> int:
@@ -176,18 +187,6 @@ def query_of(loaded: LoadedModel) -> int:
     settings = loaded.recipe.objective
     assert isinstance(settings, PermutedSettings)
     return pseudo_id(loaded.tokenizer.vocabulary, settings)
-
-
-def _as_rows(file: Path, first: Sequence[str], last: Sequence[str]) -> None:
-    """Drop tokens that begin or end no row from a tokenizer's template: T5's and GPT-2's rows begin with their text."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    for name in ("single", "pair"):
-        parts = content["post_processor"][name]
-        if parts and parts[0].get("SpecialToken", {}).get("id") in first:
-            del parts[0]
-        if parts and parts[-1].get("SpecialToken", {}).get("id") in last:
-            del parts[-1]
-    replace_file(file, json.dumps(content, ensure_ascii=False, indent=2))
 
 
 def _t5_config(settings: ModelSettings, positions: int) -> dict[str, object]:

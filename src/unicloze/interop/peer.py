@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from unicloze.errors import UniclozeError
 from unicloze.interop.stock_export import StockExport
@@ -25,8 +24,6 @@ class Peer:
         name: Name of its class.
         model: The model, in evaluation mode.
         tokenizer: The tokenizer as loaded by AutoTokenizer.
-        embed: Maps ids and positions, counted from 0, of a row to the input of the layers.
-            *Shape:* (1, slots) each to (1, slots, hidden size)
         answers: Output attribute of each head, by our name of the head.
         ids: Their id of each of our ids. *Shape:* (vocabulary,)
         segments: `token_type_ids` of the two texts of a pair; None if the model has none.
@@ -35,7 +32,6 @@ class Peer:
     name: str
     model: Any
     tokenizer: Any
-    embed: Callable[[Tensor, Tensor], Tensor]
     answers: Mapping[str, str]
     ids: npt.NDArray[np.int64]
     segments: tuple[int, int] | None
@@ -108,21 +104,11 @@ def load_stock(export: StockExport, folder: Path) -> Peer:
     wrong = [str(key) for kind, keys in found.items() for key in keys if not (free.get(kind) and "pooler" in str(key))]
     if wrong:
         raise UniclozeError(f"Transformers reports weights that do not match a {name}: {', '.join(wrong[:4])}")
-    base, shift = model.base_model, export.padding
-    project = getattr(base, "embeddings_project", None) or getattr(
-        getattr(base, "encoder", None), "embedding_hidden_mapping_in", None
-    )
-
-    def embed(input_ids: Tensor, positions: Tensor) -> Tensor:
-        embedded: Tensor = base.embeddings(input_ids=input_ids, position_ids=positions + shift)
-        return embedded if project is None else project(embedded)
-
     return Peer(
         name=name,
         model=model.eval(),
         tokenizer=tokenizer,
-        embed=embed,
         answers=OTHER_ANSWERS.get(name) or ANSWERS.get(name.partition("For")[2], {}),
         ids=swapped_ids(export.loaded.model.vocab_size, export.swapped),
-        segments=export.segments,
+        segments=export.form.segments if export.stock.has_segments else None,
     )

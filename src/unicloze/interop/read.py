@@ -22,9 +22,9 @@ from unicloze.interop.architectures import Architecture
 from unicloze.interop.checked_json import LARGEST, Config
 from unicloze.interop.families import TARGETS, Family, Head, family_of
 from unicloze.interop.fit import check_names, said_of_allowed, without_misfits
-from unicloze.interop.recipe import imported_recipe
+from unicloze.interop.recipe import imported_recipe, longest_row, text_use
 from unicloze.interop.task_classes import class_of, imported_task
-from unicloze.interop.vocabulary import open_tokenizer, read_tokenizer, separators_in
+from unicloze.interop.vocabulary import open_tokenizer, read_tokenizer
 from unicloze.interop.weights import inside, open_weights
 from unicloze.model.build import shapes_only
 from unicloze.model.model import UnifiedModel
@@ -32,7 +32,6 @@ from unicloze.recipes import save_recipe
 from unicloze.run_files import CHECKPOINTS, MANIFEST, RECIPE
 from unicloze.settings import ModelSettings, TaskSettings, TokenizerSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.groups import Headed
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import write_checkpoint
 from unicloze.training.finite import first_non_finite
@@ -134,10 +133,11 @@ def import_checkpoint(
         family=family,
         model=shape,
         heads=heads,
-        task=None if task is None else _with_separators(task, family, settings),
+        task=task,
         tokenizer=settings,
         has_pseudo=new.vocabulary.pseudo is not None,
-        window=wanted if positions is not None else None,
+        window=wanted if positions is not None else longest_row(place, wanted),
+        use=text_use(place, family, new, settings, allow),
     )
     return LoadedModel(model.eval(), new, recipe, place, 0)
 
@@ -259,13 +259,6 @@ def _task(config: Config, family: Family, allow: Sequence[str]) -> TaskSettings 
         if allow:
             return None
         raise
-
-
-def _with_separators(task: TaskSettings, family: Family, tokenizer: TokenizerSettings) -> TaskSettings:
-    """The task, with as many tokens between two texts as the tokenizer's file says or the family has."""
-    found = separators_in(tokenizer.path or "")
-    assert isinstance(task, Headed)
-    return dataclasses.replace(task, separators=family.separators if found is None else found)
 
 
 def _model(settings: ModelSettings, vocab_size: int, heads: Sequence[Head], task: TaskSettings | None) -> UnifiedModel:

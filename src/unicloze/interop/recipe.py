@@ -6,11 +6,15 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
+from unicloze.errors import UniclozeError
 from unicloze.interop.checked_json import read_json
 from unicloze.interop.families import TARGETS, Family, Head
+from unicloze.interop.tokenizer_files import POOLING
+from unicloze.interop.vocabulary import separators_in
 from unicloze.interop.weights import inside
 from unicloze.objectives.causal import CausalSettings
 from unicloze.objectives.denoising import DenoisingSettings, SpanCorruptionSettings
@@ -20,6 +24,7 @@ from unicloze.objectives.permuted import PermutedSettings
 from unicloze.objectives.unilmv2 import UniLMv2Settings
 from unicloze.objectives.untrained import UntrainedSettings
 from unicloze.recipes import load_recipe, validate
+from unicloze.run_files import TOKENIZER_CONFIG
 from unicloze.settings import (
     DataSettings,
     ModelSettings,
@@ -30,17 +35,11 @@ from unicloze.settings import (
     TokenizerSettings,
     UseSettings,
 )
+from unicloze.text.tokenizers import Tokenizer
 
 UNKNOWN_CORPUS = "unknown"
 """Corpus of an imported model; not a path, so anything that needs the corpus reports it as missing."""
 _PAIRS: dict[str, Literal["next_sentence", "sentence_order"]] = {"nsp": "next_sentence", "sop": "sentence_order"}
-_POOLING: dict[str, Literal["first", "last", "mean"]] = {
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-}
-"""Sentence-transformers' names of pooling modes."""
-
 _OBJECTIVES: Mapping[str, ObjectiveSettings] = {
     "t5": SpanCorruptionSettings(
         targets=["lm"], source_start=False, target_start=["pad"], restart_positions=True, segment_ids=[0, 0]
@@ -66,7 +65,8 @@ def imported_recipe(
     task: TaskSettings | None,
     tokenizer: TokenizerSettings,
     has_pseudo: bool,
-    window: int | None,
+    window: int,
+    use: UseSettings,
 ) -> Recipe:
     """Make the recipe of an imported model.
 
@@ -78,7 +78,8 @@ def imported_recipe(
         task: The task it is fine-tuned for, if any.
         tokenizer: Settings that load its tokenizer.
         has_pseudo: Whether its vocabulary has a [P] token.
-        window: Largest number of tokens read at once; default: as its folder says.
+        window: Largest number of tokens of a row.
+        use: How it writes and reads a text.
 
     Raises:
         UsageError: No valid recipe fits the model, such as one that reads three tokens.
@@ -89,7 +90,6 @@ def imported_recipe(
     if not has_pseudo and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
     pairs = any(_PAIRS.get(TARGETS[head]) for head in heads) or bool(objective.mixture)
-    positions = model.max_positions or 1
     recipe = Recipe(
         name=re.sub(r"[^\w.-]+", "-", place.resolve().name).lstrip(".-") or family.name,
         provenance=Provenance(
@@ -97,7 +97,7 @@ def imported_recipe(
         ),
         data=DataSettings(
             corpus=[UNKNOWN_CORPUS],
-            window=_fitting(objective, window or _window(place, positions), model),
+            window=_fitting(objective, window, model),
             segments=2 if pairs and model.num_segments > 1 else 1,
             documents="joined" if model.memory else "separate",
             order="streams" if model.memory else "shuffled",
@@ -105,8 +105,8 @@ def imported_recipe(
         tokenizer=tokenizer,
         objective=objective,
         model=model,
-        task=TaskSettings() if task is None else dataclasses.replace(task, max_length=min(task.max_length, positions)),
-        use=_use(place) if family.name != "gpt2" else UseSettings(visibility="left_to_right", pooling="last"),
+        task=TaskSettings() if task is None else dataclasses.replace(task, max_length=window),
+        use=use,
     )
     validate(recipe)
     return recipe
@@ -149,23 +149,116 @@ def _note(family: Family, model: ModelSettings, heads: Sequence[Head], task: Tas
     return f"An encoder of the family {family.name} with heads that predict {' and '.join(predicts[head] for head in heads)}."
 
 
-def _window(place: Path, positions: int) -> int:
-    """Text length of a sentence-transformers model, if the folder is one; else all positions."""
-    file = inside(place, "sentence_bert_config.json")
-    longest = None if file is None else read_json(file).get("max_seq_length")
-    if isinstance(longest, bool) or not isinstance(longest, int) or not 3 <= longest <= positions:
-        return positions
-    return longest
+def text_use(
+    place: Path, family: Family, tokenizer: Tokenizer, settings: TokenizerSettings, allow: Sequence[str]
+) -> UseSettings:
+    """How a checkpoint writes a text: separators of its tokenizer or family, and what sentence-transformers does with it.
+
+    Args:
+        place: Its folder.
+        family: Its family.
+        tokenizer: Its tokenizer.
+        settings: Settings that load the tokenizer.
+        allow: Patterns of folders of modules to import it without.
+
+    Raises:
+        UniclozeError: Its vectors are computed in a way that `embed` does not have.
+    """
+    separators = separators_in(settings.path or "") or family.separators
+    use = UseSettings(separators=separators)
+    if family.name == "gpt2":
+        use = dataclasses.replace(use, visibility="left_to_right", pooling="last")
+    for kind, folder in _modules(place):
+        file = inside(place, f"{folder}/config.json" if folder else "sentence_bert_config.json")
+        config = {} if file is None else read_json(file)
+        if kind == "Transformer" and not folder:
+            if config.get("do_lower_case") and not tokenizer.lowercase:
+                raise UniclozeError(
+                    f"{file}: do_lower_case is true, but the tokenizer keeps capital letters: set it to false"
+                )
+        elif kind == "Pooling":
+            use = dataclasses.replace(use, pooling=_pooling(place / folder / "config.json", config))
+            if config.get("include_prompt") is False and _prompts(place).get("default_prompt_name"):
+                raise UniclozeError(f"{file}: include_prompt is false, and embed pools the prompt too: set it to true")
+        elif kind == "Normalize":
+            use = dataclasses.replace(use, normalize=True)
+        elif kind != "Dropout" and not any(fnmatchcase(folder, pattern) for pattern in allow):
+            raise UniclozeError(
+                f"{place}/modules.json: embed has no {kind} after the encoder: pass --allow '{folder or kind}' to import the "
+                "model without it, which gives other vectors"
+            )
+    return dataclasses.replace(use, prompt=_prompt(place))
 
 
-def _use(place: Path) -> UseSettings:
-    """Pooling of a sentence-transformers model, if the folder is one; warns if `embed` does not support it."""
-    file = inside(place, "1_Pooling/config.json")
-    if file is None:
-        return UseSettings()
-    modes = [key for key, value in read_json(file).items() if key.startswith("pooling_mode_") and value is True]
-    if len(modes) != 1 or modes[0] not in _POOLING:
-        warnings.warn(f"{file} pools by {' and '.join(modes) or 'nothing'}, which embed does not support: first slot used",
-                      stacklevel=2)  # fmt: skip
-        return UseSettings()
-    return UseSettings(pooling=_POOLING[modes[0]])
+def _modules(place: Path) -> list[tuple[str, str]]:
+    """Class and folder of each module of a sentence-transformers model, in order; none if the folder is not one."""
+    if (file := inside(place, "modules.json")) is None:
+        pools = inside(place, "1_Pooling/config.json") is not None
+        return [("Transformer", ""), ("Pooling", "1_Pooling")] if pools else []
+    modules = read_json(file, kind=list)
+    for module in modules:
+        kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        if not (isinstance(kind, str) and isinstance(folder, str) and PurePath(folder).name == folder):
+            raise UniclozeError(f"{file} does not list modules by type and path: download it again")
+    return [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
+
+
+def _pooling(file: Path, config: Mapping[str, Any]) -> Literal["first", "last", "mean"]:
+    """Pooling of a sentence-transformers model.
+
+    Raises:
+        UniclozeError: It is another than those of `embed`.
+    """
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [
+            key.removeprefix("pooling_mode_")
+            for key, on in config.items()
+            if key.startswith("pooling_mode_") and on is True
+        ]
+    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
+    name = modes[0] if isinstance(modes, list) and len(modes) == 1 else None
+    found = next(
+        (
+            ours
+            for theirs, ours in POOLING.items()
+            if name in (theirs, theirs.removesuffix("_tokens").removesuffix("_token"))
+        ),
+        None,
+    )
+    if found is None:
+        raise UniclozeError(
+            f"{file} pools by {modes}, and embed by the first or the last slot or their mean: use another checkpoint, or "
+            "delete the file to choose with --pooling"
+        )
+    return found
+
+
+def _prompts(place: Path) -> Mapping[str, Any]:
+    file = inside(place, "config_sentence_transformers.json")
+    return {} if file is None else read_json(file)
+
+
+def _prompt(place: Path) -> str:
+    """The default prompt of a sentence-transformers model; warns of others, which are used on request there."""
+    config = _prompts(place)
+    prompts, name = config.get("prompts"), config.get("default_prompt_name")
+    prompts = prompts if isinstance(prompts, dict) else {}
+    others = [key for key, text in prompts.items() if text and key != name]
+    if others:
+        warnings.warn(
+            f"{place} has prompts for {', '.join(others)}, which embed does not add: put them before the texts",
+            stacklevel=2,
+        )
+    prompt = prompts.get(name) if isinstance(name, str) else None
+    return prompt if isinstance(prompt, str) else ""
+
+
+def longest_row(place: Path, positions: int) -> int:
+    """Longest row of a checkpoint: that of sentence-transformers or of its tokenizer, at most its positions."""
+    for name, key in (("sentence_bert_config.json", "max_seq_length"), (TOKENIZER_CONFIG, "model_max_length")):
+        file = inside(place, name)
+        longest = None if file is None else read_json(file).get(key)
+        if isinstance(longest, int) and not isinstance(longest, bool) and longest >= 3:
+            return min(longest, positions)
+    return positions

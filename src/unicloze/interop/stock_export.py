@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unicloze.decoding.inputs import SPECIALS_OF_A_WINDOW, longest_text
+from unicloze.decoding.inputs import text_format
 from unicloze.interop.architectures import Architecture
-from unicloze.interop.calling import encoder_inputs
 from unicloze.interop.limits import HEADS, exported_heads, task_class
 from unicloze.interop.stock import Stock
 from unicloze.interop.tables import Table
@@ -22,7 +21,7 @@ from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sent
 from unicloze.settings import ModelSettings
 from unicloze.tasks import task_heads
 from unicloze.tasks.groups import Labelled
-from unicloze.tasks.rows import separators_of
+from unicloze.tasks.rows import TextFormat
 from unicloze.training.initial import SEGMENT_ROWS, TOKEN_ROWS
 from unicloze.training.loading import LoadedModel
 
@@ -40,7 +39,7 @@ class StockExport:
         padding: Number of rows in their position table before ours.
         pad: Their padding id.
         swapped: Two ids to swap.
-        segments: `token_type_ids` of the two texts of a pair; None if the class takes none.
+        form: Rows of texts, whose segments are the class's `token_type_ids`.
         said: What is changed or missing in the export, as sentences.
     """
 
@@ -52,13 +51,8 @@ class StockExport:
     padding: int
     pad: int
     swapped: tuple[int, int] | None
-    segments: tuple[int, int] | None
+    form: TextFormat
     said: tuple[str, ...]
-
-    @property
-    def longest(self) -> int:
-        """Largest number of tokens in a row."""
-        return self.loaded.model.max_positions
 
     def state(self) -> dict[str, Tensor]:
         """Our tensors with rows in their order."""
@@ -80,26 +74,21 @@ class StockExport:
         """
         model, recipe = self.loaded.model, self.loaded.recipe
         config = self.stock.config(
-            self.settings, positions=self.longest + self.padding, vocab_size=model.vocab_size, pad=self.pad
+            self.settings, positions=model.max_positions + self.padding, vocab_size=model.vocab_size, pad=self.pad
         )
         config = {"architectures": [self.architecture], **config, **self._task_config()}
         (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         write_tokenizer(
             self.loaded.tokenizer,
             folder,
+            self.form,
             swapped=self.swapped,
             pad=self.pad,
-            longest=self.longest,
-            segments=self.segments,
-            separators=separators_of(recipe),
+            takes_segments=self.stock.has_segments,
+            words=recipe.task.kind == "tagging" and self.loaded.tokenizer.spaced,
         )
         if not task_heads(recipe):
-            write_sentence_files(
-                folder,
-                hidden_size=self.settings.hidden_size,
-                longest=longest_text(self.loaded) + SPECIALS_OF_A_WINDOW,
-                pooling=recipe.use.pooling,
-            )
+            write_sentence_files(folder, recipe.use, hidden_size=self.settings.hidden_size, longest=self.form.longest)
         weights = {name: tensor.detach().clone() for name, tensor in self.table.to_theirs(self.state()).items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -128,7 +117,7 @@ def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
     pad, swapped = padding_of(loaded.tokenizer, stock.padding_id)
     padding = pad + 1 if stock.counts_from_padding else 0
     own = model.settings.num_segments
-    segments = _segments(loaded)
+    form = text_format(loaded)
     settings = dataclasses.replace(model.settings, num_segments=max(1, own) if stock.has_segments else own)
     kept, lost = exported_heads(stock, loaded)
     if heads:
@@ -150,19 +139,12 @@ def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
         padding=padding,
         pad=pad,
         swapped=swapped,
-        segments=(0, int(segments[0] != segments[1])) if stock.has_segments else None,
+        form=dataclasses.replace(form, segments=(0, int(form.segments[0] != form.segments[1]))),
         said=tuple(said),
     )
 
 
-def _segments(loaded: LoadedModel) -> tuple[int, int]:
-    """Segment ids of a text and of its second part."""
-    if task_heads(loaded.recipe):
-        return 0, min(1, max(0, loaded.model.settings.num_segments - 1))
-    return encoder_inputs(loaded.recipe).segment_ids
-
-
 def _segment_order(loaded: LoadedModel) -> list[int]:
     """Order of the segment table's rows, with those of a text and its second part first."""
-    named = list(dict.fromkeys(_segments(loaded)))
+    named = list(dict.fromkeys(text_format(loaded).segments))
     return named + [row for row in range(loaded.model.settings.num_segments) if row not in named]

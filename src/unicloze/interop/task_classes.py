@@ -98,7 +98,6 @@ def imported_task(config: Config, kind: TaskClass, layers: Mapping[TaskClass, Ta
         name, labels = "regression", None
     task: Any = load_recipe(name).task
     values: dict[str, Any] = {
-        "max_length": LONGEST_ROW,
         "head": layers[kind].head if DENSE[kind] else "plain",
         "pooling": "decoder" if decodes else "first",
         "head_dropout": _dropout(config, kind),
@@ -111,8 +110,6 @@ def imported_task(config: Config, kind: TaskClass, layers: Mapping[TaskClass, Ta
     return imported
 
 
-LONGEST_ROW = 512
-"""Longest row of an imported task, if its model has as many positions."""
 DROPOUT: Mapping[str, tuple[str, float | None]] = {
     "albert": ("classifier_dropout_prob", 0.1),
     "distilbert": ("seq_classif_dropout", 0.2),

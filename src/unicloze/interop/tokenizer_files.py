@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError
 from unicloze.files import replace_file
+from unicloze.settings import UseSettings
+from unicloze.tasks.rows import TextFormat
 from unicloze.text.tokenizers import Tokenizer
+
+POOLING: Mapping[str, Literal["first", "mean", "last"]] = {
+    "cls_token": "first",
+    "mean_tokens": "mean",
+    "lasttoken": "last",
+}
+"""Pooling by the name sentence-transformers had for it in `pooling_mode_...`."""
 
 
 def padding_of(tokenizer: Tokenizer, wanted: int | None) -> tuple[int, tuple[int, int] | None]:
@@ -45,23 +55,23 @@ def swapped_ids(size: int, swapped: tuple[int, int] | None) -> Int64s:
 def write_tokenizer(
     tokenizer: Tokenizer,
     folder: Path,
+    form: TextFormat,
     *,
     swapped: tuple[int, int] | None = None,
     pad: int | None = None,
-    longest: int,
-    segments: Sequence[int] | None,
-    separators: int = 1,
+    takes_segments: bool = True,
+    words: bool = False,
 ) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`, so that Transformers encodes a text and its masks as `fill` does.
 
     Args:
         tokenizer: The tokenizer.
         folder: Destination.
+        form: Rows of a text and of a pair; its segments are the class's `token_type_ids`.
         swapped: Two ids to swap.
         pad: Their padding id; default: ours.
-        longest: Largest number of tokens in a row.
-        segments: `token_type_ids` of the two texts of a pair; None if the model takes none.
-        separators: Number of [EOS] between these.
+        takes_segments: Whether the class has `token_type_ids`.
+        words: Whether each word of a sentence is spelled with a space before it, the first too, as taggers read it.
 
     Raises:
         UniclozeError: `swapped` is given, but the order of its tokens is fixed (Unigram).
@@ -70,20 +80,53 @@ def write_tokenizer(
     document, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     content = tokenizer.exported()
     ids = swapped_ids(tokenizer.vocabulary.size, swapped)
+    content["post_processor"] = _template(
+        tokenizer, form if takes_segments else dataclasses.replace(form, segments=(0, 0))
+    )
     if swapped is not None:
         _renumber(content, {number: int(ids[number]) for number in swapped})
-    pair = content["post_processor"]["pair"]
-    pair[3:3] = [json.loads(json.dumps(pair[2])) for _ in range(separators - 1)]
-    for piece in pair:
-        for part in piece.values():
-            part["type_id"] = 0 if segments is None else segments[part["type_id"]]
+    if words:
+        _with_spaces(content["pre_tokenizer"])
     replace_file(document, json.dumps(content, ensure_ascii=False, indent=2))
     values = json.loads(config.read_text(encoding="utf-8"))
+    if words:
+        values["add_prefix_space"] = True
     if pad is not None:
         values["pad_token"] = tokenizer.tokens([int(ids[pad])])[0]
-    asked = ["input_ids", *([] if segments is None else ["token_type_ids"]), "attention_mask"]
-    values |= {"model_max_length": longest, "model_input_names": asked, "padding_side": "right"}
+    asked = ["input_ids", *(["token_type_ids"] if takes_segments else []), "attention_mask"]
+    values |= {"model_max_length": form.longest, "model_input_names": asked, "padding_side": "right"}
     replace_file(config, json.dumps(values, ensure_ascii=False, indent=2) + "\n")
+
+
+def _template(tokenizer: Tokenizer, form: TextFormat) -> dict[str, Any]:
+    """The post-processor that writes rows in a format."""
+
+    def pieces(ids: Sequence[int], segment: int) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": token, "type_id": segment}} for token in tokenizer.tokens(ids)]
+
+    texts = [{"Sequence": {"id": name, "type_id": segment}} for name, segment in zip("AB", form.segments, strict=True)]
+    first, second = form.segments
+    special = dict.fromkeys((*form.start, *form.between, *form.end))
+    names = dict(zip(special, tokenizer.tokens(special), strict=True))
+    return {
+        "type": "TemplateProcessing",
+        "single": [*pieces(form.start, first), texts[0], *pieces(form.end, first)],
+        "pair": [
+            *pieces(form.start, first),
+            texts[0],
+            *pieces(form.between, first),
+            texts[1],
+            *pieces(form.end, second),
+        ],
+        "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for number, name in names.items()},
+    }
+
+
+def _with_spaces(part: Any) -> None:
+    """Let a byte-level pre-tokenizer, or those of a sequence, put a space before a text."""
+    for inner in (part or {}).get("pretokenizers", [part or {}]):
+        if inner.get("type") == "ByteLevel":
+            inner["add_prefix_space"] = True
 
 
 def _renumber(content: dict[str, Any], new: Mapping[int, int]) -> None:
@@ -104,25 +147,30 @@ def _renumber(content: dict[str, Any], new: Mapping[int, int]) -> None:
         special["ids"] = [new.get(number, number) for number in special["ids"]]
 
 
-def write_sentence_files(folder: Path, *, hidden_size: int, longest: int, pooling: str) -> None:
-    """Write the files with which sentence-transformers pools as `embed` does: `modules.json` and the files it names.
+def write_sentence_files(folder: Path, use: UseSettings, *, hidden_size: int, longest: int) -> None:
+    """Write the files with which sentence-transformers embeds as `embed` does: `modules.json` and the files it names.
 
     Args:
         folder: Destination.
+        use: Pooling, normalisation and prompt.
         hidden_size: Width of a vector.
-        longest: Largest number of tokens in a text; longer texts are truncated.
-        pooling: The recipe's `use.pooling`.
+        longest: Largest number of tokens in a row; longer texts are truncated.
     """
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
     ]
-    modes = {"first": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
-    flags = {f"pooling_mode_{mode}": name == pooling for name, mode in modes.items()}
+    if use.normalize:
+        modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
+        (folder / "2_Normalize").mkdir(exist_ok=True)
+    flags = {f"pooling_mode_{name}": mode == use.pooling for name, mode in POOLING.items()}
     (folder / "1_Pooling").mkdir(exist_ok=True)
+    prompts = {"prompts": {"text": use.prompt}, "default_prompt_name": "text"} if use.prompt else {}
     for name, content in (
         ("modules.json", modules),
         ("1_Pooling/config.json", {"word_embedding_dimension": hidden_size, **flags}),
         ("sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False}),
+        ("config_sentence_transformers.json", prompts),
     ):
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        if content:
+            (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

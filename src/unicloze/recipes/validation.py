@@ -59,6 +59,7 @@ _RANGES: Mapping[str, Range] = {
     **dict.fromkeys(_NOT_NEGATIVE, NOT_NEGATIVE),
     **dict.fromkeys(_BELOW_ONE, BELOW_ONE),
     "training.spike_factor": AT_LEAST_ONE,
+    "use.separators": AT_LEAST_ONE,
 }
 
 

@@ -10,16 +10,22 @@ from unicloze.settings.values import Precision
 
 @dataclass(frozen=True, kw_only=True)
 class UseSettings:
-    """How the trained model is used as an encoder.
+    """How the trained model writes a text as a row and reads it; an import takes it from the model's family and files.
 
     Args:
         visibility: Which slots each slot attends to when it encodes a text. With `both_directions`, in tasks, each text is
             read from left to right and, apart, from right to left, and a head reads both means, side by side (ELMo).
         pooling: The slot that represents a text: the `first`, the `last`, or the `mean` of all.
+        separators: Number of [EOS] between the two texts of a pair in a task; RoBERTa, MPNet and BART have 2.
+        normalize: Whether the vector of a text is divided by its length.
+        prompt: Text put before each text that is embedded.
     """
 
     visibility: Literal["bidirectional", "left_to_right", "right_to_left", "both_directions"] = "bidirectional"
     pooling: Literal["first", "last", "mean"] = "first"
+    separators: int = 1
+    normalize: bool = False
+    prompt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from unicloze.records.choice_files import GAP
 from unicloze.records.record import Record
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Delimited, Headed, task_of
-from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, text_row
+from unicloze.tasks.rows import Row, RowTarget, pooled_slots, pooling_of, task_format
 from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer
 
@@ -59,15 +59,15 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     each = [sequences(record, task) for record in records]
     tokens = iter(tokenizer.encode_batch([text for choices in each for parts in choices for text in parts]))
     labelled = any(record.get(task, "label") is not None for record in records)
-    segments, between = pair_marks(recipe, tokenizer.vocabulary)
+    written = task_format(recipe, tokenizer.vocabulary)
     rows, cut = [], 0
     for number, choices in enumerate(each):
         pieces, slots, start, is_cut = [], [], 0, False
         for parts in choices:
             whole = [next(tokens) for _ in parts]
-            shown = fit_texts(whole, task.max_length, len(between))
+            shown = written.fit(whole)
             is_cut |= sum(map(len, shown)) < sum(map(len, whole))
-            pieces.append(text_row(shown, tokenizer.vocabulary, segments, between))
+            pieces.append(written.row(shown))
             length = len(pieces[-1][0])
             slots += [start + slot for slot in pooled_slots(length, pooling)]
             start += length

@@ -15,7 +15,7 @@ from unicloze.objectives.seq2seq import SourceTarget, start_ids
 from unicloze.records.record import Record
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Labelled, Paired, task_of
-from unicloze.tasks.rows import Row, RowTarget, fit_texts, pair_marks, pooled_slots, pooling_of, read_again, text_row
+from unicloze.tasks.rows import Row, RowTarget, pooled_slots, pooling_of, read_again, task_format
 from unicloze.tasks.task import Outputs, Prediction, cut_note
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
@@ -108,18 +108,18 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     if any(record.get(task, "pair") is not None for record in records):
         texts.append(tokenizer.encode_batch([record.text(task, "pair") for record in records]))
     answers = _answers(records, task)
-    segments, between = pair_marks(recipe, tokenizer.vocabulary)
+    written = task_format(recipe, tokenizer.vocabulary)
     rows, cut, pooling = [], 0, pooling_of(recipe)
     for number, given in enumerate(zip(*texts, strict=True)):
         apart = task.head == "biattentive"
-        shown = fit_texts(given, task.max_length - apart * (len(given) - 1), len(between))
+        shown = written.fit(given, spare=apart * (len(given) - 1))
         cut += sum(map(len, shown)) < sum(map(len, given))
         orders: Sequence[Sequence[Int32s]] = (shown,)
         if task.both_orders and len(shown) == 2:
             orders = (shown, shown[::-1])
         elif apart:
             orders = [(each,) for each in shown]
-        pieces = [text_row(order, tokenizer.vocabulary, segments, between) for order in orders]
+        pieces = [written.row(order) for order in orders]
         length = len(pieces[0][0])
         pooled = pooled_slots(length, pooling, leftward=recipe.use.visibility == "right_to_left")
         if pooling == "decoder":

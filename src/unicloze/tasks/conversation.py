@@ -102,7 +102,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         several += len(bounds) > 1
         wanted = _UNKNOWN if not answers else kind_of(answers[0].text)
         unreached += wanted != _UNKNOWN and all(label and label["answer"] == _UNKNOWN for label in labels)
-        windows += extraction.windows_of_record(number, question, passage, bounds, labels, task.separators)
+        windows += extraction.windows_of_record(number, question, passage, bounds, labels, recipe.use.separators)
     extraction.note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
     return windows
 

@@ -176,7 +176,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         labels = [None if answers is None else _labels(span, first, last) for first, last in bounds]
         several += len(bounds) > 1
         unreached += bool(answers) and not any(label and label["start"] for label in labels)
-        windows += windows_of_record(number, shown, passage, bounds, labels, task.separators)
+        windows += windows_of_record(number, shown, passage, bounds, labels, recipe.use.separators)
     cut = sum(len(question) > room for question in questions)
     note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
     return windows

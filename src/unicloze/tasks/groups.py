@@ -47,16 +47,14 @@ class Headed(TaskSettings):
             model reads from left to right, else the `first`. An encoder-decoder predicts classes and quantities from the last
             slot of its `decoder`, which reads the text again (BART).
         head_dropout: Dropout of the output layer's input; default: `model.dropout`.
-        separators: Number of [EOS] between two texts; RoBERTa has 2.
     """
 
     head: HeadName = "dense"
     layers: Literal["last", "all"] = "last"
     pooling: TaskPooling | None = None
     head_dropout: float | None = None
-    separators: int = 1
 
-    ranges: ClassVar = {"head_dropout": BELOW_ONE, "separators": AT_LEAST_ONE}
+    ranges: ClassVar = {"head_dropout": BELOW_ONE}
     one_slot: ClassVar[str] = ""
     """What a single slot predicts, if slots cannot be pooled."""
     of_texts: ClassVar[bool] = False

@@ -17,7 +17,7 @@ from unicloze.arrays import Int32s
 from unicloze.example import Examples
 from unicloze.settings import Recipe, TaskPooling
 from unicloze.tasks.groups import Passages, task_of
-from unicloze.tasks.rows import Row, RowTarget, lay_out, pooled_slots, pooling_of, separators_of, text_row
+from unicloze.tasks.rows import Row, RowTarget, TextFormat, lay_out, pooled_slots, pooling_of, task_format
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
 
@@ -121,7 +121,7 @@ class Window:
 
 def specials_of(recipe: Recipe) -> int:
     """Number of special tokens in a row: [SOS], the separators, and [EOS] at the end."""
-    return 2 + separators_of(recipe)
+    return 2 + recipe.use.separators
 
 
 def room_for_question(recipe: Recipe) -> int:
@@ -161,19 +161,15 @@ def lay_out_windows(
         classes: Further targets, predicted by the slot of the whole row; `start` and `end` are chosen among this slot and
             the tokens of the window.
     """
-    segments = (0, min(1, max(0, recipe.model.num_segments - 1)))
+    written = task_format(recipe, vocabulary)
     names, pooling = ("start", "end", *classes), pooling_of(recipe)
-    return lay_out([_row(row, vocabulary, segments, names, pooling) for row in rows], vocabulary, recipe)
+    return lay_out([_row(row, written, names, pooling) for row in rows], vocabulary, recipe)
 
 
-def _row(
-    window: Window, vocabulary: Vocabulary, segments: tuple[int, int], names: Sequence[str], pooling: TaskPooling
-) -> Row:
+def _row(window: Window, written: TextFormat, names: Sequence[str], pooling: TaskPooling) -> Row:
     tokens = window.passage.ids[window.first : window.last]
-    input_ids, segment_ids = text_row(
-        (window.question, tokens), vocabulary, segments, [vocabulary.eos] * window.separators
-    )
-    before = len(window.question) + 1 + window.separators
+    input_ids, segment_ids = written.row((window.question, tokens))
+    before = len(window.question) + len(written.start) + len(written.between)
     whole = pooled_slots(len(input_ids), pooling)
     choices = np.concatenate([whole, np.arange(before, before + len(tokens))])
     targets = {

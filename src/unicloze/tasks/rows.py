@@ -177,62 +177,68 @@ def _weighted(target: Target, task: TaskSettings) -> Target:
     return dataclasses.replace(target, weights=target.weights * of_classes[target.labels])
 
 
-def cut_pair(first: Int32s, second: Int32s, room: int) -> tuple[Int32s, Int32s]:
-    """Shorten the longer of two texts, token by token from its end, until both fit.
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """How a model writes a text or a pair of texts as a row: the one answer for tasks, embedding, import and export.
 
     Args:
-        first: *Shape:* (tokens,)
-        second: *Shape:* (tokens,)
-        room: Maximum tokens of both.
+        start: Tokens before the first text.
+        between: Tokens between the texts of a pair.
+        end: Tokens after the last text.
+        segments: Segments of the first and the second text; of tokens, that of the text they follow.
+        longest: Most tokens of a row.
     """
-    over = len(first) + len(second) - room
-    if over <= 0:
-        return first, second
-    even = max(0, over - abs(len(first) - len(second)))  # cut from both in turn once their lengths are equal
-    from_first = min(over, max(0, len(first) - len(second))) + even // 2
-    from_second = over - from_first
-    return first[: max(0, len(first) - from_first)], second[: max(0, len(second) - from_second)]
+
+    start: tuple[int, ...]
+    between: tuple[int, ...]
+    end: tuple[int, ...]
+    segments: tuple[int, int]
+    longest: int
+
+    def specials(self, texts: int = 1) -> int:
+        """Tokens of a row beside its texts."""
+        return len(self.start) + len(self.between) * (texts - 1) + len(self.end)
+
+    def fit(self, texts: Sequence[Int32s], spare: int = 0) -> tuple[Int32s, ...]:
+        """A text or a pair, shortened from its ends to a row of `longest` tokens less `spare`.
+
+        Of a pair the longer text is cut until both are equally long, then both; an odd token is left to the text that was
+        longer, as in the truncation of `tokenizers`.
+        """
+        room = max(0, self.longest - spare - self.specials(len(texts)))
+        if len(texts) == 1:
+            return (texts[0][:room],)
+        shorter, longer = sorted(map(len, texts))
+        if shorter + longer > room:
+            shorter = min(shorter, room // 2)
+            longer = room - shorter
+        sizes = (longer, shorter) if len(texts[0]) > len(texts[1]) else (shorter, longer)
+        return texts[0][: sizes[0]], texts[1][: sizes[1]]
+
+    def row(self, texts: Sequence[Int32s]) -> tuple[Int32s, Int32s]:
+        """Tokens and segments of the row of a text or a pair. *Shape:* (slots,) each"""
+        closing = [self.between] * (len(texts) - 1) + [self.end]
+        parts = [np.append(text, tokens) for text, tokens in zip(texts, closing, strict=True)]
+        parts[0] = np.insert(parts[0], 0, self.start)
+        segment_ids = np.repeat(self.segments[: len(parts)], [len(part) for part in parts])
+        return np.concatenate(parts).astype(np.int32), segment_ids.astype(np.int32)
 
 
-def fit_texts(texts: Sequence[Int32s], longest: int, separators: int = 1) -> tuple[Int32s, ...]:
-    """One text or two, shortened to at most `longest` tokens including [SOS], the separators and the [EOS] at the end."""
-    room = longest - 2 - separators * (len(texts) - 1)
-    return cut_pair(texts[0], texts[1], room) if len(texts) == 2 else (texts[0][: max(0, room)],)
+def task_format(recipe: Recipe, vocabulary: Vocabulary) -> TextFormat:
+    """The format of a task's rows.
 
-
-def text_row(
-    texts: Sequence[Int32s], vocabulary: Vocabulary, segments: Sequence[int], between: Sequence[int] = ()
-) -> tuple[Int32s, Int32s]:
-    """The tokens of "[SOS] A [EOS]" or "[SOS] A [EOS] B [EOS]", and their segments.
-
-    Args:
-        texts: One or more texts. *Shape:* (tokens,) each
-        vocabulary: Provides the special tokens.
-        segments: The segment of each text.
-        between: The tokens between two texts; one [EOS] if empty.
+    With `task.delimiter` both texts have one segment, and the token between them is one that no causal model has seen
+    before (Radford et al. 2018, Section 3.3). Models with a single segment (RoBERTa) use [EOS] alone.
     """
-    closing = [between or [vocabulary.eos]] * (len(texts) - 1) + [[vocabulary.eos]]
-    parts = [np.append(text, tokens) for text, tokens in zip(texts, closing, strict=True)]
-    parts[0] = np.insert(parts[0], 0, vocabulary.sos)
-    segment_ids = np.repeat(np.asarray(segments[: len(parts)]), [len(part) for part in parts])
-    return np.concatenate(parts).astype(np.int32), segment_ids.astype(np.int32)
-
-
-def pair_marks(recipe: Recipe, vocabulary: Vocabulary) -> tuple[tuple[int, int], list[int]]:
-    """The segments of the texts of a pair, and the tokens between them.
-
-    With `task.delimiter` both texts have one segment, and the token is one that no causal model has seen before (Radford et
-    al. 2018, Section 3.3). Models with a single segment (RoBERTa) use [EOS] alone.
-    """
-    if isinstance(recipe.task, Delimited) and recipe.task.delimiter:
-        return (0, 0), [vocabulary.mask if vocabulary.pseudo is None else vocabulary.pseudo]
-    return (0, 0 if recipe.model.num_segments == 1 else 1), [vocabulary.eos] * separators_of(recipe)
-
-
-def separators_of(recipe: Recipe) -> int:
-    """Number of tokens between two texts."""
     own = isinstance(recipe.task, Delimited) and recipe.task.delimiter
-    return recipe.task.separators if isinstance(recipe.task, Headed) and not own else 1
+    delimiter = vocabulary.mask if vocabulary.pseudo is None else vocabulary.pseudo
+    return TextFormat(
+        start=(vocabulary.sos,),
+        between=(delimiter,) if own else (vocabulary.eos,) * recipe.use.separators,
+        end=(vocabulary.eos,),
+        segments=(0, 0 if own or recipe.model.num_segments < 2 else 1),
+        longest=recipe.task.max_length,
+    )
 
 
 def pooling_of(recipe: Recipe) -> TaskPooling:

@@ -30,9 +30,9 @@ from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.records.record import Record
 from unicloze.rules import AT_LEAST_ONE, NOT_NEGATIVE, Needs, Problem
-from unicloze.settings import HeadSettings, Recipe, TaskSettings
+from unicloze.settings import HeadSettings, Recipe, TaskPooling, TaskSettings
 from unicloze.tasks.groups import Delimited, Headed, Labelled, task_of
-from unicloze.tasks.rows import Row, RowTarget, pair_marks, pooled_slots, pooling_of, separators_of, text_row
+from unicloze.tasks.rows import Row, RowTarget, TextFormat, pooled_slots, pooling_of, task_format
 from unicloze.tasks.several import TAGGING, TASK, by_part, part_problems, parts_of
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
@@ -75,10 +75,7 @@ class TaggingSettings(Headed, Delimited, Labelled):
         "mixing_temperature": AT_LEAST_ONE,
     }
     needs: ClassVar = {
-        **dict.fromkeys(
-            ("delimiter", "separators"),
-            (Needs("task.predicate repeat", lambda recipe: recipe.task.predicate == "repeat"),),
-        ),
+        "delimiter": (Needs("task.predicate repeat", lambda recipe: recipe.task.predicate == "repeat"),),
         **dict.fromkeys(
             ("mixing_cap", "mixing_temperature"), (Needs("task.parts", lambda recipe: bool(recipe.task.parts)),)
         ),
@@ -189,22 +186,23 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     task = task_of(recipe, TaggingSettings)
     answers = _answers(records, task)
     predicates = _predicates(records, recipe)
+    written = task_format(recipe, tokenizer.vocabulary)
     rows, windowed = [], 0
     for number, record in enumerate(records):
-        words = _word_tokens(record.texts(task, "tokens"), tokenizer)
+        words = word_tokens(record.texts(task, "tokens"), tokenizer)
         predicate = predicates[number]
         repeated = words[predicate] if predicate is not None and task.predicate == "repeat" else None
-        room = task.max_length - 2
+        room = task.max_length - written.specials()
         if repeated is not None:
             repeated = repeated[: room // 2]
-            room -= len(repeated) + separators_of(recipe)
+            room -= len(repeated) + len(written.between)
         parts = list(windows([min(len(word), room) for word in words], room))
         windowed += len(parts) > 1 or any(len(word) > room for word in words)
         for window, predicted in parts:
             tags = None if answers is None else [answers[number][word] for word in predicted]
             shown = [words[word][:room] for word in window]
             places = [word - window.start for word in predicted]
-            input_ids, segment_ids, slots, units = _row(shown, places, repeated, tokenizer, recipe)
+            input_ids, segment_ids, slots, units = _row(shown, places, repeated, written, pooling_of(recipe))
             if predicate is not None and predicate in window and repeated is None:
                 first = 1 + sum(len(word) for word in shown[: predicate - window.start])
                 segment_ids[first : first + len(shown[predicate - window.start])] = 1
@@ -247,25 +245,27 @@ def windows(sizes: Sequence[int], room: int) -> Iterator[tuple[range, range]]:
 
 
 def _row(
-    words: Sequence[Int32s], predicted: Sequence[int], repeated: Int32s | None, tokenizer: Tokenizer, recipe: Recipe
+    words: Sequence[Int32s],
+    predicted: Sequence[int],
+    repeated: Int32s | None,
+    written: TextFormat,
+    pooling: TaskPooling,
 ) -> tuple[Int32s, Int32s, list[list[int]], list[tuple[int, int]]]:
     """Tokens and segments of a window, and the pooled slots and the range of slots of each word predicted in it."""
     sizes = [len(word) for word in words]
     sentence = np.concatenate([*words, np.zeros(0, np.int32)])
-    segments, between = pair_marks(recipe, tokenizer.vocabulary)
     texts = [sentence] if repeated is None else [sentence, repeated]
-    input_ids, segment_ids = text_row(texts, tokenizer.vocabulary, segments, between)
+    input_ids, segment_ids = written.row(texts)
     starts = 1 + np.cumsum([0, *sizes[:-1]])
-    slots = [[int(starts[word]) + slot for slot in pooled_slots(sizes[word], pooling_of(recipe))] for word in predicted]
+    slots = [[int(starts[word]) + slot for slot in pooled_slots(sizes[word], pooling)] for word in predicted]
     units = [(int(starts[word]), int(starts[word]) + sizes[word]) for word in predicted]
     return input_ids, segment_ids, slots, units
 
 
-def _word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> list[Int32s]:
+def word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> list[Int32s]:
     """The sub-tokens of each word as within a sentence: byte-level vocabularies spell a word with its leading space."""
     unknown = np.array([tokenizer.vocabulary.unk], dtype=np.int32)
-    spaced = [word if number == 0 else f" {word}" for number, word in enumerate(words)]
-    return [tokens if len(tokens) else unknown for tokens in tokenizer.encode_batch(spaced)]
+    return [tokens if len(tokens) else unknown for tokens in tokenizer.encode_batch([f" {word}" for word in words])]
 
 
 def _answers(records: Sequence[Record], settings: TaggingSettings) -> list[list[int]] | None:

@@ -28,7 +28,7 @@ from unicloze.training.start_model import fingerprint
 
 KINDS = "classification", "regression", "tagging"
 """Kinds of tasks with soft labels."""
-OF_ROWS = "labels", "delimiter", "both_orders", "predicate", "separators"
+OF_ROWS = "labels", "delimiter", "both_orders", "predicate"
 """Settings of a task that decide what its rows are and what their predictions mean."""
 
 
@@ -154,6 +154,7 @@ def _targets_of_task(recipe: Recipe, opened: LoadedModel, said: str) -> list[str
     pairs += [
         ("task.pooling", pooling_of(opened.recipe), pooling_of(recipe)),
         ("use.visibility", opened.recipe.use.visibility, recipe.use.visibility),
+        ("use.separators", opened.recipe.use.separators, recipe.use.separators),
     ]
     heads = [getattr(each.task, "head", None) for each in (opened.recipe, recipe)]
     if "biattentive" in heads:  # it reads the texts of a pair apart, and all slots

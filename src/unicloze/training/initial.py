@@ -63,7 +63,7 @@ def shared_tokens(old: Tokenizer, new: Tokenizer) -> Int64s:
     found = np.full(len(new), -1, dtype=np.int64)
     for i, (token, continues, text) in enumerate(spelled(new)):
         found[i] = exactly.get((token, continues), as_text.get((text, continues), -1) if text else -1)
-    for role in ("pad", "unk", "sos", "eos", "mask"):
+    for role in ("unk", "mask", "pad", "sos", "eos"):  # a token with all roles (GPT-2's) separates texts, as [EOS] does
         found[getattr(new.vocabulary, role)] = getattr(old.vocabulary, role)
     if new.vocabulary.pseudo is not None:
         found[new.vocabulary.pseudo] = old.vocabulary.mask if old.vocabulary.pseudo is None else old.vocabulary.pseudo
@@ -238,10 +238,12 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
         for name in ("head", "head_bias", "tied_output", "scale_output"):
             del known[name]
     changes = {f"model.{name}": value for name, value in known.items() if f"model.{name}" not in given}
+    if "use.separators" not in given:
+        changes["use.separators"] = other.recipe.use.separators
     before = dataclasses.replace(recipe.model, max_positions=recipe.model.max_positions or longest_row(recipe))
     differing = [
         f"{name} {value} (recipe: {getattr(before, name)})"
-        for name, value in ((key.removeprefix("model."), value) for key, value in changes.items())
+        for name, value in ((key.removeprefix("model."), changes[key]) for key in changes if key.startswith("model."))
         if value != getattr(before, name)
     ]
     said = f"the model's shape is that of {other.path}: {', '.join(differing)}" if differing else ""
