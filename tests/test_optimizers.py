@@ -312,3 +312,44 @@ def test_the_ledger_records_the_learning_rate_that_was_used(tmp_path: Path) -> N
     pretrain_run(load_recipe("quickstart", toy_overrides() | settings), tmp_path / "run", progress=False)
     events = [event for event in read_ledger(tmp_path / "run" / "ledger.jsonl") if event["event"] == "step"]
     assert [event["learning_rate"] for event in events] == pytest.approx([1e-3 * rate_at(n, 4, 2) for n in range(1, 5)])
+
+
+@pytest.mark.parametrize("name", ["muon", "lamb", "adafactor", "adamw"])
+def test_queries_keys_and_values_move_as_matrices_of_their_own(name: Any) -> None:
+    """One step of the fused projections, beside the same optimiser on a model of their parts."""
+    model = toys.model(num_layers=1, decoder_layers=1)
+    generator = torch.Generator().manual_seed(0)
+    fused = {"qkv": 3, "key_value": 2}
+    parts: dict[str, list[nn.Parameter]] = {}
+    for key, weight in model.named_parameters():
+        weight.data = torch.randn(weight.shape, generator=generator) * torch.linspace(0.1, 3, len(weight)).view(
+            -1, *[1] * (weight.ndim - 1)
+        )
+        weight.grad = torch.randn(weight.shape, generator=generator)
+        if count := fused.get(key.split(".")[-2]):
+            parts[key] = [nn.Parameter(each.clone()) for each in weight.data.chunk(count)]
+            for each, gradient in zip(parts[key], weight.grad.chunk(count), strict=True):
+                each.grad = gradient.clone()
+    assert {key.split(".")[-2] for key in parts} == set(fused)
+    apart = nn.ModuleDict({"backbone": nn.ModuleDict({"layers": nn.ModuleList(map(nn.ParameterList, parts.values()))})})
+    settings = TrainingSettings(optimizer=name, learning_rate=0.1, weight_decay=0.1)
+    for optimizer in (*build_optimizers(model, settings), *build_optimizers(apart, settings)):
+        optimizer.step()
+    for key, each in parts.items():
+        torch.testing.assert_close(
+            model.get_parameter(key), torch.cat(list(each)), rtol=2e-2 if name == "muon" else 1e-5, atol=1e-3
+        )
+
+
+def test_t5s_first_step_moves_queries_by_one_percent() -> None:
+    model = toys.model(num_layers=1)
+    qkv = model.backbone.layers[0].attention.qkv.weight
+    generator = torch.Generator().manual_seed(0)
+    qkv.data = torch.randn(qkv.shape, generator=generator)
+    qkv.data[: len(qkv) // 3] /= 8
+    before = qkv.detach().clone()
+    qkv.grad = torch.randn(qkv.shape, generator=generator)
+    (optimizer,) = build_optimizers(model, TrainingSettings(optimizer="adafactor", learning_rate=0.01))
+    optimizer.step()
+    for old, new in zip(before.chunk(3), qkv.detach().chunk(3), strict=True):
+        assert float((new - old).norm() / old.norm()) == pytest.approx(0.01, rel=0.02)

@@ -76,7 +76,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(Compute, "queues", True)
     monkeypatch.setattr(DropoutKey, "__call__", lambda _, x, rate: functional.dropout(x, rate) if rate else x)
     monkeypatch.setattr(attention_plan, "_needed_slots", lambda _: torch.empty(0))
-    monkeypatch.setattr(Adafactor, "_rate", staticmethod(lambda weight, rate: rate * _size(weight).clamp(min=1e-3)))
+    monkeypatch.setattr(
+        Adafactor, "_rate", staticmethod(lambda weight, rate, fused: rate * _size(weight, fused).clamp(min=1e-3))
+    )
     monkeypatch.setattr(heads, "WIDENED", heads.WIDENED_ON_GPU)
     monkeypatch.setattr(Tensor, "tolist", read)
     yield reads
@@ -189,7 +191,9 @@ def test_adafactor_moves_as_far_whether_a_rate_is_read_or_not() -> None:
         optimizer = Adafactor([weight], weight_decay=0.1)
         with pytest.MonkeyPatch.context() as patch:
             if patched:
-                patch.setattr(Adafactor, "_rate", lambda self, each, rate: rate * _size(each).clamp(min=1e-3))
+                patch.setattr(
+                    Adafactor, "_rate", lambda self, each, rate, fused: rate * _size(each, fused).clamp(min=1e-3)
+                )
             for step in range(3):
                 weight.grad = torch.linspace(1, -step, 12).view(3, 4)
                 optimizer.step()

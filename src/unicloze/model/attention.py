@@ -83,6 +83,9 @@ class SelfAttention(nn.Module):
     (`unicloze.model.readers`) compute attention with these weights.
     """
 
+    FUSED = {"qkv": 3}  # noqa: RUF012
+    """Projections of several equal matrices, one above the other, and how many; optimisers treat each by itself."""
+
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.num_heads = settings.num_heads

@@ -23,6 +23,8 @@ from unicloze.settings import ModelSettings
 class CrossAttention(nn.Module):
     """Weights of cross-attention: queries of the target, and one fused projection to keys and values of the source."""
 
+    FUSED = {"key_value": 2}  # noqa: RUF012
+
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.num_heads, self.width = settings.num_heads, settings.num_heads * head_width(settings)

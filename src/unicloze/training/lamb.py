@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unicloze.training.tensorwise import TensorwiseOptimizer
+from unicloze.training.tensorwise import TensorwiseOptimizer, norm_of_each
 
 
 class Lamb(TensorwiseOptimizer):
@@ -23,6 +23,7 @@ class Lamb(TensorwiseOptimizer):
         betas: Decay rates of the moments.
         eps: Added to the square root of the second moment.
         weight_decay: Factor of the weights added to the update.
+        fused: Number of matrices in each fused parameter, see `matrices_in`; each has its own norm.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class Lamb(TensorwiseOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.0,
+        fused: Mapping[int, int] | None = None,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True}
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, fused)
 
-    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[weight]
+    def _update(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], fused: bool
+    ) -> None:
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
@@ -51,6 +54,6 @@ class Lamb(TensorwiseOptimizer):
         if group["weight_decay"]:
             update.add_(weight, alpha=group["weight_decay"])
         if group["adapt"]:
-            size, length = weight.norm(), update.norm()
+            size, length = norm_of_each(weight, fused), norm_of_each(update, fused)
             update.mul_(torch.where((size > 0) & (length > 0), size / length, torch.ones_like(size)))
         weight.sub_(update, alpha=group["lr"])

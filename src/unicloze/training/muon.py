@@ -1,9 +1,9 @@
-"""Muon that orthogonalises matrices of one shape together, and in fp32 on CPUs without bf16 instructions."""
+"""Muon by matrix, those of a fused projection too; matrices of one shape together, in fp32 on CPUs without bf16."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +16,17 @@ class Muon(torch.optim.Muon):
     """`torch.optim.Muon` with `match_rms_adamw`, the same state, and one product for all matrices of a shape.
 
     On a GPU one launch for all is faster than one for each. On a CPU without bf16 instructions torch's bf16 products are 20
-    times as slow as fp32 (measured: 8.9 of 14 s per step), so the iterations run in fp32. On other CPUs `fits` is false:
-    torch's own loop is as fast there, and keeps the bits of earlier runs.
+    times as slow as fp32 (measured: 8.9 of 14 s per step), so the iterations run in fp32.
+
+    Args:
+        params: Matrices, or groups of matrices.
+        fused: Number of matrices in each fused parameter, see `matrices_in`.
+        settings: As of `torch.optim.Muon`.
     """
 
-    @staticmethod
-    def fits(device: torch.device) -> bool:
-        """Whether this class is faster than torch's on a device."""
-        return device.type != "cpu" or not any(cpu_abilities().values())
+    def __init__(self, params: Any, *, fused: Mapping[int, int] | None = None, **settings: Any) -> None:
+        super().__init__(params, **{"adjust_lr_fn": "match_rms_adamw", **settings})
+        self._fused = fused or {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -32,23 +35,26 @@ class Muon(torch.optim.Muon):
             with torch.enable_grad():
                 closure()
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
+            by_shape: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = {}
             for weight in group["params"]:
                 if weight.grad is not None:
-                    by_shape.setdefault(weight.shape, []).append(weight)
-            for weights in by_shape.values():
-                self._update(weights, group)
+                    state = self.state[weight]
+                    if "momentum_buffer" not in state:
+                        state["momentum_buffer"] = torch.zeros_like(weight)
+                    parts = self._fused.get(id(weight), 1)
+                    whole = weight, weight.grad, state["momentum_buffer"]
+                    for matrix in zip(*(tensor.chunk(parts) for tensor in whole), strict=True):
+                        by_shape.setdefault(matrix[0].shape, []).append(matrix)
+            for matrices in by_shape.values():
+                self._update(matrices, group)
 
-    def _update(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        """Update matrices of one shape."""
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        for weight in weights:
-            if "momentum_buffer" not in self.state[weight]:
-                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+    def _update(self, matrices: list[tuple[Tensor, Tensor, Tensor]], group: dict[str, Any]) -> None:
+        """Update matrices of one shape, each with its gradient and momentum."""
+        weights, gradients, buffers = (list(each) for each in zip(*matrices, strict=True))
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         directions = list(torch._foreach_lerp(gradients, buffers, group["momentum"])) if group["nesterov"] else buffers
-        stacked = torch.stack(directions).to(torch.float32 if weights[0].device.type == "cpu" else torch.bfloat16)
+        slow = weights[0].device.type == "cpu" and not any(cpu_abilities().values())
+        stacked = torch.stack(directions).to(torch.float32 if slow else torch.bfloat16)
         updates = orthogonalised(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
         rate = group["lr"] * 0.2 * math.sqrt(max(weights[0].shape))
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])

@@ -15,6 +15,7 @@ from unicloze.training.adafactor import Adafactor
 from unicloze.training.lamb import Lamb
 from unicloze.training.muon import Muon
 from unicloze.training.nt_asgd import NtAsgd
+from unicloze.training.tensorwise import matrices_in
 
 SLANTED_RATIO = 32
 """Ratio of peak to lowest learning rate of a slanted triangle (ULMFiT, Section 3.2)."""
@@ -31,7 +32,8 @@ def build_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """One optimiser for everything; or Muon for matrices inside layers and AdamW for the rest.
 
-    Muon takes no weights of LSTMs, which are stacks of gates. Frozen weights belong to none. Weight decay applies to
+    Muon, LAMB and Adafactor treat queries, keys and values as a matrix each, though one projection holds them. Muon takes no
+    weights of LSTMs, which are stacks of gates. Frozen weights belong to none. Weight decay applies to
     matrices, but not to biases, normalisations and the relative position bias. Each group stores its peak learning rate as
     `peak_lr` and its first training step as `first_step`.
 
@@ -73,6 +75,7 @@ def build_optimizers(
             if (depth, kind) in members
         ]
 
+    fused = matrices_in(model)
     everything = groups(chosen(settings.learning_rate), _MATRICES, _VECTORS)
     moments: dict[str, Any] = {"betas": settings.betas, "eps": settings.epsilon}
     optimizers: list[torch.optim.Optimizer] = []
@@ -81,19 +84,18 @@ def build_optimizers(
     elif everything and settings.optimizer == "lamb":
         for group in everything:
             group["adapt"] = group["params"][0].ndim >= 2 and id(group["params"][0]) not in undecayed
-        optimizers.append(Lamb(everything, **moments))
+        optimizers.append(Lamb(everything, fused=fused, **moments))
     elif everything and settings.optimizer == "sgd":
         optimizers.append(torch.optim.SGD(everything, momentum=settings.momentum))
     elif everything and settings.optimizer == "nt_asgd":
         optimizers.append(NtAsgd(everything, patience=settings.average_patience))
     elif everything and settings.optimizer == "adafactor":
-        optimizers.append(Adafactor(everything))
+        optimizers.append(Adafactor(everything, fused=fused))
     elif everything:
         optimizers.append(torch.optim.AdamW(everything, **moments, fused=True))
     hidden = groups(settings.muon_learning_rate or chosen(settings.learning_rate), _HIDDEN)
     if hidden:
-        muon = Muon if Muon.fits(next(model.parameters()).device) else torch.optim.Muon
-        optimizers.append(muon(hidden, momentum=settings.muon_momentum, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(hidden, momentum=settings.muon_momentum, fused=fused))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
