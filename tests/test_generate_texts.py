@@ -70,6 +70,31 @@ def test_recipes_that_cannot_generate(name: str) -> None:
         generation_format_of(load_recipe(name), toys.vocabulary(extra=4))
 
 
+@pytest.mark.parametrize(
+    ("recipe", "absent", "ask"),
+    [
+        (
+            "xlnet-base",
+            "XLNet's generation, token by token from its query stream and memory",
+            lambda: generation_format_of(load_recipe("xlnet-base"), toys.vocabulary()),
+        ),
+        ("t5-base", "mixture of labelled tasks", lambda: verbs.pretrain("translation")),
+        ("cvt", "translation with two auxiliary decoders", None),  # test_cross_view refuses it
+        (
+            "unilm-v1-large",
+            "one segment of text",
+            lambda: load_recipe("unilm-v1-base", {"objective.mixture": [{"segments": 1}]}),
+        ),
+    ],
+)
+def test_what_is_absent_is_named_in_the_provenance_and_refused(recipe: str, absent: str, ask: Any) -> None:
+    note = " ".join(load_recipe(recipe).provenance.note.split())
+    assert absent in note and "ot done" in note
+    if ask is not None:
+        with pytest.raises(UsageError, match="not done|no setting 'objective.segments'"):
+            ask()
+
+
 def stream(model: LoadedModel, source: str, settings: DecodingSettings) -> list[str]:
     decoding = {f"decoding.{name}": value for name, value in dataclasses.asdict(settings).items()}
     return list(verbs.stream(model, source, overrides=decoding))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from corpora import write_corpus
+from unicloze.errors import UsageError
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
@@ -134,3 +135,13 @@ def test_a_run_that_goes_back_hears_each_evaluation_once(tmp_path: Path, monkeyp
     assert [(event["step"], event["to"]) for event in events if event["event"] == "spike"] == [(8, 4)]
     losses = {event["step"]: event["loss"]["lm"] for event in events if event["event"] == "evaluate"}
     assert optimizers[-1].heard == [losses[step] for step in range(1, 11)]
+
+
+def test_a_resumed_run_evaluates_as_often_and_as_much_as_before(tmp_path: Path) -> None:
+    """Evaluations decide when the averaging starts."""
+    write_corpus(tmp_path / "corpus")
+    settings = toy_overrides() | {"data.corpus": [str(tmp_path / "corpus")], "training.save_every": 1}
+    pretrain_run(load_recipe("awd-lstm", settings), tmp_path / "run", progress=False)
+    for key in ("training.evaluate_every", "training.evaluate_windows"):
+        with pytest.raises(UsageError, match=f"holds a run with {key}"):
+            pretrain_run(load_recipe("awd-lstm", settings | {key: 1}), tmp_path / "run", progress=False)

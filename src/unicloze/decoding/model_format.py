@@ -37,9 +37,11 @@ def generation_format_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "D
         raise UsageError(f"a model fine-tuned for {recipe.task.kind} cannot generate text; {use_of(recipe, place)}")
     names = ", ".join(dict.fromkeys(part.settings.name for part in parts(objective_of(recipe))))
     what = "an encoder without heads" if not objective_of(recipe).trains else f"a model of the objective {names}"
+    gaps = [OBJECTIVES[part.settings.name].not_done for part in parts(objective_of(recipe))]
+    absent = next((f" ({gap} is not done)" for gap in gaps if gap), "")
     raise UsageError(
-        f"{what} cannot generate text: use one of another objective, such as unilmv2 with the target par, prefix or causal; "
-        f"{use_of(recipe, place, predicts_tokens=names != 'none')}"
+        f"{what} cannot generate text{absent}: use one of another objective, such as unilmv2 with the target par, prefix or "
+        f"causal; {use_of(recipe, place, predicts_tokens=names != 'none')}"
     )
 
 

@@ -47,8 +47,8 @@ def check_views(recipe: Recipe) -> None:
         return
     if task.kind != "tagging":
         raise UsageError(
-            "finetuning.unlabelled hides the text on one side of a word, so it is for tagging only, and task.kind is "
-            f"{task.kind}: leave it out"
+            "finetuning.unlabelled hides the text on one side of a word, so it is for tagging only (the auxiliary decoders "
+            f"of cross-view training for translation are not done), and task.kind is {task.kind}: leave it out"
         )
     if not both_ways:
         raise UsageError(

@@ -40,6 +40,7 @@ class Objective(Generic[S]):
         defines: Which of these three abilities the settings train; default: all that are not None.
         causal_masks: Whether `causal` masks the whole text, which is more than most training rows do.
         generates: How a model generates text, or None if the settings do not train it; default: it cannot generate.
+        not_done: Generation of its paper that is absent here, in words; empty if there is none.
         check: Rejects text that the objective cannot use; called with some windows before the first step.
     """
 
@@ -51,4 +52,5 @@ class Objective(Generic[S]):
     defines: Callable[[S], Collection[Ability]] | None = None
     causal_masks: bool = False
     generates: Callable[[S, Vocabulary], GenerationFormat | None] | None = None
+    not_done: str = ""
     check: Callable[[Windows, Vocabulary, S], None] | None = None

@@ -214,6 +214,7 @@ OBJECTIVES: Mapping[str, Objective[Any]] = {
         stepwise=permuted_stepwise,
         causal=permuted_causal,
         causal_masks=True,
+        not_done="XLNet's generation, token by token from its query stream and memory",
     ),
     "compensated": Objective(
         settings=CompensatedSettings,

@@ -179,6 +179,8 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
         free -= FREE_AFTER_OUT_OF_MEMORY  # memories belong to micro-batches
     if training.on_spike == "go_back":
         free -= {"training.save_every"}  # decides which checkpoint is the last
+    if training.optimizer == "nt_asgd":
+        free -= {"training.evaluate_every", "training.evaluate_windows"}  # evaluations decide when it starts to average
     refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}", free=free)
     moving = _moves_with_the_steps(recipe)
     if former.training.steps != recipe.training.steps and moving:

@@ -176,6 +176,11 @@ def pretrain(
     elif budget is not None:
         raise UsageError("option --budget: only --recipe auto chooses the steps by a budget: give --training.steps.")
     settings = load_recipe(recipe, _of_whole(given) if toy else given)
+    if settings.task.kind:
+        raise UsageError(
+            f"recipe {settings.name} is of a task, and pre-training on labelled records, as in T5's mixture of tasks with "
+            "span corruption, is not done: give it to `unicloze finetune`, or another recipe (`unicloze recipes`)."
+        )
     refuse_not_of_pretraining("pretrain", given_settings(overrides))
     beside = given_beside("data.prepared", recipe, given)
     if continued:  # recipe.yaml of an older run may misstate its data settings
