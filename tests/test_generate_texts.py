@@ -91,7 +91,7 @@ def test_what_is_absent_is_named_in_the_provenance_and_refused(recipe: str, abse
     note = " ".join(load_recipe(recipe).provenance.note.split())
     assert absent in note and "ot done" in note
     if ask is not None:
-        with pytest.raises(UsageError, match="not done|no setting 'objective.segments'"):
+        with pytest.raises(UsageError, match=r"not done|no setting 'objective\.segments'"):
             ask()
 
 
