@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from corpora import write_corpus
 from interop_toys import save
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import Batch
 from unicloze.interop.opening import open_model
 from unicloze.pretraining.automatic import (
     MOST_PASSES,
@@ -20,13 +23,18 @@ from unicloze.pretraining.automatic import (
     inner_weights,
     vocabulary_size,
 )
-from unicloze.pretraining.budget import Budget, Cost, with_steps
+from unicloze.pretraining.budget import Budget, Cost, cost_of_a_step, with_steps
+from unicloze.pretraining.data import build_sampler
+from unicloze.pretraining.plan import plan_run
 from unicloze.progress import short
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.settings import DataSettings
+from unicloze.text.prepare import open_or_prepare
 from unicloze.text.survey import SAMPLE, Survey, survey
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.distillation import Teacher
+from unicloze.training.loop import Compute
 from unicloze.verbs.pretraining import pretrain
 
 QUIET = {"training.threads": 1, "training.evaluate_windows": 4}
@@ -88,6 +96,63 @@ def test_the_size_is_the_largest_that_reads_enough_text(corpus: str, tmp_path: P
     assert recipe.model.dropout == 0.1 and recipe.training.steps < 1_000
     assert any(f"{MOST_PASSES} passes over the text are enough" in line for line in choice.reasons)
     assert any("advice: this is little text" in line for line in choice.reasons)
+
+
+def test_passes_are_those_over_the_source_read_most(corpus: str, tmp_path: Path) -> None:
+    """Weights of 20 and 0.05: the steps end once the first is read 16 times, which is counted window by window."""
+    other = str(write_corpus(tmp_path / "other", documents=400, seed=1))
+    given = {
+        "data.corpus": [corpus, other],
+        "data.weights": [20, 0.05],
+        "data.window": 32,
+        "training.batch_size": 16,
+        **QUIET,
+    }
+    choice = choose(given, Budget.parse("tokens=1e9"), tmp_path / "run", progress=False)
+    recipe = load_recipe("auto", {**choice.settings, **given})
+    prepared = open_or_prepare(recipe.data, recipe.tokenizer, tmp_path / "run" / "data", progress=False)
+    sampler = build_sampler(recipe, prepared)
+    windows = sampler.read(0, recipe.training.steps * 16)
+    passes = np.bincount(windows.source, minlength=2) / sampler.source_windows
+    assert passes[0] == pytest.approx(MOST_PASSES, rel=0.03) and passes[1] < 1
+    assert recipe.model.dropout == 0.1
+    assert any(f"{passes[0]:.1f} passes over the source read most" in line for line in choice.reasons)
+
+
+def test_a_teacher_costs_what_it_computes(corpus: str, tmp_path: Path) -> None:
+    """A teacher as large as the student costs a third of it, by count; timed steps and `--plan` ask it for soft labels."""
+    shape = {"model.hidden_size": 32, "model.num_heads": 2, "model.intermediate_size": 64, "model.num_layers": 2}
+    given = {
+        "data.corpus": corpus,
+        "tokenizer.vocab_size": 300,
+        "data.window": 32,
+        "training.batch_size": 16,
+        **shape,
+        **QUIET,
+    }
+    pretrain("auto", out=tmp_path / "teacher", quiet=True, overrides=given, budget="steps=3")
+    alone = load_recipe(tmp_path / "teacher" / "recipe.yaml")
+    taught = dataclasses.replace(
+        alone, distillation=dataclasses.replace(alone.distillation, teacher=str(tmp_path / "teacher"))
+    )
+    prepared = open_or_prepare(alone.data, alone.tokenizer, tmp_path / "teacher" / "data", progress=False)
+    asked: list[str] = []
+    call = Teacher.__call__
+
+    def noted(self: Teacher, batch: Batch, compute: Compute) -> Batch:
+        asked.extend(batch.targets)
+        return call(self, batch, compute)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Teacher, "__call__", noted)
+        costs = [cost_of_a_step(recipe, prepared, tmp_path, timed=True) for recipe in (alone, taught)]
+        assert asked
+        asked.clear()
+        plans = [plan_run(recipe, prepared.tokenizer.vocabulary.size) for recipe in (alone, taught)]
+        assert asked
+    ratio = costs[1].flops / costs[0].flops
+    assert 1.2 < ratio < 1 + 1 / 3 + 1e-9, "the teacher predicts in the steps of its own targets"
+    assert "teacher" not in plans[0].memory and plans[1].memory["teacher"] == 4 * plans[0].parameters
 
 
 @pytest.mark.slow

@@ -353,9 +353,7 @@ def test_pretraining_learns_from_a_teacher_and_resumes_exactly(corpus: Path, tmp
 def test_a_comparison_refuses_a_teacher(tmp_path: Path) -> None:
     file = tmp_path / "taught.yaml"
     file.write_text("base: quickstart\ndistillation: {teacher: runs/one}\n")
-    with pytest.raises(
-        UsageError, match=r"recipe taught sets distillation\.teacher, whose computation no budget counts"
-    ):
+    with pytest.raises(UsageError, match=r"recipe taught sets distillation\.teacher, a model that no budget trains"):
         contestants([str(file)], like=None, overrides={})
 
 

@@ -74,7 +74,7 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
             )
         if recipe.distillation.teacher is not None:
             raise UsageError(
-                f"recipe {recipe.name} sets distillation.teacher, whose computation no budget counts: compare it without."
+                f"recipe {recipe.name} sets distillation.teacher, a model that no budget trains: compare it without."
             )
     repeated = [recipe.name for recipe in own if [r.name for r in own].count(recipe.name) > 1]
     if repeated:

@@ -12,6 +12,7 @@ from typing import Any
 from unicloze.interop.read import is_foreign
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import Budget, Cost, cost_of_a_step, with_steps
+from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.start import inherited_settings
 from unicloze.progress import short
 from unicloze.recipes import load_recipe
@@ -203,24 +204,28 @@ def _size(
         recipe = with_precision(recipe, choose_precision(training, choose_device(training)))
         return cost_of_a_step(recipe, prepared, folder, timed=timed, sampled=2)
 
-    text = sum(source.num_tokens for source in prepared.train)
+    def steps_of_a_pass(recipe: Recipe) -> float:
+        return build_sampler(recipe, prepared).rows_of_a_pass / recipe.training.batch_size
+
     smallest = cost(sizes[0], timed=budget.kind == "time")
     best, best_cost = sizes[0], smallest
     for size in sizes[1:]:
         counted = cost(size, timed=False)
         if smallest.seconds is not None:
             counted = dataclasses.replace(counted, seconds=smallest.seconds * counted.flops / smallest.flops)
-        read = min(counted.tokens * budget.amount / counted.of(budget.kind), MOST_PASSES * text)
+        most = MOST_PASSES * steps_of_a_pass(recipe_of(size))
+        read = counted.tokens * min(budget.amount / counted.of(budget.kind), most)
         if read < TOKENS_OF_A_WEIGHT * inner_weights(recipe_of(size), prepared):
             break
         best, best_cost = size, counted
     if best is not sizes[0] and budget.kind == "time":
         best_cost = cost(best, timed=True)
     steps = with_steps(recipe_of(best), budget, best_cost).training.steps
-    most = max(len(recipe_of(best).training.phases), math.ceil(MOST_PASSES * text / best_cost.tokens))
-    limited = steps > most
-    steps = min(steps, most)
-    passes = steps * best_cost.tokens / max(1, text)
+    recipe = recipe_of(best)
+    most_steps = max(len(recipe.training.phases), math.ceil(MOST_PASSES * steps_of_a_pass(recipe)))
+    limited = steps > most_steps
+    steps = min(steps, most_steps)
+    passes = steps / steps_of_a_pass(recipe)
     dropout = 0.1 if passes > PASSES_WITHOUT_DROPOUT else 0.0
     settings = {
         **best,
@@ -231,7 +236,7 @@ def _size(
         "training.save_every": min(500, math.ceil(steps / 8)),
     }
     recipe = load_recipe(NAME, {**chosen, **settings, **given})
-    reasons += _reasons(recipe, given, prepared, budget, best_cost, limited)
+    reasons += _reasons(recipe, given, prepared, budget, best_cost, limited, passes)
     return settings
 
 
@@ -243,13 +248,19 @@ def inner_weights(recipe: Recipe, prepared: Prepared) -> int:
 
 
 def _reasons(
-    recipe: Recipe, given: Mapping[str, Any], prepared: Prepared, budget: Budget, cost: Cost, limited: bool
+    recipe: Recipe,
+    given: Mapping[str, Any],
+    prepared: Prepared,
+    budget: Budget,
+    cost: Cost,
+    limited: bool,
+    passes: float,
 ) -> list[str]:
     """What was chosen for the run, in words; what was given is not explained."""
     model, training, steps = recipe.model, recipe.training, recipe.training.steps
     inner = inner_weights(recipe, prepared)
     tokens = steps * cost.tokens
-    passes = tokens / max(1, sum(source.num_tokens for source in prepared.train))
+    passed = f"{passes:,.1f} passes" + ("" if recipe.data.weights is None else " over the source read most")
     duration = "" if cost.seconds is None else f", about {_minutes(steps * cost.seconds)}"
     dropout = f"; dropout {model.dropout:g}, since the text repeats" if model.dropout else ""
     room = _minutes(budget.amount) if budget.kind == "time" else str(budget)
@@ -272,7 +283,7 @@ def _reasons(
         f"model: {model.num_layers} layers of width {model.hidden_size}, {inner:,} weights without embeddings: {reason}"
         f"{dropout}",
         f"steps: {steps:,} of {training.batch_size} windows of {recipe.data.window} tokens{why}; {short(tokens)} "
-        f"tokens, {passes:,.1f} passes{duration}",
+        f"tokens, {passed}{duration}",
         *more,
     ]
 

@@ -20,11 +20,12 @@ from unicloze.example import Examples, Target
 from unicloze.mixtures import Phase, phases
 from unicloze.model.build import Model, shapes_only
 from unicloze.model.flops import Amounts
-from unicloze.pretraining.data import build_sampler, phrases_for
+from unicloze.pretraining.data import build_sampler, phrases_for, teacher_of
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, training_steps
+from unicloze.training.distillation import Teacher
 from unicloze.training.loading import ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
 from unicloze.training.optimizers import build_optimizers
@@ -86,7 +87,7 @@ class Cost:
     """Average cost of a training step.
 
     Args:
-        flops: Floating-point operations of the model.
+        flops: Floating-point operations of the model, and of a teacher.
         tokens: Text tokens.
         seconds: Wall-clock time; None if not measured.
     """
@@ -120,8 +121,9 @@ def cost_of_a_step(
     def sampler_of(settings: Recipe) -> WindowSampler:
         return build_sampler(settings, prepared, phrases=phrases)
 
-    flops, tokens = _counted(recipe, prepared, sampler_of, sampled)
-    return Cost(flops, tokens, _seconds_of_a_step(recipe, prepared, sampler_of) if timed else None)
+    teacher = teacher_of(recipe, prepared.tokenizer)
+    flops, tokens = _counted(recipe, prepared, sampler_of, sampled, teacher)
+    return Cost(flops, tokens, _seconds_of_a_step(recipe, prepared, sampler_of, teacher) if timed else None)
 
 
 def with_steps(recipe: Recipe, budget: Budget, cost: Cost) -> Recipe:
@@ -142,8 +144,10 @@ def with_steps(recipe: Recipe, budget: Budget, cost: Cost) -> Recipe:
     return dataclasses.replace(recipe, training=training)
 
 
-def _counted(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf, most: int) -> tuple[float, float]:
-    """Floating-point operations and text tokens per step, averaged over a sample of steps from every phase."""
+def _counted(
+    recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf, most: int, teacher: Teacher | None
+) -> tuple[float, float]:
+    """Floating-point operations and text tokens per step, averaged over a sample of steps of every phase."""
     with shapes_only():
         model = shape_model(recipe, prepared.tokenizer.vocabulary.size)
     flops = tokens = 0.0
@@ -151,6 +155,9 @@ def _counted(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf, most: in
         sampled = _some_steps(recipe, phase, sampler_of, most)
         batches = [micro_batch for step in sampled for micro_batch in step]
         flops += share * sum(flops_of(model, batch.examples) for batch in batches) / len(sampled)
+        if teacher is not None:
+            softened = sum(teacher.flops(amounts_of(teacher.network, batch.examples)) for batch in batches)
+            flops += share * softened / len(sampled)
         tokens += share * sum(batch.text_tokens for batch in batches) / len(sampled)
     return flops, tokens
 
@@ -215,11 +222,11 @@ def _mean_keys(intervals: Intervals, real: Flags) -> float:
     return float((bounds[:, 1] - bounds[:, 0] + bounds[:, 3] - bounds[:, 2]).mean()) if len(bounds) else 0.0
 
 
-def _seconds_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf) -> float:
+def _seconds_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf, teacher: Teacher | None) -> float:
     """Wall-clock seconds per training step, measured in every phase on temporary weights."""
     training = recipe.training
     device = choose_device(training)
-    compute = Compute(device=device, precision=training.precision)
+    compute = Compute(device=device, precision=training.precision, soften=teacher)
     model = ready_model(recipe, prepared.tokenizer.vocabulary.size, device)
     spell_tokens(model, prepared.tokenizer.symbols)
     state = TrainState(model=model, optimizers=build_optimizers(model, training))

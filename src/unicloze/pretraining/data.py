@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
+from unicloze.interop.opening import open_model
 from unicloze.mixtures import parts, phases
 from unicloze.run_files import LINEAGE
 from unicloze.settings import Recipe
@@ -17,7 +18,9 @@ from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.random_lengths import RandomLengthSampler
 from unicloze.text.sampler import WindowSampler
+from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint
+from unicloze.training.distillation import Teacher
 
 
 def open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool, verify: bool) -> Prepared:
@@ -90,6 +93,19 @@ def build_sampler(
         spans=any(part.settings.windows.spans for part in parts(recipe.objective)),
         overlap=recipe.data.overlap if recipe.data.order == "streams" else 0.0,
     )
+
+
+def teacher_of(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Teacher | None:
+    """The teacher of a run with this tokenizer, or with the teacher's own; None if the recipe names none.
+
+    Raises:
+        UsageError: It does not fit the run.
+    """
+    place = recipe.distillation.teacher
+    if place is None:
+        return None
+    opened = open_model(place)
+    return Teacher.of(opened, recipe, opened.tokenizer if tokenizer is None else tokenizer)
 
 
 def tokens_per_byte(prepared: Prepared) -> float | None:

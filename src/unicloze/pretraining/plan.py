@@ -13,7 +13,7 @@ import tempfile
 import time
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from unicloze import launch
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import shapes_only
 from unicloze.model.layers import Layer
+from unicloze.pretraining.data import teacher_of
 from unicloze.progress import short
 from unicloze.settings import Recipe
 from unicloze.spelling import spell
@@ -187,16 +188,23 @@ def plan_run(recipe: Recipe, vocab_size: int, processes: int | None = None) -> P
         processes: Number of processes, each with a device like that of this one; default: those torchrun started.
     """
     processes = launch.processes() if processes is None else processes
+    teacher = teacher_of(recipe)
     device = choose_device(recipe.training)
     precision = choose_precision(recipe.training, device)
     compute = Compute(
-        device=device, precision=precision, fixed_shape=compiles(recipe.training, device) or device.type == "cuda"
+        device=device,
+        precision=precision,
+        fixed_shape=compiles(recipe.training, device) or device.type == "cuda",
+        soften=teacher,
     )
     with shapes_only():
         model = shape_model(recipe, vocab_size)
     parameters = sum(weight.numel() for weight in model.parameters())
+    taught = [] if teacher is None else list(teacher.network.parameters())
     of_process = _Share.of(model, processes, sharded=shards(recipe, processes))
-    forecasts = [(phase, _Forecast(phase, vocab_size, compute, parameters, of_process)) for phase in phases(recipe)]
+    forecasts = [
+        (phase, _Forecast(phase, vocab_size, compute, parameters, of_process, taught)) for phase in phases(recipe)
+    ]
     worst, largest = max(forecasts, key=lambda each: each[1].total(each[1].rows))
     available = memory_of(device)
     return Plan(
@@ -228,20 +236,30 @@ class _Forecast:
         compute: Device and precision.
         parameters: Number of weights of the whole model.
         share: What one process does and holds.
+        taught: Weights of the teacher, if there is one.
     """
 
-    def __init__(self, phase: Phase, vocab_size: int, compute: Compute, parameters: int, share: _Share) -> None:
+    def __init__(
+        self,
+        phase: Phase,
+        vocab_size: int,
+        compute: Compute,
+        parameters: int,
+        share: _Share,
+        taught: Sequence[Tensor] = (),
+    ) -> None:
         training = phase.recipe.training
         self.rows = training.micro_batch_size or training.batch_size
         self._batch, self._leaves, self._share = training.batch_size, training.leaves, share
         self._weights = 4 * parameters
         self._layers, self._checkpoints = phase.recipe.model.num_layers, training.checkpoint_activations
         self._few = (2, 3) if self._checkpoints else (1, 2)
+        self._taught, self._teacher = taught, sum(weight.nbytes for weight in taught)
         self._kept, self._fixed = (_KEPT, _FIXED) if compute.device.type == "cpu" else (0.0, 0)
         with _random_text(phase.recipe, vocab_size) as sampler_of:
             self._rows_held = _rows_held(phase.recipe, sampler_of)
             found = {
-                (layers, rows): _measured(phase, layers, rows, vocab_size, compute, sampler_of)
+                (layers, rows): _measured(phase, layers, rows, vocab_size, compute, sampler_of, taught)
                 for layers, rows in itertools.product(self._few, _ROWS)
             }
         self._found = found
@@ -279,6 +297,7 @@ class _Forecast:
             "activations": round(passes - share.gathered - gradients if passes >= update else 0),
         }
         buffers = self._rows_held + self._fixed + (share.gathered if passes >= update else updating)
+        used |= {"teacher": self._teacher} if self._teacher else {}
         return {**used, "buffers": round(buffers + self._kept * (sum(used.values()) + buffers))}
 
     def total(self, rows: int) -> int:
@@ -361,6 +380,7 @@ def _measured(
     vocab_size: int,
     compute: Compute,
     sampler_of: Callable[[Recipe], WindowSampler],
+    taught: Sequence[Tensor] = (),
 ) -> _Step:
     """A step of the model with few layers on one micro-batch of few rows, of each part of the mixture."""
     recipe = phase.recipe
@@ -378,12 +398,14 @@ def _measured(
     model = ready_model(recipe, vocab_size, compute.device)
     spell_tokens(model, lambda: spell([f"{number:016}".encode() for number in range(vocab_size)], [True] * vocab_size))
     state = TrainState(model=model, optimizers=build_optimizers(model, training))
-    found = [_one_step(state, chosen[part], recipe, compute) for part in sorted(chosen)]
+    found = [_one_step(state, chosen[part], recipe, compute, taught) for part in sorted(chosen)]
     seconds = sum(share * step.seconds for share, step in zip(shares, found, strict=False))
     return replace(_Step.of(max, *found), seconds=seconds) if len(found) > 1 else found[0]
 
 
-def _one_step(state: TrainState, micro_batch: MicroBatch, recipe: Recipe, compute: Compute) -> _Step:
+def _one_step(
+    state: TrainState, micro_batch: MicroBatch, recipe: Recipe, compute: Compute, taught: Sequence[Tensor]
+) -> _Step:
     twice = replace(recipe.training, leaves=1)
 
     def passes() -> None:
@@ -401,7 +423,7 @@ def _one_step(state: TrainState, micro_batch: MicroBatch, recipe: Recipe, comput
         if not compute.queues:
             updates.spoiled()
 
-    with _Live(itertools.chain(state.model.parameters(), state.model.buffers())) as first:
+    with _Live(itertools.chain(state.model.parameters(), state.model.buffers(), taught)) as first:
         begun = time.perf_counter()
         passes()
         middle = time.perf_counter()

@@ -18,7 +18,7 @@ from unicloze.model.build import Model
 from unicloze.model.model import perplexity
 from unicloze.pretraining.agreement import as_prepared
 from unicloze.pretraining.count_baselines import open_baselines, trained_sources
-from unicloze.pretraining.data import build_sampler, open_data, phrases_for, tokens_per_byte
+from unicloze.pretraining.data import build_sampler, open_data, phrases_for, teacher_of, tokens_per_byte
 from unicloze.pretraining.filled_samples import heldout_samples
 from unicloze.progress import say
 from unicloze.recipes import load_recipe
@@ -219,7 +219,7 @@ class _Run(RunProcess):
         self.prepared, self.phrases = prepared, phrases
         training = recipe.training
         device = world.device(choose_device(training))
-        self.teacher = world.in_turn(lambda: _teacher(recipe, prepared))
+        self.teacher = world.in_turn(lambda: teacher_of(recipe, prepared.tokenizer))
         _refuse_other_teacher(checkpoint, self.teacher, out)
         compute = Compute(
             device=device,
@@ -455,11 +455,6 @@ class _Run(RunProcess):
             str(self._sampler(phase.recipe).name(int(windows.source[0]), int(windows.index[0])))
             + f" and {len(windows) - 1} more windows"
         )
-
-
-def _teacher(recipe: Recipe, prepared: Prepared) -> Teacher | None:
-    place = recipe.distillation.teacher
-    return None if place is None else Teacher.of(open_model(place), recipe, prepared.tokenizer)
 
 
 def _refuse_other_teacher(checkpoint: Checkpoint | None, teacher: Teacher | None, out: Path) -> None:

@@ -149,6 +149,11 @@ class WindowSampler:
         self._special[vocabulary.special] = True
 
     @property
+    def rows_of_a_pass(self) -> float:
+        """Number of windows read, of all sources, while the source with the largest weight is read once."""
+        return self.epoch_size / float((self._quotas / np.maximum(1, self.source_windows)).max())
+
+    @property
     def fill(self) -> float:
         """Share of a window that is not padding, on average."""
         tokens = sum(pieces.tokens for pieces in self._pieces)

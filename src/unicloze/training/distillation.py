@@ -15,6 +15,7 @@ import torch
 from unicloze.errors import UsageError
 from unicloze.example import Batch, SoftLabels
 from unicloze.mixtures import all_targets, longest_row
+from unicloze.model.flops import TRAINING, Amounts
 from unicloze.model.model import OWN_HEADS
 from unicloze.settings import Recipe
 from unicloze.tasks import task_heads
@@ -44,7 +45,7 @@ class Teacher:
     def __init__(self, opened: LoadedModel, recipe: Recipe, targets: Sequence[str]) -> None:
         self._model, self._settings = opened.model.eval(), recipe.distillation
         self._targets = frozenset(targets)
-        self.path = opened.path
+        self.path, self.network = opened.path, self._model.for_use()
         self.digest = fingerprint(opened.tokenizer, opened.model.state_dict())
 
     @classmethod
@@ -68,6 +69,12 @@ class Teacher:
         targets = _targets_of_task(recipe, opened, said) if recipe.task.kind else _targets_of_text(recipe, opened, said)
         _check_rows(recipe, opened, said)
         return cls(opened, recipe, targets)
+
+    def flops(self, amounts: Amounts) -> float:
+        """Floating-point operations of the soft labels for such rows: a forward pass."""
+        return (
+            self._model.flops(amounts.of(self._targets)) / TRAINING if self._targets & set(amounts.predictions) else 0.0
+        )
 
     def __call__(self, batch: Batch, compute: Compute) -> Batch:
         """The batch with soft labels for every prediction of the targets.
