@@ -125,6 +125,14 @@ IN_A_TASK: Mapping[str, tuple[Needs, ...]] = {
             lambda recipe: recipe.task.kind != "generation" or recipe.generation.learning == "next",
         ),
     ),
+    "use.separators": (
+        Needs("texts in pairs (not task.kind generation)", lambda recipe: recipe.task.kind != "generation"),
+        Needs("task.predicate repeat", lambda recipe: getattr(recipe.task, "predicate", "repeat") == "repeat"),
+        Needs("task.delimiter false", lambda recipe: not getattr(recipe.task, "delimiter", False)),
+    ),
+    **dict.fromkeys(
+        ("use.normalize", "use.prompt"), (Needs("embedded texts (unicloze pretrain)", lambda recipe: False),)
+    ),
     "use.pooling": (
         _kind("classification", "regression"),
         Needs("task.pooling null", lambda recipe: recipe.task.pooling is None),
