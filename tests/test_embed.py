@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from decoding_toys import TEXT, loaded, roberta_like
+from decoding_toys import TEXT, byte_level, loaded, roberta_like, sentencepiece
 from toys import random_windows
 from unicloze import verbs
 from unicloze.decoding.embed import embed, rows_to_encode
@@ -22,11 +23,13 @@ from unicloze.visibility import bool_mask
 RELATIVE = pytest.mark.parametrize("relative", [False, True])
 
 
-def last_hidden_states(model: LoadedModel, text: str, *, left_to_right: bool = False) -> np.ndarray:
-    """Hidden states of "[SOS] text [EOS]" in a hand-written batch. *Shape:* (tokens, hidden size)"""
+def last_hidden_states(
+    model: LoadedModel, text: str, *, left_to_right: bool = False, most: int | None = None
+) -> np.ndarray:
+    """Hidden states of "[SOS] text [EOS]" in a hand-written batch, at most `most` tokens. *Shape:* (tokens, hidden size)"""
     vocabulary = model.tokenizer.vocabulary
     (ids,) = model.tokenizer.encode_batch([text])
-    tokens = torch.tensor([[vocabulary.sos, *ids.tolist(), vocabulary.eos]])
+    tokens = torch.tensor([[vocabulary.sos, *ids.tolist()[:most], vocabulary.eos]])
     n = tokens.shape[1]
     batch = Batch(
         input_ids=tokens,
@@ -66,6 +69,17 @@ def test_a_causal_model_reads_from_left_to_right(relative: bool) -> None:
         assert np.abs(vector - last_hidden_states(model, text)[-1]).max() > 1e-3
     firsts = embed(model, texts, pooling="first")
     np.testing.assert_allclose(firsts, np.broadcast_to(firsts[0], firsts.shape), atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [None, byte_level, roberta_like, sentencepiece])
+def test_a_truncated_text_is_its_first_tokens(make: Any) -> None:
+    """Cut text is not tokenized again: it may have other tokens, and more than one window."""
+    model = loaded(make() if make else None, positions=16)
+    texts = [f"{'x' * size} Return naïve 東京 café {TEXT * 3}" for size in range(12)]
+    for pooling, pooled in (("mean", lambda states: states.mean(axis=0)), ("last", lambda states: states[-1])):
+        vectors = embed(model, texts, pooling=pooling, truncate=True)
+        for text, vector in zip(texts, vectors, strict=True):
+            np.testing.assert_allclose(vector, pooled(last_hidden_states(model, text, most=14)), atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])

@@ -111,6 +111,27 @@ def test_output_layers_of_other_classes_are_not_taken_over(start: LoadedModel, t
         assert len(names) == drawn and all(".output." in name for name in names)
 
 
+@pytest.mark.parametrize("head", ["plain", "dense", "dense_gelu", "dense_relu"])
+def test_a_head_is_copied_only_into_one_of_the_same_layers(start: LoadedModel, tmp_path: Path, head: str) -> None:
+    """A pooler and a dense head have a tanh; a head with another activation starts anew, its output layer too."""
+    train, _ = files(tmp_path)
+    recipe = recipe_for(start, finetuning__epochs=1, task__head="dense")
+    finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
+    tuned = load_model(tmp_path / "run")
+    pooled = dataclasses.replace(start, model=ready_model(
+        dataclasses.replace(start.recipe, model=dataclasses.replace(start.recipe.model, pooler=True)),
+        start.model.vocab_size, torch.device("cpu"),
+    ))  # fmt: skip
+    for before, kept in ((tuned, {"dense", "output"}), (pooled, {"dense"})):
+        recipe = recipe_for(before, task__labels=["a", "b"], task__head=head)
+        model = ready_model(recipe, before.model.vocab_size, torch.device("cpu"))
+        parts = {name.split(".")[2] for name in model.state_dict() if name.startswith("task_heads.")}
+        drawn = {
+            name.split(".")[2] for name in start_weights(model, before, recipe.task) if name.startswith("task_heads.")
+        }
+        assert drawn == (parts - kept if head == "dense" else parts)
+
+
 def test_seeds_whose_metrics_have_other_values_have_those_in_common(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

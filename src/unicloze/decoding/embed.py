@@ -27,7 +27,12 @@ _RULES = {
 
 
 def embed(
-    model: LoadedModel, texts: Sequence[str], *, pooling: Pooling | None = None, batch_size: int = 32
+    model: LoadedModel,
+    texts: Sequence[str],
+    *,
+    pooling: Pooling | None = None,
+    batch_size: int = 32,
+    truncate: bool = False,
 ) -> npt.NDArray[np.float32]:
     """Embed each text, read unmasked in the direction set by the model's recipe (`use.visibility`).
 
@@ -41,6 +46,7 @@ def embed(
             takes that of the first window's [SOS], `last` that of the last window's [EOS]. Default: `use.pooling` of the
             recipe.
         batch_size: Maximum number of rows per forward pass.
+        truncate: Read only the first window of each text.
 
     Returns:
         Of length 1 if the recipe says so (`use.normalize`). *Shape:* (texts, hidden size)
@@ -54,7 +60,7 @@ def embed(
     pooling = pooling or model.recipe.use.pooling
     backbone = model.model.backbone
     prompt = model.recipe.use.prompt
-    tokens, pieces = cut(model, texts, prompt)
+    tokens, pieces = cut(model, texts, prompt, truncate=truncate)
     if pooling == "first":
         pieces = [piece for piece in pieces if piece.first == 0]
     elif pooling == "last":

@@ -143,7 +143,9 @@ def log_probability(logits: Tensor, labels: Tensor) -> Logs:
     return logs
 
 
-def cut(model: LoadedModel, texts: Sequence[str], prompt: str = "") -> tuple[list[Int32s], list[ReadWindow]]:
+def cut(
+    model: LoadedModel, texts: Sequence[str], prompt: str = "", *, truncate: bool = False
+) -> tuple[list[Int32s], list[ReadWindow]]:
     """Tokens of each text after a prompt, and the pieces that cover them; names of special tokens are plain text.
 
     Warns once if a text is longer than the model reads at once.
@@ -159,6 +161,8 @@ def cut(model: LoadedModel, texts: Sequence[str], prompt: str = "") -> tuple[lis
     for i, ids in enumerate(tokens):
         if not len(ids):
             raise UsageError(f"text {i + 1} of {len(texts)} has no tokens: give it at least one word")
+    if truncate:
+        tokens = [ids[: longest_text(model)] for ids in tokens]
     return tokens, pieces_of(model, tokens)
 
 

@@ -230,10 +230,10 @@ def _labels(task: TaskSettings) -> Mapping[str, Sequence[str] | None]:
 
 
 def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings) -> list[str]:
-    """Copy a trained model's weights into a task model, and its pooler into the dense layers of the task heads.
+    """Copy a trained model's weights into a task model, and its pooler into the dense layers of heads with tanh, as it has.
 
     If the task needs more positions, those of the trained model are repeated, as in UniLM's released code. The output
-    layers of an already fine-tuned model are copied if its classes are the same.
+    layers of an already fine-tuned model are copied if its classes and `task.head` are the same.
 
     Returns:
         Names of the newly initialised weights.
@@ -241,13 +241,15 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
     own, theirs = model.state_dict(), start.model.state_dict()
     theirs |= {name: repeated(theirs[name], len(own[name])) for name in POSITION_ROWS if name in theirs}
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
-    former = _labels(start.recipe.task)
+    former, head = _labels(start.recipe.task), getattr(task, "head", None)
+    if head != getattr(start.recipe.task, "head", None):
+        fitting = {name: weight for name, weight in fitting.items() if not name.startswith("task_heads.")}
     renewed = {target for target, labels in _labels(task).items() if former.get(target) != labels}
     renewed |= {of_view(target, view) for target in renewed for view in VIEWS}
     for name in own:
         if name.startswith("task_heads.") and ".output." in name and name.split(".")[1] in renewed:
             fitting.pop(name, None)
-        if name.startswith("task_heads.") and ".dense." in name:
+        if name.startswith("task_heads.") and ".dense." in name and head == "dense":
             kind = name.rpartition(".")[2]
             pooler = theirs.get(f"pooler.{kind}", theirs.get(f"pair_head.dense.{kind}"))
             if pooler is not None and name not in fitting:

@@ -127,14 +127,11 @@ class ServedModel:
         found = (count for count, text in enumerate(texts) if len("".join(text.split())) >= asked)
         return next(found, len(candidate.tokens))
 
-    def beginning(self, text: str) -> str:
-        """The part of a text that it reads at once."""
-        ((ids, offsets),) = self.model.tokenizer.encode_batch_with_offsets([text])
-        return text if len(ids) <= self.longest else text[: int(offsets[self.longest - 1, 1])]
-
-    def embed(self, texts: Sequence[str], pooling: Pooling | None) -> list[npt.NDArray[np.float32]]:
+    def embed(
+        self, texts: Sequence[str], pooling: Pooling | None, *, truncate: bool = False
+    ) -> list[npt.NDArray[np.float32]]:
         """A vector for each text."""
-        return list(embed(self.vectors, texts, pooling=pooling, batch_size=VECTORS_AT_ONCE))
+        return list(embed(self.vectors, texts, pooling=pooling, batch_size=VECTORS_AT_ONCE, truncate=truncate))
 
     def score(self, texts: Sequence[str]) -> list[TextScore]:
         """The likelihood of each text."""

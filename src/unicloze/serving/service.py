@@ -68,11 +68,8 @@ class Service:
             pooling: As of `unicloze.decoding.embed.embed`.
         """
         check_texts(texts, self.limits.texts, self.limits.characters)
-        if truncate:
-            texts = [self.model.beginning(text) for text in texts]
-        vectors = np.stack(
-            await self.batcher.ask(("embed", pooling), texts, partial(self.model.embed, pooling=pooling))
-        )
+        work = partial(self.model.embed, pooling=pooling, truncate=truncate)
+        vectors = np.stack(await self.batcher.ask(("embed", pooling, truncate), texts, work))
         if normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
