@@ -215,7 +215,7 @@ SETTINGS = {
     "model.activation_dropout": Row("unilmv2", "0.3"),
     "model.final_dropout": Row("unilmv2", "0.3"),
     "model.layer_norm_eps": Row("unilmv2", "0.01"),
-    "model.initializer": Row("unilmv2", "t5"),
+    "model.initializer": Row("unilmv2", "truncated_normal"),
     "model.initializer_range": Row("unilmv2", "0.1"),
     "model.adapter_size": Row("unilmv2", "8"),
     "model.scaled_init": Row("unilmv2", "true"),

@@ -213,6 +213,20 @@ def test_the_embeddings_are_normalised_where_asked(settings: dict[str, Any], nor
     assert isinstance(model.backbone.embeddings.norm, nn.LayerNorm) == normalised
 
 
+def test_truncated_weights_have_the_moments_of_their_distribution() -> None:
+    """What TensorFlow's `truncated_normal` draws: nothing beyond two deviations, and no rescaling."""
+    shape: dict[str, Any] = dict(hidden_size=128, num_layers=2, num_heads=4, intermediate_size=512)
+    model = UnifiedModel(ModelSettings(initializer="truncated_normal", **shape), vocab_size=512, max_positions=128)
+    model.initialize(0)
+    density = math.exp(-2) / math.sqrt(2 * math.pi)
+    inside = math.erf(math.sqrt(2))
+    deviation = 0.02 * math.sqrt(1 - 4 * density / inside)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 and weight.numel() > 10_000:
+            assert float(weight.detach().abs().max()) <= 0.04
+            assert float(weight.detach().std()) == pytest.approx(deviation, rel=0.02), name
+
+
 def test_weights_into_the_residual_stream_start_smaller() -> None:
     """GPT-2, Section 2.3: by the square root of the number of residual layers, two for each Transformer layer."""
     settings = ModelSettings(hidden_size=128, num_layers=8, num_heads=4, intermediate_size=512, scaled_init=True)

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 import unicloze.recipes
 from unicloze.mixtures import parts, phases
@@ -15,6 +16,7 @@ from unicloze.recipes import (
     recipe_names,
     toy_overrides,
 )
+from unicloze.text.tokenizer_training import train_wordpiece
 
 FILES = sorted(Path(unicloze.recipes.__file__).parent.glob("*.yaml"))
 
@@ -94,12 +96,24 @@ def test_ablations_are_the_rows_of_table_6(
     assert (training.schedule, training.epsilon, training.weight_decay) == ("linear", 1e-6, 0.01)
 
 
+def test_uncased_recipes_of_papers_normalise_text_as_the_released_tokenizers_do() -> None:
+    """BERT's, which UniLMv2, ELECTRA, MPNet and MASS use, and ALBERT's and ERNIE's strip accents."""
+    of_papers = [load_recipe(name).tokenizer for name in recipe_names() if name.endswith(("-base", "-small", "-lm1b"))]
+    uncased = [settings for settings in of_papers if settings.lowercase and settings.kind == "wordpiece"]
+    assert len(uncased) >= 8
+    released, texts = tokenizers.normalizers.BertNormalizer(lowercase=True), ["\u00c9cole na\u00efve"] * 9
+    for settings in set(uncased):
+        own = train_wordpiece(texts, dataclasses.replace(settings, vocab_size=60)).normalizer
+        assert own.normalize_str(texts[0]) == released.normalize_str(texts[0]) == "ecole naive"
+
+
 def test_bert_base_is_appendix_a() -> None:
     recipe = load_recipe("bert-base")
     model, training, objective = recipe.model, recipe.training, recipe.objective
     assert (model.num_layers, model.hidden_size, model.intermediate_size, model.num_heads) == (12, 768, 3072, 12)
     assert (model.relative_bias, model.norm, model.num_segments, model.max_positions) == (False, "post", 2, 512)
     assert (model.layer_norm_eps, model.initializer_range, model.dropout) == (1e-12, 0.02, 0.1)
+    assert model.initializer == "truncated_normal"
     assert (training.steps, training.batch_size, training.warmup_steps) == (1_000_000, 256, 10_000)
     assert (training.learning_rate, training.betas, training.weight_decay) == (1e-4, (0.9, 0.999), 0.01)
     assert [(phase.last_step, phase.recipe.data.window) for phase in phases(recipe)] == [
@@ -121,7 +135,7 @@ def test_roberta_base_is_table_9() -> None:
     assert (recipe.data.documents, recipe.data.segments, recipe.data.window) == ("joined", 1, 512)
     assert (recipe.tokenizer.kind, recipe.tokenizer.vocab_size, recipe.tokenizer.lowercase) == ("bpe", 50265, False)
     bert = load_recipe("bert-base").model
-    assert recipe.model == dataclasses.replace(bert, num_segments=1, layer_norm_eps=1e-5)
+    assert recipe.model == dataclasses.replace(bert, num_segments=1, layer_norm_eps=1e-5, initializer="normal")
 
 
 def test_spanbert_base_is_sections_3_and_4() -> None:

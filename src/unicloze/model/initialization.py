@@ -1,4 +1,4 @@
-"""Initial weights: one standard deviation for all, or T5's by the widths of each matrix."""
+"""Initial weights: normal or truncated with one standard deviation for all, or T5's by the widths of each matrix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Deviations = Mapping[int, Sequence[float]]
 
 
 def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | TranslationBackbone, seed: int) -> None:
-    """Draw the weights from normal distributions; biases are zero and normalisations one.
+    """Draw the weights from normal distributions, truncated for BERT's; biases are zero and normalisations one.
 
     Adapters start near the identity. Low-rank updates, biLSTMs of heads and biattentive heads are drawn last, so that the
     other weights of heads start the same with and without.
@@ -67,11 +67,12 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
                 if isinstance(module, LowRankLinear) and name != "weight":
                     continue
                 each = deviations.get(id(module), (settings.initializer_range,))
-                if len(each) == 1:
-                    parameter.normal_(0, each[0], generator=generator)
-                    continue
                 for part, deviation in zip(parameter.chunk(len(each)), each, strict=True):
-                    part.normal_(0, deviation, generator=generator)
+                    if settings.initializer == "truncated_normal":
+                        most = 2 * deviation
+                        nn.init.trunc_normal_(part, std=deviation, a=-most, b=most, generator=generator)
+                    else:
+                        part.normal_(0, deviation, generator=generator)
         for layer in updated:
             layer.draw(generator)
         for encoder in encoders:

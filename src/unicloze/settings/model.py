@@ -117,9 +117,10 @@ class ModelSettings:
         activation_dropout: Dropout inside the feed-forward network, after the activation (T5, BART).
         final_dropout: Dropout after the final normalisation of each stack of layers (T5).
         layer_norm_eps: Epsilon of the layer normalisation.
-        initializer: `normal` draws all weights with one standard deviation; `t5` as T5 does, by the widths of each matrix.
-        initializer_range: Standard deviation of the initial weights of `normal`; with LSTMs, half the width of the uniform
-            distribution of the initial embeddings.
+        initializer: `normal` draws all weights with one standard deviation; `truncated_normal` draws again what lies beyond
+            two of them (BERT); `t5` draws as T5 does, by the widths of each matrix.
+        initializer_range: Standard deviation of the normal distribution of the initial weights; with LSTMs, half the width
+            of the uniform distribution of the initial embeddings.
         scaled_init: Divide this by sqrt(2 x layers) for the matrices that write into the residual stream (GPT-2).
         adapter_size: Width of the bottleneck adapters of a fine-tuned model, see `finetuning.adapter_size`; 0 for none.
     """
@@ -176,7 +177,7 @@ class ModelSettings:
     activation_dropout: float = 0.0
     final_dropout: float = 0.0
     layer_norm_eps: float = 1e-12
-    initializer: Literal["normal", "t5"] = "normal"
+    initializer: Literal["normal", "truncated_normal", "t5"] = "normal"
     initializer_range: float = 0.02
     scaled_init: bool = False
     adapter_size: int = 0
