@@ -27,6 +27,7 @@ from unicloze.interop.check import odd_texts
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import import_checkpoint
 from unicloze.interop.tokenizer_files import write_tokenizer
+from unicloze.settings import UseSettings
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import shared_tokens
 from unicloze.training.loading import load_model
@@ -184,3 +185,37 @@ def test_a_finetuned_export_reads_odd_texts_as_we_do(tmp_path: Path, task: str, 
                 said = verbs.predict(opened, records, quiet=True)
             found = [list(each["probabilities"].values()) for each in said]
             np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+USES = {
+    "bert": UseSettings(pooling="mean", normalize=True, prompt="a "),
+    "mpnet": UseSettings(pooling="first", separators=2),
+    "roberta": UseSettings(pooling="last", separators=3, normalize=True),
+    "electra": UseSettings(pooling="mean", prompt="b"),
+    "distilbert": UseSettings(normalize=True),
+}
+
+
+@pytest.mark.parametrize("to", USES)
+def test_what_a_model_does_with_texts_survives_an_export(tmp_path: Path, to: str) -> None:
+    """Every field of `use`, and the longest row; a new field that an export forgets fails here."""
+    own = loaded(relative=to == "mpnet", use=USES[to], name="masked", targets=["ae"], positions=40)
+    own = dataclasses.replace(
+        own, recipe=dataclasses.replace(own.recipe, data=dataclasses.replace(own.recipe.data, window=24))
+    )
+    verbs.export(own, to, tmp_path / "out")
+    again = open_model(tmp_path / "out")
+    assert again.recipe.use == own.recipe.use
+    forms = [
+        dataclasses.replace(text_format(each), segments=(0, 0), start=(), between=(), end=()) for each in (own, again)
+    ]
+    assert forms[0] == forms[1] and forms[0].longest == 24
+    texts = ["the list of items is empty", "return x"]
+    np.testing.assert_allclose(embed(again, texts), embed(own, texts), atol=1e-5)
+
+
+def test_every_field_of_the_text_settings_is_exported_in_a_test() -> None:
+    plain = UseSettings()
+    for field in dataclasses.fields(UseSettings):
+        if field.name != "visibility":  # stock classes read in both directions
+            assert any(getattr(use, field.name) != getattr(plain, field.name) for use in USES.values()), field.name

@@ -9,16 +9,24 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unicloze.arrays import Int32s
-from unicloze.decoding.inputs import text_format
+from unicloze.decoding.branches import Branches
+from unicloze.decoding.embed import rows_to_encode
+from unicloze.decoding.inputs import one_segment, text_format
 from unicloze.errors import UniclozeError
 from unicloze.example import Batch, collate
-from unicloze.interop.peer import Peer, quietly, transformers_library
+from unicloze.interop.language_model_export import CLASSES, form_of, layout_of, query_of
+from unicloze.interop.peer import Peer, load_folder, quietly, transformers_library
+from unicloze.model.inference_model import IncrementalModel
+from unicloze.objectives.generation_format import GenerationFormat
+from unicloze.objectives.permuted import lay_out_permuted
 from unicloze.tasks import task_heads
 from unicloze.tasks.rows import Row, RowTarget, TextFormat, lay_out
 from unicloze.tasks.tagging import word_tokens
@@ -54,9 +62,9 @@ Answers = Mapping[str, Tensor]
 """Outputs of a model by name: `states` of all layers, and the heads. *Shape:* (rows, slots or predictions, ...) each"""
 
 
-def odd_texts(loaded: LoadedModel) -> list[str]:
+def odd_texts(loaded: LoadedModel, form: TextFormat | None = None) -> list[str]:
     """`STRINGS`, and random texts of the vocabulary: short ones, one as long as a row and a longer one."""
-    rng, longest = np.random.default_rng(0), text_format(loaded).longest
+    rng, longest = np.random.default_rng(0), (form or text_format(loaded)).longest
     sizes = [*[40] * 8, longest - 1, longest + 1]
     ordinary = loaded.tokenizer.vocabulary.ordinary
     return [*STRINGS, *(loaded.tokenizer.decode(rng.choice(ordinary, size).tolist()) for size in sizes)]
@@ -183,3 +191,56 @@ def _largest(own: Tensor, other: Tensor, name: str, peer: Peer, real: Tensor) ->
         own, other = own[real], other[real]
     largest = float((own - other).abs().amax()) if own.numel() else 0.0
     return largest if largest == largest else np.inf
+
+
+def check_language_model(to: str, loaded: LoadedModel, folder: Path) -> dict[str, float]:
+    """Load a written folder with Transformers and compare what both make of texts: the logits of their first tokens.
+
+    For an XLNet, which generates no texts: the logits of all tokens and of a predicted one.
+
+    Raises:
+        UniclozeError: Transformers cannot load it, or its tokenizer gives other ids.
+    """
+    model, tokenizer = load_folder(CLASSES[to], folder)
+    form, layout, sources = form_of(loaded), layout_of(loaded), []
+    for text in odd_texts(loaded, form):
+        (ids,) = form.fit([loaded.tokenizer.encode(text)])
+        sources.append(ids)
+        if tokenizer(text, truncation=True)["input_ids"] != form.row([ids])[0].tolist():
+            raise UniclozeError(f"AutoTokenizer gives different ids for {text[:60]!r}")
+    with torch.inference_mode():
+        if layout is None:
+            return _permuted(loaded, model, [ids for ids in sources if len(ids)])
+        room = layout.room(loaded.model.max_positions, 1) - form.specials()
+        found = [_first_logits(loaded, model, layout, ids[:room]) for ids in sources if len(ids)]
+        return {"logits": max(found)}
+
+
+def _first_logits(loaded: LoadedModel, peer: Any, layout: GenerationFormat, source: Int32s) -> float:
+    """Largest difference of the logits of the first token after a source."""
+    given = torch.from_numpy(layout.row(source)).long()[None]
+    opening = {"decoder_input_ids": torch.tensor([layout.opening])} if layout.opening else {}
+    theirs: Tensor = peer(input_ids=given, attention_mask=torch.ones_like(given), **opening).logits[0, -1]
+    incremental = IncrementalModel(loaded.model, torch.float32)
+    own = Branches(incremental, layout, [source], count=1, max_length=1).first()[0]
+    return float((own - theirs).abs().max())
+
+
+def _permuted(loaded: LoadedModel, peer: Any, sources: Sequence[Int32s]) -> dict[str, float]:
+    """Largest differences of an XLNet: where every slot reads all, and where no other reads the slot of the last token."""
+    model, vocabulary, found = loaded.model, loaded.tokenizer.vocabulary, {"logits": 0.0, "predictions": 0.0}
+    for ids in sources:
+        windows = one_segment([ids], vocabulary)
+        row = torch.from_numpy(windows.token_ids).long()
+        batch = collate(rows_to_encode(windows, loaded.recipe))
+        difference = model.token_logits(model.backbone(batch)[-1]) - peer(input_ids=row).logits
+        found["logits"] = max(found["logits"], float(difference.abs().max()))
+        place, width = len(ids), row.shape[1]
+        steps = np.full((1, width), -1, dtype=np.int32)
+        steps[0, place] = 0
+        own = model.logits(collate(lay_out_permuted(windows, steps, vocabulary, pseudo=query_of(loaded))))["par"][0, 0]
+        hidden, target = torch.zeros(1, width, width), torch.zeros(1, 1, width)
+        hidden[0, :, place] = target[0, 0, place] = 1
+        theirs = peer(input_ids=row, perm_mask=hidden, target_mapping=target).logits[0, 0]
+        found["predictions"] = max(found["predictions"], float((own - theirs).abs().max()))
+    return found

@@ -13,10 +13,9 @@ from typing import Any
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import as_umask_says
 from unicloze.interop.card import model_card
-from unicloze.interop.check import LARGEST_DIFFERENCE, compare_models
+from unicloze.interop.check import LARGEST_DIFFERENCE, check_language_model, compare_models
 from unicloze.interop.checked_json import read_json
 from unicloze.interop.export_format import Export
-from unicloze.interop.language_model_check import check
 from unicloze.interop.language_model_export import CLASSES, write
 from unicloze.interop.limits import check_format
 from unicloze.interop.peer import load_stock, transformers_library
@@ -73,7 +72,7 @@ def stock_format(loaded: LoadedModel, to: str) -> Export:
             to=to,
             architecture=CLASSES[to],
             write=lambda folder: write(to, loaded, folder),
-            check=lambda folder: check(to, loaded, folder),
+            check=lambda folder: check_language_model(to, loaded, folder),
         )
     plan = stock_export(STOCK[to], loaded)
     return Export(

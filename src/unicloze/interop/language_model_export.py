@@ -176,10 +176,9 @@ def form_of(loaded: LoadedModel) -> TextFormat:
     layout, form = layout_of(loaded), text_format(loaded)
     if layout is None:
         return dataclasses.replace(form, segments=(0, 1), longest=loaded.model.max_positions)
-    eos = loaded.tokenizer.vocabulary.eos
-    return dataclasses.replace(
-        form, start=tuple(layout.start), end=(eos,) if layout.ends_source else (), longest=longest_source(loaded)
-    )
+    end = (loaded.tokenizer.vocabulary.eos,) if layout.ends_source else ()
+    longest = longest_source(loaded) if loaded.recipe.task.kind else loaded.model.max_positions
+    return dataclasses.replace(form, start=layout.start, end=end, longest=longest)
 
 
 def query_of(loaded: LoadedModel) -> int:

@@ -84,13 +84,18 @@ def quietly(library: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_stock(export: StockExport, folder: Path) -> Peer:
-    """Load an exported folder as a user would.
+def load_folder(name: str, folder: Path, allowed: Mapping[str, bool] | None = None) -> tuple[Any, Any]:
+    """The model, in evaluation mode, and the tokenizer of a folder, as a user would load them.
+
+    Args:
+        name: The class.
+        folder: The folder.
+        allowed: Whether a pooler may be among the missing or the unexpected weights.
 
     Raises:
         UniclozeError: Transformers is not installed, cannot load it, or reports missing or unexpected weights.
     """
-    library, name = transformers_library(), export.architecture
+    library = transformers_library()
     try:
         with quietly(library):
             model, found = getattr(library, name).from_pretrained(
@@ -99,14 +104,22 @@ def load_stock(export: StockExport, folder: Path) -> Peer:
             tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise UniclozeError(f"Transformers cannot load the {name} ({str(error)[:200]})") from error
-    # A bare encoder's class has an untrained pooler; a masked language model's class lacks the trained one.
-    free = {"missing_keys": name.endswith("Model"), "unexpected_keys": name.endswith("MaskedLM")}
+    free = allowed or {}
     wrong = [str(key) for kind, keys in found.items() for key in keys if not (free.get(kind) and "pooler" in str(key))]
     if wrong:
         raise UniclozeError(f"Transformers reports weights that do not match a {name}: {', '.join(wrong[:4])}")
+    return model.eval(), tokenizer
+
+
+def load_stock(export: StockExport, folder: Path) -> Peer:
+    """An exported folder of a stock class, see `load_folder`."""
+    name = export.architecture
+    # A bare encoder's class has an untrained pooler; a masked language model's class lacks the trained one.
+    free = {"missing_keys": name.endswith("Model"), "unexpected_keys": name.endswith("MaskedLM")}
+    model, tokenizer = load_folder(name, folder, free)
     return Peer(
         name=name,
-        model=model.eval(),
+        model=model,
         tokenizer=tokenizer,
         answers=OTHER_ANSWERS.get(name) or ANSWERS.get(name.partition("For")[2], {}),
         ids=swapped_ids(export.loaded.model.vocab_size, export.swapped),
