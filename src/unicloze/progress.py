@@ -84,6 +84,12 @@ class Progress:
         elif self._show and time.monotonic() - self._last >= SECONDS:
             self._say()
 
+    def end_at(self, total: int) -> None:
+        """Change the number of items."""
+        self.total = total
+        if self._bar is not None:
+            self._bar.total = total
+
     def note(self, text: str) -> None:
         """Set the text shown next to the count."""
         self._note = text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from unicloze.interop.read import is_foreign
 from unicloze.model.build import shapes_only
-from unicloze.pretraining.budget import Budget, Cost, cost_of_a_step, with_steps
+from unicloze.pretraining.budget import LONGEST_TIMING, Budget, Cost, cost_of_a_step, with_steps
 from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.start import inherited_settings
 from unicloze.progress import short
@@ -20,6 +21,7 @@ from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.survey import Survey, survey
 from unicloze.training.loading import LoadedModel, shape_model
+from unicloze.training.pace import DECAY, Clock
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 
 NAME = "auto"
@@ -84,10 +86,12 @@ class Choice:
     Args:
         settings: By dotted name.
         reasons: What was chosen and why, a line each.
+        clock: Decides when the run ends, if its budget is a time.
     """
 
     settings: dict[str, Any]
     reasons: Sequence[str]
+    clock: Clock | None = None
 
 
 def choose(
@@ -98,6 +102,7 @@ def choose(
     start: LoadedModel | None = None,
     new_tokenizer: bool = False,
     progress: bool = True,
+    began: float | None = None,
 ) -> Choice:
     """Choose tokenizer, size, schedule and steps; prepares the text in FOLDER/data, where the run looks for it.
 
@@ -108,6 +113,7 @@ def choose(
         start: The model of `training.initialize_from`, whose size and tokenizer are kept.
         new_tokenizer: Train a tokenizer although the model has one.
         progress: Show the progress of preparing.
+        began: Value of `time.monotonic` from which a budget of time counts; default: now.
 
     Raises:
         UsageError: A setting is invalid, or the budget does not allow a step.
@@ -115,6 +121,9 @@ def choose(
     """
     reasons: list[str] = []
     chosen: dict[str, Any] = {}
+    clock = None
+    if budget.kind == "time":
+        clock = Clock(time.monotonic() if began is None else began, budget.amount, most=0)
     sizes = [size.settings() for size in SIZES]
     if start is not None:
         chosen = inherited_settings(load_recipe(NAME, given), start, given, new_tokenizer=new_tokenizer, warn=False)
@@ -123,8 +132,8 @@ def choose(
     chosen |= _tokenizer(load_recipe(NAME, {**chosen, **given}), given, reasons)
     recipe = load_recipe(NAME, {**chosen, **given})
     prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder / "data", progress=progress)
-    chosen |= _size(sizes, chosen, given, prepared, budget, folder, reasons)
-    return Choice(chosen, reasons)
+    chosen |= _size(sizes, chosen, given, prepared, budget, folder, reasons, clock)
+    return Choice(chosen, reasons, clock)
 
 
 def _schedule_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,6 +201,7 @@ def _size(
     budget: Budget,
     folder: Path,
     reasons: list[str],
+    clock: Clock | None,
 ) -> dict[str, Any]:
     """Size, window, batch, dropout and steps: the largest size that sees enough text per weight within the budget."""
 
@@ -202,7 +212,8 @@ def _size(
         recipe = recipe_of(size)
         training = recipe.training
         recipe = with_precision(recipe, choose_precision(training, choose_device(training)))
-        return cost_of_a_step(recipe, prepared, folder, timed=timed, sampled=2)
+        longest = min(LONGEST_TIMING, budget.amount / 60) if timed else 0.0
+        return cost_of_a_step(recipe, prepared, folder, timed=timed, sampled=2, longest=longest)
 
     def steps_of_a_pass(recipe: Recipe) -> float:
         return build_sampler(recipe, prepared).rows_of_a_pass / recipe.training.batch_size
@@ -220,7 +231,8 @@ def _size(
         best, best_cost = size, counted
     if best is not sizes[0] and budget.kind == "time":
         best_cost = cost(best, timed=True)
-    steps = with_steps(recipe_of(best), budget, best_cost).training.steps
+    left = budget if clock is None else Budget("time", max(clock.left, 1e-9))
+    steps = with_steps(recipe_of(best), left, best_cost).training.steps
     recipe = recipe_of(best)
     most_steps = max(len(recipe.training.phases), math.ceil(MOST_PASSES * steps_of_a_pass(recipe)))
     limited = steps > most_steps
@@ -235,6 +247,10 @@ def _size(
         "training.evaluate_every": math.ceil(steps / 8),
         "training.save_every": min(500, math.ceil(steps / 8)),
     }
+    if clock is not None:
+        clock.most = most_steps
+        if not {"training.schedule", "training.decay_steps", "training.warmup_steps"} & given.keys():
+            settings |= {"training.schedule": "wsd", "training.decay_steps": round(DECAY * steps)}
     recipe = load_recipe(NAME, {**chosen, **settings, **given})
     reasons += _reasons(recipe, given, prepared, budget, best_cost, limited, passes)
     return settings

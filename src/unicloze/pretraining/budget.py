@@ -40,7 +40,7 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
 SAMPLED_STEPS = 24
 _WARMING_STEPS, _TIMED_STEPS = 3, 12
-_LONGEST_TIMING = 20
+LONGEST_TIMING = 20.0
 """Seconds after which the timing of a phase stops early."""
 
 
@@ -105,7 +105,13 @@ class Cost:
 
 
 def cost_of_a_step(
-    recipe: Recipe, prepared: Prepared, folder: Path, *, timed: bool, sampled: int = SAMPLED_STEPS
+    recipe: Recipe,
+    prepared: Prepared,
+    folder: Path,
+    *,
+    timed: bool,
+    sampled: int = SAMPLED_STEPS,
+    longest: float = LONGEST_TIMING,
 ) -> Cost:
     """Average cost of a step of a recipe, over its phases.
 
@@ -115,6 +121,7 @@ def cost_of_a_step(
         folder: Folder for the phrases that some objectives need.
         timed: Also measure the time, by a few steps on temporary weights.
         sampled: Number of steps of each phase whose operations and tokens are counted.
+        longest: Seconds after which the timing of a phase ends.
     """
     phrases = phrases_for(recipe, prepared, folder, progress=False)
 
@@ -123,7 +130,7 @@ def cost_of_a_step(
 
     teacher = teacher_of(recipe, prepared.tokenizer)
     flops, tokens = _counted(recipe, prepared, sampler_of, sampled, teacher)
-    return Cost(flops, tokens, _seconds_of_a_step(recipe, prepared, sampler_of, teacher) if timed else None)
+    return Cost(flops, tokens, _seconds_of_a_step(recipe, prepared, sampler_of, teacher, longest) if timed else None)
 
 
 def with_steps(recipe: Recipe, budget: Budget, cost: Cost) -> Recipe:
@@ -222,7 +229,9 @@ def _mean_keys(intervals: Intervals, real: Flags) -> float:
     return float((bounds[:, 1] - bounds[:, 0] + bounds[:, 3] - bounds[:, 2]).mean()) if len(bounds) else 0.0
 
 
-def _seconds_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf, teacher: Teacher | None) -> float:
+def _seconds_of_a_step(
+    recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf, teacher: Teacher | None, longest: float
+) -> float:
     """Wall-clock seconds per training step, measured in every phase on temporary weights."""
     training = recipe.training
     device = choose_device(training)
@@ -230,10 +239,14 @@ def _seconds_of_a_step(recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf
     model = ready_model(recipe, prepared.tokenizer.vocabulary.size, device)
     spell_tokens(model, prepared.tokenizer.symbols)
     state = TrainState(model=model, optimizers=build_optimizers(model, training))
-    return sum(share * _seconds_in(phase, recipe, state, compute, sampler_of) for phase, share in _phases(recipe))
+    return sum(
+        share * _seconds_in(phase, recipe, state, compute, sampler_of, longest) for phase, share in _phases(recipe)
+    )
 
 
-def _seconds_in(phase: Phase, recipe: Recipe, state: TrainState, compute: Compute, sampler_of: SamplerOf) -> float:
+def _seconds_in(
+    phase: Phase, recipe: Recipe, state: TrainState, compute: Compute, sampler_of: SamplerOf, longest: float
+) -> float:
     steps = training_steps(recipe, sampler_of, phase.first_step)
     taken = []
     for _ in range(min(phase.last_step - phase.first_step, _WARMING_STEPS + _TIMED_STEPS)):
@@ -247,7 +260,7 @@ def _seconds_in(phase: Phase, recipe: Recipe, state: TrainState, compute: Comput
         if compute.device.type == "cuda":
             torch.cuda.synchronize(compute.device)
         taken.append(time.perf_counter() - started)
-        if sum(taken) > _LONGEST_TIMING:
+        if sum(taken) > longest:
             break
     timed = taken[_WARMING_STEPS:] or taken[-1:]
     return sum(timed) / len(timed)

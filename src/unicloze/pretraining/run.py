@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ from unicloze.training.loop import Compute, TrainState, evaluate
 from unicloze.training.meeting import joined
 from unicloze.training.nt_asgd import NtAsgd, averaged
 from unicloze.training.optimizers import build_optimizers
+from unicloze.training.pace import Clock, decided, decided_steps, recorded_decays
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads, write_settings
 from unicloze.training.sharding import gathered, shard
@@ -116,7 +118,9 @@ def _measured(part: str, perplexities: Mapping[str, float | None], counts: Mappi
     return f"{part} perplexity {', '.join(each)}" + (f" (counts: {by_counts})" if counts else "")
 
 
-def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bool = False) -> RunResult:
+def pretrain_run(
+    recipe: Recipe, out: Path, *, progress: bool = True, verify: bool = False, clock: Clock | None = None
+) -> RunResult:
     """Pre-train a recipe, or resume the run in the directory.
 
     Args:
@@ -124,6 +128,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bo
         out: The run's directory; nothing is written outside it.
         progress: Show progress on stderr.
         verify: Check all prepared text before the first step.
+        clock: Decides when the run ends, unless it resumes.
 
     Raises:
         UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
@@ -152,7 +157,7 @@ def pretrain_run(recipe: Recipe, out: Path, *, progress: bool = True, verify: bo
             warnings.warn(f"{little}; {CURE_OF_LITTLE}{start}", stacklevel=2)
         world.only_first(lambda: write_settings(recipe, prepared.tokenizer, out, checkpoint))
         phrases = world.in_turn(lambda: phrases_for(recipe, prepared, out, progress=progress))
-        with _Run(recipe, out, prepared, checkpoint, phrases, progress, world) as run:
+        with _Run(recipe, out, prepared, checkpoint, phrases, progress, world, clock) as run:
             result = run.train()
     run.heed(result.stopped_by)
     return result
@@ -215,8 +220,10 @@ class _Run(RunProcess):
         phrases: PhraseTable | None,
         progress: bool,
         world: World,
+        clock: Clock | None,
     ) -> None:
         self.prepared, self.phrases = prepared, phrases
+        self.clock = clock if checkpoint is None and world.size == 1 else None
         training = recipe.training
         device = world.device(choose_device(training))
         self.teacher = world.in_turn(lambda: teacher_of(recipe, prepared.tokenizer))
@@ -289,10 +296,11 @@ class _Run(RunProcess):
         training = self.recipe.training
         if self.checkpoint is not None:
             self.take_over(self.checkpoint)
+            self.state.decays = recorded_decays(self.former_events(), training.steps)
             self._hear_again()
         baselines = self.baselines.summary() if self.baselines else None
         self.write_start(lineage=self.prepared.lineage, baselines=baselines)
-        if self.state.step >= training.steps:
+        if self.state.step >= self.state.last_step(training):
             return self._finish(already=True)
         if self.state.step == 0:
             self._write_samples()
@@ -300,15 +308,33 @@ class _Run(RunProcess):
         if compiles(training, self.compute.device) and not self.world.sharded:
             compile_layers(model)
         steps = self._steps()
-        self.learn(steps, training, self._evaluate, self._save, self._describe, self._spiked)
-        if self.state.step < training.steps:
+        self.learn(steps, training, self._evaluate, self._save, self._describe, self._spiked, self._decide)
+        if self.state.step < self.state.last_step(training):
             self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
         return self._finish(already=False)
 
     def _steps(self) -> Iterator[list[MicroBatch]]:
         ahead = self.state.spikes.windows_ahead
-        return training_steps(self.recipe, self._sampler, self.state.step, self.own, windows_ahead=ahead)
+
+        def steps_of(recipe: Recipe, step: int) -> Iterator[list[MicroBatch]]:
+            return training_steps(recipe, self._sampler, step, self.own, windows_ahead=ahead)
+
+        return decided_steps(self.recipe, tuple(self.state.decays), self.state.step, steps_of)
+
+    def _decide(self, state: TrainState) -> Iterator[list[MicroBatch]] | None:
+        """Let the clock decide after a step, and write down what it decides before the next one."""
+        if self.clock is None:
+            return None
+        self.clock.stepped()
+        decay = self.clock.decide(state.step, self.recipe, state.decays)
+        if decay is None:
+            return None
+        self.ledger.write("decay", step=decay.first, end=decay.end, planned=self.recipe.training.steps)
+        self.ledger.sync()
+        state.decays.append(decay)
+        self.bar.end_at(decay.end)
+        return self._steps()
 
     def _spiked(self, state: TrainState, reason: str) -> Iterator[list[MicroBatch]] | None:
         """Skip the update, or go back to the last regular checkpoint and read the text after that of this step."""
@@ -316,9 +342,8 @@ class _Run(RunProcess):
         if to is None:
             self.skip(state, reason)
             return None
-        ahead = (
-            state.spikes.windows_ahead + windows_before(self.recipe, state.step + 1) - windows_before(self.recipe, to)
-        )
+        recipe = decided(self.recipe, state.decays)
+        ahead = state.spikes.windows_ahead + windows_before(recipe, state.step + 1) - windows_before(recipe, to)
         in_a_row = state.spikes.in_a_row
         self.finish_saving()
         self.note_spike("go_back", reason, to=to, windows_ahead=ahead)
@@ -386,6 +411,14 @@ class _Run(RunProcess):
         self.ledger.write("samples", step=self.state.step, samples=samples)
 
     def _evaluate(self, state: TrainState) -> bool:
+        began = time.monotonic()
+        try:
+            return self._measure(state)
+        finally:
+            if self.clock is not None:
+                self.clock.evaluated(time.monotonic() - began)
+
+    def _measure(self, state: TrainState) -> bool:
         training = self.recipe.training
         rows = training.micro_batch_size or training.batch_size
         sums: dict[str, tuple[float, float]] = {}
@@ -434,7 +467,7 @@ class _Run(RunProcess):
         for done in sorted(number for number in evaluations if number <= step):
             self._hear(evaluations[done]["loss"])
         due = training.evaluate_every and step % training.evaluate_every == 0
-        if due and 0 < step < training.steps and step not in evaluations:
+        if due and 0 < step < self.state.last_step(training) and step not in evaluations:
             self._evaluate(self.state)
 
     def _save(self, _state: TrainState) -> None:
@@ -450,7 +483,9 @@ class _Run(RunProcess):
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows
         assert windows is not None
-        phase = next(phase for phase in phases(self.recipe) if self.state.step < phase.last_step)
+        phase = next(
+            phase for phase in phases(decided(self.recipe, self.state.decays)) if self.state.step < phase.last_step
+        )
         return (
             str(self._sampler(phase.recipe).name(int(windows.source[0]), int(windows.index[0])))
             + f" and {len(windows) - 1} more windows"

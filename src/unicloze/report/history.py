@@ -34,6 +34,7 @@ class History:
         checkpoint: Name of the newest checkpoint; None if none was saved.
         end: Event of the end of the run; empty if it has not ended.
         last: The newest event.
+        last_step: The step at which a clock decided to end the run; None if none did.
     """
 
     run: Path
@@ -46,6 +47,7 @@ class History:
     checkpoint: str | None = None
     end: Event = field(default_factory=dict)
     last: Event = field(default_factory=dict)
+    last_step: int | None = None
 
     @classmethod
     def read(cls, run: Path) -> History:
@@ -95,6 +97,8 @@ class History:
             self.checkpoint = str(event.get("checkpoint"))
         elif name == "end":
             self.end = event
+        elif name == "decay" and isinstance(event.get("end"), int) and event.get("planned") == self._steps_of_recipe:
+            self.last_step = event["end"]
         if name != "start" and now is not None and before is not None:
             self.seconds += max(0.0, now - before)
         self.last = event
@@ -127,7 +131,11 @@ class History:
 
     @property
     def planned_steps(self) -> int | None:
-        """Steps that the recipe sets."""
+        """Steps that a clock decided, or that the recipe sets."""
+        return self._steps_of_recipe if self.last_step is None else self.last_step
+
+    @property
+    def _steps_of_recipe(self) -> int | None:
         steps = mapping(self.recipe.get("training")).get("steps")
         return steps if isinstance(steps, int) else None
 

@@ -41,6 +41,10 @@ class Ledger:
                 "command again"
             ) from error
 
+    def sync(self) -> None:
+        """Return once all events are on the disk."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -54,6 +58,9 @@ class NoLedger(Ledger):
 
     def write(self, event: str, **values: Any) -> None:
         """Write nothing."""
+
+    def sync(self) -> None:
+        """Nothing was written."""
 
     def close(self) -> None:
         """Nothing is open."""

@@ -27,6 +27,7 @@ from unicloze.training.gradients import GradientSums
 from unicloze.training.lookups import by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.out_of_memory import OutOfMemoryError, is_out_of_memory, out_of_memory
+from unicloze.training.pace import Decay
 from unicloze.training.passes import Abandoned, Passes, numbers_of
 from unicloze.training.prefetch import Prefetch
 from unicloze.training.recurrence import Memories, pack, unpack, with_memory
@@ -51,6 +52,7 @@ class TrainState:
         parts: Index of the mixture part of each micro-batch of the last step.
         step_tokens: Tokens of text in the last step.
         spikes: Gradient norms and spikes so far.
+        decays: What a clock decided, see `unicloze.training.pace`.
     """
 
     model: Model
@@ -62,6 +64,11 @@ class TrainState:
     parts: list[int] | None = None
     step_tokens: int = 0
     spikes: Spikes = field(default_factory=Spikes)
+    decays: list[Decay] = field(default_factory=list)
+
+    def last_step(self, settings: TrainingSettings) -> int:
+        """The step that ends the run, as planned or as a clock decided."""
+        return self.decays[-1].end if self.decays else settings.steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +82,8 @@ class Hooks:
         describe: Returns where the rows of a micro-batch come from.
         spiked: Gets the reason of a spike before the step is counted. Returns None to leave out the update, or goes back to
             an earlier step and returns the micro-batches from there on.
+        decide: May end the run earlier or later, called with the state after each step. If it does, it returns the
+            micro-batches from there on.
         may_skip: Whether `training.on_spike skip` is possible in this run.
     """
 
@@ -83,6 +92,7 @@ class Hooks:
     save: Callable[[TrainState], None]
     describe: Callable[[MicroBatch], str]
     spiked: Callable[[TrainState, str], Iterator[list[MicroBatch]] | None] = lambda _state, _reason: None
+    decide: Callable[[TrainState], Iterator[list[MicroBatch]] | None] = lambda _state: None
     may_skip: bool = True
 
 
@@ -114,7 +124,7 @@ class Compute:
 def fit(
     state: TrainState, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, compute: Compute, hooks: Hooks
 ) -> Interruption:
-    """Train until `settings.steps` or until a signal arrives.
+    """Train until the last step or until a signal arrives.
 
     Args:
         state: Changed in place.
@@ -134,7 +144,7 @@ def fit(
         Prefetch(steps, max(1, WINDOWS_AT_ONCE // settings.batch_size)) as made,
     ):
         run = _Steps(state, made, settings, compute, hooks, interruption)
-        while state.step < settings.steps:
+        while state.step < state.last_step(settings):
             try:
                 with compute.world.passes():
                     if run.take():
@@ -147,7 +157,7 @@ def fit(
 
 
 class _WentBack(Exception):
-    """A spike made the run go back to an earlier step.
+    """A spike made the run go back to an earlier step, or a decision changed the steps to come.
 
     Args:
         steps: The micro-batches of each step from there on.
@@ -202,7 +212,7 @@ class _Steps:
         """Take a step; whether the run ends with it.
 
         Raises:
-            _WentBack: It or the update before spiked, and the run went back.
+            _WentBack: It or the update before spiked, and the run went back; or the steps to come changed.
         """
         state, settings, hooks, interruption = self._state, self._settings, self._hooks, self._interruption
         started, before = time.perf_counter(), _Before.of(state)
@@ -252,7 +262,8 @@ class _Steps:
         if spike is None and not undone:
             speed = state.step_tokens / (time.perf_counter() - started)
             hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
-        done, stopping = state.step == settings.steps, bool(interruption.heeded)
+        changed = hooks.decide(state)
+        done, stopping = state.step >= state.last_step(settings), bool(interruption.heeded)
         regular = settings.save_every and state.step % settings.save_every == 0
         measured = done or bool(settings.evaluate_every and state.step % settings.evaluate_every == 0)
         if done or stopping or regular or measured:
@@ -262,6 +273,8 @@ class _Steps:
         if done or stopping or regular:
             hooks.save(state)
         enough = measured and hooks.evaluate(state)
+        if changed is not None and not (done or stopping or enough):
+            raise _WentBack(changed)
         return stopping or enough
 
     def _next_rows(self) -> list[MicroBatch]:
@@ -321,7 +334,7 @@ class _Steps:
 
 def update(state: TrainState, norm: float, settings: TrainingSettings, rate: float = 1.0) -> None:
     """Make the update of a step with a gradient of this norm, at a multiple of the scheduled learning rate."""
-    set_learning_rate(state.optimizers, schedule_factor(state.step, settings) * rate)
+    set_learning_rate(state.optimizers, schedule_factor(state.step, settings, state.decays) * rate)
     for optimizer in state.optimizers:
         optimizer.step()
     if settings.on_spike != "accept":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -140,12 +141,19 @@ def set_learning(optimizers: list[torch.optim.Optimizer], step: int) -> None:
                 parameter.requires_grad_(learns)
 
 
-def schedule_factor(step: int, settings: TrainingSettings) -> float:
+def schedule_factor(step: int, settings: TrainingSettings, decays: Sequence[tuple[int, int]] = ()) -> float:
     """Share of the peak learning rate at a step, counted from 0: a linear warm-up, then the schedule down to its end.
+
+    From the first step of a decay in `decays` on, see `unicloze.training.pace`, it falls in a straight line from what it was.
 
     A slanted triangle starts and ends at 1/32 of the peak. With T steps and a warm-up of T x cut_frac this is
     ULMFiT's equation 3.
     """
+    for number in reversed(range(len(decays))):
+        first, end = decays[number]
+        if step >= first:
+            start = schedule_factor(first, settings, decays[:number])
+            return settings.final_rate + (start - settings.final_rate) * max(0, end - step) / max(1, end - first)
     left, since_warmup = settings.steps - step, max(1, settings.steps - settings.warmup_steps)
     if settings.schedule == "slanted_triangular":
         share = step / settings.warmup_steps if step < settings.warmup_steps else left / since_warmup

@@ -182,6 +182,7 @@ class RunProcess:
         save: Callable[[TrainState], None],
         describe: Callable[[MicroBatch], str],
         spiked: Callable[[TrainState, str], Iterator[list[MicroBatch]] | None] | None = None,
+        decide: Callable[[TrainState], Iterator[list[MicroBatch]] | None] = lambda _state: None,
     ) -> None:
         """Train with a progress bar; sets `signal` to the signal that stopped it early, else 0.
 
@@ -192,12 +193,16 @@ class RunProcess:
             save: As in `Hooks`.
             describe: As in `Hooks`.
             spiked: As in `Hooks`; default: `skip`.
+            decide: As in `Hooks`.
         """
         hooks = Hooks(
             log=self.log, evaluate=evaluate, save=save, describe=describe, spiked=spiked or self.skip,
+            decide=decide,
             may_skip=not self.recipe.finetuning.unlabelled,
         )  # fmt: skip
-        with Progress("", settings.steps, "steps", initial=self.state.step, show=self.progress) as self.bar:
+        with Progress(
+            "", self.state.last_step(settings), "steps", initial=self.state.step, show=self.progress
+        ) as self.bar:
             self.signal = fit(self.state, steps, settings, self.compute, hooks).heeded
         self.finish_saving()
 
@@ -206,7 +211,7 @@ class RunProcess:
         training = self.recipe.training
         self.bar.update()
         turn = range(state.step, state.step + self.recipe.finetuning.steps_between)  # labelled and unlabelled step
-        if not any(step % training.log_every == 0 or step == training.steps for step in turn):
+        if not any(step % training.log_every == 0 or step == state.last_step(training) for step in turn):
             return
         losses = {name: round(value, 4) for name, value in measures["loss"].items()}
         speed = measures["text_tokens_per_second"]
@@ -216,7 +221,7 @@ class RunProcess:
             step=state.step,
             loss=losses,
             gradient_norm=round(measures["gradient_norm"], 4),
-            learning_rate=chosen(training.learning_rate) * schedule_factor(state.step - 1, training),
+            learning_rate=chosen(training.learning_rate) * schedule_factor(state.step - 1, training, state.decays),
             text_tokens=state.text_tokens,
             text_tokens_per_second=round(speed, 1),
             **self._stragglers(),

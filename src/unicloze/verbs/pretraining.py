@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from unicloze.settings import Recipe
     from unicloze.text.prepare import Prepared
     from unicloze.text.tokenizers import Tokenizer
+    from unicloze.training.pace import Clock
 
 AUTO = "auto"
 """Recipe whose settings are chosen by the text, the budget and this machine."""
@@ -152,7 +154,7 @@ def pretrain(
     from unicloze.recipes.unread_settings import given_settings, refuse_not_of_pretraining, refuse_unread
     from unicloze.training.allocator import tune_allocator
 
-    continued = recipe is None
+    continued, began, clock = recipe is None, time.monotonic(), None
     if recipe is None:
         if init is not None:
             raise UsageError("--init starts a new run: give --recipe too (`unicloze recipes` lists them).")
@@ -170,7 +172,7 @@ def pretrain(
         )
     asked = given
     if recipe == AUTO and not toy:
-        recipe, given = _chosen(given, budget, out, new_tokenizer=new_tokenizer, progress=not quiet)
+        recipe, given, clock = _chosen(given, budget, out, began, new_tokenizer=new_tokenizer, progress=not quiet)
     elif budget is not None and recipe == AUTO:
         raise UsageError("option --budget: a toy run has two steps: leave out --budget or --toy.")
     elif budget is not None:
@@ -213,12 +215,12 @@ def pretrain(
         settings = _as_toy(whole, settings, folder)
     if plan:
         return _planned(settings)
-    return pretrain_run(settings, folder, progress=not quiet, verify=verify)
+    return pretrain_run(settings, folder, progress=not quiet, verify=verify, clock=clock)
 
 
 def _chosen(
-    given: Overrides, budget: str | None, out: PathLike | None, *, new_tokenizer: bool, progress: bool
-) -> tuple[PathLike, dict[str, Any]]:
+    given: Overrides, budget: str | None, out: PathLike | None, began: float, *, new_tokenizer: bool, progress: bool
+) -> tuple[PathLike, dict[str, Any], Clock | None]:
     """The recipe to train and its settings: chosen now, or those of the run that was chosen before.
 
     Raises:
@@ -241,7 +243,7 @@ def _chosen(
     if (folder / RECIPE).is_file():
         if budget is not None:
             say(f"{folder} resumes with the settings chosen before; --budget no longer changes them")
-        return folder / RECIPE, dict(given)
+        return folder / RECIPE, dict(given), None
     if not {"data.corpus", "data.prepared"} & settings.keys():
         raise UsageError("--recipe auto needs your text: give --data.corpus with files, folders or globs.")
     if processes() > 1:
@@ -254,11 +256,13 @@ def _chosen(
     place = settings.get("training.initialize_from")
     start = None if place is None else open_model(place)
     with joined() as world, hold_run(folder, world):
-        choice = choose(settings, allowed, folder, start=start, new_tokenizer=new_tokenizer, progress=progress)
+        choice = choose(
+            settings, allowed, folder, start=start, new_tokenizer=new_tokenizer, progress=progress, began=began
+        )
     if progress:
         for line in choice.reasons:
             say(line)
-    return AUTO, {**choice.settings, **given}
+    return AUTO, {**choice.settings, **given}, choice.clock
 
 
 def _planned(recipe: Recipe) -> Plan:
