@@ -21,8 +21,8 @@ DECAY = 2 / 3
 """Share of the steps in which the rate decays, where a clock decides."""
 LATE, EARLY = 0.03, 0.1
 """Shares of the budget by which a decaying run may be late or early before its decay gets another length."""
-_RECENT_STEPS, _RECENT_SECONDS = 8, 10.0
-"""The speed is that of the latest steps: at least so many, and at least for so long."""
+_RECENT_STEPS, _RECENT, _LONG = 8, 0.1, 60.0
+"""The speed is that of the latest steps: at least so many, and for a tenth of the budget or a minute."""
 _AT_THE_END, _EVALUATION = 2.0, 0.02
 """Seconds for saving and leaving at the end; share of the budget for an evaluation that was not yet timed."""
 
@@ -112,7 +112,7 @@ class Clock:
         now = self.now()
         if self._last is not None:
             self._steps.append(now - self._last)
-            while len(self._steps) > _RECENT_STEPS and sum(self._steps) - self._steps[0] > _RECENT_SECONDS:
+            while len(self._steps) > _RECENT_STEPS and sum(self._steps) - self._steps[0] > min(_LONG, _RECENT * self.budget):
                 self._steps.popleft()
         self._last = now
 
