@@ -112,7 +112,9 @@ class Clock:
         now = self.now()
         if self._last is not None:
             self._steps.append(now - self._last)
-            while len(self._steps) > _RECENT_STEPS and sum(self._steps) - self._steps[0] > min(_LONG, _RECENT * self.budget):
+            while len(self._steps) > _RECENT_STEPS and sum(self._steps) - self._steps[0] > min(
+                _LONG, _RECENT * self.budget
+            ):
                 self._steps.popleft()
         self._last = now
 
