@@ -206,5 +206,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, corpus: st
 def test_the_extra_is_named_where_the_package_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = saved(tmp_path / "saved")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r'hf: needs the package datasets: pip install "unicloze\[datasets\]"'):
+    with pytest.raises(
+        UsageError, match=r'hf: needs the package datasets: in the clone, pip install -e "\.\[datasets\]"'
+    ):
         prepare(f"hf:{place}", tmp_path / "out")

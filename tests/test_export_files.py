@@ -98,7 +98,7 @@ def test_only_an_earlier_export_is_replaced(tmp_path: Path) -> None:
 
 def test_without_transformers_the_error_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UniclozeError, match=r"pip install \"unicloze\[hf\]\""):
+    with pytest.raises(UniclozeError, match=r"in the clone, pip install -e \"\.\[hf\]\""):
         verbs.export(loaded(), "bert", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

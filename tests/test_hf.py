@@ -428,7 +428,7 @@ def test_the_tokenizer_gives_the_parts_of_a_pair_different_segments(tmp_path: Pa
 def test_the_extra_is_named_where_transformers_is_absent() -> None:
     program = "import sys; sys.modules['transformers'] = None; import unicloze.hf"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith('unicloze.hf needs Transformers: pip install "unicloze[hf]"')
+    assert done.stderr.splitlines()[-1].endswith('unicloze.hf needs Transformers: in the clone, pip install -e ".[hf]"')
 
 
 def test_roberta_like_tokenizers_keep_their_own_names(tmp_path: Path) -> None:

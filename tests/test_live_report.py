@@ -83,5 +83,8 @@ def _scalars(file: Path) -> dict[tuple[str, int], float]:
 
 def test_a_missing_tensorboard_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UniclozeError, match=r"needs the package tensorboard: pip install 'unicloze\[tensorboard\]'"):
+    with pytest.raises(
+        UniclozeError,
+        match=r"needs the package tensorboard: in the clone, pip install -e '\.\[tensorboard\]'",
+    ):
         write_tensorboard(make_run(tmp_path / "run", whole()), tmp_path / "board")

@@ -395,7 +395,7 @@ def test_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
         metric("bleu")(["a"], [["a"]], tokenize="ja")
     assert metric("coco")(["a ' s"], [["a 's"]], profile="squad-qg").values["bleu_2"] == pytest.approx(100)
     monkeypatch.setitem(__import__("sys").modules, "rouge_score.rouge_scorer", None)
-    with pytest.raises(UniclozeError, match=r'needs rouge_score .* pip install "unicloze\[metrics\]"'):
+    with pytest.raises(UniclozeError, match=r'needs rouge_score .* in the clone, pip install -e "\.\[metrics\]"'):
         metric("rouge")(["a"], [["a"]])
 
 

@@ -169,6 +169,6 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path: Path, monkey
     with pytest.raises(UniclozeError, match="there is no model at"):
         export_program(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(UsageError, match=r'onnxruntime is not installed: pip install "unicloze\[onnx\]"'):
+    with pytest.raises(UsageError, match=r'onnxruntime is not installed: in the clone, pip install -e "\.\[onnx\]"'):
         export_onnx(loaded(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -113,7 +113,7 @@ def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(serving, "NEEDS", ("fastapi", "no_such_package"))
     said = command("serve", "--model", "nowhere")
-    assert said.code == 1 and said.sentence == "serving needs no_such_package: pip install 'unicloze[serve]'."
+    assert said.code == 1 and said.sentence == "serving needs no_such_package: in the clone, pip install -e '.[serve]'."
 
 
 @pytest.mark.slow

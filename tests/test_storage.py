@@ -247,7 +247,10 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"s3://bucket/a\.txt needs a package that is not installed: Install s3fs"):
         find_files("s3://bucket/a.txt")
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(UsageError, match=r'memory://a needs the package fsspec: pip install "unicloze\[storage\]"'):
+    with pytest.raises(
+        UsageError,
+        match=r'memory://a needs the package fsspec: in the clone, pip install -e "\.\[storage\]"',
+    ):
         find_files("memory://a")
 
 

@@ -1,6 +1,6 @@
 """Filter and deduplicate texts with datatrove before `unicloze prepare`, here or on a cluster.
 
-    pip install "unicloze[storage]" "datatrove>=0.10" orjson spacy "xxhash<4"
+    pip install -e ".[storage]" "datatrove>=0.10" orjson spacy "xxhash<4"
     python prepare_datatrove.py 's3://bucket/raw' s3://bucket/clean --tasks 64 --executor slurm --partition cpu
     unicloze prepare --data.corpus 's3://bucket/clean/texts/*.jsonl.gz' --out prepared --jobs 8
 

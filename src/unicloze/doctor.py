@@ -307,5 +307,5 @@ def _extras() -> Iterator[Finding]:
             topic=f"extra {extra}",
             state="note" if missing else "ok",
             detail=f"missing: {', '.join(missing)}" if missing else ", ".join(f"{p} {_version(p)}" for p in packages),
-            cure=f'If you need it: pip install "unicloze[{extra}]"' if missing else "",
+            cure=f'If you need it: in the clone, pip install -e ".[{extra}]"' if missing else "",
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
 _PREFIX: ContextVar[str] = ContextVar("_PREFIX", default="")
 
@@ -44,6 +46,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     beginning = [one for one in names if len(name) > 2 and one.startswith(name)]
     near = difflib.get_close_matches(name, beginning, n=1, cutoff=0) or difflib.get_close_matches(name, names, n=1)
     return f"; did you mean '{near[0]}'?" if near else "."
+
+
+def folder_meant(place: str | os.PathLike[str], known: Iterable[str] = ()) -> str:
+    """The folder beside a missing one, or the known name, that is most likely meant, as the end of a sentence."""
+    parent = Path(place).parent
+    beside = (str(one) for one in sorted(parent.iterdir()) if one.is_dir()) if parent.is_dir() else ()
+    return did_you_mean(str(Path(place)), [*beside, *known])
 
 
 def option_of(key: str) -> str:

@@ -206,7 +206,7 @@ def opened(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
         from fsspec.registry import known_implementations
     except ImportError as error:
-        raise UsageError(f'{url} needs the package fsspec: pip install "unicloze[storage]"') from error
+        raise UsageError(f'{url} needs the package fsspec: in the clone, pip install -e ".[storage]"') from error
     protocol = urlsplit(url).scheme
     with explained(url):
         try:
@@ -214,7 +214,7 @@ def opened(url: str) -> tuple[Any, str]:
         except ImportError as error:
             cure = known_implementations.get(protocol, {}).get("err") or str(error)
             raise UsageError(
-                f'{url} needs a package that is not installed: {cure} (besides pip install "unicloze[storage]").'
+                f'{url} needs a package that is not installed: {cure} (besides pip install -e ".[storage]" in the clone).'
             ) from error
         except ValueError as error:
             if "Protocol not known" not in str(error):

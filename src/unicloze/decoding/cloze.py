@@ -16,6 +16,8 @@ from unicloze.text.special_tokens import MASK
 from unicloze.text.tokenizers import Tokenizer
 
 _SIGNS_OF_LINES = str.maketrans({"\n": "\u23ce", "\r": "\u240d", "\t": "\u21e5"})
+_OTHER_MASK = re.compile(r"[\[<({]\W?mask\W?[\])}>]|(?-i:\bMASK\b)|_{2,}|<extra_id_0>", re.IGNORECASE)
+"""How other models and people write a mask."""
 _SIGNS = _SIGNS_OF_LINES | str.maketrans({" ": "\u2423", "\xa0": "\u2423"})
 
 
@@ -47,7 +49,11 @@ class Cloze:
         masks = "|".join(re.escape(mask) for mask in tokenizer.masks)
         spans = [match.span() for match in re.finditer(masks, text)]
         if not spans:
-            raise UsageError(f'the text has no mask: put {MASK} in place of a word, as in "The {MASK} of a list."')
+            other = _OTHER_MASK.search(text)
+            meant = "" if other is None else f"; did you mean {MASK} by '{other[0]}'?"
+            raise UsageError(
+                f'the text has no mask: put {MASK} in place of a word, as in "The {MASK} of a list."{meant}'
+            )
         tokens = tokenizer.encode(text)
         places = np.flatnonzero(tokens == tokenizer.vocabulary.mask).tolist()
         return cls(text, spans, tokens, places, tokenizer.spaced)

@@ -21,7 +21,7 @@ from unicloze.errors import UniclozeError
 try:
     import transformers
 except ImportError as error:
-    raise UniclozeError('unicloze.hf needs Transformers: pip install "unicloze[hf]"') from error
+    raise UniclozeError('unicloze.hf needs Transformers: in the clone, pip install -e ".[hf]"') from error
 
 from unicloze.hf.config import UniclozeConfig
 from unicloze.hf.generation import UniclozeForConditionalGeneration

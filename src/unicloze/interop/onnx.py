@@ -114,7 +114,7 @@ def _check_installed() -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UsageError(f'{error.name} is not installed: pip install "unicloze[onnx]"') from error
+        raise UsageError(f'{error.name} is not installed: in the clone, pip install -e ".[onnx]"') from error
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import torch
 
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError, folder_meant
 from unicloze.interop.installed import installed_models, packaged_model
 from unicloze.interop.read import import_checkpoint, is_foreign
 from unicloze.settings import Precision, TrainingSettings
@@ -45,11 +45,21 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
 
 
 def _place(model: str | os.PathLike[str]) -> Path:
-    """The folder of a model: the given one, in a package the checkpoint; if there is none, that of the installed model."""
+    """The folder of a model: the given one, in a package the checkpoint; if there is none, that of the installed model.
+
+    Raises:
+        UniclozeError: There is neither.
+    """
     folder = Path(model)
-    if folder.exists() or folder.name != str(model):
+    if folder.exists():
         return packaged_model(folder) or folder
-    return installed_models().get(folder.name, folder)
+    installed = installed_models() if folder.name == str(model) else {}
+    if folder.name not in installed:
+        raise UniclozeError(
+            f"there is no model at {folder}: give the --out of a pretrain run, or the name of an installed model"
+            + folder_meant(folder, installed).removesuffix(".")
+        )
+    return installed[folder.name]
 
 
 def _check_place(model: LoadedModel, device: torch.device) -> None:

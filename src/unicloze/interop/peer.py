@@ -64,7 +64,7 @@ def transformers_library() -> Any:
         import transformers
     except ImportError as error:
         raise UniclozeError(
-            'exports are verified with Transformers, which is not installed: pip install "unicloze[hf]"'
+            'exports are verified with Transformers, which is not installed: in the clone, pip install -e ".[hf]"'
         ) from error
     return transformers
 

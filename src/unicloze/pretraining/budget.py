@@ -38,6 +38,8 @@ BudgetKind = Literal["flops", "steps", "time", "tokens"]
 _UNITS = {"flops": "FLOPs", "steps": "step", "time": "seconds", "tokens": "text tokens"}
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
+_MEANT = re.compile(r"(\d*[1-9]\d*(?:\.\d+)?) ?([smh]|$)")
+"""A number with what may be a unit of time, or alone."""
 SAMPLED_STEPS = 24
 _WARMING_STEPS, _TIMED_STEPS = 3, 12
 LONGEST_TIMING = 20.0
@@ -71,9 +73,11 @@ class Budget:
         except ValueError:
             value = math.nan
         if kind not in get_args(BudgetKind) or not 0 < value < math.inf or (kind == "steps" and value % 1):
+            meant = _MEANT.match(text.strip().lower())
+            unit = "" if meant is None else next(one for one in (*_SECONDS, "") if one[:1] == meant[2][:1]) or "min"
             raise UsageError(
                 f"budget is {text!r}: give a time, as in 30min, or one of {', '.join(get_args(BudgetKind))} and a number "
-                "above 0, as in steps=500."
+                "above 0, as in steps=500" + ("." if meant is None else f"; did you mean '{meant[1]}{unit}'?")
             )
         return cls(cast(BudgetKind, kind), value)
 

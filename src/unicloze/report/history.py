@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, folder_meant
 from unicloze.run_files import LEDGER
 from unicloze.training.ledger import read_ledger
 
@@ -59,7 +59,7 @@ class History:
         ledger = run / LEDGER
         cure = "give the directory that `unicloze pretrain` wrote to (--out)."
         if not run.is_dir():
-            raise UniclozeError(f"There is no run at {run}: {cure}")
+            raise UniclozeError(f"There is no run at {run}: {cure.removesuffix('.')}{folder_meant(run)}")
         if not ledger.is_file():
             raise UniclozeError(f"{run} is not a run: it has no ledger.jsonl; {cure}")
         history = cls(run=run, start={})

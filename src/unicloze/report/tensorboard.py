@@ -32,7 +32,7 @@ def write_tensorboard(run: str | Path, folder: str | Path) -> Path:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise UniclozeError(
-            "writing for TensorBoard needs the package tensorboard: pip install 'unicloze[tensorboard]'."
+            "writing for TensorBoard needs the package tensorboard: in the clone, pip install -e '.[tensorboard]'."
         ) from error
     target = Path(folder)
     for old in target.glob(f"events.out.tfevents.*{SUFFIX}"):

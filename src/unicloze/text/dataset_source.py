@@ -158,7 +158,7 @@ def _library() -> ModuleType:
     try:
         import datasets
     except ImportError as error:
-        raise UsageError(f'{PREFIX} needs the package datasets: pip install "unicloze[datasets]"') from error
+        raise UsageError(f'{PREFIX} needs the package datasets: in the clone, pip install -e ".[datasets]"') from error
     library: ModuleType = datasets
     return library
 

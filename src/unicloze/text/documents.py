@@ -32,6 +32,8 @@ SUFFIXES = ".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", "
 LONGEST_DOCUMENT = 64 * 2**20
 """Largest .txt document in bytes. Longer ones are cut at a line end, else at a space, else between two characters, so that
 memory use is bounded."""
+MOST_REPLACED = 0.1
+"""Largest share of invalid characters at the beginning of a .txt that is read."""
 _CHUNK_BYTES = 2**20
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -323,6 +325,7 @@ def _read_text(file: File, stream: BinaryIO, tally: Tally) -> Iterator[Document]
             if block.startswith((b"\xff\xfe", b"\xfe\xff")):
                 raise UniclozeError(f"{file} is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`.")
             block = block.removeprefix(_BYTE_ORDER_MARK)
+            _refuse_other_bytes(file, block)
         pending += block
         start = 0
         for blank in _BLANK_LINE.finditer(pending, searched):
@@ -343,6 +346,20 @@ def _read_text(file: File, stream: BinaryIO, tally: Tally) -> Iterator[Document]
             searched = 0
     if pending.strip():
         yield from _document(_text(bytes(pending), f"{file}:{line}", tally), file, line, tally)
+
+
+def _refuse_other_bytes(file: File, beginning: bytes) -> None:
+    """Refuse a file whose beginning is not text, or in another encoding; a few invalid bytes are repaired."""
+    try:
+        beginning.decode()
+    except UnicodeDecodeError:
+        text = beginning.decode(errors="replace")
+        share = text.count("\ufffd") / len(text)
+        if share > MOST_REPLACED:
+            raise UniclozeError(
+                f"{file} is not text in UTF-8: {share:.0%} of the characters at its beginning are invalid; convert it with "
+                "`iconv -f ENCODING -t UTF-8`, or leave it out."
+            ) from None
 
 
 def _between_characters(raw: bytearray, cut: int) -> int:

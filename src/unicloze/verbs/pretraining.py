@@ -176,6 +176,7 @@ def pretrain(
     elif budget is not None and recipe == AUTO:
         raise UsageError("option --budget: a toy run has two steps: leave out --budget or --toy.")
     elif budget is not None:
+        load_recipe(recipe)  # a misspelt name is the first mistake
         raise UsageError("option --budget: only --recipe auto chooses the steps by a budget: give --training.steps.")
     settings = load_recipe(recipe, _of_whole(given) if toy else given)
     if settings.task.kind:

@@ -61,7 +61,7 @@ def serve(
         raise UsageError(f"timeout is {timeout:g}: give more than 0 seconds.")
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        raise UniclozeError(f"serving needs {' and '.join(missing)}: pip install 'unicloze[serve]'.")
+        raise UniclozeError(f"serving needs {' and '.join(missing)}: in the clone, pip install -e '.[serve]'.")
     from unicloze.interop.opening import open_model
     from unicloze.serving.limits import Limits
     from unicloze.serving.run import serve_model, token_of

@@ -110,4 +110,4 @@ def _jar() -> Path:
         jar = Path(folder) / "meteor" / "meteor-1.5.jar"
         if jar.is_file():
             return jar
-    raise UniclozeError('METEOR\'s program comes with pycocoevalcap: pip install "unicloze[coco]".')
+    raise UniclozeError('METEOR\'s program comes with pycocoevalcap: in the clone, pip install -e ".[coco]".')

@@ -150,5 +150,5 @@ def library(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise UniclozeError(
-            f'This metric needs {module.partition(".")[0]} ({error}): pip install "unicloze[{extra}]".'
+            f'This metric needs {module.partition(".")[0]} ({error}): in the clone, pip install -e ".[{extra}]".'
         ) from error
