@@ -112,6 +112,8 @@ OPTIONS = {
     ("report", "--tensorboard"): with_or_without("report {RUN:unilmv2} --out a.html", "--tensorboard board"),
     ("fill", "--model"): either("fill --text 'The [MASK] cat.' --model", "{RUN:unilmv2}", "{RUN:masked}"),
     ("fill", "--text"): either("fill --model {RUN:unilmv2} --text", "'The [MASK] cat.'", "'A [MASK].'"),
+    ("fill", "--file"): either("fill --model {RUN:unilmv2} --file", "{masked.txt}", "{masked.jsonl}"),
+    ("fill", "--text-field"): with_or_without("fill --model {RUN:unilmv2} --file {masked.jsonl}", "--text-field body"),
     ("fill", "--top-k"): with_or_without(FILL, "--top-k 2"),
     ("fill", "--order"): with_or_without(FILL, "--order confidence"),
     ("fill", "--device"): with_or_without(FILL, NO_SUCH_DEVICE),
@@ -119,11 +121,17 @@ OPTIONS = {
     ("score", "--model"): either("score --text 'The old cat.' --model", "{RUN:unilmv2}", "{RUN:masked}"),
     ("score", "--text"): either("score --model {RUN:unilmv2} --text", "'The old cat.'", "'The old dog.'"),
     ("score", "--file"): either("score --model {RUN:unilmv2} --file", "{texts.txt}", "{texts-3.txt}"),
+    ("score", "--text-field"): with_or_without(
+        "score --model {RUN:unilmv2} --file {masked.jsonl}", "--text-field body"
+    ),
     ("score", "--device"): with_or_without(SCORE, NO_SUCH_DEVICE),
     ("score", "--json"): with_or_without(SCORE, "--json"),
     ("embed", "--model"): either("embed --text 'The old cat.' --model", "{RUN:unilmv2}", "{RUN:masked}"),
     ("embed", "--text"): either("embed --model {RUN:unilmv2} --text", "'The old cat.'", "'The old dog.'"),
     ("embed", "--file"): either("embed --model {RUN:unilmv2} --file", "{texts.txt}", "{texts-3.txt}"),
+    ("embed", "--text-field"): with_or_without(
+        "embed --model {RUN:unilmv2} --file {masked.jsonl}", "--text-field body"
+    ),
     ("embed", "--out"): either(f"{EMBED} --out", "a.npy", "b.jsonl"),
     ("embed", "--pooling"): with_or_without(EMBED, "--pooling last"),
     ("embed", "--batch-size"): with_or_without(EMBED, "--batch-size 1", "the rows of a pass read only themselves"),

@@ -310,6 +310,8 @@ def write_tests(place: Path) -> None:
     texts = ["the old cat sees the dog", "the dog finds a house", "a bird"]
     for name, lines in (("texts", texts), ("texts-2", [f"{text} ." for text in texts]), ("texts-3", texts[::-1])):
         (place / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+    (place / "masked.txt").write_text("the [MASK] cat\na [MASK]\n")
+    write_lines(place / "masked.jsonl", [{"text": "the old [MASK]", "body": "a [MASK]"}])
     asked = [
         {
             "id": str(number),

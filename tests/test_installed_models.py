@@ -13,6 +13,7 @@ from unicloze.errors import UniclozeError
 from unicloze.interop.installed import installed_models
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import write_model
+from unicloze.verbs import report
 
 CODE = "raise RuntimeError('the code of a model package has run')\n"
 
@@ -64,3 +65,15 @@ def test_an_entry_point_without_a_checkpoint_is_no_model(site: Path, value: str)
     assert installed_models() == {}
     with pytest.raises(UniclozeError, match="there is no model at bad"):
         open_model("bad")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("runs/quikstart", "runs/quickstart"), ("unicloze-small", "unicloze-small-en")]
+)
+def test_a_misspelt_model_is_suggested(wrong: str, right: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("unicloze.interop.opening.installed_models", lambda: {"unicloze-small-en": tmp_path})
+    for opens in (open_model, report) if "/" in wrong else (open_model,):
+        with pytest.raises(UniclozeError, match=rf"; did you mean '{right}'\?"):
+            opens(wrong)

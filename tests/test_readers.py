@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +304,15 @@ def test_files_of_other_kinds_are_counted(tmp_path: Path) -> None:
     assert list(other_files(tmp_path).items()) == [(".md", 2), ("without an ending", 1), (".html", 1)]
     assert other_files(tmp_path / "*.*") == {".md": 1, ".html": 1}
     assert other_files(tmp_path / "a.txt") == {}
+
+
+@pytest.mark.parametrize("content", [
+    random.Random(1).randbytes(2000), ("Москва слезам не верит. " * 40).encode("cp1251"),
+    b"\x89PNG" + bytes(range(256)) * 9,
+], ids=["random", "another encoding", "a picture"])  # fmt: skip
+def test_a_file_that_is_not_text_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(UniclozeError, match=r"a\.txt is not text in UTF-8: \d+% of the characters at its beginning"):
+        list(read_documents(tmp_path))
+    (tmp_path / "a.txt").write_bytes(("Où est la bibliothèque, s'il vous plaît ? " * 40).encode("latin-1"))
+    assert len(list(read_documents(tmp_path))) == 1  # few characters are lost, and counted

@@ -52,6 +52,7 @@ def test_health_says_what_the_model_can_do(client: Client, judge: Client) -> Non
     health = client.get("/health").json
     assert (health["status"], health["model"], health["task"]) == ("ok", "nowhere", "")
     assert health["abilities"] == ["fill", "orders", "score", "generate", "embed"]
+    assert health["offers"] == ["fill", "orders", "score", "embed"]  # it is too small to write
     assert (health["reads"], health["longest_text"]) == (["source"], 30)
     assert health["example"] == ANY[1]
     health = judge.get("/health").json

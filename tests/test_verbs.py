@@ -357,7 +357,7 @@ def test_fill_fills(trained: RunResult) -> None:
 
 def test_score_reads_a_text_or_a_file(trained: RunResult, tmp_path: Path) -> None:
     plain, lines = tmp_path / "two.txt", tmp_path / "two.jsonl"
-    plain.write_bytes(f"{TEXT}\r\n\nthe dog\n".encode())
+    plain.write_bytes(f"{TEXT}\r\nthe dog\n\n".encode())
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in (TEXT, "the dog")), encoding="utf-8")
     of_text = verbs.score(trained.out, TEXT)
     of_plain, of_lines = verbs.score(trained.out, file=plain), verbs.score(trained.out, file=lines)
@@ -372,6 +372,48 @@ def test_score_reads_a_text_or_a_file(trained: RunResult, tmp_path: Path) -> Non
         assert one.chain_log_likelihood == pytest.approx(other.chain_log_likelihood, rel=1e-5)
         assert one.pseudo_log_likelihood == pytest.approx(other.pseudo_log_likelihood, rel=1e-5)
     assert of_text[0].chain_log_likelihood is not None and of_text[0].chain_log_likelihood < 0
+
+
+@pytest.mark.parametrize("verb", [verbs.score, verbs.embed, verbs.fill])
+@pytest.mark.parametrize(("name", "content", "row"), [
+    ("a.txt", "the [MASK]\n\nthe dog [MASK]\n", 2), ("a.txt", "\nthe [MASK]\n", 1), ("a.txt", "a [MASK]\n \t\n\nb [MASK]", 2),
+    ("a.txt", "a [MASK]\nb [MASK]\n\u00a0\nc [MASK]\n", 3),
+    ("a.jsonl", '{"text": "a [MASK]"}\n{"text": " "}\n{"text": "b [MASK]"}\n', 2),
+    ("a.jsonl", '{"text": "a [MASK]"}\n{"text": null}\n', 2),
+    ("a.jsonl", '{"text": "a [MASK]"}\n\n{"text": "b [MASK]"}\n', 2),
+])  # fmt: skip
+def test_a_blank_row_of_a_file_is_refused(
+    verb: Any, name: str, content: str, row: int, trained: RunResult, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UniclozeError, match=f"{name}:{row} is blank, but each row gives a result"):
+        verb(trained.out, file=tmp_path / name)
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_each_line_of_a_file_gives_a_row(ends: str, trained: RunResult, tmp_path: Path) -> None:
+    lines = [f"the dog [MASK] {number}" for number in range(40)]
+    (tmp_path / "a.txt").write_bytes("".join(line + ends for line in lines).encode())
+    filled = verbs.fill(trained.out, file=tmp_path / "a.txt")
+    assert (
+        [one.text for one in filled] == lines == [one.text for one in verbs.score(trained.out, file=tmp_path / "a.txt")]
+    )
+    assert len(verbs.embed(trained.out, file=tmp_path / "a.txt")) == len(lines)
+    assert filled[3].filled == verbs.fill(trained.out, lines[3]).filled and str(filled).count("candidates") == len(
+        lines
+    )
+    (tmp_path / "b.txt").write_text("a [MASK]\nno mask\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"b\.txt:2: the text has no mask"):
+        verbs.fill(trained.out, file=tmp_path / "b.txt")
+
+
+def test_a_text_of_a_record_is_named_by_an_option_of_the_verb(trained: RunResult, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "the dog"}\n', encoding="utf-8")
+    with pytest.raises(UniclozeError, match=r'no field "text": set --text-field to one of its text fields \(body\)'):
+        verbs.score(trained.out, file=tmp_path / "a.jsonl")
+    assert verbs.score(trained.out, file=tmp_path / "a.jsonl", text_field="body")[0].text == "the dog"
+    with pytest.raises(UsageError, match="--text-field: it names the text in the records of a file"):
+        verbs.embed(trained.out, ["the dog"], text_field="body")
 
 
 def test_score_takes_several_texts(trained: RunResult) -> None:

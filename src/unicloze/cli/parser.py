@@ -57,6 +57,17 @@ class Parser(argparse.ArgumentParser):
             group.required = False
 
 
+class _Once(argparse.Action):
+    """Stores a value, and refuses a second one, which would replace it."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        if hasattr(namespace, self.dest) and self.option_strings:
+            raise argparse.ArgumentError(self, "it is given twice: give it once")
+        setattr(namespace, self.dest, values)
+
+
 @dataclass(frozen=True)
 class Argument:
     """An argument of a function.
@@ -211,8 +222,7 @@ def _add(place: Any, argument: Argument) -> None:
         given["type"] = option.convert or next((kind for kind in (int, float) if kind in argument.kinds), None)
     if isinstance(option.metavar, tuple):
         given["nargs"] = len(option.metavar)
-    if option.repeated:
-        given["action"] = "append"
+    given["action"] = "append" if option.repeated else _Once
     if option.several:
         given["nargs"] = "*" if option.word else "+"
     if option.word:

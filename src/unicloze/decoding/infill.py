@@ -36,7 +36,7 @@ from unicloze.training.loading import LoadedModel
 
 Guesses = list[tuple[int, float]]
 
-_ROWS_AT_ONCE = 32
+_ROWS_AT_ONCE, _TEXTS_AT_ONCE = 32, 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,17 @@ class FillResult:
         return "\n".join([*lines, *(["", f"note: {self.note}"] if self.note else [])])
 
 
+class FillResults(list[FillResult]):
+    """Filled texts of a file; `str` gives them one after the other."""
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The fields of each as JSON-serialisable dictionaries."""
+        return [one.to_dict() for one in self]
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self))
+
+
 def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | Sequence[int] | None = None) -> FillResult:
     """Fill every mask of a text with its most likely token.
 
@@ -119,13 +130,48 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | Sequen
             objective, or `top_k` is below 1.
         UniclozeError: The tokenizer splits masks, or the model predicts nan.
     """
-    steps = fill_together(model, [ready_to_fill(model, text, top_k=top_k, order=order)])
+    (result,) = _filled(model, [ready_to_fill(model, text, top_k=top_k, order=order)])
+    return result
+
+
+def fill_texts(
+    model: LoadedModel,
+    texts: Sequence[str],
+    *,
+    top_k: int = 5,
+    order: Order | None = None,
+    place: str = "texts",
+) -> FillResults:
+    """Fill several texts as `fill` does, together.
+
+    Args:
+        model: The model.
+        texts: The texts.
+        top_k: As of `fill`.
+        order: As of `fill`.
+        place: Name of their file in messages.
+
+    Raises:
+        UsageError: As for `fill`; the message names the number of the text.
+        UniclozeError: As for `fill`.
+    """
+    asked = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            asked.append(ready_to_fill(model, text, top_k=top_k, order=order))
+        except UsageError as error:
+            raise UsageError(f"{place}:{number}: {error}") from error
+    blocks = (asked[first : first + _TEXTS_AT_ONCE] for first in range(0, len(asked), _TEXTS_AT_ONCE))
+    return FillResults(result for block in blocks for result in _filled(model, block))
+
+
+def _filled(model: LoadedModel, asked: Sequence[ToFill]) -> list[FillResult]:
+    steps = fill_together(model, asked)
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            (result,) = end.value
-            return cast(FillResult, result)
+            return cast(list[FillResult], end.value)
 
 
 @dataclass(frozen=True, kw_only=True)

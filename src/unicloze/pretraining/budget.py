@@ -38,12 +38,19 @@ BudgetKind = Literal["flops", "steps", "time", "tokens"]
 _UNITS = {"flops": "FLOPs", "steps": "step", "time": "seconds", "tokens": "text tokens"}
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
-_MEANT = re.compile(r"(\d*[1-9]\d*(?:\.\d+)?) ?([smh]|$)")
-"""A number with what may be a unit of time, or alone."""
 SAMPLED_STEPS = 24
 _WARMING_STEPS, _TIMED_STEPS = 3, 12
 LONGEST_TIMING = 20.0
 """Seconds after which the timing of a phase stops early."""
+
+
+def _meant(text: str) -> str:
+    """The budget that is most likely meant by a number with another unit, or without one, as the end of a sentence."""
+    found = re.match(r"(\d*[1-9]\d*(?:\.\d+)?) ?([smh]|$)", text)
+    if found is None:
+        return "."
+    unit = next((one for one in _SECONDS if found[2] and one.startswith(found[2])), "")
+    return f"; did you mean '{found[1]}{unit or 'min'}'" + ("?" if unit else f" or 'steps={found[1]}'?")
 
 
 @dataclass(frozen=True)
@@ -73,11 +80,9 @@ class Budget:
         except ValueError:
             value = math.nan
         if kind not in get_args(BudgetKind) or not 0 < value < math.inf or (kind == "steps" and value % 1):
-            meant = _MEANT.match(text.strip().lower())
-            unit = "" if meant is None else next(one for one in (*_SECONDS, "") if one[:1] == meant[2][:1]) or "min"
             raise UsageError(
                 f"budget is {text!r}: give a time, as in 30min, or one of {', '.join(get_args(BudgetKind))} and a number "
-                "above 0, as in steps=500" + ("." if meant is None else f"; did you mean '{meant[1]}{unit}'?")
+                f"above 0, as in steps=500{_meant(text.strip().lower())}"
             )
         return cls(cast(BudgetKind, kind), value)
 

@@ -93,6 +93,7 @@ def router_of(service: Service) -> APIRouter:
             model=model.name,
             task=model.task,
             abilities=list(model.abilities),
+            offers=list(model.offers),
             reads=list(model.reads),
             example=model.example,
             longest_text=model.longest,

@@ -157,6 +157,9 @@ class Health(BaseModel):
     model: str = Field(description="Name of the model.")
     task: str = Field(description="Task it was fine-tuned for; empty if it was not.")
     abilities: list[str] = Field(description="Endpoints it can answer; orders: it fills masks in an order.")
+    offers: list[str] = Field(
+        description="Those the page offers: a small pre-trained model writes only a few words well."
+    )
     reads: list[str] = Field(description="Names of the texts that /generate or /predict reads.")
     example: str = Field(description="A text to try: a held-out sentence of its run, if that has one.")
     longest_text: int = Field(description="Tokens it reads at once.")

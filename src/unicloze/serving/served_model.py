@@ -19,7 +19,7 @@ from unicloze.decoding.inputs import longest_text
 from unicloze.decoding.likelihood import TextScore, defines, score
 from unicloze.decoding.model_format import find_generation_format, generation_format_of
 from unicloze.decoding.steppers import generates, positions_of
-from unicloze.decoding.uses import place_of
+from unicloze.decoding.uses import place_of, writes_briefly
 from unicloze.errors import UsageError
 from unicloze.finetuning.generate_for_records import parts_for_records
 from unicloze.finetuning.given_texts import predict_given, ready_to_write, record_of
@@ -95,6 +95,7 @@ class ServedModel:
         name: Name of its run, folder or package.
         example: A text to try: a held-out sentence of its run, if that has one.
         abilities: Those of `fill`, `orders`, `score`, `generate`, `embed` and `predict` that it has.
+        offers: Those of them that the page offers: not `generate` where the model is too small to write.
         reads: Names of the texts that `generate` or `predict` reads.
         task: Kind of task it was fine-tuned for; empty if it was not.
     """
@@ -107,6 +108,8 @@ class ServedModel:
         _, self.example = example_texts(place)
         self.task = model.recipe.task.kind
         self.abilities = tuple(_abilities(model))
+        brief = writes_briefly(model)
+        self.offers = tuple(one for one in self.abilities if one != "generate" or not brief)
         self.reads = _reads(model) or ()
 
     @property

@@ -34,6 +34,8 @@ LONGEST_DOCUMENT = 64 * 2**20
 memory use is bounded."""
 MOST_REPLACED = 0.1
 """Largest share of invalid characters at the beginning of a .txt that is read."""
+LEAST_JUDGED = 256
+"""Bytes of a .txt from which on that share tells another encoding from damage."""
 _CHUNK_BYTES = 2**20
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -225,7 +227,13 @@ def read_documents(path: str | Path, text_field: str = "text", *, tally: Tally |
         yield from read_file(file, text_field, tally)
 
 
-def read_file(file: File, text_field: str, tally: Tally, spans_field: str | None = None) -> Iterator[Document]:
+def read_file(
+    file: File,
+    text_field: str,
+    tally: Tally,
+    spans_field: str | None = None,
+    field_option: str = "--data.text_field",
+) -> Iterator[Document]:
     """The documents of one file; `tally.digest` is reset for each file.
 
     Args:
@@ -233,6 +241,7 @@ def read_file(file: File, text_field: str, tally: Tally, spans_field: str | None
         text_field: As in `read_documents`.
         tally: Counts documents and repairs.
         spans_field: Field of .jsonl that holds the spans of a text; default: they are not read.
+        field_option: Option that sets `text_field`, for messages.
 
     Raises:
         UniclozeError: As `read_documents`, or spans are invalid or in a .parquet file.
@@ -241,13 +250,13 @@ def read_file(file: File, text_field: str, tally: Tally, spans_field: str | None
     name = file.name.removesuffix(".gz").removesuffix(".zst")
     try:
         if name.endswith(".parquet"):
-            yield from _read_parquet(file, text_field, tally, spans_field)
+            yield from _read_parquet(file, text_field, tally, spans_field, field_option)
         else:
             with _open(file, tally) as stream:
                 if name.endswith(".txt"):
                     yield from _read_text(file, stream, tally)
                 else:
-                    yield from _read_jsonl(file, stream, text_field, tally, spans_field)
+                    yield from _read_jsonl(file, stream, text_field, tally, spans_field, field_option)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UniclozeError(f"{file} is truncated or damaged ({error}): download or write it again.") from error
     except PermissionError as error:
@@ -355,7 +364,7 @@ def _refuse_other_bytes(file: File, beginning: bytes) -> None:
     except UnicodeDecodeError:
         text = beginning.decode(errors="replace")
         share = text.count("\ufffd") / len(text)
-        if share > MOST_REPLACED:
+        if share > MOST_REPLACED and len(beginning) >= LEAST_JUDGED:
             raise UniclozeError(
                 f"{file} is not text in UTF-8: {share:.0%} of the characters at its beginning are invalid; convert it with "
                 "`iconv -f ENCODING -t UTF-8`, or leave it out."
@@ -385,7 +394,7 @@ def _lines(file: File, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _read_jsonl(
-    file: File, stream: BinaryIO, text_field: str, tally: Tally, spans_field: str | None
+    file: File, stream: BinaryIO, text_field: str, tally: Tally, spans_field: str | None, field_option: str
 ) -> Iterator[Document]:
     for line, raw in enumerate(_lines(file, stream), 1):
         while line == 1 and raw.startswith(_BYTE_ORDER_MARK):
@@ -407,7 +416,7 @@ def _read_jsonl(
             strings = ", ".join(name for name, value in record.items() if isinstance(value, str))
             problem = "no field" if text_field not in record else "no text in the field"
             raise UniclozeError(
-                f'{place} has {problem} "{text_field}": set --data.text_field to one of its text fields '
+                f'{place} has {problem} "{text_field}": set {field_option} to one of its text fields '
                 f'({strings or "it has none"}), or rename one to "{text_field}".'
             )
         spans = NO_SPANS if spans_field is None else read_spans(record.get(spans_field), text, place, spans_field)
@@ -441,7 +450,9 @@ def _bytes(text: str, place: str, tally: Tally) -> bytes:
         return mended.encode()
 
 
-def _read_parquet(file: File, text_field: str, tally: Tally, spans_field: str | None) -> Iterator[Document]:
+def _read_parquet(
+    file: File, text_field: str, tally: Tally, spans_field: str | None, field_option: str
+) -> Iterator[Document]:
     import pyarrow
     import pyarrow.parquet
 
@@ -453,7 +464,7 @@ def _read_parquet(file: File, text_field: str, tally: Tally, spans_field: str | 
             if text_field not in table.schema_arrow.names:
                 names = ", ".join(table.schema_arrow.names)
                 raise UniclozeError(
-                    f'{file} has no column "{text_field}": set --data.text_field to one of its columns ({names}).'
+                    f'{file} has no column "{text_field}": set {field_option} to one of its columns ({names}).'
                 )
             if spans_field in table.schema_arrow.names:
                 raise UniclozeError(
@@ -464,7 +475,7 @@ def _read_parquet(file: File, text_field: str, tally: Tally, spans_field: str | 
             is_dictionary = pyarrow.types.is_dictionary(kind)
             if str(kind.value_type if is_dictionary else kind) not in _TEXT_TYPES:
                 raise UniclozeError(
-                    f'The column "{text_field}" of {file} holds {kind}, not text: set --data.text_field to another column.'
+                    f'The column "{text_field}" of {file} holds {kind}, not text: set {field_option} to another column.'
                 )
             _refuse_bomb(file, table.metadata, text_field)
             line = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import Order, Pooling, Precision
@@ -12,20 +12,24 @@ from unicloze.verbs.common import PathLike, check_file
 from unicloze.verbs.options import Device, File, Model, Number, OneOf, Option, clean
 
 if TYPE_CHECKING:
-    from unicloze.decoding.infill import FillResult
+    from unicloze import storage
+    from unicloze.decoding.infill import FillResult, FillResults
     from unicloze.decoding.likelihood import Scores
     from unicloze.decoding.vectors import Vectors
 
 TEXTS = OneOf("texts", required=True)
+Field = Annotated[str, Option("NAME")]
 
 
 def fill(
     model: Model,
-    text: Annotated[str, Option("TEXT", clean)],
+    text: Annotated[str, Option("TEXT", clean), TEXTS] | None = None,
     top_k: Annotated[int, Option("K")] = 5,
     order: Order | None = None,
     device: Device = "auto",
-) -> FillResult:
+    file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
+    text_field: Field = "text",
+) -> FillResult | FillResults:
     """Fill the [MASK]s of a text: candidates for all masks at once, or one mask after the other.
 
     See `unicloze.decoding.infill.fill`.
@@ -37,6 +41,11 @@ def fill(
         order: Fill the masks one after the other by PAR in this order; default: all at once by AE.
         device: Where to compute: cpu, cuda, cuda:N, xpu, mps, or auto (CUDA if it is there); in Python a loaded model
             stays where it is.
+        file: File of texts, one per row: the lines of a .txt, or the records of a .jsonl or .parquet, also .gz, .zst.
+        text_field: Field of a .jsonl or column of a .parquet that holds the text.
+
+    Returns:
+        The filled text; for a file a list, one per row.
 
     Examples:
         unicloze fill --model runs/quickstart --text "Return a [MASK] of the given list."
@@ -44,12 +53,17 @@ def fill(
             --order confidence --json
 
     Raises:
-        UsageError: There is nothing to fill, the model was not trained for the order, or there is no such device.
-        UniclozeError: There is no complete checkpoint.
+        UsageError: Neither or both of `text` and `file` are given, there is nothing to fill, the model was not trained for
+            the order, or there is no such device.
+        UniclozeError: There is no complete checkpoint, or a row of the file is blank.
     """
     from unicloze.decoding import infill
     from unicloze.interop.opening import open_model
 
+    _check_source(text, file, text_field, "fill")
+    if file is not None:
+        texts = _texts(file, text_field)
+        return infill.fill_texts(open_model(model, device), texts, top_k=top_k, order=order, place=str(file))
     if not isinstance(text, str):
         raise UsageError(f"text is of type {type(text).__name__}: give a single string.")
     return infill.fill(open_model(model, device), text, top_k=top_k, order=order)
@@ -57,9 +71,10 @@ def fill(
 
 def score(
     model: Model,
-    text: Annotated[str | Sequence[str], Option("TEXT", clean), TEXTS] | None = None,
+    text: Annotated[str | Sequence[str], Option("TEXT", clean, repeated=True), TEXTS] | None = None,
     file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
     device: Device = "auto",
+    text_field: Field = "text",
 ) -> Scores:
     """Compute the log-likelihood of a text by the chain rule, and its pseudo-log-likelihood.
 
@@ -67,9 +82,10 @@ def score(
 
     Args:
         model: As of `fill`.
-        text: Text to score; in Python also several texts.
-        file: File of texts: .txt (one per line), .jsonl or .parquet, also .gz, .zst.
+        text: Text to score; may be repeated.
+        file: As of `fill`.
         device: As of `fill`.
+        text_field: As of `fill`.
 
     Examples:
         unicloze score --model runs/quickstart --text "Return a copy of the list."
@@ -78,14 +94,13 @@ def score(
     Raises:
         UsageError: Neither or both of `text` and `file` are given, a text is blank or not a string, or there is no such
             device.
-        UniclozeError: There is no complete checkpoint, or the file holds no text.
+        UniclozeError: There is no complete checkpoint, or the file holds no text or a blank row.
     """
     from unicloze.decoding import likelihood
     from unicloze.interop.opening import open_model
 
-    if (text is None) == (file is None):
-        raise UsageError("Give either a text or a file to score.")
-    texts = _texts(file) if text is None else [text] if isinstance(text, str) else list(text)
+    _check_source(text, file, text_field, "score")
+    texts = _texts(file, text_field) if text is None else [text] if isinstance(text, str) else list(text)
     strange = next((each for each in texts if not isinstance(each, str)), None)
     if strange is not None or not texts:
         given = "no text" if strange is None else f"a value of type {type(strange).__name__}"
@@ -93,16 +108,38 @@ def score(
     return likelihood.Scores(likelihood.score(open_model(model, device), texts))
 
 
-def _texts(file: PathLike | None) -> list[str]:
-    from unicloze.text.documents import read_documents
+def _check_source(text: object, file: object, text_field: str, verb: str) -> None:
+    if (text is None) == (file is None):
+        raise UsageError(f"Give either a text or a file to {verb}.")
+    if file is None and text_field != "text":
+        raise UsageError(
+            "option --text-field: it names the text in the records of a file: leave it out, or give --file."
+        )
 
-    path = Path(file or "")
-    documents = [document.text for document in read_documents(path)]
-    by_line = path.name.endswith((".txt", ".txt.gz", ".txt.zst"))
-    texts = [text.strip() for each in documents for text in (each.split("\n") if by_line else [each]) if text.strip()]
+
+def _texts(file: PathLike | None, text_field: str) -> list[str]:
+    """The texts of a file, one for each of its rows, so that a row that holds none is refused."""
+    from unicloze.text.documents import Tally, find_files, read_file
+
+    texts: list[str] = []
+    for one in find_files(file or ""):
+        row, tally, lines = 0, Tally(), one.name.endswith((".txt", ".txt.gz", ".txt.zst"))
+        for document in read_file(one, text_field, tally, field_option="--text-field"):
+            found = document.text.removesuffix("\n").split("\n") if lines else [document.text]
+            for number, text in enumerate(found, start=document.line):
+                row += 1
+                if number > row or not text.strip():
+                    _refuse_blank(one, row)
+                texts.append(text.strip())
+        if tally.empty:
+            _refuse_blank(one, row + 1)
     if not texts:
         raise UniclozeError(f"{file} contains no text: give a file of texts.")
     return texts
+
+
+def _refuse_blank(file: storage.File, row: int) -> NoReturn:
+    raise UniclozeError(f"{file}:{row} is blank, but each row gives a result: put text in it, or remove it.")
 
 
 def embed(
@@ -114,6 +151,7 @@ def embed(
     precision: Precision | None = None,
     file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
     out: File | None = None,
+    text_field: Field = "text",
 ) -> Vectors:
     """Embed texts: pool the encoder's last hidden states to one vector per text.
 
@@ -126,9 +164,10 @@ def embed(
         batch_size: Maximum number of rows per forward pass.
         device: As of `fill`.
         precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32).
-        file: As of `score`.
+        file: As of `fill`.
         out: File to write: .npy, an array with one row per text, or .jsonl, one JSON object per line (default: print JSON
             lines).
+        text_field: As of `fill`.
 
     Returns:
         *Shape:* (texts, hidden size)
@@ -140,17 +179,16 @@ def embed(
     Raises:
         UsageError: Neither or both of `texts` and `file` are given, a text is blank, `out` does not end in .npy or .jsonl, or
             there is no such device.
-        UniclozeError: There is no complete checkpoint, or a file cannot be read or written.
+        UniclozeError: There is no complete checkpoint, a row of the file is blank, or a file cannot be read or written.
     """
     from unicloze.decoding import embed as room
     from unicloze.decoding.vectors import BEGINNINGS, Vectors, check_ending, write_vectors
     from unicloze.interop.opening import open_model
 
-    if (texts is None) == (file is None):
-        raise UsageError("Give either a text or a file to embed.")
+    _check_source(texts, file, text_field, "embed")
     check_ending(out)
     check_file(out, file, begins=[] if out is None else [BEGINNINGS[Path(out).suffix]])
-    given = texts if texts is not None else _texts(file)
+    given = texts if texts is not None else _texts(file, text_field)
     vectors = Vectors.of(
         room.embed(open_model(model, device, precision), given, pooling=pooling, batch_size=batch_size), given, out
     )

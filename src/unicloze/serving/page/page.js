@@ -445,7 +445,7 @@ async function begin() {
   setUpScore();
   setUpGenerate(health);
   setUpPredict(health.reads);
-  setUpTabs(health.abilities);
+  setUpTabs(health.offers);
   document.body.dataset.ready = "true";
 }
 
