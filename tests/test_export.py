@@ -20,9 +20,8 @@ from unicloze import objectives, verbs
 from unicloze.decoding.embed import embed
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop import peer as peers
-from unicloze.interop.language_model_export import CLASSES
+from unicloze.interop.families import CLASSES, STOCK
 from unicloze.interop.read import import_checkpoint
-from unicloze.interop.stock import STOCK
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import recipe_names
 from unicloze.settings import ModelSettings, UseSettings
@@ -80,7 +79,7 @@ def states(out: Path, inputs: Any) -> Tensor:
 def test_a_pretrained_model_is_a_stock_model(tmp_path: Path, to: str, tokenizer: Any) -> None:
     model = loaded(tokenizer() if tokenizer else None, relative=to == "mpnet", positions=300)
     result = verbs.export(model, to, tmp_path / "out")
-    assert result.architecture == f"{STOCK[to].prefix}ForMaskedLM"
+    assert result.architecture == f"{STOCK[to].prefix_of_classes}ForMaskedLM"
     assert set(result.differences) == {"texts", "pairs", "texts with masks"}
     assert max(result.differences.values()) < 1e-5
     assert json.loads((tmp_path / "out/unicloze_export.json").read_text())["to"] == to
@@ -241,19 +240,19 @@ CAUSAL = dict(
     objective=dict(name="causal", targets=["lm"], visibility="left_to_right"), use=dict(visibility="left_to_right")
 )
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "relative bias": ("bert", dict(relative_bias=True), "model.relative_bias is true.* has none: export it with --to mpnet"),
-    "none": ("mpnet", {}, "model.relative_bias is false.* has one: export it with --to bert"),
+    "relative bias": ("bert", dict(relative_bias=True), "model.relative_bias is true.* has false: export it with --to mpnet"),
+    "none": ("mpnet", {}, "model.relative_bias is false.* has true: export it with --to bert"),
     "buckets": ("mpnet", dict(relative_bias=True, relative_buckets=16), "model.relative_buckets is 16.*--to unicloze"),
     "distance": ("mpnet", dict(relative_bias=True, relative_max_distance=64), "relative_max_distance is 64"),
-    "pre-LN": ("bert", dict(norm="pre"), "model.norm is pre.* normalises after each sub-layer: export it with --to unicloze"),
+    "pre-LN": ("bert", dict(norm="pre"), "model.norm is pre.* has post: export it with --to unicloze"),
     "causal": ("bert", CAUSAL, "use.visibility is left_to_right.* reads texts in both directions.*--to unicloze"),
-    "Transformer-XL": ("mpnet", dict(positions="transformer_xl"), "model.positions is transformer_xl.*--to unicloze"),
-    "narrow": ("bert", dict(embedding_size=16), "model.embedding_size is 16.*as wide as.*export it with --to electra"),
-    "wide": ("albert", dict(share_layers="all"), "model.embedding_size is 32.*narrower than.*--to unicloze"),
-    "shared": ("bert", dict(share_layers="all"), "model.share_layers is all.* has weights for each layer"),
+    "Transformer-XL": ("bert", dict(positions="transformer_xl"), "model.positions is transformer_xl.*--to unicloze"),
+    "narrow": ("bert", dict(embedding_size=16), "model.embedding_size is 16.* has 32: export it with --to electra"),
+    "wide": ("albert", dict(share_layers="all"), "model.embedding_size is 32.* has below 32.*--to unicloze"),
+    "shared": ("bert", dict(share_layers="all"), "model.share_layers is all.* has none"),
     "local": ("bert", dict(layer_visibility=["full", "local"]), "model.layer_visibility is full local"),
     "no embedding norm": ("bert", dict(embedding_norm=False), "model.embedding_norm is false"),
-    "head": ("bert", dict(head="linear"), "model.head is linear.*dense layer before its output matrix"),
+    "head": ("bert", dict(head="linear"), "model.head is linear.* has transform"),
     "bias": ("bert", dict(head_bias=False), "model.head_bias is false"),
     "activation": ("mpnet", dict(relative_bias=True, activation="relu"), "model.activation is relu.* uses gelu in its head"),
     "format": ("gpt", {}, "--to is 'gpt': give one of bert, mpnet, .*, albert, distilbert, t5, bart, gpt2, xlnet, unicloze"),

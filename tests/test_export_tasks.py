@@ -17,7 +17,7 @@ from unicloze import verbs
 from unicloze.errors import UsageError
 from unicloze.finetuning.run import finetune_run
 from unicloze.interop import peer as peers
-from unicloze.interop.stock import STOCK
+from unicloze.interop.families import STOCK
 from unicloze.model.model import UnifiedModel
 from unicloze.tasks import task_heads, task_settings
 from unicloze.training.loading import LoadedModel, load_model
@@ -54,7 +54,7 @@ def test_a_classifier_under_the_stock_pipeline(tmp_path: Path, to: str) -> None:
     records = classes(pairs=to == "bert")
     model = a_finetuned(tmp_path, "classification", records, start(FAMILIES[to]), model__dropout=0.1)
     result = verbs.export(model, to, tmp_path / "out")
-    assert result.architecture == f"{STOCK[to].prefix}ForSequenceClassification"
+    assert result.architecture == f"{STOCK[to].prefix_of_classes}ForSequenceClassification"
     assert max(result.differences.values()) < 1e-5
     ask = transformers.pipeline("text-classification", model=str(tmp_path / "out"))
     asked = [
@@ -101,7 +101,7 @@ def test_a_tagger_under_the_stock_pipeline(tmp_path: Path, to: str) -> None:
     base = "unilmv2-base" if to == "mpnet" else "bert-base"
     model = a_finetuned(tmp_path, "tagging", records, start(base), finetuning__epochs=20)
     result = verbs.export(model, to, tmp_path / "out")
-    assert result.architecture == f"{STOCK[to].prefix}ForTokenClassification"
+    assert result.architecture == f"{STOCK[to].prefix_of_classes}ForTokenClassification"
     ask = transformers.pipeline("token-classification", model=str(tmp_path / "out"), ignore_labels=[])
     for record, ours in zip(records, verbs.predict(model, tmp_path / "train.jsonl", quiet=True), strict=True):
         text = " ".join(record["tokens"])
@@ -117,7 +117,7 @@ def test_a_choice(tmp_path: Path, to: str) -> None:
     base = "unilmv2-base" if to == "mpnet" else "bert-base"
     model = a_finetuned(tmp_path, "choice", records, start(base), task__pooling="first", task__head="dense")
     result = verbs.export(model, to, tmp_path / "out")
-    assert result.architecture == f"{STOCK[to].prefix}ForMultipleChoice"
+    assert result.architecture == f"{STOCK[to].prefix_of_classes}ForMultipleChoice"
     peer = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path / "out").eval()
     auto = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for record, ours in zip(records, verbs.predict(model, tmp_path / "train.jsonl", quiet=True), strict=True):
@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
                r"model.relative_bias is false.*: fine-tune it with --task.pooling first, then export it with --to bert"),
     "own": ("unicloze", "classification", TWO, r"has no class for the heads of a task: export it with --to bert"),
     "dense": ("bert", "extraction", {}, r"task.head is dense.*has no dense layer before.*--task.head plain"),
-    "narrow": ("mpnet", "classification", TWO, r"model.relative_bias is false.* has one: export it with --to bert"),
+    "narrow": ("mpnet", "classification", TWO, r"model.relative_bias is false.* has true: export it with --to bert"),
     "conversation": ("bert", "conversation", {"head": "plain"}, r"task.kind is conversation.*has no class for it: predict"),
     "a class of none": ("bert", "extraction", {"head": "plain", "no_answer": "class"},
                   r"task.no_answer is class.*scores the span of the whole row: fine-tune with --task.no_answer span"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from interop_toys import batch_of, noise, save, table_of
+from unicloze.interop.checked_json import Config
+from unicloze.interop.configurations import OF_TRAINING, OF_WEIGHTS
+from unicloze.interop.families import FAMILIES
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import import_checkpoint, write_model
 from unicloze.model.dropout import DropoutKey
+from unicloze.settings import ModelSettings
 from unicloze.training.loading import LoadedModel, load_model
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert with both heads": ("BertForPreTraining", {}),
@@ -204,3 +210,35 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
     whole, parts = (open_model(tmp_path / name).model.state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(parts[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "unilm"])
+def test_a_written_configuration_has_keys_that_transformers_reads(name: str) -> None:
+    """And they come back: of a shape unlike any default, only what the family fixes is lost, and reported."""
+    layout, kind = FAMILIES[name].configuration, transformers.AutoConfig.for_model(name)
+    own = ModelSettings(
+        hidden_size=96, num_layers=5, num_heads=6, intermediate_size=100, max_positions=77, activation="relu",
+        dropout=0.25, attention_dropout=0.35, initializer_range=0.3, layer_norm_eps=1e-4, num_segments=3,
+        decoder_layers=3 if name in ("t5", "bart") else 0, embedding_size=48 if name in ("albert", "electra") else None,
+    )  # fmt: skip
+    own = dataclasses.replace(own, **layout.fixed)
+    written = layout.write(own, positions=77, padding=2)
+    of_released_files = {"n_positions", "untie_r"}  # which the library does not read any more
+    assert written.keys() <= {*kind.to_dict(), *kind.attribute_map, *of_released_files}
+    again = type(kind)(**written, pad_token_id=1, vocab_size=300)
+    config = Config(Path("config.json"), json.loads(again.to_json_string(use_diff=False)))
+    read = layout.read(config, ["final_logits_bias"]).settings
+    kept = {key for entry in layout.keys for key in entry.ours} | layout.fixed.keys()
+    assert {name: getattr(read, name) for name in kept} == {name: getattr(own, name) for name in kept} | (
+        {rate: 0.25 for rate in OF_TRAINING} if name in ("t5", "xlnet") else {}
+    )
+    assert not list(layout.changed(own, OF_WEIGHTS))
+    for changed, value in (
+        ("norm_kind", "rms"),
+        ("gated", True),
+        ("positions", "sinusoidal"),
+        ("share_layers", "attention"),
+    ):
+        other = dataclasses.replace(own, **{changed: value})
+        survives = name == "t5" and changed in ("norm_kind", "gated")
+        assert (changed in [each for each, _, _ in layout.changed(other, OF_WEIGHTS)]) != survives

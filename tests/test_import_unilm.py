@@ -21,7 +21,7 @@ from interop_toys import batch_of, noise, table_of, write_vocabulary
 from unicloze.decoding.infill import fill
 from unicloze.decoding.likelihood import score
 from unicloze.errors import UsageError
-from unicloze.interop.architectures import Architecture
+from unicloze.interop.configurations import Architecture
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import import_checkpoint, write_model

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from unicloze.interop import two_stacks
+from unicloze.interop import configurations, weight_names
 from unicloze.interop.checked_json import Config
 from unicloze.interop.tables import Entry, Table, same
 from unicloze.model.model import UnifiedModel
@@ -67,20 +67,20 @@ def table_of(theirs: Any) -> tuple[Table, ModelSettings]:
     config = Config(Path("config.json"), json.loads(theirs.config.to_json_string(use_diff=False)))
     names = [name for name, _ in theirs.named_parameters()] + [name for name, _ in theirs.named_buffers()]
     if theirs.config.model_type == "t5":
-        layout = two_stacks.t5_architecture(config, names)
-        output = [] if layout.settings.tied_output else [same("token_head.output", two_stacks.OUTPUT)]
-        return Table(entries=(*two_stacks.t5_backbone(layout), *output)), layout.settings
-    layout = two_stacks.bart_architecture(config, names)
+        layout = configurations.T5.read(config, names)
+        output = [] if layout.settings.tied_output else [same("token_head.output", configurations.OUTPUT)]
+        return Table(entries=(*weight_names.t5_backbone(layout), *output)), layout.settings
+    layout = configurations.BART.read(config, names)
     settings, unused = layout.settings, "none"
     if theirs.config.model_type == "marian":
         settings = dataclasses.replace(settings, positions="sinusoidal", embedding_norm=False)
         unused = "embed"
     entries = [
         Entry(ours=entry.ours, theirs=tuple("model." + name for name in entry.theirs), change=entry.change)
-        for entry in two_stacks.bart_backbone(layout)
+        for entry in weight_names.bart_backbone(layout)
         if unused not in entry.theirs[0].partition(".")[2]
     ]
-    return Table(entries=(*entries, two_stacks.FINAL_LOGITS_BIAS)), settings
+    return Table(entries=(*entries, weight_names.FINAL_LOGITS_BIAS)), settings
 
 
 def twin(theirs: Any) -> UnifiedModel:

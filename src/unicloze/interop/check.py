@@ -22,7 +22,8 @@ from unicloze.decoding.embed import rows_to_encode
 from unicloze.decoding.inputs import one_segment, text_format
 from unicloze.errors import UniclozeError
 from unicloze.example import Batch, collate
-from unicloze.interop.language_model_export import CLASSES, form_of, layout_of, query_of
+from unicloze.interop.families import CLASSES
+from unicloze.interop.language_model_export import form_of, layout_of, query_of
 from unicloze.interop.peer import Peer, load_folder, quietly, transformers_library
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.objectives.generation_format import GenerationFormat

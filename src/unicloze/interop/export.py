@@ -16,10 +16,10 @@ from unicloze.interop.card import model_card
 from unicloze.interop.check import LARGEST_DIFFERENCE, check_language_model, compare_models
 from unicloze.interop.checked_json import read_json
 from unicloze.interop.export_format import Export
-from unicloze.interop.language_model_export import CLASSES, write
-from unicloze.interop.limits import check_format
+from unicloze.interop.families import CLASSES, FAMILIES, STOCK
+from unicloze.interop.language_model_export import write
+from unicloze.interop.limits import check_format, said_of_training
 from unicloze.interop.peer import load_stock, transformers_library
-from unicloze.interop.stock import STOCK
 from unicloze.interop.stock_export import stock_export
 from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
@@ -73,6 +73,7 @@ def stock_format(loaded: LoadedModel, to: str) -> Export:
             architecture=CLASSES[to],
             write=lambda folder: write(to, loaded, folder),
             check=lambda folder: check_language_model(to, loaded, folder),
+            said=tuple(said_of_training(FAMILIES[to], loaded)),
         )
     plan = stock_export(STOCK[to], loaded)
     return Export(

@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from unicloze.interop import architectures as layouts
-from unicloze.interop import language_models, two_stacks
+from unicloze.interop import configurations as layouts
 from unicloze.interop import weight_names as entries
-from unicloze.interop.architectures import Architecture
 from unicloze.interop.checked_json import Config
+from unicloze.interop.configurations import OUTPUT, Architecture, Layout
 from unicloze.interop.tables import Appended, Entry, Table, modules, same
 from unicloze.interop.task_classes import TaskClass, TaskLayers, task_entries
 from unicloze.interop.weight_names import TOKENS, pair_head, token_head
@@ -37,7 +36,7 @@ class Family:
         name: Name of the family.
         paper: Title of its paper.
         prefix: Prefix of backbone names in models with a head; a bare encoder has none.
-        read: Layout described by a configuration, given the tensor names. Raises `UniclozeError`.
+        configuration: Its keys of a configuration.
         backbone: Entries of the backbone, without the prefix.
         heads: Entries of each head, with full names.
         copies: As in `Table`, with full names.
@@ -46,7 +45,8 @@ class Family:
         always: Heads every checkpoint has, whether or not they have tensors of their own.
         unused: Names that are not used here, besides those of all families.
         task_layers: Layers of its classes with the head of a task and a dense layer, with full names.
-        keys: Its keys of a configuration, by BERT's, where they differ.
+        classes: The stock class of each set of heads; none for a family of language models.
+        generates: The stock class that generates texts, or permuted tokens; empty if there is none.
         separators: Number of tokens between two texts.
         queries: Whether slots that predict have a vector of their own instead of a token, see `Architecture.query`.
     """
@@ -54,7 +54,7 @@ class Family:
     name: str
     paper: str
     prefix: str
-    read: Callable[[Config, Collection[str]], Architecture]
+    configuration: Layout
     backbone: Callable[[Architecture], Iterable[Entry]]
     heads: Mapping[Head, tuple[Entry, ...]]
     copies: Mapping[str, str] = field(default_factory=dict)
@@ -62,10 +62,16 @@ class Family:
     gelu_heads: frozenset[Head] = frozenset()
     always: tuple[Head, ...] = ()
     unused: tuple[str, ...] = ()
-    keys: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[frozenset[Head], str] = field(default_factory=dict)
+    generates: str = ""
     separators: int = 1
     queries: bool = False
     task_layers: Mapping[TaskClass, TaskLayers] = field(default_factory=dict)
+
+    @property
+    def prefix_of_classes(self) -> str:
+        """How the names of its classes begin."""
+        return self.classes[frozenset()].removesuffix("Model")
 
     def table(
         self, layout: Architecture, *, heads: Collection[Head] = (), bare: bool = False, task: TaskClass | None = None
@@ -115,7 +121,7 @@ class Family:
         config.only(
             "quantization_config", {}, None, why="quantised weights are not supported: use the unquantised checkpoint"
         )
-        layout = self.read(config, names)
+        layout = self.configuration.read(config, names)
         own = {f"{prefix}{self.pooler}.weight" for prefix in ("", self.prefix)}
         if (
             not self.pooler
@@ -156,6 +162,9 @@ _LM_HEAD: Mapping[Head, tuple[Entry, ...]] = {
     "token": token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
 }
 
+_NONE: frozenset[Head] = frozenset()
+_TOKEN: frozenset[Head] = frozenset({"token"})
+
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
@@ -163,7 +172,13 @@ FAMILIES: Mapping[str, Family] = {
             name="bert",
             paper="BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
             prefix="bert.",
-            read=layouts.bert_architecture,
+            configuration=layouts.BERT,
+            classes={
+                _NONE: "BertModel",
+                _TOKEN: "BertForMaskedLM",
+                frozenset({"next"}): "BertForNextSentencePrediction",
+                frozenset({"token", "next"}): "BertForPreTraining",
+            },
             backbone=entries.bert_backbone,
             heads=_BERT_HEADS,
             copies=_BERT_COPIES,
@@ -174,7 +189,8 @@ FAMILIES: Mapping[str, Family] = {
             name="roberta",
             paper="RoBERTa: A Robustly Optimized BERT Pretraining Approach",
             prefix="roberta.",
-            read=layouts.roberta_architecture,
+            configuration=layouts.ROBERTA,
+            classes={_NONE: "RobertaModel", _TOKEN: "RobertaForMaskedLM"},
             backbone=entries.bert_backbone,
             heads=_LM_HEAD,
             copies={"lm_head.decoder.weight": f"roberta.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
@@ -190,7 +206,8 @@ FAMILIES: Mapping[str, Family] = {
             name="mpnet",
             paper="MPNet: Masked and Permuted Pre-training for Language Understanding",
             prefix="mpnet.",
-            read=layouts.mpnet_architecture,
+            configuration=layouts.MPNET,
+            classes={_NONE: "MPNetModel", _TOKEN: "MPNetForMaskedLM"},
             backbone=entries.mpnet_backbone,
             heads=_LM_HEAD,
             copies={"lm_head.decoder.weight": f"mpnet.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
@@ -206,7 +223,12 @@ FAMILIES: Mapping[str, Family] = {
             name="electra",
             paper="ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators",
             prefix="electra.",
-            read=layouts.electra_architecture,
+            configuration=layouts.ELECTRA,
+            classes={
+                _NONE: "ElectraModel",
+                _TOKEN: "ElectraForMaskedLM",
+                frozenset({"replaced"}): "ElectraForPreTraining",
+            },
             backbone=entries.electra_backbone,
             heads={
                 "token": token_head(
@@ -229,7 +251,12 @@ FAMILIES: Mapping[str, Family] = {
             name="albert",
             paper="ALBERT: A Lite BERT for Self-supervised Learning of Language Representations",
             prefix="albert.",
-            read=layouts.albert_architecture,
+            configuration=layouts.ALBERT,
+            classes={
+                _NONE: "AlbertModel",
+                _TOKEN: "AlbertForMaskedLM",
+                frozenset({"token", "order"}): "AlbertForPreTraining",
+            },
             backbone=entries.albert_backbone,
             heads={
                 "token": token_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
@@ -249,11 +276,11 @@ FAMILIES: Mapping[str, Family] = {
             name="distilbert",
             paper="DistilBERT, a distilled version of BERT: smaller, faster, cheaper and lighter",
             prefix="distilbert.",
-            read=layouts.distilbert_architecture,
+            configuration=layouts.DISTILBERT,
+            classes={_NONE: "DistilBertModel", _TOKEN: "DistilBertForMaskedLM"},
             backbone=entries.distilbert_backbone,
             heads={"token": token_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")},
             copies={"vocab_projector.weight": f"distilbert.{TOKENS}"},
-            keys=layouts.DISTILBERT_KEYS,
             task_layers={
                 "ForSequenceClassification": TaskLayers(dense="pre_classifier", output="classifier", head="dense_relu"),
                 "ForMultipleChoice": TaskLayers(dense="pre_classifier", output="classifier", head="dense_relu"),
@@ -263,11 +290,12 @@ FAMILIES: Mapping[str, Family] = {
             name="t5",
             paper="Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
             prefix="",
-            read=two_stacks.t5_architecture,
-            backbone=two_stacks.t5_backbone,
-            heads={"token": (same("token_head.output", two_stacks.OUTPUT),)},
+            configuration=layouts.T5,
+            generates="T5ForConditionalGeneration",
+            backbone=entries.t5_backbone,
+            heads={"token": (same("token_head.output", OUTPUT),)},
             copies=dict.fromkeys(
-                ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", two_stacks.OUTPUT), "shared.weight"
+                ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", OUTPUT), "shared.weight"
             ),
             always=("token",),
             unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
@@ -277,9 +305,10 @@ FAMILIES: Mapping[str, Family] = {
             paper="BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, Translation, and "
             "Comprehension",
             prefix="model.",
-            read=two_stacks.bart_architecture,
-            backbone=two_stacks.bart_backbone,
-            heads={"token": (two_stacks.FINAL_LOGITS_BIAS,)},
+            configuration=layouts.BART,
+            generates="BartForConditionalGeneration",
+            backbone=entries.bart_backbone,
+            heads={"token": (entries.FINAL_LOGITS_BIAS,)},
             copies={
                 **{f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")},
                 **{f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
@@ -297,10 +326,11 @@ FAMILIES: Mapping[str, Family] = {
             name="gpt2",
             paper="Language Models are Unsupervised Multitask Learners",
             prefix="transformer.",
-            read=language_models.gpt2_architecture,
-            backbone=language_models.gpt2_backbone,
-            heads={"token": (same("token_head.output", language_models.OUTPUT),)},
-            copies={language_models.OUTPUT: "transformer.wte.weight"},
+            configuration=layouts.GPT2,
+            generates="GPT2LMHeadModel",
+            backbone=entries.gpt2_backbone,
+            heads={"token": (same("token_head.output", OUTPUT),)},
+            copies={OUTPUT: "transformer.wte.weight"},
             always=("token",),
             unused=tuple(
                 f"{prefix}h.*.attn.{name}" for prefix in ("", "transformer.") for name in ("bias", "masked_bias")
@@ -310,17 +340,18 @@ FAMILIES: Mapping[str, Family] = {
             name="xlnet",
             paper="XLNet: Generalized Autoregressive Pretraining for Language Understanding",
             prefix="transformer.",
-            read=language_models.xlnet_architecture,
-            backbone=language_models.xlnet_backbone,
+            configuration=layouts.XLNET,
+            generates="XLNetLMHeadModel",
+            backbone=entries.xlnet_backbone,
             heads={"token": (same("token_head.bias", "lm_loss.bias"),)},
-            copies={"lm_loss.weight": f"transformer.{language_models.XLNET_TOKENS}"},
+            copies={"lm_loss.weight": f"transformer.{entries.XLNET_TOKENS}"},
             queries=True,
         ),
         Family(
             name="unilm",
             paper="UniLMv2: Pseudo-Masked Language Models for Unified Language Model Pre-Training",
             prefix="bert.",
-            read=layouts.unilm_architecture,
+            configuration=layouts.UNILM,
             backbone=entries.unilm_backbone,
             heads=_BERT_HEADS,
             copies=_BERT_COPIES,
@@ -330,6 +361,12 @@ FAMILIES: Mapping[str, Family] = {
     )
 }
 """Families by name."""
+STOCK: Mapping[str, Family] = {
+    name: FAMILIES[name] for name in ("bert", "mpnet", "roberta", "electra", "albert", "distilbert")
+}
+"""Families of encoders that a model can be exported to, in the order of preference."""
+CLASSES: Mapping[str, str] = {name: family.generates for name, family in FAMILIES.items() if family.generates}
+"""Class of the families of language models that a model can be exported to."""
 
 MODEL_TYPES: Mapping[str, str] = {
     **{name: name for name in FAMILIES},

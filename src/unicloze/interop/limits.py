@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unicloze.decoding.abilities import objective_of, part_with
+from unicloze.decoding.model_format import find_generation_format
 from unicloze.errors import UsageError, did_you_mean
-from unicloze.interop.families import Head
-from unicloze.interop.language_model_export import CLASSES, misfit
-from unicloze.interop.stock import STOCK, Stock
+from unicloze.interop.configurations import OF_OUTPUT, OF_TRAINING, OF_WEIGHTS
+from unicloze.interop.families import CLASSES, FAMILIES, STOCK, Family, Head
 from unicloze.interop.task_classes import DENSE, TASK_CLASSES, TaskClass
 from unicloze.mixtures import all_targets
-from unicloze.settings import HeadSettings, ModelSettings
+from unicloze.settings import HeadSettings
 from unicloze.tasks import task_heads
 from unicloze.tasks.extraction import ExtractionSettings, predicts_none
 from unicloze.tasks.groups import Delimited, Headed
@@ -35,19 +35,6 @@ HEADS: Mapping[Head, str] = {
     "replaced": "the head that finds replaced tokens",
 }
 """Description of each pre-training head."""
-
-
-PLAIN: Mapping[str, str] = {
-    "norm_kind": "normalises mean and variance",
-    "biases": "has biases",
-    "gated": "has no gates",
-    "scale_scores": "scales the scores of attention",
-    "scale_embeddings": "does not scale its embeddings",
-    "head_size": "divides its hidden states by the heads",
-    "tied_output": "predicts tokens with the token embeddings",
-    "scale_output": "does not scale its output",
-}
-"""What all classes of one stack have, by the setting that must keep its default."""
 
 
 HAS: Mapping[str, str] = {
@@ -101,14 +88,6 @@ def check_format(to: str, loaded: LoadedModel) -> None:
             f"{loaded.path}: model.kind is {loaded.model.settings.kind}, and all formats but {PACKAGE} are those of "
             "Transformers: use the model with unicloze's own commands"
         )
-    if to in CLASSES:
-        if (found := misfit(to, loaded)) is not None:
-            setting, value, theirs = found
-            raise UsageError(
-                f"{loaded.path}: {setting} is {str(value).lower()}, and the {CLASSES[to]} of Transformers {theirs}: "
-                f"{_offered(loaded, PREDICT)}"
-            )
-        return
     if to == OWN and loaded.model.settings.decoder_layers:
         raise UsageError(
             f"{loaded.path} is an encoder-decoder, and unicloze.hf has no class for one: {_offered(loaded, PREDICT)}"
@@ -120,92 +99,82 @@ def check_format(to: str, loaded: LoadedModel) -> None:
                 f"task: {_offered(loaded, PREDICT)}"
             )
         return
-    limit = next(limits(STOCK[to], loaded), None)
+    limit = next(limits(FAMILIES[to], loaded), None)
     if limit is None:
         return
     value = " ".join(map(str, limit.value)) if isinstance(limit.value, list) else limit.value
-    own = not task_heads(loaded.recipe) and not loaded.model.settings.decoder_layers
+    own = to in STOCK and not task_heads(loaded.recipe) and not loaded.model.settings.decoder_layers
     cure = limit.cure or _offered(loaded, f"export it with --to {OWN}" if own else PREDICT)
+    name = CLASSES.get(to) or f"{STOCK[to].prefix_of_classes}Model"
     raise UsageError(
-        f"{loaded.path}: {limit.setting} is {str(value).lower()}, and the {STOCK[to].prefix}Model of Transformers "
-        f"{limit.theirs}: {cure}"
+        f"{loaded.path}: {limit.setting} is {str(value).lower()}, and the {name} of Transformers {limit.theirs}: {cure}"
     )
 
 
 def _offered(loaded: LoadedModel, otherwise: str) -> str:
     """Advice for a model: the first format that can hold it, now or after fine-tuning with another setting."""
-    first = {name: next(limits(stock, loaded), None) for name, stock in STOCK.items()}
+    first = {name: next(limits(FAMILIES[name], loaded), None) for name in (*STOCK, *CLASSES)}
     fitting = [f"export it with --to {name}" for name, limit in first.items() if limit is None]
-    fitting += [f"export it with --to {name}" for name in CLASSES if misfit(name, loaded) is None]
     again = {name: limit.cure for name, limit in first.items() if limit and limit.cure.startswith(AGAIN)}
     nearly = [f"{cure}, then export it with --to {name}" for name, cure in again.items()]
     return next(iter(fitting + nearly), otherwise)
 
 
-def limits(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
-    """Settings of a model that a family's classes do not support."""
-    settings, use = loaded.model.settings, loaded.recipe.use
-    if settings.decoder_layers:
-        yield Limit("model.decoder_layers", settings.decoder_layers, "has one stack of layers")
-    for name, theirs in PLAIN.items():
-        value, usual = getattr(settings, name), getattr(ModelSettings(), name)
-        if value != usual:
-            yield Limit(f"model.{name}", value, theirs)
-    if use.visibility != "bidirectional":
-        yield Limit("use.visibility", use.visibility, "reads texts in both directions")
-    if settings.layer_mix:
-        yield Limit("model.layer_mix", True, "reads the last layer alone", _again("model.layer_mix", "false"))
-    if settings.positions != "learned":
-        yield Limit("model.positions", settings.positions, "has learned positions")
-    if settings.memory:
-        yield Limit("model.memory", settings.memory, "has no memory")
+def limits(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
+    """What of a model a family's classes do not have."""
+    settings = loaded.model.settings
+    stacks = "decoder_layers" in [name for key in family.configuration.keys for name in key.ours]
+    if bool(settings.decoder_layers) != stacks:
+        theirs = "has a decoder" if stacks else "has one stack of layers"
+        yield Limit("model.decoder_layers", settings.decoder_layers, theirs)
+        return
+    yield from _rows(family, loaded)
     if settings.adapter_size:
         yield Limit("finetuning.adapter_size", settings.adapter_size, "has no adapters")
-    if set(settings.layer_visibility) != {"full"}:
-        yield Limit("model.layer_visibility", settings.layer_visibility, "reads all slots in every layer")
-    if settings.norm != "post":
-        yield Limit("model.norm", settings.norm, "normalises after each sub-layer")
-    if settings.embedding_norm is False:
-        yield Limit("model.embedding_norm", False, "normalises its embeddings")
-    if settings.share_layers != stock.shared:
-        kept = "shares the weights of all layers" if stock.shared == "all" else "has weights for each layer"
-        yield Limit("model.share_layers", settings.share_layers, kept)
-    narrow = settings.embedding_size not in (None, settings.hidden_size)
-    if stock.narrow is not None and narrow != stock.narrow:
-        width = "narrower than" if stock.narrow else "as wide as"
-        value = settings.embedding_size or settings.hidden_size
-        yield Limit("model.embedding_size", value, f"has embeddings {width} its hidden states ({settings.hidden_size})")
-    if stock.epsilon not in (None, settings.layer_norm_eps):
-        yield Limit("model.layer_norm_eps", settings.layer_norm_eps, f"has {stock.epsilon:g}")
-    yield from _relative(stock, loaded)
-    yield from _task(stock, loaded) if task_heads(loaded.recipe) else _pretraining(stock, loaded)
-
-
-def _relative(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
-    settings = loaded.model.settings
-    if settings.relative_bias != stock.relative:
-        yield Limit("model.relative_bias", settings.relative_bias, f"has {'one' if stock.relative else 'none'}")
-    elif stock.relative and settings.relative_buckets != 32:
-        yield Limit("model.relative_buckets", settings.relative_buckets, "has 32")
-    elif stock.relative and settings.relative_max_distance != 128:
-        yield Limit("model.relative_max_distance", settings.relative_max_distance, "has 128")
-
-
-def _pretraining(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
-    settings, task = loaded.model.settings, loaded.recipe.task
-    if task.kind:
-        yield Limit("task.kind", task.kind, "does not generate text")
-    if "token" not in exported_heads(stock, loaded)[0]:
-        return
-    if settings.head != "transform":
-        yield Limit("model.head", settings.head, "has a dense layer before its output matrix")
-    if not settings.head_bias:
-        yield Limit("model.head_bias", settings.head_bias, "has a bias at its output matrix")
-    if "token" in stock.family.gelu_heads and settings.activation != "gelu":
+    predicts = bool(family.generates) or (
+        not task_heads(loaded.recipe) and "token" in exported_heads(family, loaded)[0]
+    )
+    for name, value, theirs in family.configuration.changed(settings, (*OF_WEIGHTS, *(OF_OUTPUT if predicts else ()))):
+        if name == "num_segments" and family.classes:
+            continue  # the first is folded into the positions
+        shown = " ".join(theirs) if isinstance(theirs, list) else str(theirs).lower()
+        cure = _again("model.layer_mix", "false") if name == "layer_mix" else ""
+        yield Limit(f"model.{name}", value, f"has {shown}", cure)
+    if predicts and "token" in family.gelu_heads and settings.activation != "gelu":
         yield Limit("model.activation", settings.activation, "uses gelu in its head")
+    if family.classes and task_heads(loaded.recipe):
+        yield from _task(family, loaded)
 
 
-def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
+def said_of_training(family: Family, loaded: LoadedModel) -> list[str]:
+    """Settings of further training that a family's classes do not have, as sentences without a full stop."""
+    changed = family.configuration.changed(loaded.model.settings, OF_TRAINING)
+    return [f"model.{name} is {value:g}, and in further training there {theirs:g}" for name, value, theirs in changed]
+
+
+def _rows(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
+    """What of a model's rows a family's classes do not have."""
+    recipe, layout = loaded.recipe, find_generation_format(loaded.recipe, loaded.tokenizer.vocabulary)
+    task, reads = recipe.task.kind, Limit("use.visibility", recipe.use.visibility, "reads texts in both directions")
+    if family.classes:
+        if recipe.use.visibility != "bidirectional":
+            yield reads
+        if task and not task_heads(recipe):
+            yield Limit("task.kind", task, "does not generate text")
+    elif family.queries:
+        if task:
+            yield Limit("task.kind", task, "predicts permuted tokens")
+        if recipe.objective.name != "permuted" or not hasattr(loaded.model, "token_head"):
+            yield Limit("objective.name", recipe.objective.name, "predicts permuted tokens")
+    elif layout is None:
+        yield Limit("task.kind", task, "generates texts")
+    elif family.name == "gpt2" and not (layout.decoder_only and layout.predicts == "next"):
+        yield Limit("use.visibility", recipe.use.visibility, "reads from left to right")
+    elif family.name == "bart" and not layout.restarts:
+        yield Limit("objective.restart_positions", False, "counts the positions of its target from 0")
+
+
+def _task(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
     task, heads = loaded.recipe.task, task_heads(loaded.recipe)
     kind = task_class(heads)
     if kind is None and isinstance(task, ExtractionSettings) and predicts_none(task):
@@ -215,7 +184,7 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
     if kind is None:
         yield Limit("task.kind", task.kind, "has no class for it", PREDICT)
         return
-    layers = stock.family.task_layers
+    layers = family.task_layers
     if DENSE[kind] and kind not in layers:
         yield Limit("task.kind", task.kind, f"has another head for {kind[3:]}")
         return
@@ -236,7 +205,11 @@ def _task(stock: Stock, loaded: LoadedModel) -> Iterator[Limit]:
         yield Limit("task.delimiter", True, "puts [EOS] between two texts", _again("task.delimiter", "false"))
     if any(head.pooling == "sum" for head in heads.values()):
         yield Limit("task.both_orders", True, "reads a pair once", _again("task.both_orders", "false"))
-    if not stock.has_segments and loaded.model.settings.num_segments > 1 and _segments_of_rows(loaded) > 1:
+    if (
+        not family.configuration.has_segments
+        and loaded.model.settings.num_segments > 1
+        and _segments_of_rows(loaded) > 1
+    ):
         yield Limit(
             "task.kind",
             f"{task.kind} on pairs, whose second part is segment 1",
@@ -261,7 +234,7 @@ def _segments_of_rows(loaded: LoadedModel) -> int:
     return int(state.get("segments", 2))
 
 
-def exported_heads(stock: Stock, loaded: LoadedModel) -> tuple[list[Head], list[str]]:
+def exported_heads(family: Family, loaded: LoadedModel) -> tuple[list[Head], list[str]]:
     """The pre-training heads of a model that a family's class has too, and descriptions of the others."""
     model, said = loaded.model, []
     found: list[Head] = []
@@ -276,10 +249,10 @@ def exported_heads(stock: Stock, loaded: LoadedModel) -> tuple[list[Head], list[
         found.append("replaced")
     if hasattr(model, "boundary_head"):
         said.append("the head that predicts a span from its boundary")
-    kept = _largest(stock, found)
+    kept = _largest(family, found)
     return [head for head in found if head in kept], said + [HEADS[head] for head in found if head not in kept]
 
 
-def _largest(stock: Stock, heads: Sequence[Head]) -> frozenset[Head]:
+def _largest(family: Family, heads: Sequence[Head]) -> frozenset[Head]:
     """The heads of the class that covers most of a model's heads."""
-    return max((each for each in stock.classes if each <= frozenset(heads)), key=len)
+    return max((each for each in family.classes if each <= frozenset(heads)), key=len)

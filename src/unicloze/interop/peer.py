@@ -123,5 +123,5 @@ def load_stock(export: StockExport, folder: Path) -> Peer:
         tokenizer=tokenizer,
         answers=OTHER_ANSWERS.get(name) or ANSWERS.get(name.partition("For")[2], {}),
         ids=swapped_ids(export.loaded.model.vocab_size, export.swapped),
-        segments=export.form.segments if export.stock.has_segments else None,
+        segments=export.form.segments if export.family.configuration.has_segments else None,
     )

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop.architectures import Architecture
 from unicloze.interop.checked_json import LARGEST, Config
+from unicloze.interop.configurations import Architecture
 from unicloze.interop.families import TARGETS, Family, Head, family_of
 from unicloze.interop.fit import check_names, said_of_allowed, without_misfits
 from unicloze.interop.recipe import imported_recipe, longest_row, text_use

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unicloze.decoding.inputs import text_format
-from unicloze.interop.architectures import Architecture
-from unicloze.interop.limits import HEADS, exported_heads, task_class
-from unicloze.interop.stock import Stock
+from unicloze.interop.configurations import Architecture
+from unicloze.interop.families import Family
+from unicloze.interop.limits import HEADS, exported_heads, said_of_training, task_class
 from unicloze.interop.tables import Table
 from unicloze.interop.task_classes import DROPOUT
 from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
@@ -31,7 +31,7 @@ class StockExport:
     """A model with everything needed to write it as a stock class.
 
     Args:
-        stock: The classes of its family.
+        family: Its family.
         architecture: Name of the class.
         loaded: The model.
         settings: Model shape as the family has it.
@@ -43,7 +43,7 @@ class StockExport:
         said: What is changed or missing in the export, as sentences.
     """
 
-    stock: Stock
+    family: Family
     architecture: str
     loaded: LoadedModel
     settings: ModelSettings
@@ -73,10 +73,15 @@ class StockExport:
             UniclozeError: Ids must be swapped, but the order of the tokenizer's tokens is fixed (Unigram).
         """
         model, recipe = self.loaded.model, self.loaded.recipe
-        config = self.stock.config(
-            self.settings, positions=model.max_positions + self.padding, vocab_size=model.vocab_size, pad=self.pad
-        )
-        config = {"architectures": [self.architecture], **config, **self._task_config()}
+        config = {
+            "architectures": [self.architecture],
+            "model_type": self.family.name,
+            "vocab_size": model.vocab_size,
+            "pad_token_id": self.pad,
+            "dtype": "float32",
+            **self.family.configuration.write(self.settings, positions=model.max_positions, padding=self.padding),
+            **self._task_config(),
+        }
         (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         write_tokenizer(
             self.loaded.tokenizer,
@@ -84,7 +89,7 @@ class StockExport:
             self.form,
             swapped=self.swapped,
             pad=self.pad,
-            takes_segments=self.stock.has_segments,
+            takes_segments=self.family.configuration.has_segments,
             words=recipe.task.kind == "tagging" and self.loaded.tokenizer.spaced,
         )
         if not task_heads(recipe):
@@ -97,10 +102,10 @@ class StockExport:
         if not heads:
             return {}
         rate = max(self.loaded.model.task_head(name).rate for name in heads)
-        key, own = DROPOUT.get(self.stock.name, ("classifier_dropout", None))
-        key = "qa_dropout" if self.stock.name == "distilbert" and "start" in heads else key
+        key, own = DROPOUT.get(self.family.name, ("classifier_dropout", None))
+        key = "qa_dropout" if self.family.name == "distilbert" and "start" in heads else key
         # Classes without a default of their own have the encoder's rate.
-        given = own is not None or (rate != self.settings.dropout and self.stock.name != "mpnet")
+        given = own is not None or (rate != self.settings.dropout and self.family.name != "mpnet")
         values: dict[str, object] = {key: rate} if given else {}
         if "label" not in heads and "tags" not in heads:
             return values
@@ -111,28 +116,30 @@ class StockExport:
         return values | ({"problem_type": "single_label_classification"} if "label" in heads else {})
 
 
-def stock_export(stock: Stock, loaded: LoadedModel) -> StockExport:
+def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
     """Prepare the export of a model to a family that can hold it, see `limits`."""
     model, heads = loaded.model, task_heads(loaded.recipe)
-    pad, swapped = padding_of(loaded.tokenizer, stock.padding_id)
-    padding = pad + 1 if stock.counts_from_padding else 0
+    pad, swapped = padding_of(loaded.tokenizer, family.configuration.padding_id)
+    padding = pad + 1 if family.configuration.after_padding else 0
     own = model.settings.num_segments
     form = text_format(loaded)
-    settings = dataclasses.replace(model.settings, num_segments=max(1, own) if stock.has_segments else own)
-    kept, lost = exported_heads(stock, loaded)
+    settings = dataclasses.replace(
+        model.settings, num_segments=max(1, own) if family.configuration.has_segments else own
+    )
+    kept, lost = exported_heads(family, loaded)
     if heads:
         kept, lost = [], [*lost, *(HEADS[head] for head in kept)]
     kind = task_class(heads)
     bare = not kept and not heads
-    table = stock.family.table(Architecture(settings=settings, padding=padding), heads=kept, bare=bare, task=kind)
-    said = [f"{each} is omitted" for each in lost]
-    if not stock.has_segments and own > 1:
+    table = family.table(Architecture(settings=settings, padding=padding), heads=kept, bare=bare, task=kind)
+    said = [f"{each} is omitted" for each in lost] + said_of_training(family, loaded)
+    if not family.configuration.has_segments and own > 1:
         said.append("the first segment is added to the positions, and both texts of a pair are read as that segment")
     if swapped is not None:
         said.append(f"ids {swapped[0]} and {swapped[1]} are swapped, because padding has id {pad} there")
     return StockExport(
-        stock=stock,
-        architecture=stock.classes[frozenset(kept)] if kind is None else f"{stock.prefix}{kind}",
+        family=family,
+        architecture=family.classes[frozenset(kept)] if kind is None else f"{family.prefix_of_classes}{kind}",
         loaded=loaded,
         settings=settings,
         table=table,
