@@ -279,6 +279,7 @@ def test_a_text_without_white_space_is_cut_between_characters(
 
 def test_invalid_utf8_without_white_space_is_cut_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1001)
+    monkeypatch.setattr(readers, "MOST_REPLACED", 1.0)
     path = write(tmp_path / "a.txt", b"\xbf" * 2500)
     tally = Tally()
     assert "".join(texts(path, tally=tally)) == "\ufffd" * 2500
