@@ -220,6 +220,7 @@ def test_a_written_configuration_has_keys_that_transformers_reads(name: str) -> 
         hidden_size=96, num_layers=5, num_heads=6, intermediate_size=100, max_positions=77, activation="relu",
         dropout=0.25, attention_dropout=0.35, initializer_range=0.3, layer_norm_eps=1e-4, num_segments=3,
         decoder_layers=3 if name in ("t5", "bart") else 0, embedding_size=48 if name in ("albert", "electra") else None,
+        scale_output=name == "t5",
     )  # fmt: skip
     own = dataclasses.replace(own, **layout.fixed)
     written = layout.write(own, positions=77, padding=2)

@@ -63,10 +63,10 @@ class Key:
     """A key of a configuration and the settings it decides.
 
     Args:
-        theirs: The key.
+        theirs: The key; empty if tensors decide.
         ours: The settings.
         read: Their values, in the order of `ours`, from a configuration and the names of its tensors.
-        write: The key's value from our settings; None leaves the key out.
+        write: The key's value from our settings.
     """
 
     theirs: str
@@ -215,10 +215,10 @@ class Layout:
             positions: Positions of the model.
             padding: Rows of the position table before those of the first position.
         """
-        values = {key.theirs: key.write(settings) for key in self.keys}
+        values = {key.theirs: key.write(settings) for key in self.keys if key.theirs}
         if self.positions is not None:
             values[self.positions[0]] = positions + (padding if self.after_padding else 0)
-        return {**self.constants, **{key: value for key, value in values.items() if value is not None}}
+        return {**self.constants, **values}
 
     def changed(self, settings: ModelSettings, names: Sequence[str]) -> Iterator[tuple[str, Any, Any]]:
         """Which of some settings a class of the family does not have: name, ours, and what the class has instead."""
