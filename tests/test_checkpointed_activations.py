@@ -17,7 +17,7 @@ from unicloze.mixtures import phases
 from unicloze.pretraining import plan
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
-from unicloze.training import forecast
+from unicloze.training import memory as forecast
 from unicloze.training.batches import training_steps
 from unicloze.training.loading import ready_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients

@@ -27,7 +27,7 @@ from unicloze.training import checkpoint as saving
 from unicloze.training import loop
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, load_newest, save_checkpoint
-from unicloze.training.finite import first_non_finite
+from unicloze.training.divergence import first_non_finite
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute, Hooks, NonFiniteError, TrainState, fit

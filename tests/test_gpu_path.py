@@ -36,7 +36,7 @@ from unicloze.settings import TrainingSettings
 from unicloze.training import loop
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import attention_backend, compile_layers, compiles, load_model
-from unicloze.training.muon import Muon, orthogonalised
+from unicloze.training.optimizers import Muon, orthogonalised
 from unicloze.visibility import bool_mask
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by torch
@@ -325,10 +325,10 @@ def test_muon_needs_no_bf16_products_on_a_cpu_without_instructions_for_them(monk
         used.append(matrices.dtype)
         return orthogonalised(matrices, *others)
 
-    monkeypatch.setattr("unicloze.training.muon.orthogonalised", noted)
+    monkeypatch.setattr("unicloze.training.optimizers.orthogonalised", noted)
     for there in (False, True):
         abilities = {"amx_bf16": False, "avx512_bf16": there}
-        monkeypatch.setattr("unicloze.training.muon.cpu_abilities", lambda abilities=abilities: abilities)
+        monkeypatch.setattr("unicloze.training.optimizers.cpu_abilities", lambda abilities=abilities: abilities)
         weight = nn.Parameter(torch.randn(4, 6, generator=torch.Generator().manual_seed(0)))
         weight.grad = weight.detach().clone()
         Muon([weight]).step()

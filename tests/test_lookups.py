@@ -10,7 +10,7 @@ import toys
 from test_training import CPU, micro_batches
 from unicloze.objectives import settings_of
 from unicloze.settings import TrainingSettings
-from unicloze.training import lookups
+from unicloze.training import gradients as lookups
 from unicloze.training.loop import TrainState, accumulate_gradients
 
 READ = torch.tensor([[3, 3, 9], [0, 3, 9]])

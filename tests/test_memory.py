@@ -28,11 +28,10 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
-from unicloze.training.batches import MicroBatch
+from unicloze.training.batches import MicroBatch, pack, unpack, with_memory
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from unicloze.training.loop import Compute, Hooks, TrainState, evaluate, fit
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.recurrence import pack, unpack, with_memory
 from xl_toys import xl_model
 
 OBJECTIVE = settings_of(name="permuted", targets=["par"], mask_rate=0.3, factorization="token")

@@ -13,10 +13,10 @@ from unicloze.errors import UsageError
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
+from unicloze.training.divergence import Spikes
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
-from unicloze.training.nt_asgd import NtAsgd, averaged
-from unicloze.training.spikes import Spikes
+from unicloze.training.optimizers import NtAsgd, averaged
 
 
 def gradient(weight: torch.Tensor, step: int) -> torch.Tensor:

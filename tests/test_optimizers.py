@@ -23,12 +23,10 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import HeadSettings, ModelSettings, TrainingSettings
-from unicloze.training.adafactor import Adafactor
 from unicloze.training.batches import MicroBatch
-from unicloze.training.lamb import Lamb
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
-from unicloze.training.optimizers import build_optimizers, schedule_factor
+from unicloze.training.optimizers import Adafactor, Lamb, build_optimizers, schedule_factor
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 SHAPE = ModelSettings(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, initializer_range=0.15)

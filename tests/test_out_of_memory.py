@@ -19,7 +19,7 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.ledger import Ledger, read_ledger, stopped_by_error
-from unicloze.training.out_of_memory import OutOfMemoryError, is_out_of_memory
+from unicloze.training.passes import OutOfMemoryError, is_out_of_memory
 
 
 def with_room_for(rows: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -> list[int]:

@@ -17,8 +17,7 @@ from unicloze.model.transformer_xl import Relations
 from unicloze.objectives import make_examples, settings_of
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.text.windows import Windows
-from unicloze.training.batches import MicroBatch
-from unicloze.training.recurrence import with_memory
+from unicloze.training.batches import MicroBatch, with_memory
 from xl_toys import xl_model
 
 LANES, WINDOW = 6, 23

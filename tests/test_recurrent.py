@@ -30,10 +30,9 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ModelSettings, TrainingSettings
 from unicloze.text.windows import Windows
-from unicloze.training.batches import MicroBatch
+from unicloze.training.batches import MicroBatch, with_memory
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.recurrence import with_memory
 
 LEFT_TO_RIGHT = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
 RIGHT_TO_LEFT = dataclasses.replace(LEFT_TO_RIGHT, visibility="right_to_left")

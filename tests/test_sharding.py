@@ -14,7 +14,7 @@ from corpora import write_corpus
 from crew import Crew, Job
 from unicloze.errors import UsageError
 from unicloze.recipes import load_recipe, save_recipe, toy_overrides
-from unicloze.training import forecast
+from unicloze.training import memory as forecast
 from unicloze.training.checkpoint import checkpoint_name, list_checkpoints, load_checkpoint, load_newest
 from unicloze.training.ledger import read_ledger
 

@@ -22,10 +22,10 @@ from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.training import batches, loop
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
+from unicloze.training.divergence import FEWEST, MOST, RECENT, Spikes
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loop import Hooks, NonFiniteError, TrainState, fit
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.spikes import FEWEST, MOST, RECENT, Spikes
 
 
 def test_a_spike_is_told_by_the_median_of_the_last_norms() -> None:

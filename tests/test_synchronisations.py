@@ -24,11 +24,10 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.pretraining import plan
 from unicloze.recipes import load_recipe
 from unicloze.training import loop
-from unicloze.training.adafactor import Adafactor, _size
 from unicloze.training.batches import training_steps
 from unicloze.training.loading import ready_model
 from unicloze.training.loop import Compute, Hooks, NonFiniteError, TrainState, fit
-from unicloze.training.optimizers import build_optimizers
+from unicloze.training.optimizers import Adafactor, _size, build_optimizers
 from unicloze.training.parallel import Group
 from unicloze.training.tree import leaves_of
 from unicloze.training.world import StepReport, World

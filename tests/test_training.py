@@ -25,9 +25,7 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.settings import ObjectiveSettings, TrainingSettings
 from unicloze.training.batches import MicroBatch
-from unicloze.training.checkpoint import (
-    load_newest,
-)
+from unicloze.training.checkpoint import load_newest
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import build_model, load_model
 from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, clip_gradient, fit

@@ -30,9 +30,8 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.run_files import CHECKPOINTS
 from unicloze.settings import FinetuningSettings, ModelSettings
-from unicloze.training.averaging import average_checkpoints
 from unicloze.training.checkpoint import list_checkpoints
-from unicloze.training.loading import load_model
+from unicloze.training.loading import average_checkpoints, load_model
 
 T5 = {"norm": "pre", "norm_kind": "rms", "biases": False, "scale_scores": False, "positions": "none", "gated": True}
 MODELS: Mapping[str, tuple[SourceTarget, dict[str, Any]]] = {

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore
 
 from unicloze.errors import UniclozeError
 from unicloze.training import meeting
-from unicloze.training.background import Background
+from unicloze.training.checkpoint import Background
 from unicloze.training.parallel import SIGNS, SILENCE, Group
 
 

@@ -16,8 +16,8 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.from_scratch import untrained
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.training.initial import start_from_vectors, words_of
 from unicloze.training.loading import LoadedModel, load_model
-from unicloze.training.word_vectors import start_from_vectors, words_of
 
 WIDTH = 32
 

@@ -17,9 +17,9 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
-from unicloze.training import forecast
-from unicloze.training.forecast import memory_of, refuse_what_cannot_fit
+from unicloze.training import memory as forecast
 from unicloze.training.loading import LoadedModel, shape_model
+from unicloze.training.memory import memory_of, refuse_what_cannot_fit
 
 CPU = torch.device("cpu")
 

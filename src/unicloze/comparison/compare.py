@@ -41,8 +41,8 @@ from unicloze.pretraining.data import build_sampler
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.training.forecast import refuse_what_cannot_fit
 from unicloze.training.lock import hold
+from unicloze.training.memory import refuse_what_cannot_fit
 from unicloze.training.precision import choose_device
 
 PAGES = "table.md", "index.html"

@@ -47,8 +47,8 @@ from unicloze.tasks.roles import check_roles, resolved
 from unicloze.tasks.several import records_of
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.changes import FREE_TO_CHANGE
-from unicloze.training.forecast import refuse_task_that_cannot_fit
 from unicloze.training.loading import LoadedModel, check_smoothing, shape_model
+from unicloze.training.memory import refuse_task_that_cannot_fit
 from unicloze.training.precision import choose_device
 
 POOLED = "classification", "regression", "choice"

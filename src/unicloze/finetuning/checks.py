@@ -12,8 +12,8 @@ from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.several import parts_of
+from unicloze.training.checkpoint import fingerprint
 from unicloze.training.loading import LoadedModel
-from unicloze.training.start_model import fingerprint
 
 Origin = Mapping[str, str | None]
 """Fingerprints of the model and files that a run started with; None for those it lacks."""

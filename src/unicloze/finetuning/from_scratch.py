@@ -14,8 +14,8 @@ from unicloze.tasks.roles import resolved
 from unicloze.tasks.several import records_of
 from unicloze.tasks.targets import has_target, targets_of, texts_of
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.initial import start_from_vectors
 from unicloze.training.loading import LoadedModel, build_model, spell_tokens
-from unicloze.training.word_vectors import start_from_vectors
 
 
 def untrained(network: Recipe, task: Recipe, train: Path, *, progress: bool = True) -> LoadedModel:

@@ -62,28 +62,28 @@ from unicloze.tasks.roles import resolved
 from unicloze.tasks.several import records_of
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.averaging import mean_weights
 from unicloze.training.batches import MicroBatch
 from unicloze.training.changes import FREE_AFTER_OUT_OF_MEMORY, FREE_TO_CHANGE, refuse_changes
 from unicloze.training.checkpoint import (
     MALFORMED,
+    START,
     Checkpoint,
+    StartModel,
     checkpoint_name,
     drop_newer,
     list_checkpoints,
     load_newest,
 )
 from unicloze.training.distillation import Teacher
-from unicloze.training.forecast import refuse_task_that_cannot_fit
 from unicloze.training.ledger import stopped_by_error, trained_on
-from unicloze.training.loading import LoadedModel, ready_model, spell_tokens
+from unicloze.training.loading import LoadedModel, mean_weights, ready_model, spell_tokens
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.meeting import joined
+from unicloze.training.memory import refuse_task_that_cannot_fit
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads, write_settings
-from unicloze.training.start_model import START, StartModel
 from unicloze.training.world import World
 
 OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES

@@ -34,7 +34,7 @@ from unicloze.settings import ModelSettings, TaskSettings, TokenizerSettings
 from unicloze.tasks import TASKS
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import write_checkpoint
-from unicloze.training.finite import first_non_finite
+from unicloze.training.divergence import first_non_finite
 from unicloze.training.initial import (
     POSITION_ROWS,
     TOKEN_ROWS,

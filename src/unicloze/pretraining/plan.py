@@ -39,9 +39,9 @@ from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.divergence import Updates
-from unicloze.training.forecast import memory_of, shards
 from unicloze.training.loading import compiles, ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
+from unicloze.training.memory import memory_of, shards
 from unicloze.training.optimizers import build_optimizers, set_learning
 from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.sharding import owners_of_layers

@@ -31,31 +31,23 @@ from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, check_vocabulary, check_windows, heldout_examples, training_steps
 from unicloze.training.changes import FREE_AFTER_OUT_OF_MEMORY, free_after, refuse_changes
-from unicloze.training.checkpoint import (
-    Checkpoint,
-    checkpoint_name,
-    drop_newer,
-    load_checkpoint,
-    load_newest,
-)
+from unicloze.training.checkpoint import Checkpoint, checkpoint_name, drop_newer, load_checkpoint, load_newest
 from unicloze.training.copies import Copies
 from unicloze.training.distillation import Teacher
-from unicloze.training.forecast import refuse_what_cannot_fit, shards
-from unicloze.training.initial import initialize_from
+from unicloze.training.initial import initialize_from, require_vectors, start_from_vectors
 from unicloze.training.ledger import read_ledger, stopped_by_error
 from unicloze.training.loading import compile_layers, compiles, ready_model, spell_tokens
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState, evaluate
 from unicloze.training.meeting import joined
-from unicloze.training.nt_asgd import NtAsgd, averaged
-from unicloze.training.optimizers import build_optimizers
+from unicloze.training.memory import refuse_what_cannot_fit, shards
+from unicloze.training.optimizers import NtAsgd, averaged, build_optimizers
 from unicloze.training.pace import Clock, decided, decided_steps, recorded_decays
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads, write_settings
 from unicloze.training.sharding import gathered, shard
 from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
 from unicloze.training.word_guesses import WordScore, ranks_by_model, way_to_ask
-from unicloze.training.word_vectors import require_vectors, start_from_vectors
 from unicloze.training.world import World
 
 CURE_OF_LITTLE = "a model needs 1 MB or more to learn a language, so give more text"

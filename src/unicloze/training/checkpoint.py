@@ -1,31 +1,59 @@
-"""Writes and reads checkpoints: directories of safetensors and JSON, written atomically and verified.
-
-Everything is written to a hidden sibling directory, each file is synced, a manifest of SHA-256 sums comes last, and the
-directory is renamed into place. After a kill at any moment the previous checkpoint remains; a truncated or corrupted file is
-detected when read, and the newest intact checkpoint is used instead. No pickle anywhere.
-"""
+"""Checkpoints: folders that are written whole, verified when read, averaged, and written in the background."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from unicloze.bounded import leads_out, parse_json
 from unicloze.digest import file_sha256
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import as_umask_says, sync
 from unicloze.run_files import MANIFEST, WEIGHTS
-from unicloze.training.finite import first_non_finite
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.divergence import first_non_finite
+
+
+class Background:
+    """A thread that does one job after the other.
+
+    The next `finish` raises what made a job fail. The jobs of a process that is killed are lost.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="background")
+        self._jobs: list[tuple[Future[None], Callable[[], None]]] = []
+
+    def start(self, job: Callable[[], None], then: Callable[[], None] = lambda: None) -> None:
+        """Do a job after those before it; `finish` calls `then` if it succeeded."""
+        self._jobs.append((self._thread.submit(job), then))
+
+    def finish(self) -> None:
+        """Wait for all jobs, also for those after one that failed.
+
+        Raises:
+            UniclozeError: A job failed.
+        """
+        jobs, self._jobs = self._jobs, []
+        wait([future for future, _ in jobs])
+        for future, then in jobs:
+            future.result()
+            then()
+
 
 SCHEMA = 1
 MEMORIES = "memories.safetensors"
@@ -319,3 +347,91 @@ def _join_optimizers(path: Path) -> list[dict[str, Any]]:
         number, index, key = name.split(".", 2)
         states[int(number)]["state"].setdefault(int(index), {})[key] = tensor
     return states
+
+
+START = "start"
+"""Name of the record in the state of a checkpoint, and of a link in a run directory to a start model that was moved."""
+
+
+def fingerprint(tokenizer: Tokenizer, weights: Mapping[str, Any]) -> str:
+    """SHA-256 of a model's vocabulary and weights."""
+    digest = hashlib.sha256(tokenizer.fingerprint.encode())
+    for name, tensor in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """A start model, as checkpoints name it.
+
+    Args:
+        path: Its folder.
+        relative: Its folder, relative to the run directory.
+        digest: See `fingerprint`.
+    """
+
+    path: str
+    relative: str
+    digest: str
+
+    @classmethod
+    def of(cls, path: Path, digest: str, out: Path) -> StartModel:
+        """The model in a folder, for a run directory.
+
+        Raises:
+            UsageError: It is in no folder.
+        """
+        if not path.exists():
+            raise UsageError(
+                f"the run would save only what it learns and name the model it started from, but there is no folder "
+                f"{path}: save that model first, or train all weights"
+            )
+        place = path.resolve()
+        return cls(str(place), os.path.relpath(place, out.resolve()), digest)
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> StartModel:
+        """The model that a checkpoint names.
+
+        Raises:
+            UniclozeError: The record is malformed.
+        """
+        said = checkpoint.state[START]
+        names = ("path", "relative", "digest")
+        if not isinstance(said, dict) or not all(isinstance(said.get(name), str) for name in names):
+            raise UniclozeError(f"{checkpoint.path}: the record of its start model is damaged: restore the folder")
+        return cls(**{name: said[name] for name in names})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a JSON-serialisable dictionary."""
+        return asdict(self)
+
+    def found(self, checkpoint: Path) -> Path:
+        """Its folder: the link `start` in the run directory of a checkpoint, else the place it had.
+
+        Raises:
+            UniclozeError: It is at none of these places.
+        """
+        run = checkpoint.parent.parent
+        places = [run / START, Path(self.path), run / self.relative]
+        place = next((place for place in places if place.exists()), None)
+        if place is None:
+            raise UniclozeError(
+                f"{checkpoint} holds only the weights its run learned, and the model it started from is no longer at "
+                f"{self.path}: put it back, or link it as {run / START}"
+            )
+        return place
+
+    def check(self, checkpoint: Path, place: Path, digest: str) -> None:
+        """Reject another model.
+
+        Raises:
+            UniclozeError: The digest differs.
+        """
+        if digest != self.digest:
+            raise UniclozeError(
+                f"{checkpoint} holds only the weights its run learned on top of another model than {place}, whose weights "
+                f"differ: restore the original there, or link it as {checkpoint.parent.parent / START}"
+            )

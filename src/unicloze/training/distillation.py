@@ -23,9 +23,9 @@ from unicloze.tasks.groups import task_of
 from unicloze.tasks.rows import pooling_of
 from unicloze.tasks.tagging import TARGET, TaggingSettings, taggers_of
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.checkpoint import fingerprint
 from unicloze.training.loading import LoadedModel
 from unicloze.training.loop import Compute
-from unicloze.training.start_model import fingerprint
 
 KINDS = "classification", "regression", "tagging"
 """Kinds of tasks with soft labels."""

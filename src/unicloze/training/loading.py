@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unicloze import keyed
 from unicloze.arrays import Int64s
+from unicloze.devices import widest_float
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.adaptation import add_low_rank, learning, merge_low_rank
@@ -28,10 +31,17 @@ from unicloze.run_files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER
 from unicloze.settings import Recipe, TrainingSettings
 from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_newest
+from unicloze.training.checkpoint import (
+    START,
+    Checkpoint,
+    StartModel,
+    fingerprint,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+)
 from unicloze.training.loop import Compute
 from unicloze.training.sharding import as_stored
-from unicloze.training.start_model import START, StartModel, fingerprint
 
 
 @dataclass(frozen=True)
@@ -297,3 +307,61 @@ def _left_out(checkpoint: Checkpoint, opens: Open) -> Mapping[str, Tensor]:
     opened = opens(place)
     start.check(checkpoint.path, place, fingerprint(opened.tokenizer, opened.model.state_dict()))
     return opened.model.state_dict()
+
+
+def average_checkpoints(run: str | os.PathLike[str], last: int) -> LoadedModel:
+    """A model whose weights are the mean of those of a run's last checkpoints.
+
+    The run must have kept as many: `training.keep_checkpoints`. `unicloze.interop.read.write_model` saves the model.
+    Fine-tuning averages by itself with `finetuning.average_last`.
+
+    Args:
+        run: Directory of a pre-training run.
+        last: Number of checkpoints.
+
+    Raises:
+        UsageError: The run has fewer checkpoints, or `last` is below 1.
+        UniclozeError: A checkpoint is damaged.
+    """
+    found = list_checkpoints(Path(run) / CHECKPOINTS)
+    if not 1 <= last <= len(found):
+        raise UsageError(
+            f"last is {last}, and {run} has {len(found)} checkpoints: give a number from 1 to that, or keep more with "
+            "--training.keep_checkpoints"
+        )
+    newest = load_model(found[-1])
+    newest.model.load_state_dict(_mean(load_model(path).model.state_dict() for path in found[-last:]))
+    return dataclasses.replace(newest, path=Path(run))
+
+
+@contextmanager
+def mean_weights(model: nn.Module, checkpoints: Sequence[Path]) -> Iterator[None]:
+    """Give a model the mean of the weights in some checkpoints within this context, and its own back afterwards.
+
+    Weights that the checkpoints leave out stay as they are.
+
+    Args:
+        model: The model.
+        checkpoints: Checkpoints of this model, at least one.
+
+    Raises:
+        UniclozeError: A checkpoint is missing or damaged.
+    """
+    mean = _mean(load_checkpoint(path, weights_only=True).model for path in checkpoints)
+    own = {name: weight.detach().clone() for name, weight in model.state_dict().items() if name in mean}
+    model.load_state_dict(mean, strict=False)
+    try:
+        yield
+    finally:
+        model.load_state_dict(own, strict=False)
+
+
+def _mean(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Mean of several sets of weights, computed in double precision."""
+    sums: dict[str, Tensor] = {}
+    count = 0
+    for count, state in enumerate(states, 1):
+        for name, weight in state.items():
+            sums[name] = weight.to(widest_float(weight.device), copy=True) if count == 1 else sums[name].add_(weight)
+        kinds = {name: weight.dtype for name, weight in state.items()}
+    return {name: (total / count).to(kinds[name]) for name, total in sums.items()}

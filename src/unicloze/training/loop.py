@@ -20,20 +20,15 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.allocator import TRIMMED_EVERY, return_free_memory
-from unicloze.training.batches import WINDOWS_AT_ONCE, MicroBatch
-from unicloze.training.divergence import NonFiniteError, Updates, cure, non_finite
-from unicloze.training.finite import first_non_finite
-from unicloze.training.gradients import GradientSums
-from unicloze.training.lookups import by_rows, fill_gradients
+from unicloze.training.batches import WINDOWS_AT_ONCE, Memories, MicroBatch, pack, unpack, with_memory
+from unicloze.training.divergence import MOST, NonFiniteError, Spikes, Updates, cure, first_non_finite, non_finite
+from unicloze.training.gradients import GradientSums, by_rows, fill_gradients
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
-from unicloze.training.out_of_memory import OutOfMemoryError, is_out_of_memory, out_of_memory
 from unicloze.training.pace import Decay
-from unicloze.training.passes import Abandoned, Passes, numbers_of
+from unicloze.training.passes import Abandoned, OutOfMemoryError, Passes, is_out_of_memory, numbers_of, out_of_memory
 from unicloze.training.prefetch import Prefetch
-from unicloze.training.recurrence import Memories, pack, unpack, with_memory
 from unicloze.training.sharding import whole
 from unicloze.training.signals import Interruption, stop_when_asked
-from unicloze.training.spikes import MOST, Spikes
 from unicloze.training.tree import share
 from unicloze.training.world import StepReport, World
 

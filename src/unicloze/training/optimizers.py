@@ -1,22 +1,349 @@
-"""Builds optimisers, and sets learning rates and trainable layers by schedule."""
+"""Optimisers: AdamW's relatives of the papers, built for a model, with learning rates and trainable layers by schedule."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unicloze.model.relative_bias import RelativeBias
 from unicloze.settings import TrainingSettings, chosen
-from unicloze.training.adafactor import Adafactor
-from unicloze.training.lamb import Lamb
-from unicloze.training.muon import Muon
-from unicloze.training.nt_asgd import NtAsgd
-from unicloze.training.tensorwise import matrices_in
+from unicloze.training.precision import cpu_abilities
+
+
+def matrices_in(model: nn.Module) -> dict[int, int]:
+    """Number of matrices in each fused weight or bias, by its `id`: queries, keys and values in one projection are three."""
+    return {
+        id(parameter): count
+        for module in model.modules()
+        for name, count in getattr(module, "FUSED", {}).items()
+        for parameter in (getattr(module, name).weight, getattr(module, name).bias)
+        if parameter is not None
+    }
+
+
+class TensorwiseOptimizer(torch.optim.Optimizer):
+    """Calls `_update` for every weight with a gradient.
+
+    Args:
+        params: Weights, or groups of weights.
+        defaults: Those of the groups.
+        fused: Number of matrices in each fused parameter, see `matrices_in`.
+    """
+
+    def __init__(self, params: Any, defaults: dict[str, Any], fused: Mapping[int, int] | None = None) -> None:
+        super().__init__(params, defaults)
+        self._fused = fused or {}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every weight that has a gradient."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    parts = self._fused.get(id(weight), 1)
+                    apart = (parts, -1, *weight.shape[1:])
+                    self._update(
+                        weight if parts == 1 else weight.view(apart),
+                        weight.grad if parts == 1 else weight.grad.view(apart),
+                        self.state[weight],
+                        group,
+                        parts > 1,
+                    )
+
+    def _update(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], fused: bool
+    ) -> None:
+        """Update a tensor, or with `fused` several along the first dimension. *Shape:* both (matrices, *shape) or any."""
+        raise NotImplementedError
+
+
+def norm_of_each(weight: Tensor, fused: bool) -> Tensor:
+    """Norm of a tensor, or of each of several. *Shape:* any to (), or (matrices, *shape) to (matrices, 1, ...)"""
+    norms: Tensor = torch.stack([each.norm() for each in weight]) if fused else weight.norm()
+    return norms.view(-1, *[1] * (weight.ndim - 1)) if fused else norms
+
+
+DECAY = 0.8
+"""The second moments decay by 1 - step^-0.8 (Section 7.2)."""
+SMALLEST_SQUARE, SMALLEST_SIZE = 1e-30, 1e-3
+"""Added to squared gradients, and smallest size of a weight that scales its update (Section 8)."""
+
+
+class Adafactor(TensorwiseOptimizer):
+    """Adafactor (Shazeer and Stern 2018, Algorithm 4): second moments of a matrix as one number per row and per column.
+
+    Moves each tensor by the learning rate times the root mean square of its weights, without a first moment.
+
+    The root mean square of an update is clipped to 1.
+
+    Args:
+        params: Weights, or groups of weights.
+        lr: Learning rate, relative to the size of each tensor.
+        weight_decay: Decoupled weight decay.
+        fused: Number of matrices in each fused parameter, see `matrices_in`; each has its own moments and size.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float = 1e-2,
+        weight_decay: float = 0.0,
+        fused: Mapping[int, int] | None = None,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, fused)
+
+    def _update(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], fused: bool
+    ) -> None:
+        factored = weight.ndim - fused >= 2
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            if factored:
+                state["rows"] = torch.zeros_like(weight[..., 0])
+                state["columns"] = torch.zeros_like(weight[..., 0, :])
+            else:
+                state["squares"] = torch.zeros_like(weight)
+        state["step"] += 1
+        new = float(state["step"]) ** -DECAY
+        rate = self._rate(weight, group["lr"], fused)
+        square = gradient**2 + SMALLEST_SQUARE
+        if factored:
+            rows, columns = state["rows"], state["columns"]
+            rows.lerp_(square.mean(dim=-1), new)
+            columns.lerp_(square.mean(dim=-2), new)
+            update = gradient * (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_()[..., None]
+            update.mul_(columns.rsqrt()[..., None, :])
+        else:
+            state["squares"].lerp_(square, new)
+            update = gradient * state["squares"].rsqrt()
+        update.div_(_size(update, fused).clamp_(min=1.0))
+        if group["weight_decay"]:
+            weight.mul_(1 - rate * group["weight_decay"])
+        if isinstance(rate, Tensor):
+            weight.sub_(update.mul_(rate))
+        else:
+            weight.sub_(update, alpha=rate)
+
+    @staticmethod
+    def _rate(weight: Tensor, rate: float, fused: bool = False) -> float | Tensor:
+        """The learning rate for a tensor of its size; on a GPU it stays a tensor there, so that nothing waits for it."""
+        if weight.device.type == "cpu" and not fused:
+            return rate * max(SMALLEST_SIZE, float(_size(weight)))
+        return rate * _size(weight, fused).clamp_(min=SMALLEST_SIZE)
+
+
+def _size(weight: Tensor, fused: bool = False) -> Tensor:
+    """Root mean square of a tensor, or of each of several; shapes as of `norm_of_each`."""
+    size: Tensor = norm_of_each(weight, fused) / (weight.numel() / (len(weight) if fused else 1)) ** 0.5
+    return size
+
+
+class Lamb(TensorwiseOptimizer):
+    """LAMB (You et al. 2020, Algorithm 2): Adam with each update scaled to the norm of its tensor, for very large batches.
+
+    Moves each tensor by the learning rate times its norm, in the direction of Adam's update plus weight decay.
+
+    Norms are not clipped (phi is the identity); if either norm is 0, the update is not scaled. Groups with `adapt` false
+    use Adam's unscaled update: ALBERT's released code excludes biases and normalisations from scaling.
+
+    Args:
+        params: Weights, or groups of weights.
+        lr: Learning rate.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Factor of the weights added to the update.
+        fused: Number of matrices in each fused parameter, see `matrices_in`; each has its own norm.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        fused: Mapping[int, int] | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True}
+        super().__init__(params, defaults, fused)
+
+    def _update(
+        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], fused: bool
+    ) -> None:
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        state["step"] += 1
+        (first, second), number = group["betas"], float(state["step"])
+        state["exp_avg"].lerp_(gradient, 1 - first)
+        state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        root = (state["exp_avg_sq"] / (1 - second**number)).sqrt_().add_(group["eps"])
+        update = (state["exp_avg"] / (1 - first**number)).div_(root)
+        if group["weight_decay"]:
+            update.add_(weight, alpha=group["weight_decay"])
+        if group["adapt"]:
+            size, length = norm_of_each(weight, fused), norm_of_each(update, fused)
+            update.mul_(torch.where((size > 0) & (length > 0), size / length, torch.ones_like(size)))
+        weight.sub_(update, alpha=group["lr"])
+
+
+class Muon(torch.optim.Muon):
+    """`torch.optim.Muon` with `match_rms_adamw`, the same state, and one product for all matrices of a shape.
+
+    On a GPU one launch for all is faster than one for each. On a CPU without bf16 instructions torch's bf16 products are 20
+    times as slow as fp32 (measured: 8.9 of 14 s per step), so the iterations run in fp32.
+
+    Args:
+        params: Matrices, or groups of matrices.
+        fused: Number of matrices in each fused parameter, see `matrices_in`.
+        settings: As of `torch.optim.Muon`.
+    """
+
+    def __init__(self, params: Any, *, fused: Mapping[int, int] | None = None, **settings: Any) -> None:
+        super().__init__(params, **{"adjust_lr_fn": "match_rms_adamw", **settings})
+        self._fused = fused or {}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = {}
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    state = self.state[weight]
+                    if "momentum_buffer" not in state:
+                        state["momentum_buffer"] = torch.zeros_like(weight)
+                    parts = self._fused.get(id(weight), 1)
+                    whole = weight, weight.grad, state["momentum_buffer"]
+                    for matrix in zip(*(tensor.chunk(parts) for tensor in whole), strict=True):
+                        by_shape.setdefault(matrix[0].shape, []).append(matrix)
+            for matrices in by_shape.values():
+                self._update(matrices, group)
+
+    def _update(self, matrices: list[tuple[Tensor, Tensor, Tensor]], group: dict[str, Any]) -> None:
+        """Update matrices of one shape, each with its gradient and momentum."""
+        weights, gradients, buffers = (list(each) for each in zip(*matrices, strict=True))
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        directions = list(torch._foreach_lerp(gradients, buffers, group["momentum"])) if group["nesterov"] else buffers
+        slow = weights[0].device.type == "cpu" and not any(cpu_abilities().values())
+        stacked = torch.stack(directions).to(torch.float32 if slow else torch.bfloat16)
+        updates = orthogonalised(stacked, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        rate = group["lr"] * 0.2 * math.sqrt(max(weights[0].shape))
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, [update.to(weights[0].dtype) for update in updates], alpha=-rate)
+
+
+def orthogonalised(matrices: Tensor, coefficients: Sequence[float], steps: int, epsilon: float) -> Tensor:
+    """Newton-Schulz iterations, as `torch.optim.Muon` does for each matrix, in the precision of `matrices`.
+
+    Args:
+        matrices: *Shape:* (matrices, rows, columns)
+        coefficients: The three of the polynomial.
+        steps: Number of iterations.
+        epsilon: Smallest norm to divide by.
+
+    Returns:
+        *Shape:* that of `matrices`
+    """
+    first, second, third = coefficients
+    found = matrices
+    tall = found.shape[1] > found.shape[2]
+    if tall:
+        found = found.mT
+    found = found / found.flatten(1).norm(dim=1).clamp(min=epsilon)[:, None, None]
+    for _ in range(steps):
+        gram = found @ found.mT
+        change = torch.baddbmm(gram, gram, gram, beta=second, alpha=third)
+        found = torch.baddbmm(found, change, found, beta=first)
+    return found.mT if tall else found
+
+
+class NtAsgd(torch.optim.Optimizer):
+    """NT-ASGD (Merity et al. 2018, Section 3, Algorithm 1): gradient descent that starts to average when it stops improving.
+
+    Its weights are averaged once an evaluation is worse than the best of those long before it. The averages are what is
+    evaluated and saved; a resumed run goes on from the weights behind them.
+
+    Args:
+        params: Weights, or groups of weights.
+        patience: Number of latest evaluations among which the best one is not sought.
+        lr: Learning rate.
+        weight_decay: Factor of the weights added to the gradient.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], *, patience: int = 5, lr: float = 30.0, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self.patience = patience
+        self.heard: list[float] = []
+
+    @property
+    def averages(self) -> bool:
+        """Whether the weights are being averaged."""
+        return bool(self.state)
+
+    def hear(self, loss: float) -> None:
+        """Note an evaluation, and start to average if it is above the best of those before the last `patience`."""
+        if not self.averages and len(self.heard) > self.patience and loss > min(self.heard[: -self.patience]):
+            for group in self.param_groups:
+                for weight in group["params"]:
+                    self.state[weight] = {"average": weight.detach().clone(), "step": torch.zeros(())}
+        self.heard.append(loss)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every weight that has a gradient, and the averages, without the first step, as `torch.optim.ASGD` does."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        averages = self.averages
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    if group["weight_decay"]:
+                        weight.mul_(1 - group["lr"] * group["weight_decay"])
+                    weight.add_(weight.grad, alpha=-group["lr"])
+                if averages:
+                    state = self.state[weight]
+                    state["step"] += 1
+                    state["average"].lerp_(weight, 1 / max(1.0, float(state["step"]) - 1))
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Exchange the weights and their averages."""
+        for weight, state in self.state.items():
+            kept = weight.clone()
+            weight.copy_(state["average"])
+            state["average"].copy_(kept)
+
+
+@contextmanager
+def averaged(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Use the averages in place of the weights within this context, where there are any."""
+    averaging = [optimizer for optimizer in optimizers if isinstance(optimizer, NtAsgd)]
+    for optimizer in averaging:
+        optimizer.exchange()
+    try:
+        yield
+    finally:
+        for optimizer in averaging:
+            optimizer.exchange()
+
 
 SLANTED_RATIO = 32
 """Ratio of peak to lowest learning rate of a slanted triangle (ULMFiT, Section 3.2)."""

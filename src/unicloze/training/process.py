@@ -20,25 +20,22 @@ from unicloze.recipes import save_recipe
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.background import Background
-from unicloze.training.batches import MicroBatch
+from unicloze.training.batches import Memories, MicroBatch, pack, unpack
 from unicloze.training.checkpoint import (
     MALFORMED,
+    Background,
     Checkpoint,
     Stateful,
     checkpoint_name,
     save_checkpoint,
     set_aside_newer,
 )
-from unicloze.training.finite import norm_of_all
+from unicloze.training.divergence import Spikes, norm_of_all
 from unicloze.training.ledger import Ledger, NoLedger, read_ledger
 from unicloze.training.loading import fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
-from unicloze.training.nt_asgd import NtAsgd
-from unicloze.training.optimizers import schedule_factor
-from unicloze.training.recurrence import Memories, pack, unpack
+from unicloze.training.optimizers import NtAsgd, schedule_factor
 from unicloze.training.sharding import gathered, gathered_state, moments_as_stored
-from unicloze.training.spikes import Spikes
 from unicloze.training.world import World
 from unicloze.version import __version__
 

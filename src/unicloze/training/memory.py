@@ -1,4 +1,4 @@
-"""Estimates a lower bound of the memory a run needs, and refuses runs that cannot fit before any work."""
+"""Memory: refuses runs that cannot fit before any work."""
 
 from __future__ import annotations
 
