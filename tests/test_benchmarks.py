@@ -23,6 +23,7 @@ SMALL_TAGGER = "--hidden 8 --cells 8 --embedding 8 --vocabulary 200 --finetuning
 
 TOYS: dict[str, tuple[str, Sequence[str]]] = {
     "against": ("{repository} {repository} --toy", ["help"]),
+    "busy": ("--toy --loops 0 1 --what fill", ["seconds", "share", "alone"]),
     "cross_view": (f"--train {{tags}} --labelled 8 --seeds 1 {SMALL_TAGGER}", ["gain", "mean", "seeds"]),
     "decode": ("--toy --only SDPA BART re-projecting", ["results", "ratios"]),
     "elmo_tags": (

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 
 from conftest import REPOSITORY
 from unicloze import cli, doctor
+from unicloze.cores import WAITING
 from unicloze.doctor import Examination, Finding, examine
 from unicloze.errors import UniclozeError
 from unicloze.model import dropout
@@ -116,3 +120,30 @@ def test_it_lists_the_dependencies_of_the_project() -> None:
     assert names(project["dependencies"]) == doctor.REQUIRED
     for extra, packages in doctor.EXTRAS.items():
         assert names(project["optional-dependencies"][extra]) == packages
+
+
+@pytest.mark.parametrize(
+    ("chosen", "first", "expected"),
+    [
+        ({}, "", "OMP_WAIT_POLICY=PASSIVE"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "", "OMP_WAIT_POLICY=ACTIVE"),
+        ({"GOMP_SPINCOUNT": "9"}, "", "GOMP_SPINCOUNT=9"),
+        ({}, "torch", "None"),  # too late, and told by `doctor`
+    ],
+)
+def test_threads_sleep_while_they_wait(chosen: dict[str, str], first: str, expected: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in WAITING} | chosen
+    program = (
+        f"import sys; sys.modules.update({{name: None for name in {first.split()}}}); import unicloze.cores as cores"
+    )
+    asked = [sys.executable, "-c", f"{program}; print(cores.waiting())"]
+    assert subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout.strip() == expected
+
+
+def test_spinning_threads_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    threads = next(doctor._arithmetic())
+    assert (
+        threads.state == "note" and "wait by spinning" in threads.detail and "OMP_WAIT_POLICY=PASSIVE" in threads.cure
+    )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unicloze.cores import let_threads_sleep
 from unicloze.settings import Recipe
 from unicloze.verbs import (
     compare,
@@ -43,6 +44,8 @@ from unicloze.version import __version__
 if TYPE_CHECKING:
     from unicloze.plugins import register
     from unicloze.recipes import load_recipe
+
+let_threads_sleep()  # nothing above loads torch
 
 __all__ = [
     "Recipe",

@@ -1,10 +1,29 @@
-"""Number of CPU cores this process may use."""
+"""CPU cores: how many this process may use, and how the threads of torch wait for each other."""
 
 from __future__ import annotations
 
 import os
+import sys
+
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""The variables by which OpenMP's runtimes choose how threads wait. Each reads them once, when torch loads it."""
 
 
 def usable_cores() -> int:
     """Logical cores in this process's CPU affinity mask, or all cores where the system has no such mask."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def let_threads_sleep() -> None:
+    """Let OpenMP's threads sleep at a barrier instead of spinning, unless the user has chosen how they wait.
+
+    A spinning thread keeps a core from the thread it waits for: beside two busy programs training was fourteen times slower.
+    If torch is loaded already, it has no effect, and the environment is left as it is.
+    """
+    if waiting() is None and "torch" not in sys.modules:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+def waiting() -> str | None:
+    """How OpenMP's threads wait, as NAME=VALUE; None where nothing was chosen, so that they spin."""
+    return next((f"{name}={os.environ[name]}" for name in WAITING if name in os.environ), None)

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from unicloze.cores import usable_cores
+from unicloze.cores import usable_cores, waiting
 from unicloze.errors import UniclozeError
 
 REQUIRED = (
@@ -169,12 +169,19 @@ def _arithmetic() -> Iterator[Finding]:
     from unicloze.training.precision import choose_precision, cpu_abilities, product_seconds
 
     threads = torch.get_num_threads()
-    crowded = threads > usable_cores()
+    cures = []
+    if threads > usable_cores():
+        cures.append(f"Set OMP_NUM_THREADS={usable_cores()}: more threads than cores slow each other down.")
+    if waiting() is None:
+        cures.append(
+            "Import unicloze before torch, or set OMP_WAIT_POLICY=PASSIVE: threads that spin while they wait slow a run "
+            "down many times beside other programs."
+        )
     yield Finding(
         topic="threads",
-        state="note" if crowded else "ok",
-        detail=f"torch uses {threads}",
-        cure=f"Set OMP_NUM_THREADS={usable_cores()}: more threads than cores slow each other down." if crowded else "",
+        state="note" if cures else "ok",
+        detail=f"torch uses {threads}; they wait by {waiting() or 'spinning'}",
+        cure=" ".join(cures),
     )
     operations = 2 * _PRODUCT_SIZE**3
     speeds = {
