@@ -26,11 +26,11 @@ def worker(out: Path, overrides: dict[str, Any], *, waits: bool) -> None:
     """Train, and record the times of saves and steps."""
     from unicloze.pretraining.run import pretrain_run
     from unicloze.recipes import load_recipe
-    from unicloze.training import background, process
+    from unicloze.training import checkpoint, process
 
     saves: list[float] = []
     steps: list[float] = []
-    save, log, start = process.RunProcess.save, process.RunProcess.log, background.Background.start
+    save, log, start = process.RunProcess.save, process.RunProcess.log, checkpoint.Background.start
 
     def timed(self: Any, *arguments: Any, **named: Any) -> None:
         begun = time.perf_counter()
@@ -47,7 +47,7 @@ def worker(out: Path, overrides: dict[str, Any], *, waits: bool) -> None:
 
     process.RunProcess.save, process.RunProcess.log = timed, noted  # type: ignore[method-assign]
     if waits:
-        background.Background.start = started  # type: ignore[method-assign, assignment]
+        checkpoint.Background.start = started  # type: ignore[method-assign, assignment]
     pretrain_run(load_recipe("unilmv2-base", overrides), out, progress=False)
     (out / f"times-{os.environ['RANK']}.json").write_text(json.dumps({"saves": saves, "steps": steps}))
 
