@@ -29,9 +29,6 @@ def check_beside_path(recipe: Recipe, overrides: Mapping[str, Any]) -> None:
     Args:
         recipe: Checked only if it has a `tokenizer.path`.
         overrides: Settings given over the recipe file, as for `load_recipe`.
-
-    Raises:
-        UsageError: Such an option is given.
     """
     asked = flatten(overrides, lambda key: key)
     unread = [key for key in OF_A_TRAINED_TOKENIZER if key in asked]
@@ -48,10 +45,6 @@ def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
     Args:
         recipe: Checked only if it has `data.prepared`.
         given: Origin of each explicitly given setting, by its dotted name.
-
-    Raises:
-        UsageError: A setting differs from that of the prepared corpus.
-        UniclozeError: `data.prepared` is not a prepared corpus.
     """
     if recipe.data.prepared is None:
         return
@@ -80,11 +73,7 @@ def _agree(lineage: Mapping[str, Any], key: str, value: Any, made_with: Any) -> 
 
 
 def as_prepared(recipe: Recipe, lineage: Mapping[str, Any]) -> Recipe:
-    """The recipe with the data and tokenizer settings recorded in a lineage.
-
-    Raises:
-        UsageError: `data.weights` has the wrong number of values.
-    """
+    """The recipe with the data and tokenizer settings recorded in a lineage."""
     changes: dict[str, dict[str, Any]] = {"data": {}, "tokenizer": {}}
     for key, value in known_settings(lineage).items():
         section, _, name = key.partition(".")

@@ -114,10 +114,6 @@ def choose(
         new_tokenizer: Train a tokenizer although the model has one.
         progress: Show the progress of preparing.
         began: Value of `time.monotonic` from which a budget of time counts; default: now.
-
-    Raises:
-        UsageError: A setting is invalid, or the budget does not allow a step.
-        UniclozeError: The corpus cannot be read.
     """
     reasons: list[str] = []
     chosen: dict[str, Any] = {}

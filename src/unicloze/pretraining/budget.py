@@ -67,11 +67,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """A budget such as `flops=2e14`, `steps=500` or `30min`.
-
-        Raises:
-            UsageError: The text is not a valid budget.
-        """
+        """A budget such as `flops=2e14`, `steps=500` or `30min`."""
         kind, _, amount = text.partition("=")
         if duration := _DURATION.fullmatch(text.strip()):
             kind, amount = "time", str(float(duration[1]) * _SECONDS[duration[2]])
@@ -143,11 +139,7 @@ def cost_of_a_step(
 
 
 def with_steps(recipe: Recipe, budget: Budget, cost: Cost) -> Recipe:
-    """The recipe with the steps that a budget allows; its warm-up takes at most a tenth of them.
-
-    Raises:
-        UsageError: The budget does not allow a step per phase.
-    """
+    """The recipe with the steps that a budget allows; its warm-up takes at most a tenth of them."""
     per_step = cost.of(budget.kind)
     steps = round(budget.amount / per_step)
     if steps < max(1, len(recipe.training.phases)):

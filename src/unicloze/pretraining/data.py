@@ -24,11 +24,7 @@ from unicloze.training.distillation import Teacher
 
 
 def open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool, verify: bool) -> Prepared:
-    """Open or prepare the data of a run; data newly prepared here that differ from the run's are removed again.
-
-    Raises:
-        UniclozeError: They cannot be used, or differ from those of the run to resume.
-    """
+    """Open or prepare the data of a run; data newly prepared here that differ from the run's are removed again."""
     folder = out / "data"
     if checkpoint is None:
         return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, verify=verify)
@@ -63,11 +59,7 @@ def _of_older_code(lineage: Mapping[str, Any], trained_on: str, recipe: Recipe) 
 
 
 def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable | None:
-    """Table of phrases to mask as a unit, stored in `FOLDER/phrases`; None if the recipe masks none.
-
-    Raises:
-        UsageError: There are no phrases.
-    """
+    """Table of phrases to mask as a unit, stored in `FOLDER/phrases`; None if the recipe masks none."""
     settings = (part.settings for phase in phases(recipe) for part in parts(phase.recipe.objective))
     if not any(objective.windows.phrases for objective in settings):
         return None
@@ -96,11 +88,7 @@ def build_sampler(
 
 
 def teacher_of(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Teacher | None:
-    """The teacher of a run with this tokenizer, or with the teacher's own; None if the recipe names none.
-
-    Raises:
-        UsageError: It does not fit the run.
-    """
+    """The teacher of a run with this tokenizer, or with the teacher's own; None if the recipe names none."""
     place = recipe.distillation.teacher
     if place is None:
         return None

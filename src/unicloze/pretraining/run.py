@@ -121,10 +121,6 @@ def pretrain_run(
         progress: Show progress on stderr.
         verify: Check all prepared text before the first step.
         clock: Decides when the run ends, unless it resumes.
-
-    Raises:
-        UniclozeError: The corpus, the directory or a checkpoint cannot be used, or the loss is not finite.
-        UsageError: The directory holds a run with other settings.
     """
     with joined() as world, hold_run(out, world), pinned_threads(recipe.training, world):
         world.same("the recipe", digest(recipe.to_dict()), "give all processes the same recipe and settings")
@@ -156,11 +152,7 @@ def pretrain_run(
 
 
 def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, world: World) -> Recipe:
-    """The recipe with `auto` resolved as in the run to resume, if any, and with the settings of `data.prepared`.
-
-    Raises:
-        UsageError: A setting that must not change differs from that run's.
-    """
+    """The recipe with `auto` resolved as in the run to resume, if any, and with the settings of `data.prepared`."""
     lineage = None if recipe.data.prepared is None else read_lineage(Path(recipe.data.prepared))
     recipe = recipe if lineage is None else as_prepared(recipe, lineage)
     training = recipe.training
@@ -485,11 +477,7 @@ class _Run(RunProcess):
 
 
 def _refuse_other_teacher(checkpoint: Checkpoint | None, teacher: Teacher | None, out: Path) -> None:
-    """Reject resuming a run with another teacher.
-
-    Raises:
-        UniclozeError: The teacher differs from that of the checkpoint.
-    """
+    """Reject resuming a run with another teacher."""
     now = None if teacher is None else teacher.digest
     if checkpoint is not None and checkpoint.state.get("teacher") != now:
         raise UniclozeError(

@@ -31,10 +31,6 @@ def inherited_settings(
         given: Explicitly given settings, which take precedence.
         new_tokenizer: Train a tokenizer although the model has one.
         warn: Whether to warn; a recipe without a size of its own needs no warning.
-
-    Raises:
-        UsageError: Tokenizer-training settings are given, but no tokenizer is to be trained; one of recipe and model is an
-            LSTM and the other a Transformer; or only the model is an encoder-decoder.
     """
     place = recipe.training.initialize_from or ""
     asked = flatten(given, lambda key: key)
@@ -62,11 +58,7 @@ def inherited_settings(
 
 
 def _tokenizer(place: Path, loaded: LoadedModel) -> dict[str, Any]:
-    """Settings that load a model's tokenizer; for a run, from the run's folder, which outlives its checkpoints.
-
-    Raises:
-        UsageError: No file holds it, because import adds a token to it (XLNet).
-    """
+    """Settings that load a model's tokenizer; for a run, from the run's folder, which outlives its checkpoints."""
     if is_foreign(place):
         settings = loaded.recipe.tokenizer
         if Tokenizer.load(settings.path or place).fingerprint != loaded.tokenizer.fingerprint:

@@ -55,12 +55,7 @@ def with_memory(batch: Batch, micro_batch: MicroBatch, former: Memory | None, se
 
 
 def _only(slots: Int32s, chosen: Flags) -> Int32s:
-    """The slots of some tokens of the text, in text order; -1 after their end.
-
-    Args:
-        slots: Slot of each token of the text. *Shape:* (rows, tokens)
-        chosen: The tokens. *Shape:* (rows, window)
-    """
+    """The slots of some tokens of the text, in text order; -1 after their end."""
     chosen = chosen[:, : slots.shape[1]] & (slots >= 0)
     order = np.argsort(~chosen, axis=1, kind="stable")
     kept = np.where(
@@ -276,11 +271,7 @@ def heldout_examples(
 
 
 def check_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> None:
-    """Reject a vocabulary without a mask if the objective of some phase, or a part of it, masks tokens.
-
-    Raises:
-        UsageError: The vocabulary has none.
-    """
+    """Reject a vocabulary without a mask if the objective of some phase, or a part of it, masks tokens."""
     if vocabulary.mask != vocabulary.eos:
         return
     for part in (part for phase in phases(recipe) for part in parts(phase.recipe.objective)):
@@ -292,11 +283,7 @@ def check_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> None:
 
 
 def check_windows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler]) -> None:
-    """Reject text that is unsuitable for the objective of some phase, or for a part of it.
-
-    Raises:
-        UsageError: The text is unsuitable; the message names what it lacks and the cure.
-    """
+    """Reject text that is unsuitable for the objective of some phase, or for a part of it."""
     for phase in phases(recipe):
         for part in parts(phase.recipe.objective):
             check = defined(part.settings).check

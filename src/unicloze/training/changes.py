@@ -68,9 +68,6 @@ def refuse_changes(
         out: The run directory.
         instead: Advice besides giving another directory.
         free: Settings that may differ.
-
-    Raises:
-        UsageError: A setting differs that must not change.
     """
     old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
     keys = {**new, **old}  # keys of a mapping may have been removed or added

@@ -43,11 +43,7 @@ class Background:
         self._jobs.append((self._thread.submit(job), then))
 
     def finish(self) -> None:
-        """Wait for all jobs, also for those after one that failed.
-
-        Raises:
-            UniclozeError: A job failed.
-        """
+        """Wait for all jobs, also for those after one that failed."""
         jobs, self._jobs = self._jobs, []
         wait([future for future, _ in jobs])
         for future, then in jobs:
@@ -118,9 +114,6 @@ def save_checkpoint(
         keep: Number of checkpoints to keep.
         memories: Memories of the rows of the last step, by name.
         spare: Step of a checkpoint that is kept too.
-
-    Raises:
-        UniclozeError: It cannot be written, for example because the disk is full; earlier checkpoints are unchanged.
     """
     final = folder / checkpoint_name(step)
     if final.exists():
@@ -154,9 +147,6 @@ def write_checkpoint(
         state: Any JSON-serialisable values.
         files: Files to copy.
         memories: Memories of the rows of the last step, by name.
-
-    Raises:
-        UniclozeError: It cannot be written, or a weight is NaN or infinite; no partial checkpoint remains.
     """
     if (name := first_non_finite(model)) is not None:
         raise UniclozeError(
@@ -230,11 +220,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """Load the newest intact checkpoint; None if the folder has no checkpoints. Warns about damaged ones.
-
-    Raises:
-        UniclozeError: There are checkpoints but none is intact.
-    """
+    """Load the newest intact checkpoint; None if the folder has no checkpoints. Warns about damaged ones."""
     candidates = list_checkpoints(folder)
     damages = []
     for path in reversed(candidates):
@@ -261,9 +247,6 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
     Args:
         path: Its directory.
         weights_only: Skip the optimiser states and the memories.
-
-    Raises:
-        UniclozeError: A file is missing, truncated or altered, or a weight is NaN or infinite; the message names it.
     """
     manifest_path = path / MANIFEST
     try:
@@ -378,11 +361,7 @@ class StartModel:
 
     @classmethod
     def of(cls, path: Path, digest: str, out: Path) -> StartModel:
-        """The model in a folder, for a run directory.
-
-        Raises:
-            UsageError: It is in no folder.
-        """
+        """The model in a folder, for a run directory."""
         if not path.exists():
             raise UsageError(
                 f"the run would save only what it learns and name the model it started from, but there is no folder "
@@ -393,11 +372,7 @@ class StartModel:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> StartModel:
-        """The model that a checkpoint names.
-
-        Raises:
-            UniclozeError: The record is malformed.
-        """
+        """The model that a checkpoint names."""
         said = checkpoint.state[START]
         names = ("path", "relative", "digest")
         if not isinstance(said, dict) or not all(isinstance(said.get(name), str) for name in names):
@@ -409,11 +384,7 @@ class StartModel:
         return asdict(self)
 
     def found(self, checkpoint: Path) -> Path:
-        """Its folder: the link `start` in the run directory of a checkpoint, else the place it had.
-
-        Raises:
-            UniclozeError: It is at none of these places.
-        """
+        """Its folder: the link `start` in the run directory of a checkpoint, else the place it had."""
         run = checkpoint.parent.parent
         places = [run / START, Path(self.path), run / self.relative]
         place = next((place for place in places if place.exists()), None)
@@ -425,11 +396,7 @@ class StartModel:
         return place
 
     def check(self, checkpoint: Path, place: Path, digest: str) -> None:
-        """Reject another model.
-
-        Raises:
-            UniclozeError: The digest differs.
-        """
+        """Reject another model."""
         if digest != self.digest:
             raise UniclozeError(
                 f"{checkpoint} holds only the weights its run learned on top of another model than {place}, whose weights "

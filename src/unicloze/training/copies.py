@@ -28,9 +28,6 @@ class Copies:
 
     Args:
         url: The folder that holds them.
-
-    Raises:
-        UsageError: The URL is refused, or a package is missing.
     """
 
     def __init__(self, url: str) -> None:
@@ -104,11 +101,7 @@ class Copies:
         return raw
 
     def fetch(self, run: Path) -> str | None:
-        """Fetch the newest intact copy that is newer than the run's own checkpoints; returns its name.
-
-        Raises:
-            UniclozeError: The run has no checkpoint and the storage cannot be read, or its copies are damaged.
-        """
+        """Fetch the newest intact copy that is newer than the run's own checkpoints; returns its name."""
         own = list_checkpoints(run / CHECKPOINTS)
         try:
             with explained(self.url):

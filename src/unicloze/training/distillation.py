@@ -56,9 +56,6 @@ class Teacher:
             opened: The model of the recipe's `distillation.teacher`.
             recipe: Recipe of the student; that of a task with its classes.
             tokenizer: Tokenizer of the student.
-
-        Raises:
-            UsageError: The teacher does not fit: another tokenizer, rows it cannot read, or nothing that both predict.
         """
         said = f"distillation.teacher {opened.path}"
         if opened.tokenizer.fingerprint != tokenizer.fingerprint:
@@ -100,11 +97,7 @@ class Teacher:
 
 
 def _check_rows(recipe: Recipe, opened: LoadedModel, said: str) -> None:
-    """Reject a teacher without the positions or segments of the student's rows, or with a decoder they have no target for.
-
-    Raises:
-        UsageError: It lacks some.
-    """
+    """Reject a teacher without the positions or segments of the student's rows, or with a decoder they have no target for."""
     theirs = opened.model.settings
     if theirs.decoder_layers and not recipe.task.kind and getattr(recipe.objective, "starts", None) is None:
         raise UsageError(
@@ -125,11 +118,7 @@ def _check_rows(recipe: Recipe, opened: LoadedModel, said: str) -> None:
 
 
 def _targets_of_text(recipe: Recipe, opened: LoadedModel, said: str) -> list[str]:
-    """The token targets that both models predict.
-
-    Raises:
-        UsageError: There is none, or the student's rows have a memory or are corrupted by a generator.
-    """
+    """The token targets that both models predict."""
     if recipe.model.memory or recipe.model.generator_size:
         key = "model.memory" if recipe.model.memory else "model.generator_size"
         raise UsageError(f"distillation.teacher needs {key} 0: the teacher reads every row once, as it is given")
@@ -145,11 +134,7 @@ def _targets_of_text(recipe: Recipe, opened: LoadedModel, said: str) -> list[str
 
 
 def _targets_of_task(recipe: Recipe, opened: LoadedModel, said: str) -> list[str]:
-    """The targets of a task with heads.
-
-    Raises:
-        UsageError: The task has no soft labels, or the teacher was fine-tuned for another task or reads other rows.
-    """
+    """The targets of a task with heads."""
     kind = recipe.task.kind
     if kind not in KINDS:
         raise UsageError(f"distillation.teacher: a {kind} task has no soft labels; only {', '.join(KINDS)} have")

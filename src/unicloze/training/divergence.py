@@ -82,9 +82,6 @@ class Spikes:
         Args:
             saved: Result of `to_dict`, or None.
             place: Name of the checkpoint in messages.
-
-        Raises:
-            UniclozeError: It is malformed.
         """
         if saved is None:
             return cls()

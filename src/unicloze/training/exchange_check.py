@@ -33,9 +33,6 @@ def exchange_seconds(longest: float = LONGEST) -> float:
 
     Args:
         longest: Seconds after which the processes are ended.
-
-    Raises:
-        UniclozeError: They cannot, or take too long.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

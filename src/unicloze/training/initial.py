@@ -43,10 +43,6 @@ def start_from_vectors(model: Model, tokenizer: Tokenizer, path: Path) -> str:
 
     Returns:
         A sentence that says how many tokens have a vector.
-
-    Raises:
-        UsageError: The model has no table of tokens.
-        UniclozeError: The file is missing or malformed, or has no word of the vocabulary.
     """
     tables = [network.backbone.embeddings.tokens for network in model.networks]
     words = words_of(tokenizer)
@@ -250,9 +246,6 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
         other: The model to start from.
         tokenizer: The new model's tokenizer.
         recipe: The new model's recipe.
-
-    Raises:
-        UniclozeError: No weight fits.
     """
     if other.recipe.model.adapter_size:
         raise UniclozeError(

@@ -109,12 +109,7 @@ def spell_tokens(model: Model, symbols: Callable[[], Int64s]) -> None:
 
 
 def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
-    """The initialised model on a device, with the recipe's frozen parts, label smoothing, checkpoints and attention backend.
-
-    Raises:
-        UsageError: A frozen part does not exist, everything is frozen, label smoothing has no effect, or the attention
-            backend cannot train on the device.
-    """
+    """The initialised model on a device, with the recipe's frozen parts, smoothing, checkpoints and attention backend."""
     check_smoothing(recipe)
     _check_attention(recipe, device)
     model = build_model(recipe, vocab_size).to(device)
@@ -156,11 +151,7 @@ def compile_layers(model: Model) -> None:
 
 
 def check_smoothing(recipe: Recipe) -> None:
-    """Reject label smoothing where no token is predicted, because it would have no effect.
-
-    Raises:
-        UsageError: It is above 0, and the model predicts only classes, quantities or choices.
-    """
+    """Reject label smoothing where no token is predicted, because it would have no effect."""
     smoothing = recipe.training.label_smoothing
     if smoothing and set(_targets(recipe)) <= WITHOUT_VOCABULARY:
         what = f"a {recipe.task.kind} task" if recipe.task.kind else "this objective"
@@ -171,11 +162,7 @@ def check_smoothing(recipe: Recipe) -> None:
 
 
 def _check_attention(recipe: Recipe, device: torch.device) -> None:
-    """Reject, or warn about, an attention backend that does not train on a CPU.
-
-    Raises:
-        UsageError: The backend has no gradient on a CPU.
-    """
+    """Reject, or warn about, an attention backend that does not train on a CPU."""
     asked, rate = recipe.training.attention, recipe.model.attention_dropout
     if device.type != "cpu":
         return
@@ -194,9 +181,6 @@ def freeze(model: Model, parts: Sequence[str]) -> None:
     Args:
         model: The model.
         parts: Prefixes of weight names, up to a dot.
-
-    Raises:
-        UsageError: A part does not exist, or everything is frozen.
     """
     weights = dict(model.named_parameters())
     for part in parts:
@@ -236,9 +220,6 @@ def fit_weights(model: Model, checkpoint: Checkpoint, others: Mapping[str, Tenso
         model: The model.
         checkpoint: The checkpoint.
         others: Weights that the checkpoint leaves out, by name; names that the model lacks are ignored.
-
-    Raises:
-        UniclozeError: Names or shapes differ; the message names the first difference.
     """
     own = model.state_dict()
     left_out = {name: weight for name, weight in (others or {}).items() if name in own}
@@ -268,10 +249,6 @@ def load_model(path: str | os.PathLike[str], opens: Open | None = None) -> Loade
     Args:
         path: The folder.
         opens: Opens the model that such a run started from; default: this function.
-
-    Raises:
-        UniclozeError: There is no intact checkpoint, its parts do not fit each other, or the model it started from is
-            missing or has changed.
     """
     place = Path(path)
     if not place.is_dir():
@@ -295,11 +272,7 @@ def load_model(path: str | os.PathLike[str], opens: Open | None = None) -> Loade
 
 
 def _left_out(checkpoint: Checkpoint, opens: Open) -> Mapping[str, Tensor]:
-    """The weights that a checkpoint leaves to the model its run started from; empty if it holds all.
-
-    Raises:
-        UniclozeError: That model is missing or has changed.
-    """
+    """The weights that a checkpoint leaves to the model its run started from; empty if it holds all."""
     if START not in checkpoint.state:
         return {}
     start = StartModel.read(checkpoint)
@@ -318,10 +291,6 @@ def average_checkpoints(run: str | os.PathLike[str], last: int) -> LoadedModel:
     Args:
         run: Directory of a pre-training run.
         last: Number of checkpoints.
-
-    Raises:
-        UsageError: The run has fewer checkpoints, or `last` is below 1.
-        UniclozeError: A checkpoint is damaged.
     """
     found = list_checkpoints(Path(run) / CHECKPOINTS)
     if not 1 <= last <= len(found):
@@ -343,9 +312,6 @@ def mean_weights(model: nn.Module, checkpoints: Sequence[Path]) -> Iterator[None
     Args:
         model: The model.
         checkpoints: Checkpoints of this model, at least one.
-
-    Raises:
-        UniclozeError: A checkpoint is missing or damaged.
     """
     mean = _mean(load_checkpoint(path, weights_only=True).model for path in checkpoints)
     own = {name: weight.detach().clone() for name, weight in model.state_dict().items() if name in mean}

@@ -42,9 +42,6 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
     Args:
         folder: The directory.
         world: The processes of the run; the first holds the lock for all.
-
-    Raises:
-        UniclozeError: Another process holds the lock, or the directory has files that no run wrote and a run would replace.
     """
     if world is not None and not world.first:
         yield

@@ -43,9 +43,6 @@ def joined(*, joining: float | None = None, patience: float | None = None) -> It
     Args:
         joining: Seconds to wait for all processes to join.
         patience: Seconds to wait for other processes in an exchange.
-
-    Raises:
-        UniclozeError: Another process does not join, has other code, or fails.
     """
     if launch.processes() == 1:
         yield World()
@@ -110,11 +107,7 @@ def _store(joining: float) -> tuple[Store, int, int]:
 
 
 def _meet_all(store: Store, rank: int, size: int, joining: float) -> None:
-    """Wait until all processes have joined, and compare their versions.
-
-    Raises:
-        UniclozeError: A process does not join, or runs different code.
-    """
+    """Wait until all processes have joined, and compare their versions."""
     version = f"unicloze {__version__}, torch {torch.__version__}"
     said = {"code": code_fingerprint(), "version": version, "host": socket.gethostname()}
     store.set(f"here-{rank}", json.dumps(said))

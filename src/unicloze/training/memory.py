@@ -28,9 +28,6 @@ def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int
         device: Device of the run.
         vocab_size: Number of token ids.
         shares: Number of processes that each hold a share of the weights.
-
-    Raises:
-        UsageError: It cannot fit; the message suggests what would.
     """
     there = memory_of(device)
     if there is None:
@@ -51,9 +48,6 @@ def refuse_task_that_cannot_fit(recipe: Recipe, device: torch.device, vocab_size
         device: Device of the run.
         vocab_size: Number of token ids.
         slots: Number of slots of each row of the training file.
-
-    Raises:
-        UsageError: It cannot fit; the message suggests what would.
     """
     there = memory_of(device)
     if there is None:
@@ -88,11 +82,7 @@ def shards(recipe: Recipe, processes: int) -> bool:
 
 
 def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) -> int:
-    """Bytes of the weights, each with a gradient and the optimiser's moments, unless some are frozen.
-
-    Raises:
-        UsageError: They do not fit.
-    """
+    """Bytes of the weights, each with a gradient and the optimiser's moments, unless some are frozen."""
     with shapes_only():
         weights = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
     training, few = recipe.training, bool(recipe.training.frozen) or recipe.finetuning.few
@@ -111,17 +101,6 @@ def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, 
     With checkpointed activations it keeps these of one layer, and of the others the input.
 
     A slot of an encoder-decoder passes through one of its stacks.
-
-    Args:
-        recipe: The recipe.
-        rows: Rows at a time.
-        tokens: Their tokens.
-        fixed: Bytes of the weights.
-        there: Bytes of memory.
-        otherwise: Advice if not even one row fits.
-
-    Raises:
-        UsageError: They do not fit.
     """
     model, training = recipe.model, recipe.training
     layers = min(model.num_layers, model.decoder_layers or model.num_layers)

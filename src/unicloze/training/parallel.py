@@ -69,11 +69,7 @@ class Group(World):
         self._received: Callable[[], int] = lambda: 0
 
     def device(self, device: torch.device) -> torch.device:
-        """`cuda:LOCAL_RANK` on a GPU.
-
-        Raises:
-            UniclozeError: This machine has fewer devices than processes.
-        """
+        """`cuda:LOCAL_RANK` on a GPU."""
         if device.type != "cuda":
             return device
         number, there = launch.local_rank(), torch.cuda.device_count()
@@ -128,11 +124,7 @@ class Group(World):
                 )
 
     def leaves(self, parts: Sequence[int], most: int) -> dict[int, list[int]]:
-        """Leaves of this process, see `World.leaves`; equally many micro-batches for each where the model is sharded.
-
-        Raises:
-            UsageError: They cannot be divided equally.
-        """
+        """Leaves of this process, see `World.leaves`; equally many micro-batches for each where the model is sharded."""
         if not self.sharded:
             return super().leaves(parts, most)
         each, rest = divmod(len(parts), self.size)
@@ -325,11 +317,7 @@ class Group(World):
                 self._give_up(whom, limit)
 
     def _give_up(self, whom: str, limit: float) -> None:
-        """Name the late processes, and have every process print its stack traces.
-
-        Raises:
-            UniclozeError: Always.
-        """
+        """Name the late processes, and have every process print its stack traces."""
         self._store.set("stacks", "1")
         time.sleep(3 * WATCH)
         keys = [f"waits-{process}" for process in range(self.size)]

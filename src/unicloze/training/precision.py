@@ -26,9 +26,6 @@ def named_device(name: str | torch.device, setting: str = "device") -> torch.dev
     Args:
         name: `cpu`, `cuda`, `cuda:N`, `xpu`, `xpu:N`, `mps`, or `auto`: a CUDA device if there is one, else the CPU.
         setting: Name of the setting in error messages.
-
-    Raises:
-        UsageError: The name is invalid, or there is no such device.
     """
     name = str(name)
     if not re.fullmatch(DEVICE, name):

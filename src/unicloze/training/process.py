@@ -360,11 +360,7 @@ class RunProcess:
 
 @contextmanager
 def pinned_threads(settings: TrainingSettings, world: World) -> Iterator[None]:
-    """Set the number of threads from the settings within this context.
-
-    Raises:
-        UniclozeError: The processes have different numbers of threads, which round differently.
-    """
+    """Set the number of threads from the settings within this context."""
     with with_threads(settings.threads):
         cure = "set the same OMP_NUM_THREADS for all, or --training.threads"
         world.same("the number of threads", str(torch.get_num_threads()), cure)
@@ -385,11 +381,7 @@ def with_threads(number: int | None) -> Iterator[None]:
 
 
 def load_moments(optimizers: Sequence[torch.optim.Optimizer], checkpoint: Checkpoint) -> None:
-    """Load the state of the optimisers of a run. Their settings stay those of the recipe.
-
-    Raises:
-        UniclozeError: The state is that of other optimisers or weights.
-    """
+    """Load the state of the optimisers of a run. Their settings stay those of the recipe."""
     try:
         for optimizer, state in zip(optimizers, checkpoint.optimizers, strict=True):
             _check_moments(optimizer, state)

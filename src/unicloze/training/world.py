@@ -77,11 +77,7 @@ class World:
         return do()
 
     def same(self, what: str, fingerprint: str, cure: str) -> None:
-        """Check that all processes have the same fingerprint.
-
-        Raises:
-            UniclozeError: They differ; the message has two fingerprints.
-        """
+        """Check that all processes have the same fingerprint."""
 
     def read(self, numbers: Tensor) -> list[float]:
         """Read numbers from a device. *Shape of* `numbers`: (numbers,)"""
