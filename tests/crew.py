@@ -240,10 +240,10 @@ def go_wrong(job: Job, patch: Any) -> None:
 
 def die_writing(patch: Any) -> None:
     """Kill this process when a checkpoint is being written in the background and the run waits for it."""
-    from unicloze.training import background, checkpoint
+    from unicloze.training import checkpoint
 
     waited_for = threading.Event()
-    save_file, finish = checkpoint.save_file, background.Background.finish
+    save_file, finish = checkpoint.save_file, checkpoint.Background.finish
 
     def killed(*arguments: Any) -> None:
         save_file(*arguments)
@@ -256,7 +256,7 @@ def die_writing(patch: Any) -> None:
         finish(jobs)
 
     patch.setattr(checkpoint, "save_file", killed)
-    patch.setattr(background.Background, "finish", finishing)
+    patch.setattr(checkpoint.Background, "finish", finishing)
 
 
 def main() -> None:
