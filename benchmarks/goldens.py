@@ -113,7 +113,7 @@ def package() -> SimpleNamespace:
     import unicloze
     from unicloze import verbs
     from unicloze.errors import UsageError
-    from unicloze.interop.onnx import export_onnx
+    from unicloze.interop.programs import export_onnx
     from unicloze.recipes import recipe_names
 
     return SimpleNamespace(

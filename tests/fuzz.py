@@ -359,9 +359,8 @@ def of_config(world: World) -> tuple[Json, Case]:
 
 
 def of_task_config(world: World) -> tuple[Json, Case]:
-    from unicloze.interop.checked_json import Config
-    from unicloze.interop.families import FAMILIES
-    from unicloze.interop.task_classes import class_of, imported_task
+    from unicloze.interop.families import FAMILIES, class_of, imported_task
+    from unicloze.interop.files import Config
 
     file = world.place / "task-config.json"
 

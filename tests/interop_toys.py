@@ -11,11 +11,9 @@ from torch import Tensor
 
 from toys import random_windows
 from unicloze.example import Batch, collate
-from unicloze.interop.checked_json import Config
-from unicloze.interop.families import Family, family_of
+from unicloze.interop.families import Family, class_of, family_of
+from unicloze.interop.files import Config, open_weights
 from unicloze.interop.tables import Table
-from unicloze.interop.task_classes import class_of
-from unicloze.interop.weights import open_weights
 from unicloze.objectives import make_examples, settings_of
 from unicloze.text.vocabulary import Vocabulary
 

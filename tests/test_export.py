@@ -19,7 +19,7 @@ from nlu_toys import start
 from unicloze import objectives, verbs
 from unicloze.decoding.embed import embed
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop import peer as peers
+from unicloze.interop import check as peers
 from unicloze.interop.families import CLASSES, STOCK
 from unicloze.interop.read import import_checkpoint
 from unicloze.model.model import UnifiedModel

@@ -17,7 +17,7 @@ from decoding_toys import loaded
 from interop_toys import save
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop import peer as peers
+from unicloze.interop import check as peers
 from unicloze.interop.export import stock_format, write_export
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe

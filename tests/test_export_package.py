@@ -15,8 +15,7 @@ import torch
 import nlu_toys
 from unicloze.errors import UsageError
 from unicloze.interop.card import PLACES, without_places
-from unicloze.interop.installed import GROUP, packaged_model
-from unicloze.interop.opening import open_model
+from unicloze.interop.opening import GROUP, open_model, packaged_model
 from unicloze.interop.package import package_format
 from unicloze.interop.read import write_model
 from unicloze.recipes import load_recipe

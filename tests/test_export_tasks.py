@@ -16,7 +16,7 @@ from nlu_toys import recipe_for, start, write
 from unicloze import verbs
 from unicloze.errors import UsageError
 from unicloze.finetuning.run import finetune_run
-from unicloze.interop import peer as peers
+from unicloze.interop import check as peers
 from unicloze.interop.families import STOCK
 from unicloze.model.model import UnifiedModel
 from unicloze.tasks import task_heads, task_settings

@@ -13,7 +13,7 @@ import tokenizers
 from decoding_toys import byte_level, loaded, plain_format, roberta_like, sentencepiece, wordpiece
 from unicloze import verbs
 from unicloze.errors import UniclozeError
-from unicloze.interop import peer as peers
+from unicloze.interop import check as peers
 from unicloze.interop.export import stock_format, write_export
 from unicloze.interop.tokenizer_files import write_tokenizer
 from unicloze.text.tokenizers import Tokenizer

@@ -13,7 +13,7 @@ from decoding_toys import loaded
 from unicloze import verbs
 from unicloze.decoding.generate import generate
 from unicloze.decoding.search import _uniform
-from unicloze.interop.peer import quietly
+from unicloze.interop.check import quietly
 from unicloze.settings import DecodingSettings
 from unicloze.text.joining import join_words
 from unicloze.training.loading import LoadedModel

@@ -16,7 +16,7 @@ import pytest
 from unicloze import verbs
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import finetune_run
-from unicloze.interop.peer import quietly
+from unicloze.interop.check import quietly
 from unicloze.recipes import load_recipe
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from interop_toys import batch_of, noise, save, table_of
-from unicloze.interop.checked_json import Config
 from unicloze.interop.configurations import OF_TRAINING, OF_WEIGHTS
 from unicloze.interop.families import FAMILIES
+from unicloze.interop.files import Config
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import import_checkpoint, write_model
 from unicloze.model.dropout import DropoutKey

@@ -20,7 +20,7 @@ from test_import_unilm import released
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import import_checkpoint
-from unicloze.interop.vocabulary import read_tokenizer
+from unicloze.interop.tokenizer_files import read_tokenizer
 from unicloze.pretraining.start import inherited_settings
 from unicloze.recipes import load_recipe
 from unicloze.settings import TokenizerSettings

@@ -10,8 +10,7 @@ import pytest
 
 import nlu_toys
 from unicloze.errors import UniclozeError
-from unicloze.interop.installed import installed_models
-from unicloze.interop.opening import open_model
+from unicloze.interop.opening import installed_models, open_model
 from unicloze.interop.read import write_model
 from unicloze.verbs import report
 
@@ -37,7 +36,7 @@ def of_these(group: str) -> list[EntryPoint]:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("unicloze.interop.installed.entry_points", of_these)
+    monkeypatch.setattr("unicloze.interop.opening.entry_points", of_these)
     return tmp_path / "site"
 
 

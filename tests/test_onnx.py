@@ -17,10 +17,9 @@ from toys import random_windows
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
-from unicloze.interop import onnx as onnx_files
 from unicloze.interop import programs
-from unicloze.interop.onnx import export_onnx
-from unicloze.interop.programs import export_program
+from unicloze.interop import programs as onnx_files
+from unicloze.interop.programs import export_onnx, export_program
 from unicloze.training.loading import LoadedModel
 
 SOURCES = [[3, 10, 11, 12, 13, 4], [3, 20, 4]]

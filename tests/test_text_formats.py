@@ -22,7 +22,7 @@ from unicloze.decoding.embed import embed
 from unicloze.decoding.inputs import text_format
 from unicloze.errors import UniclozeError
 from unicloze.finetuning.run import finetune_run
-from unicloze.interop import peer as peers
+from unicloze.interop import check as peers
 from unicloze.interop.check import odd_texts
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import import_checkpoint

@@ -226,7 +226,7 @@ def test_what_an_encoder_decoder_does_not_support_is_refused(name: str, changes:
 
 
 def test_a_config_of_unicloze_hf_has_no_decoder() -> None:
-    config = pytest.importorskip("unicloze.hf.config")
+    config = pytest.importorskip("unicloze.hf.models")
     with pytest.raises(
         UsageError, match="no class for an encoder-decoder: export the model with `unicloze export --to t5`"
     ):

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from unicloze.interop import configurations, weight_names
-from unicloze.interop.checked_json import Config
+from unicloze.interop import configurations, tables
+from unicloze.interop.files import Config
 from unicloze.interop.tables import Entry, Table, same
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import ModelSettings
@@ -69,7 +69,7 @@ def table_of(theirs: Any) -> tuple[Table, ModelSettings]:
     if theirs.config.model_type == "t5":
         layout = configurations.T5.read(config, names)
         output = [] if layout.settings.tied_output else [same("token_head.output", configurations.OUTPUT)]
-        return Table(entries=(*weight_names.t5_backbone(layout), *output)), layout.settings
+        return Table(entries=(*tables.t5_backbone(layout), *output)), layout.settings
     layout = configurations.BART.read(config, names)
     settings, unused = layout.settings, "none"
     if theirs.config.model_type == "marian":
@@ -77,10 +77,10 @@ def table_of(theirs: Any) -> tuple[Table, ModelSettings]:
         unused = "embed"
     entries = [
         Entry(ours=entry.ours, theirs=tuple("model." + name for name in entry.theirs), change=entry.change)
-        for entry in weight_names.bart_backbone(layout)
+        for entry in tables.bart_backbone(layout)
         if unused not in entry.theirs[0].partition(".")[2]
     ]
-    return Table(entries=(*entries, weight_names.FINAL_LOGITS_BIAS)), settings
+    return Table(entries=(*entries, tables.FINAL_LOGITS_BIAS)), settings
 
 
 def twin(theirs: Any) -> UnifiedModel:

@@ -23,10 +23,9 @@ try:
 except ImportError as error:
     raise UniclozeError('unicloze.hf needs Transformers: in the clone, pip install -e ".[hf]"') from error
 
-from unicloze.hf.config import UniclozeConfig
 from unicloze.hf.generation import UniclozeForConditionalGeneration
-from unicloze.hf.models import UniclozeForMaskedLM, UniclozeModel
-from unicloze.hf.tokenizer import load_tokenizer
+from unicloze.hf.models import UniclozeConfig, UniclozeForMaskedLM, UniclozeModel
+from unicloze.hf.save import load_tokenizer
 
 __all__ = [
     "UniclozeConfig",

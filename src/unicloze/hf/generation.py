@@ -13,8 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from unicloze.decoding.sampling import repeats
 from unicloze.errors import UsageError
-from unicloze.hf.config import UniclozeConfig
-from unicloze.hf.models import UniclozePreTrainedModel, resize_bias, returns_dict, summed_loss
+from unicloze.hf.models import UniclozeConfig, UniclozePreTrainedModel, resize_bias, returns_dict, summed_loss
 from unicloze.model.from_attention_mask import Slots, slots_of, with_pseudo_masks
 from unicloze.model.heads import TokenHead
 from unicloze.model.readers import GivenKeys, check_steps

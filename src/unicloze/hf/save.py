@@ -1,24 +1,41 @@
-"""Exports a run to the classes of `unicloze.hf`, the format that holds every model."""
+"""Exports a run to the classes of `unicloze.hf`, which hold every Transformer of one stack, and loads its tokenizer."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from unicloze.decoding.inputs import text_format
-from unicloze.hf.config import UniclozeConfig
 from unicloze.hf.generation import UniclozeForConditionalGeneration
-from unicloze.hf.models import UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
-from unicloze.interop.check import compare_models
-from unicloze.interop.decoding import not_said
-from unicloze.interop.export_format import Export
-from unicloze.interop.peer import Peer, quietly, transformers_library
+from unicloze.hf.models import UniclozeConfig, UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
+from unicloze.interop.calling import not_said
+from unicloze.interop.check import Peer, compare_models, quietly, transformers_library
+from unicloze.interop.limits import Export
+from unicloze.interop.opening import open_model
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
 from unicloze.training.loading import LoadedModel
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
+    """The tokenizer of a run; it makes "[SOS] text [EOS]" and "[SOS] text [EOS] second part [EOS]".
+
+    Args:
+        path: A run directory, its checkpoints folder, or one checkpoint.
+
+    Raises:
+        UniclozeError: There is no intact checkpoint.
+    """
+    loaded = open_model(path)
+    with tempfile.TemporaryDirectory(prefix="unicloze-") as folder:
+        write_tokenizer(loaded.tokenizer, Path(folder), dataclasses.replace(text_format(loaded), segments=(0, 1)))
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return tokenizer
 
 
 def own_format(loaded: LoadedModel) -> Export:

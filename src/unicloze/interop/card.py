@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from unicloze.interop.decoding import goes_on, longest_source
-from unicloze.interop.export_format import Export
+from unicloze.interop.calling import goes_on, longest_source
+from unicloze.interop.limits import Export
 from unicloze.run_files import BEST, CHECKPOINTS, LEDGER
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.ledger import read_ledger

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unicloze.interop.checked_json import Config
+from unicloze.interop.files import Config
 from unicloze.settings import ModelSettings
 
 OUTPUT, FINAL_BIAS = "lm_head.weight", "final_logits_bias"

@@ -13,14 +13,17 @@ from typing import Any
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import as_umask_says
 from unicloze.interop.card import model_card
-from unicloze.interop.check import LARGEST_DIFFERENCE, check_language_model, compare_models
-from unicloze.interop.checked_json import read_json
-from unicloze.interop.export_format import Export
+from unicloze.interop.check import (
+    LARGEST_DIFFERENCE,
+    check_language_model,
+    compare_models,
+    load_stock,
+    transformers_library,
+)
 from unicloze.interop.families import CLASSES, FAMILIES, STOCK
-from unicloze.interop.language_model_export import write
-from unicloze.interop.limits import check_format, said_of_training
-from unicloze.interop.peer import load_stock, transformers_library
-from unicloze.interop.stock_export import stock_export
+from unicloze.interop.files import read_json
+from unicloze.interop.limits import Export, check_format, said_of_training
+from unicloze.interop.stock_export import stock_export, write
 from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
 

@@ -1,17 +1,17 @@
-"""Lists what the stock classes of Transformers do not support, setting by setting."""
+"""Formats of exports: what defines one, and what of a model each cannot hold."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.decoding.model_format import find_generation_format
 from unicloze.errors import UsageError, did_you_mean
 from unicloze.interop.configurations import OF_OUTPUT, OF_TRAINING, OF_WEIGHTS
-from unicloze.interop.families import CLASSES, FAMILIES, STOCK, Family, Head
-from unicloze.interop.task_classes import DENSE, TASK_CLASSES, TaskClass
+from unicloze.interop.families import CLASSES, DENSE, FAMILIES, STOCK, TASK_CLASSES, Family, Head, TaskClass
 from unicloze.mixtures import all_targets
 from unicloze.settings import HeadSettings
 from unicloze.tasks import task_heads
@@ -19,6 +19,38 @@ from unicloze.tasks.extraction import ExtractionSettings, predicts_none
 from unicloze.tasks.groups import Delimited, Headed
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.loading import LoadedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """How a model is exported.
+
+    Args:
+        to: The format.
+        architecture: The class of Transformers that loads it; empty for a format of unicloze alone.
+        write: Writes all files but the model card.
+        check: Loads a folder back and compares.
+        said: As in `ExportResult`.
+        imports: A module to import first, which registers the class in Transformers.
+        tag: Its pipeline tag; default: that of the class.
+        use: How to use it, as Markdown; default: with Transformers.
+        name: Name of the model; default: that of its recipe.
+        licence: Identifier of the licence; default: a note to add one.
+        sections: Further sections of the model card by title, as Markdown.
+    """
+
+    to: str
+    architecture: str
+    write: Callable[[Path], None]
+    check: Callable[[Path], Mapping[str, float]]
+    said: tuple[str, ...] = ()
+    imports: str = ""
+    tag: str = ""
+    use: str = ""
+    name: str = ""
+    licence: str = ""
+    sections: Mapping[str, str] = field(default_factory=dict)
+
 
 OWN = "unicloze"
 """Name of the format of the classes of `unicloze.hf`."""

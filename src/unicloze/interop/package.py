@@ -15,9 +15,8 @@ import torch
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UsageError
 from unicloze.interop.card import without_places
-from unicloze.interop.export_format import Export
-from unicloze.interop.installed import GROUP, installed_models
-from unicloze.interop.limits import PACKAGE
+from unicloze.interop.limits import PACKAGE, Export
+from unicloze.interop.opening import GROUP, installed_models
 from unicloze.interop.read import write_weights
 from unicloze.settings import FinetuningSettings, Recipe
 from unicloze.training.loading import LoadedModel, load_model

@@ -11,11 +11,9 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from unicloze.errors import UniclozeError
-from unicloze.interop.checked_json import read_json
 from unicloze.interop.families import TARGETS, Family, Head
-from unicloze.interop.tokenizer_files import POOLING
-from unicloze.interop.vocabulary import separators_in
-from unicloze.interop.weights import inside
+from unicloze.interop.files import inside, read_json
+from unicloze.interop.tokenizer_files import POOLING, separators_in
 from unicloze.objectives.causal import CausalSettings
 from unicloze.objectives.denoising import DenoisingSettings, SpanCorruptionSettings
 from unicloze.objectives.groups import PseudoToken

@@ -23,7 +23,7 @@ from unicloze.decoding.uses import place_of, writes_briefly
 from unicloze.errors import UsageError
 from unicloze.finetuning.generate_for_records import parts_for_records
 from unicloze.finetuning.given_texts import predict_given, ready_to_write, record_of
-from unicloze.interop.installed import installed_models
+from unicloze.interop.opening import installed_models
 from unicloze.records.record import Record
 from unicloze.report.example_view import ExampleView
 from unicloze.report.fed import groups_in_words
