@@ -88,8 +88,8 @@ def built(spec: dict[str, Any], predicts: str) -> tuple[Any, Any]:
     """A model of this package with random weights, and its way of generating."""
     import torch
 
-    from unicloze.decoding.model_format import GenerationFormat
     from unicloze.model.model import UnifiedModel
+    from unicloze.objectives.generation_format import GenerationFormat
     from unicloze.settings import ModelSettings
 
     pseudo = predicts == "pseudo"

@@ -15,9 +15,8 @@ from decoding_toys import generate_tokens
 from test_two_stacks import prefix_rows, whole_row
 from toys import FIRST_ORDINARY, random_windows, vocabulary
 from unicloze import visibility
-from unicloze.decoding.carried import CarriedStates
 from unicloze.decoding.generate import generate
-from unicloze.decoding.steppers import prepared
+from unicloze.decoding.steppers import CarriedStates, prepared
 from unicloze.errors import UsageError
 from unicloze.example import Batch, collate
 from unicloze.model.build import build

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from unicloze.decoding import search as module
-from unicloze.decoding.model_format import GenerationFormat
-from unicloze.decoding.sampling import NEVER, TokenConstraints
-from unicloze.decoding.search import Hypothesis, length_penalty
+from unicloze.decoding.search import NEVER, Hypothesis, TokenConstraints, length_penalty
+from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.settings import DecodingSettings
 
 

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 import toys
 from decoding_toys import generate_tokens
 from toys import EOS, MASK, PSEUDO, SOS
-from unicloze.decoding.branches import Branches
-from unicloze.decoding.model_format import GenerationFormat
 from unicloze.decoding.search import Hypothesis
+from unicloze.decoding.steppers import Branches
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.model import inference_model
 from unicloze.model.inference_model import IncrementalModel, linear_for
 from unicloze.model.model import UnifiedModel
+from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.settings import DecodingSettings, ModelSettings
 
 Ids = npt.NDArray[np.int64]
@@ -135,7 +135,7 @@ class Uncached:
 )
 def test_the_cache_changes_nothing(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources of different lengths, random changes of parents, sources that finish, evicted tokens."""
-    monkeypatch.setattr("unicloze.decoding.branches.STEPS_AT_ONCE", 4)
+    monkeypatch.setattr("unicloze.decoding.steppers.STEPS_AT_ONCE", 4)
     monkeypatch.setattr("unicloze.model.cache._aligned", int)
     model = build(60, **MODELS[name])
     given, count, steps = sources(9, 4, 12), 3, 18
@@ -176,7 +176,7 @@ def test_a_cache_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = toys.model(positions=60).eval()
     settings = DecodingSettings(beams=3, max_length=20, min_length=20)
     expected = generate_tokens(model, given, settings, PSEUDO_LAYOUT)
-    monkeypatch.setattr("unicloze.decoding.branches.STEPS_AT_ONCE", 1)
+    monkeypatch.setattr("unicloze.decoding.steppers.STEPS_AT_ONCE", 1)
     monkeypatch.setattr("unicloze.model.cache._aligned", int)
     assert approximately(generate_tokens(model, given, settings, PSEUDO_LAYOUT)) == approximately(expected)
 

@@ -12,7 +12,7 @@ import toys
 from decoding_toys import generate_tokens
 from test_parity_variants import GPT, SIZES, both, gpt_names, with_parts
 from toys import EOS, PAD, SOS
-from unicloze.decoding.model_format import GenerationFormat
+from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.settings import DecodingSettings
 
 transformers = pytest.importorskip("transformers")

@@ -17,11 +17,10 @@ from decoding_toys import TEXT, byte_level, generate_tokens, loaded, roberta_lik
 from test_generate import PSEUDO_LAYOUT, approximately, sources
 from toys import EOS, PSEUDO
 from unicloze import verbs
-from unicloze.decoding.branches import Branches
+from unicloze.decoding.abilities import generation_format_of
 from unicloze.decoding.generate import Continuation, generate
-from unicloze.decoding.model_format import generation_format_of
-from unicloze.decoding.sampling import TokenConstraints
-from unicloze.decoding.search import search
+from unicloze.decoding.search import TokenConstraints, search
+from unicloze.decoding.steppers import Branches
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Kind, Target, collate
 from unicloze.model.inference_model import IncrementalModel
@@ -369,5 +368,5 @@ def test_a_small_model_does_not_repeat_itself_unless_asked(monkeypatch: pytest.M
         return [" ".join(words[first : first + 3]) for first in range(len(words) - 2)]
 
     assert len(set(texts())) == len(texts()) > len(set(texts(no_repeat_ngram=0)))
-    monkeypatch.setattr("unicloze.decoding.uses.WEIGHTS_TO_WRITE", 0)
+    monkeypatch.setattr("unicloze.decoding.abilities.WEIGHTS_TO_WRITE", 0)
     assert texts() == texts(no_repeat_ngram=0)

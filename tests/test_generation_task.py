@@ -15,7 +15,7 @@ from torch.nn import functional
 import toys
 from decoding_toys import generate_tokens
 from unicloze import keyed, verbs, visibility
-from unicloze.decoding.model_format import generation_format_of
+from unicloze.decoding.abilities import generation_format_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Kind, collate
 from unicloze.finetuning.data import encoded, evenly_chosen

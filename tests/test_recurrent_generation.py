@@ -16,12 +16,10 @@ from decoding_toys import generate_tokens
 from recurrent_toys import backbone_of, recurrent_model
 from toys import FIRST_ORDINARY, vocabulary
 from unicloze import verbs, visibility
-from unicloze.decoding.carried import CarriedStates
 from unicloze.decoding.generate import generate
 from unicloze.decoding.likelihood import score
-from unicloze.decoding.sampling import TokenConstraints
-from unicloze.decoding.search import search
-from unicloze.decoding.steppers import prepared
+from unicloze.decoding.search import TokenConstraints, search
+from unicloze.decoding.steppers import CarriedStates, prepared
 from unicloze.errors import UsageError
 from unicloze.example import Batch, Leading
 from unicloze.model.recurrent.model import RecurrentModel

@@ -12,10 +12,18 @@ import torch
 from torch import Tensor
 
 from unicloze.decoding.generate import check_settings
-from unicloze.decoding.model_format import GenerationFormat
-from unicloze.decoding.sampling import TokenConstraints, draw, repeats
-from unicloze.decoding.search import Hypothesis, Search, beam_search, length_penalty, search
+from unicloze.decoding.search import (
+    Hypothesis,
+    Search,
+    TokenConstraints,
+    beam_search,
+    draw,
+    length_penalty,
+    repeats,
+    search,
+)
 from unicloze.errors import UsageError
+from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.settings import DecodingSettings
 
 STOP = 0

@@ -22,8 +22,8 @@ from decoding_toys import TEXT, loaded
 from serving_toys import Client, classifier, generator, serving
 from unicloze import verbs
 from unicloze.decoding import generate, infill
+from unicloze.decoding.abilities import generation_format_of
 from unicloze.decoding.embed import embed
-from unicloze.decoding.model_format import generation_format_of
 from unicloze.finetuning.generate_for_records import generate_for_records
 from unicloze.recipes import load_recipe, task_names
 from unicloze.serving.openai_endpoints import CompletionsRequest

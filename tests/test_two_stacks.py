@@ -14,7 +14,7 @@ from torch import Tensor
 
 import toys
 from corpora import write_corpus
-from unicloze.decoding.branches import Branches
+from unicloze.decoding.steppers import Branches
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, collate
 from unicloze.model.adaptation import add_low_rank

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 
 from unicloze.arrays import Int32s
-from unicloze.decoding.abilities import Ability, objective_of, part_with
+from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.decoding.inputs import ReadWindow
-from unicloze.decoding.memory import rows_of, with_memories
+from unicloze.decoding.likelihood import rows_of, with_memories
 from unicloze.example import Examples, collate, select_rows
-from unicloze.objectives import defined
+from unicloze.objectives import Ability, defined
 from unicloze.objectives.unilmv2 import UniLMv2Settings, draw_steps
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows

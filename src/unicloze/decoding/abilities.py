@@ -1,12 +1,21 @@
-"""The abilities a model's objective defines; for a mixture, those of its parts."""
+"""What a trained model can do: by its objective (for a mixture, that of its parts), in generation, and in error messages."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from unicloze.errors import UsageError
 from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES, Ability, defined
+from unicloze.objectives.generation_format import GenerationFormat
+from unicloze.objectives.seq2seq import start_ids
+from unicloze.run_files import BEST, CHECKPOINTS
 from unicloze.settings import ObjectiveSettings, Reading, Recipe
+from unicloze.tasks import TASKS, generation
+from unicloze.text.vocabulary import Vocabulary
 
-__all__ = ["Ability", "lacks", "objective_of", "part_with", "read_as"]
+if TYPE_CHECKING:
+    from unicloze.training.loading import LoadedModel
 
 
 def objective_of(recipe: Recipe) -> ObjectiveSettings:
@@ -52,3 +61,121 @@ def _name(settings: ObjectiveSettings, ability: Ability) -> str:
     if getattr(OBJECTIVES[settings.name], ability) is None:
         return settings.name
     return f"{settings.name} with the target{'s' * (len(settings.targets) > 1)} {' and '.join(settings.targets)}"
+
+
+MASKED = '"Some [MASK] text."'
+ANY = '"Some text."'
+WEIGHTS_TO_WRITE = 50_000_000
+"""A pre-trained model with fewer weights is fluent for a few words, then repeats itself."""
+
+
+def check_predicts_tokens(model: LoadedModel, what: str) -> None:
+    """Reject a model without a head that predicts tokens, such as a classifier.
+
+    Args:
+        model: The model.
+        what: What it was asked to do, such as "fill masks".
+
+    Raises:
+        UsageError: It has no such head; the message names what the model can do.
+    """
+    if not hasattr(model.model, "token_head"):
+        recipe = model.recipe
+        kind = f"a model fine-tuned for {recipe.task.kind}" if recipe.task.kind else "a model without a head for tokens"
+        raise UsageError(f"{kind} cannot {what}; {instead(model)}")
+
+
+def writes_briefly(model: LoadedModel) -> bool:
+    """Whether a model that is not fine-tuned is too small to write more than a few words."""
+    return not model.recipe.task.kind and model.model.num_parameters() < WEIGHTS_TO_WRITE
+
+
+def instead(model: LoadedModel) -> str:
+    """What a model can do, with the command, such as "it fills masks: `unicloze fill ...`"."""
+    return use_of(model.recipe, place_of(model), predicts_tokens=hasattr(model.model, "token_head"))
+
+
+def use_of(recipe: Recipe, place: str = "DIR", *, predicts_tokens: bool = True) -> str:
+    """Like `instead`, from a model's recipe and path."""
+    kind, objective = recipe.task.kind, objective_of(recipe)
+    if kind == "generation":
+        return f"it writes texts: `unicloze generate --model {place} --text {ANY}`"
+    if kind:
+        task, purpose = TASKS[kind], TASKS[kind].purpose
+        given = f"--text {ANY}" if len(set(task.texts) - set(task.optional)) == 1 else "--file FILE"
+        return f"it {purpose[0].lower()}{purpose[1:-1]}: `unicloze predict --model {place} {given}`"
+    if predicts_tokens and (part_with(objective, "cloze") or part_with(objective, "stepwise")):
+        return f"it fills masks: `unicloze fill --model {place} --text {MASKED}`"
+    if predicts_tokens and part_with(objective, "causal"):
+        return f"it scores texts: `unicloze score --model {place} --text {ANY}`"
+    return f"it turns texts into vectors: `unicloze embed --model {place} --text {ANY}`"
+
+
+def place_of(model: LoadedModel) -> str:
+    """The path to name a model on the command line: its run rather than a checkpoint in it."""
+    path = model.path
+    return str(path.parent.parent if path.parent.name in (CHECKPOINTS, BEST) else path)
+
+
+def generation_format_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "DIR") -> GenerationFormat:
+    """How a model trained by a recipe generates, by the first part of its objective that can.
+
+    A model fine-tuned to generate does as it learned. Of other models, those trained by sequence-to-sequence objectives come
+    before those that go on with a text.
+
+    Args:
+        recipe: The recipe.
+        vocabulary: Of its tokenizer.
+        place: What names the model on the command line, for messages.
+
+    Raises:
+        UsageError: No part of its objective can generate, or it is fine-tuned for another task.
+    """
+    found = find_generation_format(recipe, vocabulary)
+    if found is not None:
+        return found
+    if recipe.task.kind:
+        raise UsageError(f"a model fine-tuned for {recipe.task.kind} cannot generate text; {use_of(recipe, place)}")
+    names = ", ".join(dict.fromkeys(part.settings.name for part in parts(objective_of(recipe))))
+    what = "an encoder without heads" if not objective_of(recipe).trains else f"a model of the objective {names}"
+    gaps = [OBJECTIVES[part.settings.name].not_done for part in parts(objective_of(recipe))]
+    absent = next((f" ({gap} is not done)" for gap in gaps if gap), "")
+    raise UsageError(
+        f"{what} cannot generate text{absent}: use one of another objective, such as unilmv2 with the target par, prefix or "
+        f"causal; {use_of(recipe, place, predicts_tokens=names != 'none')}"
+    )
+
+
+def find_generation_format(recipe: Recipe, vocabulary: Vocabulary) -> GenerationFormat | None:
+    """As `generation_format_of`, but None if the model cannot generate."""
+    if recipe.task.kind:
+        return _of_task(recipe, vocabulary) if recipe.task.kind == "generation" else None
+    options = (_of_part(part.settings, vocabulary) for part in parts(objective_of(recipe)))
+    return min((layout for layout in options if layout is not None), key=lambda each: each.decoder_only, default=None)
+
+
+def _of_part(settings: ObjectiveSettings, vocabulary: Vocabulary) -> GenerationFormat | None:
+    generates = OBJECTIVES[settings.name].generates
+    return None if generates is None else generates(settings, vocabulary)
+
+
+def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationFormat:
+    """Layout of a fine-tuned model, as `unicloze.tasks.generation` lays out its rows."""
+    by_next = generation.learning_of(recipe) == "next"
+    own = generation.pseudo_token(recipe, vocabulary) == "own"
+    source, target = generation.segments_of(recipe)
+    rows = generation.format_of(recipe)
+    return GenerationFormat(
+        predicts="next" if by_next else "pseudo",
+        start=(vocabulary.sos,) if rows.source_start else (),
+        opening=start_ids(vocabulary, rows),
+        restarts=rows.restart_positions,
+        stop=vocabulary.eos,
+        source_segment=source,
+        target_segment=target,
+        pseudo=None if by_next else vocabulary.pseudo if own else vocabulary.mask,
+        decoder_only=generation.reads_left_to_right(recipe),
+        delimited=True,
+        local_width=recipe.objective.reading.local_width,
+        never=tuple(int(i) for i in vocabulary.special if i != vocabulary.eos),
+    )

@@ -17,12 +17,11 @@ import numpy.typing as npt
 import torch
 
 from unicloze.arrays import Flags, Int32s
-from unicloze.decoding.abilities import Ability, lacks, objective_of, part_with
+from unicloze.decoding.abilities import check_predicts_tokens, lacks, objective_of, part_with
 from unicloze.decoding.inputs import by_length, check_text, log_probability, logits_of, longest_text, one_segment
-from unicloze.decoding.uses import check_predicts_tokens
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Target
-from unicloze.objectives import defined
+from unicloze.objectives import Ability, defined
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.windows import Windows
 from unicloze.training.loading import LoadedModel

@@ -13,16 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from unicloze.decoding.abilities import generation_format_of, place_of
 from unicloze.decoding.inputs import check_text
-from unicloze.decoding.model_format import GenerationFormat, generation_format_of
 from unicloze.decoding.parallel import fill_in_parallel
-from unicloze.decoding.sampling import TokenConstraints
-from unicloze.decoding.search import Hypothesis, Settled, search
+from unicloze.decoding.search import Hypothesis, Settled, TokenConstraints, search
 from unicloze.decoding.steppers import Prepared, positions_of, prepared, stepper
-from unicloze.decoding.uses import place_of
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
+from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.progress import Progress
 from unicloze.settings import DecodingSettings, TrainingSettings
 from unicloze.text.tokenizers import Tokenizer

@@ -18,9 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unicloze.decoding.sampling import NEVER, TokenConstraints
-from unicloze.decoding.search import Hypothesis, Search, length_penalty
-from unicloze.decoding.sources import Sources
+from unicloze.decoding.search import NEVER, Hypothesis, Search, TokenConstraints, length_penalty
+from unicloze.decoding.steppers import Sources
 from unicloze.devices import widest_float
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.visibility_masks import filling_mask

@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from unicloze.decoding.abilities import generation_format_of, place_of
 from unicloze.decoding.generate import Part, generate_parts, ready, stream_text
-from unicloze.decoding.model_format import generation_format_of
-from unicloze.decoding.uses import place_of
 from unicloze.digest import digest
 from unicloze.errors import UsageError
 from unicloze.finetuning.checks import model_fingerprint

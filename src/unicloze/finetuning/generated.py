@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from unicloze.decoding.abilities import generation_format_of
 from unicloze.decoding.generate import Part, check_settings, generate_parts, with_token_ids
-from unicloze.decoding.model_format import generation_format_of
 from unicloze.decoding.steppers import check_generates, positions_of
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult

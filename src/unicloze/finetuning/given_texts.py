@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from unicloze.decoding.abilities import writes_briefly
 from unicloze.decoding.inputs import check_text
-from unicloze.decoding.uses import writes_briefly
 from unicloze.finetuning.data import encoded
 from unicloze.finetuning.predict import predict
 from unicloze.finetuning.task_model import load_task_model

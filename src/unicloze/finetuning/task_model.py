@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unicloze.decoding.uses import instead
+from unicloze.decoding.abilities import instead
 from unicloze.errors import UsageError
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import Recipe

@@ -11,7 +11,7 @@ from transformers import DynamicCache, GenerationMixin, LogitsProcessor, LogitsP
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, SuppressTokensLogitsProcessor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from unicloze.decoding.sampling import repeats
+from unicloze.decoding.search import repeats
 from unicloze.errors import UsageError
 from unicloze.hf.models import UniclozeConfig, UniclozePreTrainedModel, resize_bias, returns_dict, summed_loss
 from unicloze.model.from_attention_mask import Slots, slots_of, with_pseudo_masks

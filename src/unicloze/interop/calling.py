@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unicloze.decoding.abilities import read_as
-from unicloze.decoding.model_format import find_generation_format, generation_format_of
+from unicloze.decoding.abilities import find_generation_format, generation_format_of, read_as
 from unicloze.errors import UsageError
 from unicloze.model.from_attention_mask import EncoderInputs, StepInputs
 from unicloze.settings import Recipe
@@ -32,7 +31,7 @@ def encoder_inputs(recipe: Recipe) -> EncoderInputs:
 
 
 def step_inputs(recipe: Recipe, vocabulary: Vocabulary) -> StepInputs | None:
-    """How a model generates a target, see `unicloze.decoding.model_format`.
+    """How a model generates a target, see `unicloze.decoding.abilities`.
 
     None if it cannot, or if its rows hold more than source, target and the tokenizer's special tokens: a token that
     opens the target (MASS) or names the task (UL2).

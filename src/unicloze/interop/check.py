@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from unicloze.arrays import Int32s
-from unicloze.decoding.branches import Branches
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.decoding.inputs import one_segment, text_format
+from unicloze.decoding.steppers import Branches
 from unicloze.errors import UniclozeError
 from unicloze.example import Batch, collate
 from unicloze.interop.families import CLASSES

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from unicloze.decoding.abilities import find_generation_format
 from unicloze.decoding.inputs import text_format
-from unicloze.decoding.model_format import find_generation_format
 from unicloze.interop.calling import longest_source
 from unicloze.interop.configurations import Architecture
 from unicloze.interop.families import CLASSES, DROPOUT, FAMILIES, Family

@@ -11,9 +11,10 @@ from html import escape
 from pathlib import Path
 from typing import get_args
 
-from unicloze.decoding.abilities import Ability, objective_of, part_with
+from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UniclozeError
 from unicloze.files import write_file
+from unicloze.objectives import Ability
 from unicloze.recipes import load_recipe
 from unicloze.report.answer_words import is_token
 from unicloze.report.components import (

@@ -11,15 +11,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.decoding.abilities import objective_of, part_with
+from unicloze.decoding.abilities import (
+    find_generation_format,
+    generation_format_of,
+    objective_of,
+    part_with,
+    place_of,
+    writes_briefly,
+)
 from unicloze.decoding.embed import embed
 from unicloze.decoding.generate import Candidate, Continuation, Part, Spelling, candidate_of, stream_text
 from unicloze.decoding.infill import FillResult, ToFill, fill_together, filled_row, ready_to_fill
 from unicloze.decoding.inputs import longest_text
 from unicloze.decoding.likelihood import TextScore, defines, score
-from unicloze.decoding.model_format import find_generation_format, generation_format_of
 from unicloze.decoding.steppers import generates, positions_of
-from unicloze.decoding.uses import place_of, writes_briefly
 from unicloze.errors import UsageError
 from unicloze.finetuning.generate_for_records import parts_for_records
 from unicloze.finetuning.given_texts import predict_given, ready_to_write, record_of

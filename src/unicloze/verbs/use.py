@@ -13,9 +13,9 @@ from unicloze.verbs.options import Device, File, Model, Number, OneOf, Option, c
 
 if TYPE_CHECKING:
     from unicloze import storage
+    from unicloze.decoding.embed import Vectors
     from unicloze.decoding.infill import FillResult, FillResults
     from unicloze.decoding.likelihood import Scores
-    from unicloze.decoding.vectors import Vectors
 
 TEXTS = OneOf("texts", required=True)
 Field = Annotated[str, Option("NAME")]
@@ -182,7 +182,7 @@ def embed(
         UniclozeError: There is no complete checkpoint, a row of the file is blank, or a file cannot be read or written.
     """
     from unicloze.decoding import embed as room
-    from unicloze.decoding.vectors import BEGINNINGS, Vectors, check_ending, write_vectors
+    from unicloze.decoding.embed import BEGINNINGS, Vectors, check_ending, write_vectors
     from unicloze.interop.opening import open_model
 
     _check_source(texts, file, text_field, "embed")
