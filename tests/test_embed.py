@@ -181,7 +181,7 @@ def test_bad_input_is_refused(arguments: dict, message: str) -> None:
 def test_vectors_are_written_and_printed(tmp_path: Path) -> None:
     model, texts = loaded(), ["the list", "the"]
     file = tmp_path / "texts.txt"
-    file.write_text("the list\n\nthe\n", encoding="utf-8")
+    file.write_text("the list\nthe\n", encoding="utf-8")
     vectors = verbs.embed(model, texts)
     lines = [json.loads(line) for line in str(vectors).split("\n")]
     assert [line["text"] for line in lines] == texts and lines == vectors.to_dict()
