@@ -32,7 +32,7 @@ def test_the_export_equals_the_imported_model(tmp_path: Path) -> None:
     )
     result = verbs.export(folder, "bert", tmp_path / "out")
     assert result.architecture == "BertModel"
-    assert max(result.differences.values()) < 1e-5
+    assert max(result.differences.values()) < 3e-5
     stored, found = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "out"))
     stored = {name: tensor for name, tensor in stored.items() if not name.endswith("position_ids")}
     assert found.keys() == stored.keys()

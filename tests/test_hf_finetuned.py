@@ -104,6 +104,8 @@ def test_the_folder_documents_how_to_generate_and_what_is_unsupported(run: Path,
     assert {key: config[key] for key in wanted} == wanted
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "log p / n" not in card
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert f"max_length={tokenizer.model_max_length})" in card.replace(", ", ")")
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     assert code is not None
     said = io.StringIO()

@@ -18,7 +18,6 @@ from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.interop import programs
-from unicloze.interop import programs as onnx_files
 from unicloze.interop.programs import export_onnx, export_program
 from unicloze.training.loading import LoadedModel
 
@@ -137,13 +136,15 @@ def test_onnx_files_give_what_the_model_gives(tmp_path: Path) -> None:
 def test_a_file_that_computes_something_else_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxscript")
 
+    trace = programs.trace
+
     def changed(module: Any) -> Any:
-        program = programs.trace(module)
+        program = trace(module)
         with torch.no_grad():
             module.model.backbone.layers[0].attention.qkv.weight.mul_(1.01)
         return program
 
-    monkeypatch.setattr(onnx_files, "trace", changed)
+    monkeypatch.setattr(programs, "trace", changed)
     model = loaded()
     export = torch.export.export
     monkeypatch.setattr(torch.export, "export", lambda module, *a, **k: export(copy.deepcopy(module), *a, **k))

@@ -14,12 +14,21 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, 
 from unicloze.decoding.inputs import text_format
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeConfig, UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
-from unicloze.interop.calling import not_said
+from unicloze.interop.calling import longest_source, not_said
 from unicloze.interop.check import Peer, compare_models, quietly, transformers_library
 from unicloze.interop.limits import Export
 from unicloze.interop.opening import open_model
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
+from unicloze.tasks.rows import TextFormat
 from unicloze.training.loading import LoadedModel
+
+
+def form_of(loaded: LoadedModel) -> TextFormat:
+    """The rows of a text or a pair; of a source, if the model was fine-tuned to generate."""
+    form = dataclasses.replace(text_format(loaded), segments=(0, 1))
+    return (
+        dataclasses.replace(form, longest=longest_source(loaded)) if loaded.recipe.task.kind == "generation" else form
+    )
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
@@ -33,7 +42,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """
     loaded = open_model(path)
     with tempfile.TemporaryDirectory(prefix="unicloze-") as folder:
-        write_tokenizer(loaded.tokenizer, Path(folder), dataclasses.replace(text_format(loaded), segments=(0, 1)))
+        write_tokenizer(loaded.tokenizer, Path(folder), form_of(loaded))
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     return tokenizer
 
@@ -72,7 +81,7 @@ def _part(name: str) -> str:
 def _write(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Path) -> None:
     with quietly(transformers_library()):
         kind.of(loaded).save_pretrained(folder)
-    form = dataclasses.replace(text_format(loaded), segments=(0, 1))
+    form = form_of(loaded)
     write_tokenizer(loaded.tokenizer, folder, form)
     write_sentence_files(folder, loaded.recipe.use, hidden_size=loaded.model.settings.hidden_size, longest=form.longest)
 
@@ -93,6 +102,7 @@ def _check(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Pat
         answers={} if reading is UniclozeModel else {"token": "logits"},
         ids=np.arange(loaded.model.vocab_size),
         segments=(0, 1),
+        longest=form_of(loaded).longest,
     )
     own = loaded.model.state_dict()
     weights = max(float((tensor - own[name]).abs().max()) for name, tensor in saved.state_dict().items())

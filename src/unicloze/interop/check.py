@@ -48,6 +48,7 @@ class Peer:
         answers: Output attribute of each head, by our name of the head.
         ids: Their id of each of our ids. *Shape:* (vocabulary,)
         segments: `token_type_ids` of the two texts of a pair; None if the model has none.
+        longest: Most tokens of a row.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Peer:
     answers: Mapping[str, str]
     ids: npt.NDArray[np.int64]
     segments: tuple[int, int] | None
+    longest: int
 
 
 ANSWERS: Mapping[str, Mapping[str, str]] = {
@@ -145,6 +147,7 @@ def load_stock(export: StockExport, folder: Path) -> Peer:
         answers=OTHER_ANSWERS.get(name) or ANSWERS.get(name.partition("For")[2], {}),
         ids=swapped_ids(export.loaded.model.vocab_size, export.swapped),
         segments=export.form.segments if export.family.configuration.has_segments else None,
+        longest=export.form.longest,
     )
 
 
@@ -192,7 +195,7 @@ def compare_models(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
     Raises:
         UniclozeError: The tokenizers give different ids, or outputs have different shapes.
     """
-    texts = odd_texts(loaded)
+    texts = odd_texts(loaded, _form(loaded, peer))
     kinds: dict[str, list[tuple[str, ...]]] = {"texts": [(text,) for text in texts]}
     if loaded.recipe.task.kind != "tagging":
         # Transformers treats an empty second text as absent.
@@ -238,7 +241,7 @@ def theirs(loaded: LoadedModel, peer: Peer, texts: Texts) -> dict[str, Tensor]:
 
 def _difference(loaded: LoadedModel, peer: Peer, texts: Texts) -> float:
     """Largest difference of any output for texts; those whose ids differ are refused."""
-    form, inputs = text_format(loaded), theirs(loaded, peer, texts)
+    form, inputs = _form(loaded, peer), theirs(loaded, peer, texts)
     rows = rows_of(loaded, texts, form)
     for number, (text, (ids, part)) in enumerate(zip(texts, rows, strict=True)):
         wanted = {"input_ids": peer.ids[ids], "attention_mask": np.ones(len(ids), dtype=np.int64)}
@@ -270,6 +273,10 @@ def _difference(loaded: LoadedModel, peer: Peer, texts: Texts) -> float:
     said: dict[str, Tensor] = {"states": torch.stack(output.hidden_states[1:], dim=2)}
     said |= {name: output[key] for name, key in peer.answers.items()}
     return max(_largest(answers[name], other, name, peer, is_text) for name, other in said.items())
+
+
+def _form(loaded: LoadedModel, peer: Peer) -> TextFormat:
+    return dataclasses.replace(text_format(loaded), longest=peer.longest)
 
 
 def _asked(name: str, slots: int) -> RowTarget:
