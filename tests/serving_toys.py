@@ -14,8 +14,7 @@ import uvicorn
 
 import nlu_toys
 from unicloze.serving.app import build_app
-from unicloze.serving.guard import Guard
-from unicloze.serving.limits import Limits
+from unicloze.serving.guard import Guard, Limits
 from unicloze.serving.run import config_of
 from unicloze.serving.served_model import ServedModel
 from unicloze.training.loading import LoadedModel, build_model

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from unicloze.serving.batching import ITEMS_AT_ONCE, Batcher
-from unicloze.serving.limits import Refused
+from unicloze.serving.guard import Refused
 
 
 def run(batcher: Batcher, *asked: Coroutine[Any, Any, Any]) -> list[Any]:

@@ -26,8 +26,8 @@ from unicloze.decoding.abilities import generation_format_of
 from unicloze.decoding.embed import embed
 from unicloze.finetuning.generate_for_records import generate_for_records
 from unicloze.recipes import load_recipe, task_names
-from unicloze.serving.openai_endpoints import CompletionsRequest
-from unicloze.serving.schemas import GenerateRequest
+from unicloze.serving.client_endpoints import CompletionsRequest
+from unicloze.serving.endpoints import GenerateRequest
 from unicloze.serving.served_model import ServedModel
 from unicloze.settings import DecodingSettings
 

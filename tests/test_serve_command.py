@@ -23,7 +23,7 @@ from decoding_toys import loaded
 from hf_toys import save_run
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.serving import run, vector_precision
+from unicloze.serving import run, served_model
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append((app, listening.getsockname()[1], seconds))
 
     monkeypatch.setattr(run, "until_stopped", keep)
-    monkeypatch.setattr(vector_precision, "choose_precision", lambda settings, device: "fp32")
+    monkeypatch.setattr(served_model, "choose_precision", lambda settings, device: "fp32")
     monkeypatch.delenv(run.TOKEN, raising=False)
     return found
 

@@ -15,7 +15,7 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 from decoding_toys import loaded
 from serving_toys import Client, serving
-from unicloze.serving.limits import Limits
+from unicloze.serving.guard import Limits
 
 HEADERS = b"Host: localhost\r\nConnection: close\r\n"
 

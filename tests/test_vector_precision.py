@@ -16,9 +16,9 @@ from decoding_toys import loaded
 from serving_toys import serving
 from unicloze import verbs
 from unicloze.decoding.embed import embed
-from unicloze.serving import run, vector_precision
+from unicloze.serving import run, served_model
 from unicloze.serving.endpoints import as_numbers
-from unicloze.serving.vector_precision import choose_for_vectors
+from unicloze.serving.served_model import choose_for_vectors
 from unicloze.training.loading import LoadedModel
 
 
@@ -26,8 +26,8 @@ from unicloze.training.loading import LoadedModel
 def half_seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds that the measurement finds for each precision, on a processor that computes bf16."""
     seconds = {"fp32": 1.0, "bf16": 0.5}
-    monkeypatch.setattr(vector_precision, "choose_precision", lambda settings, device: "bf16")
-    monkeypatch.setattr(vector_precision, "_seconds", lambda model, texts: seconds[model.precision])
+    monkeypatch.setattr(served_model, "choose_precision", lambda settings, device: "bf16")
+    monkeypatch.setattr(served_model, "_seconds", lambda model, texts: seconds[model.precision])
     return seconds
 
 
@@ -53,15 +53,15 @@ def test_fp32_is_kept_where_vectors_in_bf16_differ(
     def rough(model: LoadedModel, texts: list[str]) -> Any:
         return np.array([[1.0, 0.05 if model.precision == "bf16" else 0.0]] * len(texts), dtype=np.float32)
 
-    monkeypatch.setattr(vector_precision, "embed", rough)
+    monkeypatch.setattr(served_model, "embed", rough)
     found = choose_for_vectors(loaded())
     assert found.model.precision == "fp32"
     assert found.cosine == pytest.approx(1 / np.hypot(1, 0.05)) and "at least 0.99875" in str(found)
 
 
 def test_nothing_is_measured_where_the_processor_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_precision, "choose_precision", lambda settings, device: "fp32")
-    monkeypatch.setattr(vector_precision, "embed", None)
+    monkeypatch.setattr(served_model, "choose_precision", lambda settings, device: "fp32")
+    monkeypatch.setattr(served_model, "embed", None)
     model = loaded()
     found = choose_for_vectors(model)
     assert found.model is model and found.speed_up is None
@@ -71,7 +71,7 @@ def test_a_chosen_precision_is_not_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "until_stopped", lambda *given: None)
-    monkeypatch.setattr(vector_precision, "embed", None)
+    monkeypatch.setattr(served_model, "embed", None)
     for precision in ("bf16", "fp32"):
         verbs.serve(loaded(), port=0, precision=precision)
         (said,) = capsys.readouterr().err.splitlines()

@@ -23,7 +23,7 @@ from unicloze.pretraining.budget import Budget
 from unicloze.recipes import load_recipe
 from unicloze.terminal import show
 from unicloze.training.checkpoint import save_checkpoint
-from unicloze.verbs.common import check_file
+from unicloze.verbs.options import check_file
 
 
 def test_a_link_stays_one_and_its_file_is_replaced(tmp_path: Path) -> None:

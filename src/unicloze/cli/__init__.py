@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from unicloze import launch, terminal, verbs
-from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of
-from unicloze.cli.shell_completion import script_of
+from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of, script_of
 from unicloze.errors import UsageError, did_you_mean
 from unicloze.training.signals import hangs_up
 from unicloze.verbs.options import Option

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequen
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from unicloze.serving.limits import Refused
+from unicloze.serving.guard import Refused
 
 Steps = Generator[Any, None, Sequence[Any]]
 Compute = Callable[[Sequence[Any]], Sequence[Any] | Steps]

@@ -1,4 +1,4 @@
-"""Refuses requests before they reach an endpoint: from elsewhere, without the token, too large, or too slow."""
+"""Refuses requests before they reach an endpoint: from elsewhere, without the token, too large, too slow, or not HTTP."""
 
 from __future__ import annotations
 
@@ -8,11 +8,85 @@ import ipaddress
 import json
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unicloze.serving.limits import Limits, Refused
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+LONGEST_OUTPUT = 512
+"""Maximum number of tokens to generate."""
+MOST_TEXTS_OUT = 16
+"""Maximum number of beams, and of generated texts per source."""
+MOST_CANDIDATES = 50
+"""Maximum number of candidates per mask."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of a server.
+
+    Args:
+        body: Bytes of a request.
+        texts: Texts of a request.
+        characters: Characters of all texts of a request that reads each text once.
+        careful_characters: Characters of all texts of a request that takes a forward pass for each token or mask.
+        masks: Masks of a text.
+        waiting: Requests that wait for the model; more are refused.
+        seconds: Time from the end of a request's headers to the last byte of its answer.
+        head_seconds: Time until the headers of a request have come.
+        connections: Open connections; more are refused.
+    """
+
+    body: int = 1 << 20
+    texts: int = 512
+    characters: int = 200_000
+    careful_characters: int = 4_000
+    masks: int = 64
+    waiting: int = 128
+    seconds: float = 60.0
+    head_seconds: float = 10.0
+    connections: int = 512
+
+
+class Refused(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: HTTP status.
+        sentence: What is wrong and how to fix it.
+        headers: Additional headers of the answer.
+        code: Name of the error for clients of OpenAI's interface.
+    """
+
+    def __init__(
+        self, status: int, sentence: str, headers: Mapping[str, str] | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence, self.headers, self.code = status, sentence, dict(headers or {}), code
+
+
+def check_texts(texts: Sequence[str], most: int, characters: int) -> None:
+    """Refuse too many or blank texts, and texts that are too long together.
+
+    Raises:
+        Refused: The texts exceed a limit (413), or there is none or a blank one (422).
+    """
+    if not texts:
+        raise Refused(422, "There is no text: give at least one.")
+    if len(texts) > most:
+        raise Refused(
+            413, f"The request has {len(texts):,} texts, but at most {most:,} are read at once: send them in parts."
+        )
+    total = sum(map(len, texts))
+    if total > characters:
+        raise Refused(413, f"The text has {total:,} characters, but at most {characters:,} are read: shorten it.")
+    blank = next((number for number, text in enumerate(texts, start=1) if not text.strip()), None)
+    if blank is not None:
+        which = "The text" if len(texts) == 1 else f"Text {blank} of {len(texts):,}"
+        raise Refused(422, f"{which} is empty: give it at least one word.")
+
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -155,3 +229,71 @@ async def _answer(send: Send, path: str, refused: Refused) -> None:
     encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": refused.status, "headers": encoded})
     await send({"type": "http.response.body", "body": body})
+
+
+class Connection(H11Protocol):
+    """An HTTP/1.1 connection of a server whose application is a `Guard`.
+
+    A request's body and answer are bounded by the guard; this bounds what comes before the guard sees the request.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.limits: Limits = self.config.app.limits  # type: ignore[union-attr]
+        self.late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request, unless too many connections are open."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            sentence = f"{self.limits.connections} connections are open already: try again later."
+            self._refuse("503 Service Unavailable", sentence, "retry-after: 1\r\n")
+        else:
+            self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop waiting once the headers of a request are complete."""
+        super().data_received(data)
+        if self._is_answering:
+            self._stop_waiting()
+        elif self.late is None and not self.transport.is_closing():
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP in one sentence."""
+        if self._is_answering:
+            self.transport.close()
+        else:
+            self._refuse("400 Bad Request", "The request is not valid HTTP, or its headers are too long: send another.")
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait(self) -> None:
+        self.late = self.loop.call_later(self.limits.head_seconds, self._is_late)
+
+    def _stop_waiting(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
+            self.late = None
+
+    def _is_late(self) -> None:
+        if self.conn.trailing_data[0]:
+            sentence = f"The headers took longer than {self.limits.head_seconds:g} seconds: send them at once."
+            self._refuse("408 Request Timeout", sentence)
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: str, sentence: str, headers: str = "") -> None:
+        if self.transport.is_closing():
+            return
+        body = error_body("", int(status[:3]), sentence)
+        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{headers}"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()

@@ -18,11 +18,8 @@ import uvicorn
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.serving.app import build_app
-from unicloze.serving.connection import Connection
-from unicloze.serving.guard import Guard, is_loopback
-from unicloze.serving.limits import Limits
-from unicloze.serving.served_model import ServedModel
-from unicloze.serving.vector_precision import VectorPrecision
+from unicloze.serving.guard import Connection, Guard, Limits, is_loopback
+from unicloze.serving.served_model import ServedModel, VectorPrecision
 from unicloze.training.loading import LoadedModel
 
 TOKEN = "UNICLOZE_TOKEN"

@@ -14,10 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unicloze.verbs.about import RecipeSummary, count_parameters, doctor, recipes
-from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike
 from unicloze.verbs.comparing import compare
-from unicloze.verbs.exporting import export
-from unicloze.verbs.importing import import_checkpoint, load_model
+from unicloze.verbs.converting import export, import_checkpoint, load_model
 from unicloze.verbs.measuring import (
     evaluate_blimp,
     evaluate_cbt,
@@ -27,6 +25,7 @@ from unicloze.verbs.measuring import (
     measure_task,
     metrics,
 )
+from unicloze.verbs.options import DEFAULT_RECIPE, RUNS, Overrides, PathLike
 from unicloze.verbs.pretraining import inspect, prepare, pretrain, report
 from unicloze.verbs.serving import serve
 from unicloze.verbs.tasks import finetune, generate, predict, stream, unanswerable

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UsageError
-from unicloze.verbs.common import RUNS, Overrides, PathLike, folder_at
-from unicloze.verbs.options import Folder, Number, Option, Settings
+from unicloze.verbs.options import RUNS, Folder, Number, Option, Overrides, PathLike, Settings, folder_at
 
 if TYPE_CHECKING:
     from unicloze.comparison.table import Comparison

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 from unicloze.errors import UsageError
 from unicloze.settings import Mode, Precision
-from unicloze.verbs.common import OF_FILES, PathLike, check_fixed
-from unicloze.verbs.options import Device, File, Model, NamedValues, Number, OfFiles, Option
+from unicloze.verbs.options import (
+    OF_FILES,
+    Device,
+    File,
+    Model,
+    NamedValues,
+    Number,
+    OfFiles,
+    Option,
+    PathLike,
+    check_fixed,
+)
 
 if TYPE_CHECKING:
     from unicloze.evaluation.answer_choice import PromptResult

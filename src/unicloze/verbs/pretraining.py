@@ -9,8 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.run_files import LEDGER, RECIPE, TOKENIZER
-from unicloze.verbs.common import DEFAULT_RECIPE, RUNS, Overrides, PathLike, check_file, folder_at
-from unicloze.verbs.options import JSON, File, Folder, Number, Option, RecipeName, Settings, clean
+from unicloze.verbs.options import (
+    DEFAULT_RECIPE,
+    JSON,
+    RUNS,
+    File,
+    Folder,
+    Number,
+    Option,
+    Overrides,
+    PathLike,
+    RecipeName,
+    Settings,
+    check_file,
+    clean,
+    folder_at,
+)
 
 if TYPE_CHECKING:
     from unicloze.pretraining.plan import Plan

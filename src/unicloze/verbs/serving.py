@@ -63,9 +63,9 @@ def serve(
     if missing:
         raise UniclozeError(f"serving needs {' and '.join(missing)}: in the clone, pip install -e '.[serve]'.")
     from unicloze.interop.opening import open_model
-    from unicloze.serving.limits import Limits
+    from unicloze.serving.guard import Limits
     from unicloze.serving.run import serve_model, token_of
-    from unicloze.serving.vector_precision import VectorPrecision, choose_for_vectors
+    from unicloze.serving.served_model import VectorPrecision, choose_for_vectors
 
     token = token_of(None if token_file is None else Path(token_file), host)
     loaded = open_model(model, device, precision)

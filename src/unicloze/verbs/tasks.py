@@ -11,8 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.errors import UsageError
 from unicloze.settings import Precision, PredictionFormat
-from unicloze.verbs.common import OF_FILES, RUNS, Overrides, PathLike, check_file, check_fixed, folder_at
-from unicloze.verbs.options import JSON, Device, File, Folder, Model, Number, OfFiles, OneOf, Option, Settings, clean
+from unicloze.verbs.options import (
+    JSON,
+    OF_FILES,
+    RUNS,
+    Device,
+    File,
+    Folder,
+    Model,
+    Number,
+    OfFiles,
+    OneOf,
+    Option,
+    Overrides,
+    PathLike,
+    Settings,
+    check_file,
+    check_fixed,
+    clean,
+    folder_at,
+)
 
 if TYPE_CHECKING:
     from unicloze.finetuning.glue import GlueSummary

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import Order, Pooling, Precision
-from unicloze.verbs.common import PathLike, check_file
-from unicloze.verbs.options import Device, File, Model, Number, OneOf, Option, clean
+from unicloze.verbs.options import Device, File, Model, Number, OneOf, Option, PathLike, check_file, clean
 
 if TYPE_CHECKING:
     from unicloze import storage
