@@ -1,4 +1,4 @@
-"""Builds a verb's parser from its function: signature, docstring, marks of `unicloze.verbs.options`; completes it in shells."""
+"""Builds a verb's parser from its function: signature, docstring and marks of `verbs.options`; completes it in shells."""
 
 from __future__ import annotations
 
