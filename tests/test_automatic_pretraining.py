@@ -152,7 +152,7 @@ def test_a_teacher_costs_what_it_computes(corpus: str, tmp_path: Path) -> None:
         assert asked
     ratio = costs[1].flops / costs[0].flops
     assert 1.2 < ratio < 1 + 1 / 3 + 1e-9, "the teacher predicts in the steps of its own targets"
-    assert "teacher" not in plans[0].memory and plans[1].memory["teacher"] == 4 * plans[0].parameters
+    assert plans[1].memory["buffers"] >= plans[0].memory["buffers"] + 4 * plans[0].parameters
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import nlu_toys
+from live_bytes import Live
 from unicloze import verbs
 from unicloze.errors import UsageError
 from unicloze.mixtures import phases
@@ -41,7 +42,7 @@ def steps_of(recipe: Recipe, *, checkpoints: bool, live: bool = False) -> tuple[
                 module.checkpoint_activations = checkpoints
         state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
         steps = training_steps(recipe, sampler_of, 0)
-        with plan._Live(itertools.chain(model.parameters(), model.buffers())) as held:
+        with Live(itertools.chain(model.parameters(), model.buffers())) as held:
             for state.step in range(2):
                 accumulate_gradients(state, next(steps), recipe.training, compute, lambda _: "")
                 for optimizer in state.optimizers:
@@ -91,7 +92,6 @@ def test_a_layer_more_holds_little_more_than_its_input() -> None:
 def test_a_plan_knows_what_is_not_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for constant in ("_KEPT", "_FIXED"):
         monkeypatch.setattr(plan, constant, 0)
-    monkeypatch.setattr(plan, "_rows_held", lambda *_: 0)
     recipe = load_recipe(name, {**SMALL, **LONG, "model.num_layers": 8})
     planned = plan.plan_run(recipe, 60)
     weights, peak = steps_of(recipe, checkpoints=True)

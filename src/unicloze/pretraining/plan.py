@@ -1,33 +1,26 @@
-"""`pretrain --plan`: what a run would take, from steps of the same model with one and two layers and rows.
-
-Memory and time of a step are sums of four terms: a constant, one per layer, one per row, and one per row and layer. Four
-short steps on random tokens determine them, without the corpus and without the whole model. Where activations are
-checkpointed, the models have two and three layers: only from the second layer on does each add the same.
-"""
+"""`pretrain --plan`: what a run would take: parameters and memory by formula, time by a few steps on random tokens."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import tempfile
 import time
-import tracemalloc
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+import torch
+from torch import nn
 
 from unicloze import launch
+from unicloze.example import Examples
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import shapes_only
 from unicloze.model.layers import Layer
+from unicloze.model.model import WITHOUT_VOCABULARY
 from unicloze.pretraining.data import teacher_of
 from unicloze.progress import short
 from unicloze.settings import Recipe
@@ -38,26 +31,31 @@ from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
-from unicloze.training.divergence import Updates
 from unicloze.training.loading import compiles, ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
-from unicloze.training.memory import memory_of, shards
-from unicloze.training.optimizers import build_optimizers, set_learning
+from unicloze.training.memory import MOMENTS, memory_of, shards
+from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.sharding import owners_of_layers
 from unicloze.training.tree import Node, PartialSums, share
 
 _MIB, _GIB = 2**20, 2**30
 _SPECIAL = 8
-_ROWS = 1, 2
+_ROWS = 2
+"""Rows of the micro-batches that are timed."""
 _KEPT = 0.35
 """Memory of a CPU that the allocator keeps after it was freed and that operations use inside, relative to the tensors."""
 _FIXED = 64 * _MIB
 """Memory of a CPU that the libraries take at the first step, whatever the model."""
 _LONG = 5.0
-"""Seconds from which on the passes of a step are timed once, while their memory is measured, and not repeated."""
+"""Seconds from which on a step is timed once."""
 _RESERVE = 0.9
 """Share of the memory that a suggested micro-batch may fill."""
+_OF_A_SLOT = {"fp32": (38, 8, 8), "bf16": (28, 4, 4)}
+"""Bytes that a layer keeps of each slot for the backward pass: per unit of its width, of its inner width and of its attention
+scores. Measured on Transformers of 2 to 12 layers; see the test."""
+_CROSS, _OF_A_CELL, _OF_A_LOGIT = 12, 80, 10
+"""Those of cross-attention per unit of the width, of an LSTM per cell, and of each number over the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +75,7 @@ class Plan:
         rows: Rows of a micro-batch.
         steps: Number of steps.
         tokens: Largest number of tokens in all steps.
-        seconds: Time of all steps on this machine, without preparation and evaluation.
+        seconds: Time of all steps on this machine, without preparation and evaluation; None if it does not fit.
         cure: What to change if it does not fit; empty if it fits.
     """
 
@@ -92,7 +90,7 @@ class Plan:
     rows: int
     steps: int
     tokens: int
-    seconds: float
+    seconds: float | None
     cure: str
 
     @property
@@ -118,65 +116,10 @@ class Plan:
             f"{self.recipe}: {self.parameters:,} parameters, on {self.device} in {self.precision}{several}",
             f"memory   {_amount(self.total)}{there}: {each}",
             f"tokens   up to {short(self.tokens)} in {self.steps:,} steps",
-            f"time     about {_time(self.seconds)} on this machine, without preparation and evaluation",
         ]
+        if self.seconds is not None:
+            lines.append(f"time     about {_time(self.seconds)} on this machine, without preparation and evaluation")
         return "\n".join([*lines, f"does not fit: {self.cure}"] if self.cure else lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """Bytes and seconds of a step, or of one term of it.
-
-    Args:
-        gradients: All gradients.
-        moments: State of the optimisers.
-        activations: What forward and backward pass hold at most, beside weights and gradients.
-        update: What the optimisers hold at most while they update, beside weights, gradients and moments.
-        seconds: Forward and backward pass.
-        update_seconds: The update.
-    """
-
-    gradients: float
-    moments: float
-    activations: float
-    update: float
-    seconds: float
-    update_seconds: float
-
-    @classmethod
-    def of(cls, combine: Callable[..., float], *steps: _Step) -> _Step:
-        """A function of the same field of several steps, for each field."""
-        return cls(**{name: combine(*(getattr(step, name) for step in steps)) for name in cls.__dataclass_fields__})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Share:
-    """What one process does and holds.
-
-    Args:
-        processes: Number of processes.
-        sharded: Whether each holds a share of the model.
-        gathered: Bytes of weights that a sharded model gathers at a time, and of their gradients.
-    """
-
-    processes: int
-    sharded: bool
-    gathered: int
-
-    @classmethod
-    def of(cls, model: nn.Module, processes: int, *, sharded: bool) -> _Share:
-        """The share of a process: what is outside layers is gathered for a whole pass, and of the layers two at a time."""
-        parameters = sum(weight.numel() for weight in model.parameters())
-        layers = [] if owners_of_layers(model) else [each for each in model.modules() if isinstance(each, Layer)]
-        sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in layers]
-        outside, largest = parameters - sum(sizes), max(sizes, default=0)
-        gathered = 4 * (outside + 2 * largest + max(outside, largest)) if sharded else 0
-        return cls(processes=processes, sharded=sharded, gathered=gathered)
-
-    @property
-    def of_model(self) -> float:
-        """Share of weights, gradients and moments that the process holds."""
-        return 1 / self.processes if self.sharded else 1.0
 
 
 def plan_run(recipe: Recipe, vocab_size: int, processes: int | None = None) -> Plan:
@@ -188,42 +131,36 @@ def plan_run(recipe: Recipe, vocab_size: int, processes: int | None = None) -> P
         processes: Number of processes, each with a device like that of this one; default: those torchrun started.
     """
     processes = launch.processes() if processes is None else processes
-    teacher = teacher_of(recipe)
-    device = choose_device(recipe.training)
+    device, teacher = choose_device(recipe.training), teacher_of(recipe)
     precision = choose_precision(recipe.training, device)
-    compute = Compute(
-        device=device,
-        precision=precision,
-        fixed_shape=compiles(recipe.training, device) or device.type == "cuda",
-        soften=teacher,
-    )
+    fixed = compiles(recipe.training, device) or device.type == "cuda"
+    compute = Compute(device=device, precision=precision, fixed_shape=fixed, soften=teacher)
     with shapes_only():
         model = shape_model(recipe, vocab_size)
     parameters = sum(weight.numel() for weight in model.parameters())
-    taught = [] if teacher is None else list(teacher.network.parameters())
-    of_process = _Share.of(model, processes, sharded=shards(recipe, processes))
-    forecasts = [
-        (phase, _Forecast(phase, vocab_size, compute, parameters, of_process, taught)) for phase in phases(recipe)
-    ]
-    worst, largest = max(forecasts, key=lambda each: each[1].total(each[1].rows))
+    sharded = shards(recipe, processes)
+    held = 4 * parameters // (processes if sharded else 1)
+    beside = _gathered(model) if sharded else 0
+    beside += 0 if teacher is None else sum(weight.nbytes for weight in teacher.network.parameters())
+    forecasts = [_Forecast(phase, vocab_size, compute, held, beside, processes) for phase in phases(recipe)]
+    worst = max(forecasts, key=lambda each: each.total(each.rows))
     available = memory_of(device)
+    cure = "" if available is None else worst.cure(available)
+    steps = [(each.phase.last_step - each.phase.first_step, each) for each in forecasts]
     return Plan(
         recipe=recipe.name,
         device=str(device),
         precision=precision,
         parameters=parameters,
         processes=processes,
-        sharded=of_process.sharded,
-        memory=largest.memory(largest.rows),
+        sharded=sharded,
+        memory=worst.memory(worst.rows),
         available=available,
-        rows=largest.rows,
+        rows=worst.rows,
         steps=recipe.training.steps,
-        tokens=sum(
-            (phase.last_step - phase.first_step) * phase.recipe.training.batch_size * phase.recipe.data.window
-            for phase in phases(recipe)
-        ),
-        seconds=sum((phase.last_step - phase.first_step) * each.seconds() for phase, each in forecasts),
-        cure="" if available is None else largest.cure(available, worst.recipe.training.batch_size),
+        tokens=sum(n * each.phase.recipe.training.batch_size * each.phase.recipe.data.window for n, each in steps),
+        seconds=None if cure else sum(n * each.seconds() for n, each in steps if n),
+        cure=cure,
     )
 
 
@@ -234,97 +171,114 @@ class _Forecast:
         phase: The phase.
         vocab_size: Number of token ids.
         compute: Device and precision.
-        parameters: Number of weights of the whole model.
-        share: What one process does and holds.
-        taught: Weights of the teacher, if there is one.
+        held: Bytes of the weights that a process holds.
+        beside: Bytes of the teacher's, and of those it gathers from other processes.
+        processes: Number of processes.
     """
 
-    def __init__(
-        self,
-        phase: Phase,
-        vocab_size: int,
-        compute: Compute,
-        parameters: int,
-        share: _Share,
-        taught: Sequence[Tensor] = (),
-    ) -> None:
+    def __init__(self, phase: Phase, vocab_size: int, compute: Compute, held: int, beside: int, processes: int) -> None:
         training = phase.recipe.training
-        self.rows = training.micro_batch_size or training.batch_size
-        self._batch, self._leaves, self._share = training.batch_size, training.leaves, share
-        self._weights = 4 * parameters
-        self._layers, self._checkpoints = phase.recipe.model.num_layers, training.checkpoint_activations
-        self._few = (2, 3) if self._checkpoints else (1, 2)
-        self._taught, self._teacher = taught, sum(weight.nbytes for weight in taught)
-        self._kept, self._fixed = (_KEPT, _FIXED) if compute.device.type == "cpu" else (0.0, 0)
+        self.phase, self.rows = phase, training.micro_batch_size or training.batch_size
+        self._vocab_size, self._compute, self._processes = vocab_size, compute, processes
+        self._held, self._beside = held, beside
         with _random_text(phase.recipe, vocab_size) as sampler_of:
-            self._rows_held = _rows_held(phase.recipe, sampler_of)
-            found = {
-                (layers, rows): _measured(phase, layers, rows, vocab_size, compute, sampler_of, taught)
-                for layers, rows in itertools.product(self._few, _ROWS)
-            }
-        self._found = found
-
-    def _at(self, rows: int) -> _Step:
-        """The step of the whole model with micro-batches of some rows."""
-        fewer, more = self._few
-        layers = self._layers - fewer
-
-        def combine(one: float, of_rows: float, of_layers: float, both: float) -> float:
-            mixed = both - of_rows - of_layers + one
-            return one + (rows - 1) * (of_rows - one) + layers * (of_layers - one) + layers * (rows - 1) * mixed
-
-        def timed(one: float, *others: float) -> float:
-            return max(combine(one, *others), one)  # times of short steps vary
-
-        steps = [self._found[number, size] for number in (fewer, more) for size in _ROWS]
-        times = _Step.of(timed, *steps)
-        return replace(_Step.of(combine, *steps), seconds=times.seconds, update_seconds=times.update_seconds)
+            self._batches = _few_rows(phase.recipe, sampler_of)
+        self._of_a_row = max(
+            activations(phase.recipe, batch.examples, vocab_size, compute) / _ROWS for batch in self._batches.values()
+        )
 
     def memory(self, rows: int) -> dict[str, int]:
         """Bytes at the largest moment of a step, by what they hold."""
-        step, micro_batches, share = self._at(rows), math.ceil(self._batch / rows), self._share
-        leaves = min(self._leaves, micro_batches)
-        held = 1 if share.sharded else gradients_held(leaves, share.processes)
-        of_all, updating = share.of_model * step.gradients, share.of_model * step.update
-        passes, update = held * of_all + step.activations + share.gathered, of_all + updating
-        if micro_batches <= self._leaves:  # the gradients of a leaf of one micro-batch grow while its activations go
-            passes -= min(of_all, step.activations)
-        gradients = min(held * of_all, passes) if passes >= update else of_all
+        training = self.phase.recipe.training
+        micro_batches, kept = math.ceil(training.batch_size / rows), round(rows * self._of_a_row)
+        leaves = min(training.leaves, micro_batches)
+        gradients = self._held * gradients_held(leaves, self._processes)
+        if micro_batches <= training.leaves:  # the gradients of a leaf of one micro-batch grow while its activations go
+            gradients -= min(self._held, kept)
         used = {
-            "weights": round(share.of_model * self._weights),
-            "gradients": round(gradients),
-            "moments": round(share.of_model * step.moments),
-            "activations": round(passes - share.gathered - gradients if passes >= update else 0),
+            "weights": self._held,
+            "gradients": gradients,
+            "moments": self._held * MOMENTS[training.optimizer] // 4,
+            "activations": kept,
         }
-        buffers = self._rows_held + self._fixed + (share.gathered if passes >= update else updating)
-        used |= {"teacher": self._teacher} if self._teacher else {}
-        return {**used, "buffers": round(buffers + self._kept * (sum(used.values()) + buffers))}
+        on_cpu = self._compute.device.type == "cpu"
+        kept_by_cpu = round(_FIXED + _KEPT * (sum(used.values()) + self._beside)) if on_cpu else 0
+        return {**used, "buffers": self._beside + kept_by_cpu}
 
     def total(self, rows: int) -> int:
         """Bytes at the largest moment of a step."""
         return sum(self.memory(rows).values())
 
     def seconds(self) -> float:
-        """Time of a step."""
-        step = self._at(self.rows)
-        micro_batches = math.ceil(math.ceil(self._batch / self.rows) / self._share.processes)
-        return micro_batches * step.seconds + self._share.of_model * step.update_seconds
+        """Time of a step: of the passes of a few rows of each part, times the rows of a process, and of the update."""
+        recipe, compute = self.phase.recipe, self._compute
+        model = ready_model(recipe, self._vocab_size, compute.device)
+        symbols = [f"{number:016}".encode() for number in range(self._vocab_size)]
+        spell_tokens(model, lambda: spell(symbols, [True] * len(symbols)))
+        state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
+        found, updates = 0.0, list[float]()
+        for part, settings in enumerate(parts(recipe.objective)):
+            passes = list[float]()
+            while len(passes) < 3 and sum(passes) < _LONG:
+                begun = time.perf_counter()
+                accumulate_gradients(state, [self._batches[part]], recipe.training, compute, lambda _: "random tokens")
+                clip_gradient(model, recipe.training.clip_norm)
+                passes.append(_elapsed(begun, compute))
+                begun = time.perf_counter()
+                for optimizer in state.optimizers:
+                    optimizer.step()
+                updates.append(_elapsed(begun, compute))
+            found += settings.share * min(passes)
+        return found / _ROWS * math.ceil(recipe.training.batch_size / self._processes) + min(updates)
 
-    def cure(self, available: int, batch_size: int) -> str:
+    def cure(self, available: int) -> str:
         """What to change if the run does not fit; empty if it does."""
         if self.total(self.rows) <= available:
             return ""
-        fits = [
-            rows for rows in range(1, self.rows) if batch_size % rows == 0 and self.total(rows) <= _RESERVE * available
-        ]
-        if fits:
+        training = self.phase.recipe.training
+        sizes = [rows for rows in range(1, self.rows) if training.batch_size % rows == 0]
+        if fits := [rows for rows in sizes if self.total(rows) <= _RESERVE * available]:
             return f"give --training.micro_batch_size {fits[-1]}, which needs {_amount(self.total(fits[-1]))}"
-        fewer = self.total(1)
-        recomputed = "" if self._checkpoints else " or --training.checkpoint_activations true"
+        recomputed = "" if training.checkpoint_activations else " or --training.checkpoint_activations true"
         return (
-            f"even rows one at a time need {_amount(fewer)}: lower model.hidden_size, model.num_layers, "
+            f"even rows one at a time need {_amount(self.total(1))}: lower model.hidden_size, model.num_layers, "
             f"tokenizer.vocab_size or data.window, or set --training.leaves 1{recomputed}"
         )
+
+
+def activations(recipe: Recipe, examples: Examples, vocab_size: int, compute: Compute) -> float:
+    """Bytes that a model keeps of some rows from its forward pass for its backward pass."""
+    model, rows, slots = recipe.model, len(examples), int(examples.lengths.max())
+    width, inner, scores = _OF_A_SLOT[compute.precision]
+    if model.kind == "recurrent":
+        of_a_layer = width * model.hidden_size + _OF_A_CELL * model.intermediate_size
+    else:
+        of_a_layer = width * model.hidden_size + inner * model.intermediate_size
+        of_a_layer += _CROSS * model.hidden_size if model.decoder_layers else 0
+        if compute.device.type == "cpu":  # kernels of a GPU keep no scores
+            of_a_layer += scores * model.num_heads * (slots + model.memory)
+    layers = max(model.num_layers, model.decoder_layers) * (1 + (model.generator_size or 0.0))
+    kept = layers * of_a_layer
+    if recipe.training.checkpoint_activations and model.kind == "transformer":
+        kept = of_a_layer + layers * 4 * model.hidden_size
+    targets = [target for name, target in examples.targets.items() if name not in WITHOUT_VOCABULARY]
+    predictions = sum(int((target.weights > 0).sum()) for target in targets)
+    once = scores * model.num_heads * slots if model.relative_bias and compute.device.type == "cpu" else 0
+    return float(rows * slots * (kept + once)) + _OF_A_LOGIT * predictions * vocab_size
+
+
+def _gathered(model: nn.Module) -> int:
+    """Bytes that a process with a share of the model gathers: what is outside layers, two layers, and a gradient."""
+    layers = [] if owners_of_layers(model) else [each for each in model.modules() if isinstance(each, Layer)]
+    sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in layers]
+    outside, largest = sum(weight.numel() for weight in model.parameters()) - sum(sizes), max(sizes, default=0)
+    return 4 * (outside + 2 * largest + max(outside, largest))
+
+
+def _elapsed(begun: float, compute: Compute) -> float:
+    if compute.device.type == "cuda":
+        torch.cuda.synchronize(compute.device)
+    return time.perf_counter() - begun
 
 
 def gradients_held(leaves: int, processes: int = 1) -> int:
@@ -338,128 +292,15 @@ def gradients_held(leaves: int, processes: int = 1) -> int:
     return most
 
 
-class _Live(TorchDispatchMode):
-    """Counts the bytes of tensors that are made and not yet freed within it."""
-
-    def __init__(self, known: Iterator[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = 0
-        self._kept = [tensor.untyped_storage() for tensor in known]
-        self._ids = {id(storage) for storage in self._kept}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call an operation and count what it made."""
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor):
-                for part in (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,):
-                    self._note(part)
-        return made
-
-    def _note(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if id(storage) in self._ids:
-            return
-        size = storage.nbytes()
-        self._ids.add(id(storage))
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._freed, id(storage), size)
-
-    def _freed(self, number: int, size: int) -> None:
-        self._ids.discard(number)
-        self.live -= size
-
-
-def _measured(
-    phase: Phase,
-    layers: int,
-    rows: int,
-    vocab_size: int,
-    compute: Compute,
-    sampler_of: Callable[[Recipe], WindowSampler],
-    taught: Sequence[Tensor] = (),
-) -> _Step:
-    """A step of the model with few layers on one micro-batch of few rows, of each part of the mixture."""
-    recipe = phase.recipe
-    shares = [part.share for part in parts(recipe.objective)]
-    batch = 2 * math.ceil(rows / min(shares))
-    training = replace(recipe.training, batch_size=batch, micro_batch_size=rows, steps=2, phases=[])
-    model_settings = recipe.model
-    decoder = layers if model_settings.decoder_layers == model_settings.num_layers else model_settings.decoder_layers
-    few = replace(model_settings, num_layers=layers, decoder_layers=decoder)
-    recipe = replace(recipe, model=few, training=training)
-    chosen: dict[int, MicroBatch] = {}
-    for micro_batch in next(training_steps(recipe, sampler_of, 0)):
-        if len(micro_batch.examples) == rows:
-            chosen.setdefault(micro_batch.part, micro_batch)
-    model = ready_model(recipe, vocab_size, compute.device)
-    spell_tokens(model, lambda: spell([f"{number:016}".encode() for number in range(vocab_size)], [True] * vocab_size))
-    state = TrainState(model=model, optimizers=build_optimizers(model, training))
-    found = [_one_step(state, chosen[part], recipe, compute, taught) for part in sorted(chosen)]
-    seconds = sum(share * step.seconds for share, step in zip(shares, found, strict=False))
-    return replace(_Step.of(max, *found), seconds=seconds) if len(found) > 1 else found[0]
-
-
-def _one_step(
-    state: TrainState, micro_batch: MicroBatch, recipe: Recipe, compute: Compute, taught: Sequence[Tensor]
-) -> _Step:
-    twice = replace(recipe.training, leaves=1)
-
-    def passes() -> None:
-        # The second pass finds all gradients there, so that its peak beside them is that of the activations.
-        accumulate_gradients(state, [micro_batch] * 2, twice, compute, lambda _: "random tokens")
-        clip_gradient(state.model, recipe.training.clip_norm)
-
-    updates = Updates(state.model, state.optimizers, late=compute.queues, undo=recipe.training.on_spike != "accept")
-
-    def update() -> None:
-        set_learning(state.optimizers, state.step)
-        with updates.checked():
-            for optimizer in state.optimizers:
-                optimizer.step()
-        if not compute.queues:
-            updates.spoiled()
-
-    with _Live(itertools.chain(state.model.parameters(), state.model.buffers(), taught)) as first:
-        begun = time.perf_counter()
-        passes()
-        middle = time.perf_counter()
-        gradients, peak = first.live, first.peak
-        first.peak = first.live
-        update()
-        moments = first.live - gradients
-        updating = first.peak - first.live
-    timed = [((middle - begun) / 2, time.perf_counter() - middle)]
-    for _ in range(0 if middle - begun > _LONG else 2):
-        begun = time.perf_counter()
-        passes()
-        middle = time.perf_counter()
-        update()
-        timed.append(((middle - begun) / 2, time.perf_counter() - middle))
-    state.model.zero_grad(set_to_none=True)
-    return _Step(
-        gradients=gradients,
-        moments=moments,
-        activations=peak - gradients,
-        update=updating,
-        seconds=min(one for one, _ in timed),
-        update_seconds=min(other for _, other in timed),
-    )
-
-
-def _rows_held(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler]) -> int:
-    """Bytes of the rows that are trained on and of those that are made meanwhile."""
-    training = replace(recipe.training, steps=2**20, phases=[])
-    tracemalloc.start()
-    try:
-        steps = training_steps(replace(recipe, training=training), sampler_of, 0)
-        _rows = next(steps)
-        return sum(tracemalloc.get_traced_memory())
-    finally:
-        tracemalloc.stop()
+def _few_rows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler]) -> dict[int, MicroBatch]:
+    """A micro-batch of a few rows of each part of the mixture."""
+    batch = 2 * math.ceil(_ROWS / min(part.share for part in parts(recipe.objective)))
+    training = replace(recipe.training, batch_size=batch, micro_batch_size=_ROWS, steps=2, phases=[])
+    found: dict[int, MicroBatch] = {}
+    for micro_batch in next(training_steps(replace(recipe, training=training), sampler_of, 0)):
+        if len(micro_batch.examples) == _ROWS:
+            found.setdefault(micro_batch.part, micro_batch)
+    return found
 
 
 @contextmanager

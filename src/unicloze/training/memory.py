@@ -17,6 +17,8 @@ from unicloze.training.loading import shape_model
 from unicloze.training.precision import choose_device
 
 _GIB = 2**30
+MOMENTS = {"adamw": 8, "adamax": 8, "lamb": 8, "muon": 4, "sgd": 4, "nt_asgd": 0, "adafactor": 0}
+"""Bytes of moments of each weight in a matrix, at least, by optimiser."""
 _CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -86,7 +88,7 @@ def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) ->
     with shapes_only():
         weights = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
     training, few = recipe.training, bool(recipe.training.frozen) or recipe.finetuning.few
-    of_a_weight = 4 if few else {"muon": 12, "sgd": 12, "nt_asgd": 8}.get(training.optimizer, 16)
+    of_a_weight = 4 if few else 8 + MOMENTS[training.optimizer]
     if of_a_weight * weights > there:
         raise UsageError(
             f"the model has {weights:,} weights and would need {of_a_weight * weights / _GIB:,.0f} GiB of memory with their "

@@ -146,9 +146,8 @@ def pretrain(
         verify: Verify the digests of all prepared text before the first step, not of each block when it is first read.
         budget: With `--recipe auto`: what the run may spend, as in 30min, 2h, steps=N, tokens=N of text or flops=N; default:
             10min.
-        plan: Train nothing; print parameters, memory, tokens and time, and what to change if the run does not fit. Memory and
-            time are extrapolated from four short steps with one and two layers and rows. `--recipe auto` still prepares the
-            text.
+        plan: Train nothing; print parameters, memory, tokens and time, and what to change if the run does not fit. Memory
+            follows from formulas, time from a few passes of two rows. `--recipe auto` still prepares the text.
 
     Examples:
         unicloze pretrain --recipe quickstart
