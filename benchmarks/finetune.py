@@ -56,7 +56,7 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.finetuning.data import open_records
     from unicloze.finetuning.initial import task_recipe
     from unicloze.finetuning.predict import predict
-    from unicloze.finetuning.scores import measure, with_errors
+    from unicloze.finetuning.scores import measure
     from unicloze.finetuning.task_model import load_task_model
     from unicloze.interop.opening import open_model
     from unicloze.recipes import load_recipe
@@ -96,8 +96,7 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
         model = load_task_model(load_model(out))
         data = open_records(Path(spec["test"]), model.recipe, model.tokenizer)
         predictions = predict(model, data)
-        results = measure(predictions, data.records, model.recipe)
-        results = with_errors(results, predictions, data.records, model.recipe)
+        results = measure(predictions, data.records, model.recipe, errors=True)
     scores = {key: value for result in results.values() for key, value in result.values.items()}
     errors = {key: value for result in results.values() for key, value in result.errors.items()}
     return {

@@ -70,14 +70,15 @@ def test_a_run_says_and_records_what_it_does(
     first, _, saved, evaluated, end = events(out)
     assert list(first) == [
         "schema", "event", "time", "step", "recipe", "task", "model", "model_step", "drawn", "changed", "lineage", "files",
-        "fingerprints", "records", "baseline", "parameters", "learned", "device", "precision", "threads", "processes",
-        "versions", "resumed_from",
+        "fingerprints", "records", "baseline", "rivals", "parameters", "learned", "device", "precision", "threads",
+        "processes", "versions", "resumed_from",
     ]  # fmt: skip
     state = json.loads((out / "checkpoints" / "step-00000001" / "state.json").read_text())
     facts = {
         "task": "classification", "model": "none", "model_step": 0, "lineage": {},
         "files": {"train": str(train), "dev": str(dev)}, "records": {"train": 8, "dev": 9},
-        "fingerprints": state["origin"], "baseline": result.baseline and result.baseline.to_dict(),
+        "fingerprints": state["origin"], "baseline": result.baselines[0].to_dict() if result.baselines else None,
+        "rivals": [one.to_dict() for one in result.baselines[1:]],
     }  # fmt: skip
     assert {name: first[name] for name in facts} == facts
     assert first["drawn"] and isinstance(state["segments"], int)
@@ -126,7 +127,7 @@ def test_a_run_without_development_file(start: LoadedModel, tmp_path: Path, caps
     recipe = recipe_for(start, training__learning_rate="auto")
     result = finetune_run(recipe, start, write(tmp_path / "train.jsonl", 8), None, out)
     unjudged = "not judged: there is no development file"
-    assert result == FinetuneResult(out, 1, 1, 0, {}, "", None, unjudged)
+    assert result == FinetuneResult(out, 1, 1, 0, {}, "", (), unjudged)
     first, *_, saved, end = events(out)
     assert (first["files"]["dev"], first["records"], first["baseline"]) == (None, {"train": 8, "dev": 0}, None)
     assert (saved["event"], end["verdict"]) == ("save", unjudged)
@@ -166,7 +167,7 @@ def test_steps_of_some_epochs(start: LoadedModel) -> None:
 
 
 def test_defaults_of_a_result(tmp_path: Path) -> None:
-    assert FinetuneResult(tmp_path, 3, 2, 0, {}) == FinetuneResult(tmp_path, 3, 2, 0, {}, "", None, "")
+    assert FinetuneResult(tmp_path, 3, 2, 0, {}) == FinetuneResult(tmp_path, 3, 2, 0, {}, "", (), "")
     assert [field.name for field in dataclasses.fields(FinetuneResult)] == [
         "out", "step", "best_step", "stopped_by", "scores", "chosen_by", "baseline", "verdict",
     ]  # fmt: skip

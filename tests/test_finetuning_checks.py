@@ -13,7 +13,9 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.scores import measure_file
 from unicloze.recipes import load_recipe
+from unicloze.records import read_records
 from unicloze.settings import Recipe
+from unicloze.tasks.classification import ClassificationSettings, with_labels
 from unicloze.training.loading import LoadedModel, load_model
 
 SHORT = {"finetuning__epochs": 3, "finetuning__evaluations": 1, "training__batch_size": 8}
@@ -74,7 +76,8 @@ def test_white_space_around_a_label_does_not_count_in_a_file_of_predictions(star
     labels = ["a ", " b", "a ", " b"]
     gold = nlu_toys.write(tmp_path / "gold.jsonl", [{"text": "anna", "label": label} for label in labels])
     said = nlu_toys.write(tmp_path / "said.jsonl", [{"prediction": label} for label in labels])
-    recipe = recipe_for(start, task__labels=["a ", " b"])
+    recipe = recipe_for(start, task__labels=["a", "b"])
+    assert with_labels(ClassificationSettings(), read_records(gold, recipe.task)).labels == ["a", "b"]
     assert measure_file(said, gold, recipe).results["accuracy"].values == {"accuracy": 100.0}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nlu_toys
 from test_generation_task import pairs, recipe_for, untrained, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
@@ -82,6 +83,32 @@ def test_parts_lists_and_references(start: LoadedModel) -> None:
     assert record.get(first, "target") == "mu"
     only_references = Record("1", {"references": ["mu", "nu"], **fields, "answers": None}, "line 2")
     assert targets_of(only_references, recipe.task) == ["mu", "nu"]
+
+
+def test_a_chunk_holds_the_answer_at_its_place_and_a_history_keeps_its_end() -> None:
+    """UniLM v1, Section 3.3; the same word may stand elsewhere, and the latest turns of a conversation tell most."""
+    start = nlu_toys.start("unilmv2-base")
+    context = " ".join(["fargo"] + ["anna"] * 60 + ["fargo"] + ["carl"] * 30)
+    fields: dict[str, Any] = {"context": context, "history": "anna " * 60 + "eva", "question": "carl"}
+    sources = []
+    for at in (context.rindex("fargo"), 0):
+        fields["answers"] = [{"text": "fargo", "answer_start": at}]
+        more = {"generation__source": ["context", "answer"], "task__fields": {"answer": "answers.0"}}
+        sources.append(_source(start, fields, **more))
+    assert sources[0].count("fargo") == sources[1].count("fargo") == 2
+    assert sources[0].index("fargo") > 0
+    assert sources[1][0] == "fargo" and "carl" not in sources[1]
+    more = {"generation__source": ["history", "question"], "generation__chunk_by": ["question"]}
+    assert _source(start, fields, **more)[-3:] == ["eva", "", "carl"]
+
+
+def _source(start: LoadedModel, fields: dict[str, Any], **more: Any) -> list[str]:
+    settings = {"generation__keep": "chunk", "task__max_length": 32, "generation__max_target": 8, **more}
+    recipe = nlu_toys.recipe_for(start, "generation", **settings)
+    with pytest.warns(UserWarning, match="were cut"):
+        (row,) = generation.encode([Record(id="0", fields=fields, place="")], start.tokenizer, recipe)
+    words = {int(start.tokenizer.encode(word)[0]): word for word in ("anna", "berlin", "carl", "eva", "fargo")}
+    return [words.get(int(token), "") for token in row.source]
 
 
 def test_long_parts_are_cut_first_and_chunks_hold_the_answer() -> None:

@@ -17,7 +17,7 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.mixing import Mixture
 from unicloze.finetuning.run import FinetuneResult, finetune_run
-from unicloze.finetuning.scores import measure
+from unicloze.finetuning.scores import measure, measure_file
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks.generation import WritingSettings
@@ -55,6 +55,7 @@ def test_records_become_texts_as_in_t5(tmp_path: Path) -> None:
         "source": "stsb sentence1: Representatives for Puretunes could not be reached. sentence2: They could not be located.",
         "target": "3.2",
         "task": "stsb",
+        "gold": 3.25,
     }
     assert [record.fields["target"] for record in found[1:]] == ["2.6", "5.0", "0.0", "4.6"]
     assert [record.id for record in found[:2]] == ["stsb-0", "stsb-1"]
@@ -134,7 +135,7 @@ def test_tasks_are_learned_together_and_scored_apart(
     mean = (kind["kind accuracy"] + stsb["stsb pearson"]) / 2
     assert result.chosen_by == "mean of tasks"
     assert result.scores["mean of tasks"].values == {"mean of tasks": pytest.approx(mean)}
-    assert result.baseline is not None and result.baseline.name == "the most common answer of each task"
+    assert result.baselines[0].name == "the most common answer of each task"
     assert "better than the most common answer of each task (mean of tasks " in result.verdict
 
     asked = nlu_toys.write(
@@ -178,11 +179,42 @@ def test_answers_are_compared_as_classes_and_numbers(start: LoadedModel, tmp_pat
     assert results["stsb pearson"].values["stsb pearson"] == pytest.approx(100 * expected)
 
 
+@pytest.mark.parametrize(
+    ("step", "value", "text"), [(0.25, 3.4, "3.50"), (2.5, 7.5, "7.5"), (5, 7.6, "10"), (0.2, 3.25, "3.2")]
+)
+def test_a_step_is_written_with_all_its_decimals(tmp_path: Path, step: float, value: float, text: str) -> None:
+    nlu_toys.write(tmp_path / "stsb.jsonl", [{"text": "a", "pair": "b", "score": value}])
+    (record,) = records_of(tmp_path, settings({**STSB, "step": step}))
+    assert record.fields["target"] == text
+
+
+def test_a_file_is_scored_as_a_model_is_by_its_own_answers(start: LoadedModel, tmp_path: Path) -> None:
+    """Numbers are compared with the numbers of the file, not with their rounded texts; "0" is no text of a class."""
+    files = folder(tmp_path)
+    scores = [0.0, 0.09, 3.25, 2.57, 4.65]
+    nlu_toys.write(files / "stsb.jsonl", [{"text": "a", "pair": "b", "score": score} for score in scores])
+    recipe = recipe_for(start, task__parts=[KIND, STSB])
+    records = records_of(files, recipe.task, dev=True)
+    texts = ["0", "sees", "plays", "1", "plays", "sees", "0.0", "0.0", "3.2", "2.6", "4.6"]
+    predictions = [{"id": record.id, "prediction": text} for record, text in zip(records, texts, strict=True)]
+    results = measure(predictions, records, recipe, errors=True)
+    exact = 100 * float(np.corrcoef([0, 0, 3.2, 2.6, 4.6], scores)[0, 1])
+    assert results["kind accuracy"].values["kind accuracy"] == pytest.approx(100 * 4 / 6)
+    assert results["stsb pearson"].values["stsb pearson"] == pytest.approx(exact, abs=1e-9) and exact < 99.99
+    said = nlu_toys.write(tmp_path / "said.jsonl", predictions)
+    assert measure_file(said, files, recipe).results == results
+    assert results["mean of tasks"].errors["mean of tasks"] > 0
+    assert list(measure_file(said, files, recipe, "accuracy").results) == [
+        "mean of tasks", "kind accuracy", "stsb accuracy",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("parts", "message"), [
     ([{"label": "a"}], "entry 1 has no text 'train'"),
     ([{"label": "a", "train": "x", "sources": {}}], "entry 1 has 'sources'; an entry has classes, dev"),
     ([KIND, KIND], "two entries are labelled 'kind'"),
     ([FREE], "the shares must leave something to an entry without one"),
+    ([{**KIND, "classes": {0: "Yes", 1: "y es"}}], "entry 1: two classes have the same text"),
     ([{**KIND, "step": 0}], "entry 1: step must be above 0"),
 ])  # fmt: skip
 def test_parts_that_make_no_sense_are_refused(parts: list[dict[str, Any]], message: str) -> None:

@@ -15,6 +15,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning import automatic
 from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.scores import difference_error
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, task_names
@@ -58,7 +59,7 @@ CASES = {
         task("tagging"),
         [{"tokens": ["the", "cat"], "tags": ["D", "N"]}, {"tokens": ["cat", "cat", "sat"], "tags": ["V", "N", "N"]}],
         [{"tokens": ["the", "cat", "unseen"]}],
-        ("the most common tag of each word", [["D", "N", "N"]]),
+        ("the most common tag of each word or its ending", [["D", "N", "N"]]),
     ),
     "generation": (
         task("generation"),
@@ -104,47 +105,79 @@ def test_a_baseline_is_measured_as_predictions_are() -> None:
     train = records(*({"text": "t", "label": label} for label in ("yes", "yes", "no")))
     dev = records(*({"text": "t", "label": label} for label in ("yes", "no", "no", "no")))
     scores = baseline_scores(train, dev, recipe)
-    assert scores is not None
-    assert scores.results["accuracy"].values == {"accuracy": 25.0}
-    assert scores.results["f1"].values["f1"] == pytest.approx(40)
+    assert scores[0].results["accuracy"].values == {"accuracy": 25.0}
+    assert scores[0].results["f1"].values["f1"] == pytest.approx(40)
+
+
+ONE, RAISE = ", with a standard error of 1.00", "raise finetuning.epochs"
+FEWER = "which is kept: fewer epochs are enough"
 
 
 @pytest.mark.parametrize(
     ("value", "error", "course", "said"),
     [
-        (52.0, 1.0, [52.0], "no better than always answering 'a' (accuracy 52.00)"),
-        (40.0, 1.0, [40.0], "no better than always answering 'a' (accuracy 52.00)"),
-        (
-            53.9,
-            1.0,
-            [53.9],
-            "1.90 better than always answering 'a' (accuracy 52.00), which is within 2 standard errors",
-        ),
-        (54.1, 1.0, [54.1], "2.10 better than always answering 'a' (accuracy 52.00)"),
-        (
-            60.0,
-            1.0,
-            [50.0, 60.0],
-            "8.00 better than always answering 'a' (accuracy 52.00); still improving at the last evaluation: raise "
-            "finetuning.epochs",
-        ),
-        (60.0, 1.0, [59.6, 60.0], "8.00 better than always answering 'a' (accuracy 52.00)"),
-        (
-            60.0,
-            1.0,
-            [60.0, 57.0],
-            "8.00 better than always answering 'a' (accuracy 52.00); the last evaluation is 3.00 below the best one, which "
-            "is kept: fewer epochs are enough",
-        ),
+        (52.0, 1.0, [52.0], "equal to BASE"),
+        (52.0, None, [52.0], "equal to BASE"),
+        (40.0, 1.0, [40.0], f"12.00 worse than BASE{ONE}: use that instead, or more records or another model"),
+        (50.1, 1.0, [50.1], "no different from BASE: -1.90 with a standard error of 1.00"),
+        (53.9, 1.0, [53.9], "no different from BASE: +1.90 with a standard error of 1.00"),
+        (54.1, None, [54.1, 1.0], "2.10 better than BASE; the standard error of the difference is not known"),
+        (54.1, 1.0, [54.1], f"2.10 better than BASE{ONE}"),
+        (60.0, 1.0, [50.0, 60.0], f"8.00 better than BASE{ONE}; still improving at the last evaluation: {RAISE}"),
+        (60.0, 1.0, [59.6, 60.0], f"8.00 better than BASE{ONE}"),
+        (60.0, 1.0, [60.0, 57.0], f"8.00 better than BASE{ONE}; the last evaluation is 3.00 below the best one, {FEWER}"),
+        (60.0, 3.5, [60.0, 57.0], "8.00 better than BASE, with a standard error of 3.50"),
     ],
-)
-def test_a_verdict_says_what_a_score_is_worth(value: float, error: float, course: list[float], said: str) -> None:
-    def result(value: float, **errors: float) -> dict[str, MetricResult]:
+)  # fmt: skip
+def test_a_verdict_says_what_a_score_is_worth(
+    value: float, error: float | None, course: list[float], said: str
+) -> None:
+    """A tie is no failure; differences within two standard errors are neither failure nor gain; an unknown error is named."""
+    errors = {} if error is None else {"accuracy": error}
+
+    def result(value: float) -> dict[str, MetricResult]:
         return {"accuracy": MetricResult(metric="accuracy", values={"accuracy": value}, items=9, errors=errors)}
 
     baseline = BaselineScores("always answering 'a'", result(52.0))
     recipe = task("classification", metrics=["accuracy"])
-    assert verdict_on(result(value, accuracy=error), course, baseline, recipe) == said
+    found = verdict_on(result(value), course, [baseline], recipe, lambda _: error)
+    assert found == said.replace("BASE", "always answering 'a' (accuracy 52.00)")
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_words_tell_what_a_majority_does_not(pair: bool) -> None:
+    """The rival beats the majority where words decide, and the paired error is that of the difference on the same records."""
+    recipe = task("classification", metrics=["accuracy"], labels=["no", "yes"])
+    every = [
+        {"text": f"the {'good' if n % 2 else 'bad'} one {n}", "label": "yes" if n % 2 else "no"} for n in range(40)
+    ]
+    every = [{**one, "pair": "a film"} for one in every] if pair else every
+    majority, rival = baseline_scores(records(*every[:20]), records(*every[20:]), recipe)
+    assert majority.results["accuracy"].values["accuracy"] == 50
+    assert rival.name == "logistic regression on TF-IDF of words and characters"
+    assert rival.results["accuracy"].values["accuracy"] == 100
+    dev = records(*every[20:])
+    assert difference_error(rival.answers, majority.answers, dev, recipe) == pytest.approx(
+        100 * 0.5 / 20**0.5, rel=0.15
+    )
+    assert difference_error(rival.answers, rival.answers, dev, recipe) == 0
+    quantities = [{"text": f"{'good ' * (n % 5)}film", "label": float(n % 5)} for n in range(40)]
+    found = baseline_scores(
+        records(*quantities[:20]), records(*quantities[20:]), task("regression", metrics=["pearson"])
+    )
+    assert [one.results["pearson"].values["pearson"] > 70 for one in found] == [False, True]
+
+
+def test_passages_and_sources_have_rivals_too() -> None:
+    passage = {"context": "Anna lives in Rome. Carl was born in 1950. He sings.", "question": "When was Carl born?"}
+    found = TASKS["extraction"].rival([], records(passage), task("extraction"))
+    assert found is not None and found.answers == ["Carl was born in 1950."]
+    sources = records(
+        {"source": "A one. B two. C three. D four."}, {"source": "One only."}, {"source": "A. B. C. D. E."}
+    )
+    lead = TASKS["generation"].rival([], sources, task("generation"))
+    assert lead is not None and list(lead.answers) == ["A one. B two. C three.", "One only.", "A. B. C."]
+    assert TASKS["generation"].rival([], sources[1:2], task("generation")) is None
 
 
 @pytest.mark.parametrize(

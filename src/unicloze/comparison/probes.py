@@ -19,9 +19,8 @@ from unicloze.comparison.results import ProbeColumn
 from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.automatic import with_chosen
-from unicloze.finetuning.checks import check_answers, check_labels, check_metrics
+from unicloze.finetuning.checks import check_labels, check_metrics
 from unicloze.finetuning.data import (
-    TaskData,
     encoded,
     evenly_chosen,
     finetuning_steps,
@@ -30,6 +29,7 @@ from unicloze.finetuning.data import (
     unlabelled_text,
 )
 from unicloze.finetuning.initial import task_recipe
+from unicloze.finetuning.scores import check_answers
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import SAMPLED_STEPS, flops_of
 from unicloze.recipes import given_in_task_files, load_recipe
@@ -164,7 +164,7 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], 
         recipe = reading_columns(recipe, records, progress)
         learned = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         check_labels(records, learned)
-        check_answers(TaskData(measured, (), ""), learned)
+        check_answers(measured, learned)
         for each in (records, measured):
             check_roles(each, TASKS[recipe.task.kind], learned)
     kept = (*overrides, *of_model)

@@ -8,10 +8,10 @@ from pathlib import Path
 from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.evaluation.metrics.registry import METRICS, metric
 from unicloze.finetuning.data import TaskData
-from unicloze.records.record import Record, refuse_repeated
+from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.several import parts_of
+from unicloze.tasks.several import metrics_of, parts_of
 from unicloze.training.checkpoint import fingerprint
 from unicloze.training.loading import LoadedModel
 
@@ -26,23 +26,24 @@ def check_metrics(recipe: Recipe) -> None:
         UsageError: An entry of `task.metrics` or `task.metric_options` is invalid.
     """
     known = {option for each in METRICS.values() for option in each.options}
-    named = [metric(name) for name in recipe.task.metrics]
+    names = metrics_of(recipe.task)
+    named = [metric(name) for name in names]
     for option in recipe.task.metric_options:
         if option not in known:
             raise UsageError(f"task.metric_options names {option}: metrics have the options {', '.join(sorted(known))}")
         if not any(option in each.options for each in named):
             raise UsageError(
-                f"task.metric_options names {option}, but none of the metrics {', '.join(recipe.task.metrics)} has it: leave "
+                f"task.metric_options names {option}, but none of the metrics {', '.join(names)} has it: leave "
                 f"it out ({option_of('task.metric_options')} '{{}}')"
             )
     allowed = TASKS[recipe.task.kind].compares
-    taggers = "tags" in allowed
-    for part in parts_of(recipe.task):
+    parts = parts_of(recipe.task)
+    for part in parts:
         for name in part.metrics:
-            if metric(name).compares not in (("tags",) if taggers else ("labels", "numbers", "texts")):
-                what = "tags" if taggers else "labels, numbers or texts"
-                raise UsageError(f"task.parts: {name} of {part.label} does not compare {what}")
-    for name in recipe.task.metrics:
+            if metric(name).compares not in part.compares:
+                raise UsageError(f"task.parts: {name} of {part.label} does not compare {' or '.join(part.compares)}")
+            metric(name).check_options(options_of(name, recipe))
+    for name in () if parts else names:
         compares = metric(name).compares
         if allowed and compares not in allowed:
             raise UsageError(
@@ -59,10 +60,10 @@ def check_given_options(recipe: Recipe) -> None:
         UsageError: An entry of `task.metric_options` is invalid.
     """
     for option in recipe.task.metric_options:
-        if not any(option in metric(name).options for name in recipe.task.metrics):
+        names = metrics_of(recipe.task)
+        if not any(option in metric(name).options for name in names):
             raise UsageError(
-                f"option {option_of('task.metric_options')}: {' and '.join(recipe.task.metrics)} has no option {option}: "
-                "leave it out"
+                f"option {option_of('task.metric_options')}: {' and '.join(names)} has no option {option}: leave it out"
             )
 
 
@@ -79,32 +80,6 @@ def check_labels(records: Sequence[Record], recipe: Recipe) -> None:
     """
     for record in records:
         TASKS[recipe.task.kind].reference(record, recipe.task)
-
-
-def check_answers(dev: TaskData, recipe: Recipe) -> None:
-    """Reject a development file without references, or with references that the metrics cannot compare.
-
-    Raises:
-        UniclozeError: A record has no answer, an id is repeated where answers are compared by id, a library that a metric
-            needs is not installed, or F1 finds no positive record.
-    """
-    task = TASKS[recipe.task.kind]
-    references = [task.reference(record, recipe.task) for record in dev.records]
-    if parts_of(recipe.task):
-        return
-    for name in recipe.task.metrics:
-        compares = metric(name).compares
-        wanted = references[:1] if compares == "texts" else references  # some metrics of texts are slow
-        tried = [texts[0] for texts in wanted] if compares == "texts" else wanted
-        if compares in ("texts", "labels", "numbers", "tags"):
-            try:
-                metric(name)(tried, wanted, **options_of(name, recipe))
-            except UsageError as error:
-                raise UsageError(
-                    f"task.metrics names {name}, which does not fit the development file: {error}"
-                ) from error
-        else:
-            refuse_repeated(dev.records)
 
 
 def refuse_word_vectors(recipe: Recipe) -> None:

@@ -21,6 +21,7 @@ from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, generation
 from unicloze.tasks.conversation import turn_of
+from unicloze.tasks.several import part_of
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.tree import share
@@ -93,7 +94,8 @@ def predictions_of(
 def prediction_of(record: Record, recipe: Recipe, texts: Sequence[tuple[str, float]]) -> Prediction:
     """The best text generated for a record; if there are several, also all candidates with their scores.
 
-    For a CoQA turn it includes story and turn number, as in the official file.
+    For a CoQA turn it includes story and turn number, as in the official file; in a task of `task.parts` with classes or
+    numbers, `answer` is the one that the text stands for.
 
     Args:
         record: The record.
@@ -101,6 +103,9 @@ def prediction_of(record: Record, recipe: Recipe, texts: Sequence[tuple[str, flo
         texts: Texts with their scores, best first.
     """
     prediction: Prediction = {"id": record.id, "prediction": texts[0][0], **turn_of(record, recipe.task)}
+    part = part_of(record, recipe.task)
+    if part is not None and (part.step is not None or part.classes is not None):
+        prediction["answer"] = part.answer_of(texts[0][0], compares="labels" if part.step is None else "numbers")
     if len(texts) > 1:
         prediction["candidates"] = [{"text": text, "score": round(score, 6)} for text, score in texts]
     return prediction

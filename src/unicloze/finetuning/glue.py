@@ -246,13 +246,20 @@ def _task(
         if summary.runs[-1].stopped_by:
             return None, summary.runs[-1]
         tried.append((changes, summary, place))
-    changes, summary, place = max(tried, key=lambda one: _score(task, one[1]))
-    best = max(summary.runs, key=lambda run: statistics.fmean(_values(task, run).values()))
+    file = _first(dev.parent, _MISMATCHED) if task == "mnli" else None
+    others = {run.out: _measured(run, file) for _, each, _ in tried for run in each.runs} if file is not None else {}
+
+    def selecting(run: FinetuneResult) -> float:
+        value = _known(run)[GLUE[task].selects]
+        return statistics.fmean([value, others[run.out].values["accuracy"]]) if others else value
+
+    changes, summary, place = max(tried, key=lambda one: statistics.fmean(map(selecting, one[1].runs)))
+    best = max(summary.runs, key=selecting)
     means = {name: _mean([_values(task, run)[name] for run in summary.runs]) for name in GLUE[task].values}
     known = {name: error for result in best.scores.values() for name, error in result.errors.items()}
     errors = {name: known.get(name, 0.0) for name in GLUE[task].values}
-    if task == "mnli" and (file := _first(dev.parent, _MISMATCHED)) is not None:
-        each = [_measured(run, file) for run in summary.runs]
+    if others:
+        each = [others[run.out] for run in summary.runs]
         means["mismatched"] = _mean([one.values["accuracy"] for one in each])
         errors["mismatched"] = binomial_error(means["mismatched"], each[0].items)
     result = GlueTaskResult(
@@ -281,12 +288,11 @@ def _mean(values: Sequence[float]) -> float:
 
 def _values(task: str, run: FinetuneResult) -> dict[str, float]:
     """The values of one run that the benchmark averages."""
-    known = {name: value for result in run.scores.values() for name, value in result.values.items()}
-    return {name: known[name] for name in GLUE[task].values}
+    return {name: _known(run)[name] for name in GLUE[task].values}
 
 
-def _score(task: str, summary: FinetuneSummary) -> float:
-    return statistics.fmean(value for run in summary.runs for value in _values(task, run).values())
+def _known(run: FinetuneResult) -> dict[str, float]:
+    return {name: value for result in run.scores.values() for name, value in result.values.items()}
 
 
 def _files_for_server(task: str, run: FinetuneResult, folder: Path, out: Path, progress: bool) -> list[Path]:

@@ -22,7 +22,6 @@ from unicloze.files import replace_file
 from unicloze.finetuning import automatic
 from unicloze.finetuning.checks import (
     Origin,
-    check_answers,
     check_labels,
     check_metrics,
     origin_of,
@@ -44,7 +43,7 @@ from unicloze.finetuning.generated import target_loss
 from unicloze.finetuning.initial import changed_settings, start_weights, unchanged, what_changed, what_learns
 from unicloze.finetuning.mixing import Mixture
 from unicloze.finetuning.predict import as_json_lines, predict
-from unicloze.finetuning.scores import chosen_value, headline, measure, with_errors
+from unicloze.finetuning.scores import check_answers, chosen_value, difference_error, headline, measure
 from unicloze.finetuning.shown_predictions import samples, with_references
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
@@ -101,7 +100,7 @@ class FinetuneResult:
         stopped_by: Number of the signal that stopped the run; 0 if none did.
         scores: Scores of the best checkpoint on the development file, by metric, with standard errors.
         chosen_by: Value of the first metric that selected the checkpoint; empty if nothing was evaluated.
-        baseline: Scores of a baseline without a model; None if nothing was evaluated or the task has none.
+        baselines: Scores of baselines without a model, the simplest first; empty if nothing was evaluated.
         verdict: Interpretation of the scores, in words.
     """
 
@@ -111,7 +110,7 @@ class FinetuneResult:
     stopped_by: int
     scores: Mapping[str, MetricResult]
     chosen_by: str = ""
-    baseline: BaselineScores | None = None
+    baselines: Sequence[BaselineScores] = ()
     verdict: str = ""
 
 
@@ -144,7 +143,7 @@ def finetune_run(
         training = evenly_chosen(encoded(records, recipe, start.tokenizer), recipe.task.train_records)
         development = None if dev is None else open_records(dev, recipe, start.tokenizer)
         if development is not None:
-            check_answers(development, recipe)
+            check_answers(development.records, recipe)
         former = None if checkpoint is None else load_recipe(checkpoint.path / RECIPE)
         weights, asked = start.model.num_parameters(), recipe
         recipe = automatic.with_chosen(recipe, weights, len(training.rows), former)
@@ -251,9 +250,9 @@ class _Run(RunProcess):
         self.scores: Mapping[str, MetricResult] = {}
         self.waited = 0
         self.headlines: list[float] = []
-        self.baseline = None
+        self.baselines: Sequence[BaselineScores] = ()
         if self.measured is not None:
-            self.baseline = baseline_scores(train.records, self.measured.records, recipe)
+            self.baselines = baseline_scores(train.records, self.measured.records, recipe)
         self.segments = segments_of(train, recipe, self.tokenizer.vocabulary)
 
     def _optimizers(self, model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -306,18 +305,31 @@ class _Run(RunProcess):
         best_step = self.best[1] if self.best else self.state.step
         if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-            self.scores = with_errors(self.scores, list(map(json.loads, lines)), self.measured.records, self.recipe)
+            predictions = list(map(json.loads, lines))
+            self.scores = {**self.scores, **measure(predictions, self.measured.records, self.recipe, errors=True)}
+        else:
+            predictions = []
         chosen_by = chosen_value(self.recipe) if self.scores else ""
         verdict = "not judged: there is no development file" if self.dev is None else ""
         if self.scores:
-            verdict = verdict_on(self.scores, self.headlines, self.baseline, self.recipe)
+            verdict = self._verdict(predictions)
         if not stopped and not ended:
             self.write_end(verdict=verdict)
         if not stopped and self.world.first:
             shutil.rmtree(self.out / AVERAGED, ignore_errors=True)
         return FinetuneResult(
-            self.out, self.state.step, best_step, stopped, self.scores, chosen_by, self.baseline, verdict
+            self.out, self.state.step, best_step, stopped, self.scores, chosen_by, self.baselines, verdict
         )
+
+    def _verdict(self, predictions: Sequence[Prediction]) -> str:
+        """The verdict on the scores of the best checkpoint, given its predictions."""
+        assert self.measured is not None
+        answers, records = [one["prediction"] for one in predictions], self.measured.records
+
+        def difference(baseline: BaselineScores) -> float | None:
+            return difference_error(answers, baseline.answers, records, self.recipe)
+
+        return verdict_on(self.scores, self.headlines, self.baselines, self.recipe, difference)
 
     def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
         """Restore a checkpoint; returns whether training is complete, and whether the ledger records its end."""
@@ -374,7 +386,8 @@ class _Run(RunProcess):
                 "dev": len(self.dev.records) if self.dev else 0,
                 **({} if unlabelled is None else {"unlabelled": len(unlabelled.records)}),
             },
-            baseline=self.baseline.to_dict() if self.baseline else None,
+            baseline=self.baselines[0].to_dict() if self.baselines else None,
+            rivals=[baseline.to_dict() for baseline in self.baselines[1:]],
         )
 
     @property

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,14 +15,14 @@ from unicloze.evaluation.metrics.calibration import calibration
 from unicloze.evaluation.metrics.coqa import Gold
 from unicloze.evaluation.metrics.read_files import check_match, value_of
 from unicloze.evaluation.metrics.registry import measurable, metric
-from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.evaluation.metrics.result import Compared, MetricResult
 from unicloze.evaluation.metrics.row_files import Item, read_items
 from unicloze.evaluation.metrics.standard_errors import standard_errors
 from unicloze.finetuning.checks import check_metrics, options_of
 from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.several import TaskPart, by_part, parts_of, records_of
+from unicloze.tasks.several import TaskPart, by_part, metrics_of, parts_of, records_of
 from unicloze.tasks.task import Prediction
 
 MEAN = "mean of tasks"
@@ -35,52 +35,152 @@ BY_ID: Mapping[str, Callable[[Any], Any]] = {
 """Metrics that compare answers by question id, and how each takes a task's reference."""
 
 
-def measure(predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe) -> Mapping[str, MetricResult]:
-    """Score predictions with the metrics of the task, and the probabilities of classes by their calibration.
+T = TypeVar("T")
+Said = Callable[[Compared], Sequence[Any]]
+"""Gives the answers to all records, read for what a metric compares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """Compares answers to records with the right ones: of a task, or of a part of `task.parts`.
+
+    Args:
+        recipe: Recipe of the task.
+        records: Its records.
+        numbers: Their indices among all records.
+        metrics: Names of its metrics.
+        part: The part; None for a whole task.
+    """
+
+    recipe: Recipe
+    records: Sequence[Record]
+    numbers: Sequence[int]
+    metrics: Sequence[str]
+    part: TaskPart | None = None
+
+    def name(self, value: str) -> str:
+        """Name of a metric or value among those of all parts."""
+        return value if self.part is None else f"{self.part.label} {value}"
+
+    def references(self, name: str) -> list[Any]:
+        """The right answers, as a metric compares them."""
+        task = self.recipe.task
+        right = [TASKS[task.kind].reference(record, task) for record in self.records]
+        if self.part is None:
+            return right
+        compares = metric(name).compares
+        return [
+            self.part.reference_of(record, reference, compares=compares)
+            for record, reference in zip(self.records, right, strict=True)
+        ]
+
+    def answers(self, name: str, said: Said) -> list[Any]:
+        """The answers to its records, as a metric compares them."""
+        compares = metric(name).compares
+        if self.part is None:
+            every = said(compares)
+            return [every[number] for number in self.numbers]
+        every = said("tags" if "tags" in self.part.compares else "texts")
+        return [self.part.answer_of(every[number], compares=compares) for number in self.numbers]
+
+    def result(self, name: str, said: Said, *, errors: bool = False) -> MetricResult:
+        """The result of one of its metrics, with standard errors if they are wanted."""
+        answers, right, options = self.answers(name, said), self.references(name), options_of(name, self.recipe)
+        found = _compared(name, answers, right, self.records, options)
+        if errors:
+            found = dataclasses.replace(found, errors=standard_errors(name, answers, right, **options))
+        return dataclasses.replace(
+            found,
+            values=self._named(found.values),
+            units=self._named(found.units),
+            errors=self._named(found.errors),
+            undefined=[self.name(key) for key in found.undefined],
+        )
+
+    def _named(self, values: Mapping[str, T]) -> dict[str, T]:
+        return {self.name(key): value for key, value in values.items()}
+
+
+def scorers(records: Sequence[Record], recipe: Recipe) -> list[Scorer]:
+    """One scorer for a task, or one for each part that has answers to compare."""
+    parts = parts_of(recipe.task)
+    if not parts:
+        return [Scorer(recipe=recipe, records=records, numbers=range(len(records)), metrics=recipe.task.metrics)]
+    of = by_part(records)
+    return [
+        Scorer(recipe=recipe, records=[records[number] for number in own], numbers=own, metrics=part.metrics, part=part)
+        for part in parts
+        if not part.unsupervised and (own := of.get(part.label, []))
+    ]
+
+
+def measure(
+    predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe, *, errors: bool = False
+) -> Mapping[str, MetricResult]:
+    """Score predictions with the metrics of the task or of its parts, and the probabilities of classes by calibration.
+
+    Args:
+        predictions: One prediction per record.
+        records: The records.
+        recipe: Recipe of the task.
+        errors: Whether to estimate the standard errors of values for which it is quick.
 
     Raises:
         UsageError: A metric in `task.metrics` does not exist.
         UniclozeError: A record has no answer, an id is repeated where answers are compared by id, or a library that a
             metric needs is not installed.
     """
-    answers, references = _answers(predictions), _references(records, recipe)
-    if parts := parts_of(recipe.task):
-        return _of_parts(parts, answers, references, records)
-    results = {
-        name: _compared(name, answers, references, records, options_of(name, recipe)) for name in recipe.task.metrics
-    }
+    answers = [prediction["prediction"] for prediction in predictions]
+    results = _measured(lambda _: answers, records, recipe, errors=errors)
     probabilities = [prediction["probabilities"] for prediction in predictions if "probabilities" in prediction]
-    if probabilities and len(probabilities) == len(predictions):
-        results["calibration"] = calibration(probabilities, references)
+    if probabilities and len(probabilities) == len(predictions) and not parts_of(recipe.task):
+        right = [TASKS[recipe.task.kind].reference(record, recipe.task) for record in records]
+        results["calibration"] = calibration(probabilities, right)
     return results
 
 
-def _of_parts(
-    parts: Sequence[TaskPart], answers: Sequence[Any], references: Sequence[Sequence[str]], records: Sequence[Record]
-) -> Mapping[str, MetricResult]:
-    """The mean of the tasks, by the first metric of each, and the scores of every task."""
-    numbers, results, firsts = by_part(records), dict[str, MetricResult](), list[float]()
-    for part in parts:
-        own = numbers.get(part.label, [])
-        if part.unsupervised or not own:
-            continue
-        for place, name in enumerate(part.metrics):
-            compared = metric(name)
-            said = [part.answer_of(answers[number], compares=compared.compares) for number in own]
-            right = [
-                references[number] if compared.compares in ("texts", "tags")
-                else part.answer_of(references[number][0], compares=compared.compares)
-                for number in own
-            ]  # fmt: skip
-            result = compared(said, right)
-            values = {f"{part.label} {key}": value for key, value in result.values.items()}
-            units = {f"{part.label} {key}": unit for key, unit in result.units.items()}
-            results[f"{part.label} {name}"] = dataclasses.replace(result, values=values, units=units)
-            if place == 0:
-                value = result.values[compared.headline]
-                firsts.append(value if compared.higher_is_better else -value)
-    mean = float(np.mean(firsts)) if firsts else np.nan
-    return {MEAN: MetricResult(metric=MEAN, values={MEAN: mean}, items=len(records)), **results}
+def check_answers(records: Sequence[Record], recipe: Recipe) -> None:
+    """Reject a development file without references, or with references that the metrics cannot compare.
+
+    Raises:
+        UniclozeError: A record has no answer, an id is repeated where answers are compared by id, a library that a metric
+            needs is not installed, or F1 finds no positive record.
+    """
+    for scorer in scorers(records, recipe):
+        for name in scorer.metrics:
+            compares, references = metric(name).compares, scorer.references(name)
+            wanted = references[:1] if compares == "texts" else references  # some metrics of texts are slow
+            tried = [texts[0] for texts in wanted] if compares == "texts" else wanted
+            if compares in ("texts", "labels", "numbers", "tags"):
+                try:
+                    metric(name)(tried, wanted, **options_of(name, recipe))
+                except UsageError as error:
+                    of = "task.metrics names" if scorer.part is None else f"{scorer.part.label} of task.parts names"
+                    raise UsageError(f"{of} {name}, which does not fit the development file: {error}") from error
+            else:
+                refuse_repeated(scorer.records)
+
+
+def _measured(said: Said, records: Sequence[Record], recipe: Recipe, *, errors: bool) -> dict[str, MetricResult]:
+    every = scorers(records, recipe)
+    results = {
+        scorer.name(name): scorer.result(name, said, errors=errors) for scorer in every for name in scorer.metrics
+    }
+    return {**_mean_of(every, results), **results} if parts_of(recipe.task) else results
+
+
+def _mean_of(every: Sequence[Scorer], results: Mapping[str, MetricResult]) -> dict[str, MetricResult]:
+    """The mean of the parts by the first metric of each; its standard error if that of each is known."""
+    values, errors = [], []
+    for scorer in every:
+        first, result = metric(scorer.metrics[0]), results[scorer.name(scorer.metrics[0])]
+        value = result.values[scorer.name(first.headline)]
+        values.append(value if first.higher_is_better else -value)
+        errors.append(result.errors.get(scorer.name(first.headline), np.nan))
+    mean, error = (float(np.mean(values)), float(np.hypot.reduce(errors)) / len(values)) if values else (np.nan, np.nan)
+    known = {} if np.isnan(error) else {MEAN: error}
+    items = sum(len(scorer.records) for scorer in every)
+    return {MEAN: MetricResult(metric=MEAN, values={MEAN: mean}, items=items, errors=known)}
 
 
 def chosen_value(recipe: Recipe) -> str:
@@ -100,25 +200,29 @@ def _compared(
     return metric(name)(dict(zip(ids, answers, strict=True)), right, **options)
 
 
-def with_errors(
-    results: Mapping[str, MetricResult], predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe
-) -> Mapping[str, MetricResult]:
-    """The results with the standard errors of those values for which they are quick to compute."""
-    if parts_of(recipe.task):
-        return results
-    references, answers = _references(records, recipe), _answers(predictions)
-    errors = {
-        name: standard_errors(name, answers, references, **options_of(name, recipe)) for name in recipe.task.metrics
-    }
-    return {name: dataclasses.replace(result, errors=errors.get(name, {})) for name, result in results.items()}
+def difference_error(
+    predictions: Sequence[Any], others: Sequence[Any], records: Sequence[Record], recipe: Recipe
+) -> float | None:
+    """Standard error of the difference of two models in the value that selects the checkpoint, on the same records.
 
+    Args:
+        predictions: Answers of one model.
+        others: Answers of the other.
+        records: The records.
+        recipe: Recipe of the task.
 
-def _references(records: Sequence[Record], recipe: Recipe) -> list[Any]:
-    return [TASKS[recipe.task.kind].reference(record, recipe.task) for record in records]
-
-
-def _answers(predictions: Sequence[Prediction]) -> list[Any]:
-    return [prediction["prediction"] for prediction in predictions]
+    Returns:
+        The error in the unit of the value; None if it is not quick to compute.
+    """
+    errors = []
+    for scorer in scorers(records, recipe):
+        name = scorer.metrics[0]
+        one, other = scorer.answers(name, lambda _: predictions), scorer.answers(name, lambda _: others)
+        options = options_of(name, recipe)
+        found = standard_errors(name, one, scorer.references(name), against=other, **options)
+        errors.append(found.get(metric(name).headline, np.nan))
+    error = float(np.hypot.reduce(errors)) / len(errors) if errors else np.nan
+    return None if np.isnan(error) else error
 
 
 @dataclass(frozen=True)
@@ -161,25 +265,33 @@ def measure_file(
     """
     if not recipe.task.kind:
         raise UsageError(f"{recipe.name} is not a task recipe: see `unicloze recipes`.")
-    names = measurable(recipe.task.metrics) if name is None else [name]
-    if not names:
-        raise UsageError(f"The recipe {recipe.name} has no metric: name one.")
-    used = {option: value for name in names for option, value in options_of(name, recipe).items()}
-    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, metrics=names, metric_options=used))
+    recipe = _measuring(recipe, name, options or {})
     check_metrics(recipe)
     records, items = records_of(references, recipe.task, dev=True), read_items(predictions, ("prediction",))
     wanted = [Item(value=None, place=record.place, id=record.get(recipe.task, "id")) for record in records]
     check_match(predictions, items, references, wanted)
-    right, results = _references(records, recipe), {}
-    for name in names:
-        compares = metric(name).compares
-        answers = [value_of(item, compares) for item in items]
-        # labels and numbers of choices are compared as text, without surrounding white space
-        comparable = [str(label).strip() for label in right] if compares == "labels" else right
-        given = {**options_of(name, recipe), **(options or {})}
-        result = _compared(name, answers, comparable, records, given)
-        results[name] = dataclasses.replace(result, errors=standard_errors(name, answers, comparable, **given))
-    return TaskScores(results)
+    return TaskScores(
+        _measured(lambda compares: [value_of(item, compares) for item in items], records, recipe, errors=True)
+    )
+
+
+def _measuring(recipe: Recipe, name: str | None, options: Mapping[str, str]) -> Recipe:
+    """The recipe with the metrics to measure, `name` or those whose programs are installed, and their options."""
+
+    def wanted(names: Sequence[str]) -> list[str]:
+        return measurable(names) if name is None else [name]
+
+    task: Any = recipe.task
+    if parts := parts_of(task):
+        entries = [{**entry, "metrics": wanted(part.metrics)} for entry, part in zip(task.parts, parts, strict=True)]
+        task = dataclasses.replace(task, parts=entries)
+    else:
+        task = dataclasses.replace(task, metrics=wanted(task.metrics))
+    names = metrics_of(task)
+    if not names:
+        raise UsageError(f"The recipe {recipe.name} has no metric: name one.")
+    own = {option: value for one in names for option, value in options_of(one, recipe).items()}
+    return dataclasses.replace(recipe, task=dataclasses.replace(task, metric_options={**own, **options}))
 
 
 def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:

@@ -71,7 +71,7 @@ class FinetuneSummary:
                     "chosen_by": run.chosen_by,
                     "stopped_by": run.stopped_by,
                     "scores": {name: result.to_dict() for name, result in run.scores.items()},
-                    "baseline": None if run.baseline is None else run.baseline.to_dict(),
+                    "baselines": [baseline.to_dict() for baseline in run.baselines],
                     "verdict": run.verdict,
                 }
                 for run in self.runs

@@ -11,6 +11,7 @@ from unicloze.evaluation.metrics.registry import metric
 from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 from unicloze.tasks import TASKS
+from unicloze.tasks.several import TaskPart, part_of
 from unicloze.tasks.task import Prediction
 
 SAMPLES = 20
@@ -45,7 +46,12 @@ def samples(answered: Sequence[Prediction], records: Sequence[Record], settings:
         not simply right or wrong) and `confidence`, the probability of the prediction, or None.
     """
     generated = metric(settings.metrics[0]).compares == "texts"  # a text can be good without matching the reference
-    rights = [None if generated else is_right(one["prediction"], one["reference"]) for one in answered]
+    parts = [part_of(record, settings) for record in records]
+    rights = [
+        _right_in(part, one, record) if part is not None
+        else None if generated else is_right(one["prediction"], one["reference"])
+        for part, one, record in zip(parts, answered, records, strict=True)
+    ]  # fmt: skip
     wrong = [number for number, right in enumerate(rights) if right is False]
     other = [number for number, right in enumerate(rights) if right is not False]
     if not generated and other and all(right is None for right in rights):
@@ -54,6 +60,15 @@ def samples(answered: Sequence[Prediction], records: Sequence[Record], settings:
     few_wrong = _evenly(wrong, max(MOST_WRONG, SAMPLES - len(other)))
     chosen = [*few_wrong, *_evenly(other, SAMPLES - len(few_wrong))]
     return [_sample(answered[number], records[number], settings, rights[number]) for number in chosen]
+
+
+def _right_in(part: TaskPart, one: Mapping[str, Any], record: Record) -> bool | None:
+    """Whether a prediction in one of several tasks is right; None for numbers and free texts."""
+    compares = metric(part.metrics[0]).compares
+    if part.unsupervised or compares in ("texts", "numbers"):
+        return None
+    right = part.reference_of(record, one["reference"], compares=compares)
+    return bool(part.answer_of(one["prediction"], compares=compares) == right)
 
 
 def is_right(prediction: Any, reference: Any) -> bool | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,67 +28,80 @@ class BaselineScores:
     Args:
         name: Description of the baseline.
         results: Results by metric.
+        answers: Its answers, to be compared with a model's on the same records.
     """
 
     name: str
     results: Mapping[str, MetricResult]
+    answers: Sequence[Any] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return asdict(self)
+        """The name and the results as a JSON-serialisable dictionary."""
+        return {"name": self.name, "results": {name: asdict(result) for name, result in self.results.items()}}
 
 
-def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Recipe) -> BaselineScores | None:
-    """Scores of a task's baseline; None if the task has none for these records."""
+def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Recipe) -> list[BaselineScores]:
+    """Scores of a task's baselines, the simplest first; those that do not apply to these records are left out."""
+    task = TASKS[recipe.task.kind]
     if parts_of(recipe.task) and recipe.task.kind == "generation":
-        baseline: Baseline | None = most_common(train, dev)
+        baselines: list[Baseline | None] = [most_common(train, dev)]
     else:
-        baseline = TASKS[recipe.task.kind].baseline(train, dev, recipe)
-    if baseline is None:
-        return None
-    predictions = [{"id": one.id, "prediction": answer} for one, answer in zip(dev, baseline.answers, strict=True)]
-    return BaselineScores(baseline.name, measure(predictions, dev, recipe))
+        baselines = [task.baseline(train, dev, recipe), task.rival(train, dev, recipe)]
+    scored = []
+    for baseline in filter(None, baselines):
+        answers = [{"id": one.id, "prediction": answer} for one, answer in zip(dev, baseline.answers, strict=True)]
+        scored.append(BaselineScores(baseline.name, measure(answers, dev, recipe), baseline.answers))
+    return scored
 
 
 def verdict_on(
-    scores: Mapping[str, MetricResult], headlines: Sequence[float], baseline: BaselineScores | None, recipe: Recipe
+    scores: Mapping[str, MetricResult],
+    headlines: Sequence[float],
+    baselines: Sequence[BaselineScores],
+    recipe: Recipe,
+    difference: Callable[[BaselineScores], float | None] = lambda _: None,
 ) -> str:
     """Interpretation of the scores of the best evaluation, in words.
 
     Args:
         scores: Scores by metric, with standard errors where known.
         headlines: Value of each evaluation by the metric that selects the checkpoint, in order; higher is better.
-        baseline: The baseline to beat, if any.
+        baselines: The baselines to beat.
         recipe: Recipe of the task.
+        difference: Standard error of the difference to a baseline on the same records; None if unknown.
     """
     key = chosen_value(recipe)
     first = key if key in scores else recipe.task.metrics[0]
-    error = scores[first].errors.get(key, 0.0)
-    said = [] if baseline is None else [_against(headline(scores, recipe), error, baseline, recipe)]
+    value = headline(scores, recipe)
+    said = [_against(value, difference(baseline), baseline, recipe) for baseline in baselines]
     if scores[first].units.get(key, "%") == "%":
-        said.append(_course(headlines))
+        said.append(_course(headlines, scores[first].errors.get(key)))
     return "; ".join(filter(None, said))
 
 
-def _against(value: float, error: float, baseline: BaselineScores, recipe: Recipe) -> str:
+def _against(value: float, error: float | None, baseline: BaselineScores, recipe: Recipe) -> str:
     floor, key = headline(baseline.results, recipe), chosen_value(recipe)
     first = key if key in baseline.results else recipe.task.metrics[0]
     shown = f"{baseline.name} ({key} {baseline.results[first].values[key]:.2f})"
     difference = value - floor
-    if difference <= 0:
-        return f"no better than {shown}"
-    if difference <= STANDARD_ERRORS * error:
-        return f"{difference:.2f} better than {shown}, which is within {STANDARD_ERRORS:g} standard errors"
-    return f"{difference:.2f} better than {shown}"
+    if difference == 0:
+        return f"equal to {shown}"
+    what = f"{abs(difference):.2f} {'better' if difference > 0 else 'worse'} than {shown}"
+    if error is None:
+        return f"{what}; the standard error of the difference is not known"
+    if abs(difference) <= STANDARD_ERRORS * error:
+        return f"no different from {shown}: {difference:+.2f} with a standard error of {error:.2f}"
+    what += f", with a standard error of {error:.2f}"
+    return what if difference > 0 else f"{what}: use that instead, or more records or another model"
 
 
-def _course(headlines: Sequence[float]) -> str:
-    """Advice from the course of the evaluations; may be empty."""
-    if len(headlines) < 2:
+def _course(headlines: Sequence[float], error: float | None) -> str:
+    """Advice from the course of the evaluations, beyond one standard error; empty if the error is not known."""
+    if len(headlines) < 2 or error is None:
         return ""
     best, last = max(headlines), headlines[-1]
-    if last == best and last - max(headlines[:-1]) >= RISE:
+    if last == best and last - max(headlines[:-1]) >= max(RISE, error):
         return "still improving at the last evaluation: raise finetuning.epochs"
-    if best - last >= FALL:
+    if best - last >= max(FALL, error):
         return f"the last evaluation is {best - last:.2f} below the best one, which is kept: fewer epochs are enough"
     return ""

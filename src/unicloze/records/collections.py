@@ -61,7 +61,7 @@ def dstc7(path: Path) -> Lines:
                 if name in _DSTC7_TABLES and (file := archive.extractfile(member)) is not None:
                     if member.size > LARGEST_FILE:
                         raise UniclozeError(f"{path}: {name} is larger than {LARGEST_FILE:,} bytes")
-                    tables[name] = file.read().decode("utf-8").splitlines()
+                    tables[name] = file.read().decode("utf-8").removesuffix("\n").replace("\r\n", "\n").split("\n")
     except (tarfile.TarError, UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
         raise UniclozeError(f"{path}: this is not the archive of DSTC7's human evaluation ({error})") from error
     for name in _DSTC7_TABLES:

@@ -54,7 +54,7 @@ def squad(text: str, path: Path) -> Iterator[Found]:
 def coqa(text: str, path: Path) -> Iterator[Found]:
     """The turns of CoQA's conversations (Reddy et al. 2019).
 
-    Each has `id`, `story`, `turn`, `domain`, `history` (earlier questions and answers), and, if in the file, `context`,
+    Each has `id`, `story`, `turn`, `domain`, and, if in the file, `history` (earlier questions and answers), `context`,
     `question`, `answers` (of all annotators), `rationale` and `rationale_start` (-1 without a rationale).
 
     Raises:
@@ -97,7 +97,9 @@ def _coqa(data: list[Any], path: Path) -> Iterator[Found]:
             turn = _get(question, "turn_id", int, place)
             here = f"{place}, turn {turn}"
             fields: dict[str, Any] = {"id": f"{name}-{turn}", "story": name, "turn": turn, **context}
-            fields |= {**_held(question, "input_text", "question", here), "history": list(history)}
+            fields |= _held(question, "input_text", "question", here)
+            if answers is not None or number == 0:
+                fields["history"] = list(history)
             if answers is not None:
                 several = [_nth(each, number, turn, here) for each in (answers, *others.values())]
                 fields["answers"] = [_get(one, "input_text", str, here) for one in several]

@@ -54,9 +54,7 @@ def separated(
         UniclozeError: A line has a different number of columns from the header, or two columns have the same name.
     """
     csv.field_size_limit(LARGEST_FIELD)
-    rows = csv.reader(
-        io.StringIO(text, newline=""), delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    )
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if quoted else _Unquoted(text, delimiter)
     names: list[str] | None = None
     first = 1
     while True:
@@ -80,6 +78,25 @@ def separated(
                 )
             yield first, dict(zip(names, row, strict=True))
         first = rows.line_num + 1
+
+
+class _Unquoted:
+    """The columns of each line without quoting, where a carriage return within a line is text."""
+
+    def __init__(self, text: str, delimiter: str) -> None:
+        self.lines, self.delimiter, self.line_num = (
+            iter(text.removesuffix("\n").split("\n") if text else ()),
+            delimiter,
+            0,
+        )
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return self
+
+    def __next__(self) -> list[str]:
+        line = next(self.lines).removesuffix("\r")
+        self.line_num += 1
+        return line.split(self.delimiter) if line else []
 
 
 def tsv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -18,7 +18,8 @@ class GenerationSettings:
             token's own slot. Default: `next` if the model was trained that way, else `pseudo`.
         source: Parts of the source, joined by [EOS]: roles that `task.fields` may rename.
         keep: What to keep of each part if the source is too long (the longest is cut first): its `beginning`, its `end`, or
-            the `chunk` that contains the most tokens of the other parts, preferably all of one in sequence.
+            the `chunk` that contains the most tokens of the other parts, preferably all of one in sequence, and an answer
+            with `answer_start` at that place. Of a `history` always the end, the latest turns.
         chunk_by: Parts whose tokens select the `chunk`, such as `[question]`; default: all other parts.
         targets: Train on the `first` of a record's targets, or on `all`, one row each.
         max_source: Maximum tokens of a source, [SOS] and [EOS] included; default: what `task.max_length` leaves.

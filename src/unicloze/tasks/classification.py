@@ -55,7 +55,7 @@ def with_labels(settings: Labelled, records: Sequence[Record]) -> Labelled:
 
 
 def label_of(record: Record, settings: Labelled) -> str:
-    """The label of a record as text.
+    """The label of a record as text, without surrounding white space.
 
     Raises:
         UniclozeError: The label is missing or not one of the settings' labels; the message names the line.
@@ -66,8 +66,8 @@ def label_of(record: Record, settings: Labelled) -> str:
             f"{record.place}: the label {value} is a quantity, not a class: give classes as text or whole numbers, or use "
             "--task regression"
         )
-    label = str(value) if isinstance(value, int) else record.text(settings, "label")
-    if settings.labels is None and not label.strip():
+    label = str(value) if isinstance(value, int) else record.text(settings, "label").strip()
+    if settings.labels is None and not label:
         raise UniclozeError(f"{record.place}: the label is empty: fill it in, or leave the record out")
     if settings.labels is not None and label not in settings.labels:
         known = ", ".join(settings.labels)

@@ -113,7 +113,12 @@ def history_of(record: Record, settings: TaskSettings) -> list[str]:
     Raises:
         UniclozeError: The history is not a list of pairs of texts; the message names the record.
     """
-    given = record.get(settings, "history")
+    given, turn = record.get(settings, "history"), record.get(settings, "turn")
+    if given is None and isinstance(turn, int) and turn > 1:
+        raise UniclozeError(
+            f"{record.place}: there is no history, as the file has no answers to the earlier turns: give the official "
+            "file with answers, or records with a field 'history'"
+        )
     turns = [] if given is None else given
     if not isinstance(turns, list) or not all(
         isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn) for turn in turns

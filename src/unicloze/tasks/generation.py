@@ -35,8 +35,9 @@ from unicloze.objectives.row_builder import MaskedTokens, without_unknown
 from unicloze.records.record import Record
 from unicloze.rules import AT_LEAST_ONE, Needs, Problem, Range
 from unicloze.settings import HeadSettings, Reading, Recipe, TaskSettings
+from unicloze.tasks.passages import encode_passages
 from unicloze.tasks.several import part_problems, parts_of
-from unicloze.tasks.source_texts import cut_texts, join_texts
+from unicloze.tasks.source_texts import Keep, cut_texts, join_texts
 from unicloze.tasks.targets import TARGET, has_target, targets_of, texts_of
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
@@ -44,6 +45,8 @@ from unicloze.text.windows import Windows, windows_of
 
 Learning = Literal["pseudo", "masked", "next"]
 
+HISTORY = "history"
+"""Role of the earlier turns of a conversation, of which the latest are kept."""
 SHORTEST_SOURCE = 4
 """Minimum tokens of a source: special tokens and some text."""
 SOURCE_SPECIALS = 2
@@ -215,6 +218,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     several = [targets_of(record, task) if has_target(record, task) else [] for record in records]
     answers = iter(tokenizer.encode_batch([text for each in several for text in each]))
     for_source, for_target = room(recipe)
+    keep: list[Keep] = ["end" if role == HISTORY else generation.keep for role in generation.source]
     choosing = None
     if generation.chunk_by is not None:
         choosing = [number for number, role in enumerate(generation.source) if role in generation.chunk_by]
@@ -224,7 +228,10 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     for number, (ids, targets) in enumerate(
         zip(given, [[next(answers) for _ in each] for each in several], strict=True)
     ):
-        kept = cut_texts(ids, for_source - SOURCE_SPECIALS, generation.keep, choosing)
+        anchors = {}
+        if generation.keep == "chunk" and sum(map(len, ids)) + len(ids) - 1 > for_source - SOURCE_SPECIALS:
+            anchors = _anchors(records[number], texts[number], tokenizer, recipe)
+        kept = cut_texts(ids, for_source - SOURCE_SPECIALS, keep, choosing, anchors)
         source = join_texts(kept, tokenizer.vocabulary.eos)
         shown: list[Int32s | None] = [target[: for_target - 1] for target in targets]
         cut[0] += sum(map(len, kept)) < sum(map(len, ids))
@@ -239,6 +246,21 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
             stacklevel=2,
         )
     return rows
+
+
+def _anchors(record: Record, texts: Sequence[str], tokenizer: Tokenizer, recipe: Recipe) -> dict[int, tuple[int, int]]:
+    """The tokens of each part of a source at which another part, an answer, is by its `answer_start`."""
+    found = {}
+    for answer, role in zip(texts, recipe.generation.source, strict=True):
+        value = record.get(recipe.task, role)
+        start = value.get("answer_start") if isinstance(value, Mapping) else None
+        if not isinstance(start, int):
+            continue
+        for number, text in enumerate(texts):
+            if answer and start >= 0 and text.startswith(answer, start):
+                tokens = encode_passages([text], tokenizer)[0].covering(start, start + len(answer))
+                found.update({} if tokens is None else {number: tokens})
+    return found
 
 
 def lay_out(

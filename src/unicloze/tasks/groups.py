@@ -111,6 +111,9 @@ class Labelled(TaskSettings):
         yield from super().problems(recipe)
         if self.labels is not None and len(set(self.labels)) != len(self.labels):
             yield "task.labels", "name each class once"
+        spaced = [label for label in self.labels or () if label != label.strip()]
+        if spaced:
+            yield "task.labels", f"{spaced[0]!r} begins or ends with white space, which does not count: leave it out"
         if not isinstance(self.class_weights, dict):
             return
         if not all(0 < weight < math.inf for weight in self.class_weights.values()):

@@ -37,6 +37,7 @@ TASKS: Mapping[str, Task] = {
         predict=classification.predict,
         reference=classification.reference,
         baseline=baselines.majority,
+        rival=baselines.word_classes,
         compares=("labels",),
     ),
     "regression": Task(
@@ -53,6 +54,7 @@ TASKS: Mapping[str, Task] = {
         predict=classification.predict,
         reference=classification.reference,
         baseline=baselines.mean,
+        rival=baselines.word_quantities,
         compares=("numbers",),
     ),
     "generation": Task(
@@ -67,6 +69,7 @@ TASKS: Mapping[str, Task] = {
         predict=None,
         reference=reference,
         baseline=baselines.first_sentence,
+        rival=baselines.lead_three,
         token_targets=(TARGET,),
     ),
     "choice": Task(
@@ -113,6 +116,7 @@ TASKS: Mapping[str, Task] = {
         predict=extraction.predict,
         reference=extraction.reference,
         baseline=baselines.no_answer,
+        rival=baselines.closest_sentence,
         compares=("squad",),
     ),
     "conversation": Task(

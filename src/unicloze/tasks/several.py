@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ TAGGING = "tagging"
 TASK = "task"
 """Field of a record that names its part."""
 SOURCE = "source"
+GOLD = "gold"
+"""Field of a record's answer as its file has it, which its target text may round."""
+NO_CLASS = "(no class)"
+"""What a generated text stands for that is the text of no class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +71,15 @@ class TaskPart:
     unsupervised: bool = False
 
     @property
+    def compares(self) -> Collection[str]:
+        """What the metrics of its predictions may compare, see `unicloze.evaluation.metrics.registry`."""
+        return ("tags",) if {*self.source} == {"tokens"} else ("texts", "labels", "numbers")
+
+    @property
     def digits(self) -> int:
-        """Decimals of a rounded number."""
-        return 0 if self.step is None else max(0, -int(np.floor(np.log10(self.step))))
+        """Decimals that multiples of the step need."""
+        exponent = Decimal(repr(self.step or 1)).normalize().as_tuple().exponent
+        return max(0, -int(exponent))
 
     def target_of(self, record: Record) -> str | None:
         """The target text of a record; None without an answer.
@@ -93,6 +104,21 @@ class TaskPart:
             )
         return str(value) if self.classes is None else self.classes[str(value)]
 
+    def reference_of(self, record: Record, reference: Any, *, compares: str) -> Any:
+        """The right answer of a record of this part, in the form of `answer_of`: numbers are not rounded.
+
+        Args:
+            record: The record.
+            reference: What its kind of task compares predictions with.
+            compares: As of `answer_of`.
+        """
+        if compares not in ("labels", "numbers"):
+            return reference
+        if GOLD in record.fields:
+            gold = record.fields[GOLD]
+            return float(gold) if compares == "numbers" else str(gold)
+        return self.answer_of(reference[0], compares=compares)
+
     def answer_of(self, text: Any, *, compares: str) -> Any:
         """The class or number that a text stands for, to compare it by a metric.
 
@@ -101,8 +127,8 @@ class TaskPart:
             compares: `labels`, `numbers`, `texts` or `tags`, see `unicloze.evaluation.metrics.registry`.
 
         Returns:
-            The class of its text, or the text if it is of none; a number, -1 if it is none, as T5's evaluation has it; texts
-            and tags as they are.
+            The class of its text, `NO_CLASS` if it is of none, or the bare text of a part without `classes`; a number, -1 if
+            it is none, as T5's evaluation has it; texts and tags as they are.
         """
         if compares not in ("labels", "numbers"):
             return text
@@ -113,8 +139,9 @@ class TaskPart:
             except ValueError:
                 return -1.0
             return number if np.isfinite(number) else -1.0
-        classes = {_bare(each): name for name, each in (self.classes or {}).items()}
-        return classes.get(bare, bare)
+        if self.classes is None:
+            return bare
+        return {_bare(each): name for name, each in self.classes.items()}.get(bare, NO_CLASS)
 
 
 def _bare(text: str) -> str:
@@ -158,6 +185,10 @@ def part_problems(entries: Sequence[Mapping[str, Any]], *, taggers: bool = False
             if name in entry and not isinstance(entry[name], Mapping):
                 yield "task.parts", f"{said}: {name} is not a mapping"
                 return
+        texts = [_bare(str(text)) for text in (entry.get("classes") or {}).values()]
+        if len(set(texts)) < len(texts):
+            yield "task.parts", f"{said}: two classes have the same text"
+            return
         for name in ("step", "share"):
             value = entry.get(name, 1e-9)
             limit = 1 if name == "share" else np.inf
@@ -177,6 +208,17 @@ def parts_of(settings: TaskSettings) -> list[TaskPart]:
     entries: Sequence[Mapping[str, Any]] = getattr(settings, "parts", [])
     defaults = _OF_TAGGERS if settings.kind == TAGGING else {}
     return [TaskPart(**{**defaults, **entry, **_as_texts(entry)}) for entry in entries]
+
+
+def part_of(record: Record, settings: TaskSettings) -> TaskPart | None:
+    """The part that a record names; None for a single task or a record that names none."""
+    return next((part for part in parts_of(settings) if part.label == record.fields.get(TASK)), None)
+
+
+def metrics_of(settings: TaskSettings) -> list[str]:
+    """The metrics of a task, or of all its parts."""
+    parts = parts_of(settings)
+    return list(dict.fromkeys(name for part in parts for name in part.metrics)) if parts else list(settings.metrics)
 
 
 def _as_texts(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,6 +295,8 @@ def _converted(record: Record, part: TaskPart, kind: str) -> Record:
     source = " ".join([part.label, *(f"{name}: {text}" for name, text in texts.items())])
     target = part.target_of(record)
     fields = {SOURCE: source, TASK: part.label, **({} if target is None else {TARGET: target})}
+    if target is not None and (part.step is not None or part.classes is not None):
+        fields[GOLD] = record.get(TaskSettings(), part.target)
     return dataclasses.replace(record, id=f"{part.label}-{record.id}", fields=fields)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -18,14 +18,21 @@ def join_texts(parts: Sequence[Int32s], separator: int) -> Int32s:
     return np.concatenate(joined[1:]).astype(np.int32)
 
 
-def cut_texts(parts: Sequence[Int32s], room: int, keep: Keep, chunk_by: Collection[int] | None = None) -> list[Int32s]:
+def cut_texts(
+    parts: Sequence[Int32s],
+    room: int,
+    keep: Keep | Sequence[Keep],
+    chunk_by: Collection[int] | None = None,
+    anchors: Mapping[int, tuple[int, int]] | None = None,
+) -> list[Int32s]:
     """Shorten the longest parts, to equal length if necessary, until all fit with separators between them.
 
     Args:
         parts: Token ids of each part.
         room: Maximum total tokens, separators included.
-        keep: What to keep of a part; see `GenerationSettings.keep`.
+        keep: What to keep of a part, or of each; see `GenerationSettings.keep`.
         chunk_by: Indices of the parts that select a chunk; default: all but the part itself.
+        anchors: First and last token that the chunk of a part must contain, by the part's index.
     """
     lengths = np.array([len(part) for part in parts])
     left = max(0, room - (len(parts) - 1))
@@ -37,18 +44,24 @@ def cut_texts(parts: Sequence[Int32s], room: int, keep: Keep, chunk_by: Collecti
         left -= int(allowed[number])
     choosing = range(len(parts)) if chunk_by is None else chunk_by
     return [
-        _kept(part, [parts[other] for other in choosing if other != number], int(allowed[number]), keep)
+        _kept(
+            part,
+            [parts[other] for other in choosing if other != number],
+            int(allowed[number]),
+            keep if isinstance(keep, str) else keep[number],
+            (anchors or {}).get(number),
+        )
         for number, part in enumerate(parts)
     ]
 
 
-def _kept(part: Int32s, others: Sequence[Int32s], size: int, keep: Keep) -> Int32s:
+def _kept(part: Int32s, others: Sequence[Int32s], size: int, keep: Keep, anchor: tuple[int, int] | None) -> Int32s:
     if keep == "chunk":
-        return chunk(part, others, size)
+        return chunk(part, others, size, anchor)
     return part[:size] if keep == "beginning" else part[len(part) - size :]
 
 
-def chunk(part: Int32s, others: Sequence[Int32s], size: int) -> Int32s:
+def chunk(part: Int32s, others: Sequence[Int32s], size: int, anchor: tuple[int, int] | None = None) -> Int32s:
     """The chunk of `size` consecutive tokens that contains another part as a whole, or else the most tokens of the others.
 
     Of equal chunks, the first is taken (UniLM v1, Sections 3.2 and 3.3).
@@ -57,6 +70,7 @@ def chunk(part: Int32s, others: Sequence[Int32s], size: int) -> Int32s:
         part: *Shape:* (tokens,)
         others: The other parts.
         size: Tokens of the chunk.
+        anchor: First and last token that the chunk contains, or as much of them as fits.
     """
     starts = len(part) - size + 1
     if starts <= 1 or not size:
@@ -71,5 +85,8 @@ def chunk(part: Int32s, others: Sequence[Int32s], size: int) -> Int32s:
             found = np.cumsum(np.concatenate([[0], (views == other).all(axis=1)]))
             last = size - len(other) + 1
             score += len(part) * (found[last : last + starts] > found[:starts])
+    if anchor is not None:
+        earliest = min(max(0, anchor[1] + 1 - size), anchor[0], starts - 1)
+        score[:earliest], score[min(anchor[0], starts - 1) + 1 :] = -1, -1
     first = int(score.argmax())
     return part[first : first + size]

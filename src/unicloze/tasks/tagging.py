@@ -149,7 +149,7 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
     Raises:
         UniclozeError: The tags are invalid or not one per word; the message names the line.
     """
-    tags, words = record.texts(settings, "tags"), record.texts(settings, "tokens")
+    tags, words = [tag.strip() for tag in record.texts(settings, "tags")], record.texts(settings, "tokens")
     if len(tags) != len(words):
         raise UniclozeError(f"{record.place}: {len(tags)} tags for {len(words)} tokens; give one for each")
     own = {part.label: part.metrics for part in parts_of(settings)}

@@ -87,6 +87,7 @@ class Task:
             rows with a `source`.
         reference: What a record's prediction is compared with.
         baseline: Predictions to beat (see `unicloze.tasks.baselines`).
+        rival: Predictions of what a user would take instead of a model, if anything.
         texts: Roles that raw texts can fill, in order (see `unicloze.tasks.raw_texts`).
         compares: What its metrics may compare (see `unicloze.evaluation.metrics.registry`); anything if empty.
     """
@@ -102,6 +103,7 @@ class Task:
     predict: Callable[[Sequence[Record], Sequence[Any], Sequence[Outputs], Recipe], list[Prediction]] | None
     reference: Callable[[Record, Any], Any]
     baseline: Callable[[Sequence[Record], Sequence[Record], Recipe], Baseline | None]
+    rival: Callable[[Sequence[Record], Sequence[Record], Recipe], Baseline | None] = lambda *_: None
     token_targets: tuple[str, ...] = ()
     compares: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()

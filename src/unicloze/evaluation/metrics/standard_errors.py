@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -73,7 +74,12 @@ def bootstrap_errors(
 
 
 def standard_errors(
-    name: str, predictions: Sequence[Any], references: Sequence[Any], **options: Any
+    name: str,
+    predictions: Sequence[Any],
+    references: Sequence[Any],
+    *,
+    against: Sequence[Any] | None = None,
+    **options: Any,
 ) -> dict[str, float]:
     """Standard error of each value of a registered metric, for values where it is quick to compute.
 
@@ -84,6 +90,7 @@ def standard_errors(
         name: Name of the metric.
         predictions: The predictions, in the order of the references.
         references: The references.
+        against: Predictions of another model, if the values are its differences to the first on the same items.
         options: Options of the metric.
 
     Raises:
@@ -94,14 +101,23 @@ def standard_errors(
     if not predictions or not (is_drawn or name in _MEANS):
         return {}
 
-    def measure(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
+    def values_of(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
         if chosen.compares == "squad":
             ids = [str(number) for number in range(len(found))]
             return chosen(dict(zip(ids, found, strict=True)), dict(zip(ids, wanted, strict=True)), **options)
         return chosen(found, wanted, **options)
 
+    def differences(pairs: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
+        one, other = (values_of(found, wanted) for found in zip(*pairs, strict=True))
+        values = {key: one.values[key] - other.values[key] for key in one.values if key in other.values}
+        undefined = {*one.undefined, *other.undefined}
+        return dataclasses.replace(one, values=values, undefined=[key for key in values if key in undefined])
+
+    measure = values_of if against is None else differences
+    if against is not None:
+        predictions = list(zip(predictions, against, strict=True))
     whole = measure(predictions, references)
-    if name == "accuracy":
+    if name == "accuracy" and against is None:
         return {key: binomial_error(value, whole.items) for key, value in whole.values.items()}
     if is_drawn:
 
