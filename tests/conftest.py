@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a test may load torch bef
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+TOO_LONG = 4.0
+"""Processor seconds above which a test is marked `slow` or made shorter."""
+PROCESSOR_SECONDS = "processor seconds"
+BEGUN = pytest.StashKey[float]()
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -43,3 +47,55 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", type=Path, metavar="FILE", help="write the processor seconds of all tests as a table")
+
+
+def processor_seconds() -> float:
+    """Of this process and of the children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Note when a test begins; its report is made before this hook ends."""
+    item.stash[BEGUN] = processor_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the processor seconds since the test began, fixtures included."""
+    report = yield
+    if report.when == "teardown":
+        marked = item.get_closest_marker("slow") is not None
+        report.user_properties.append((PROCESSOR_SECONDS, [processor_seconds() - item.stash[BEGUN], marked]))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """List the unmarked tests that take long, and write the table of all."""
+    reports = [
+        report for group in terminalreporter.stats.values() for report in group if hasattr(report, "user_properties")
+    ]
+    times = {
+        report.nodeid: dict(report.user_properties)[PROCESSOR_SECONDS]
+        for report in reports
+        if report.when == "teardown"
+    }
+    file = config.getoption("--times")
+    if file is not None:
+        ordered = sorted(times.items(), key=lambda one: -one[1][0])
+        lines = [f"{seconds:.2f}\t{'slow' if marked else ''}\t{name}" for name, (seconds, marked) in ordered]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    terminalreporter.write_line(f"{sum(seconds for seconds, _ in times.values()) / 60:.1f} processor minutes of tests")
+    long = {name: seconds for name, (seconds, marked) in times.items() if seconds > TOO_LONG and not marked}
+    if long:
+        terminalreporter.section(f"tests above {TOO_LONG:g} processor seconds that are not marked slow")
+        for name, seconds in sorted(long.items(), key=lambda one: -one[1]):
+            terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
