@@ -81,7 +81,7 @@ def pytest_runtest_makereport(
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """List the unmarked tests that take long, and write the table of all."""
     reports = [
-        report for group in terminalreporter.stats.values() for report in group if hasattr(report, "user_properties")
+        report for group in terminalreporter.stats.values() for report in group if isinstance(report, pytest.TestReport)
     ]
     times = {
         report.nodeid: dict(report.user_properties)[PROCESSOR_SECONDS]

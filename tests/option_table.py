@@ -197,6 +197,7 @@ SETTINGS = {
     "model.norm_kind": Row("unilmv2", "rms"),
     "model.embedding_norm": Row("unilmv2", "false"),
     "model.relative_bias": Row("unilmv2", "true"),
+    "model.relative_start": Row("unilmv2", "neighbours", beside=RELATIVE),
     "model.relative_buckets": Row("unilmv2", "8", beside=RELATIVE),
     "model.relative_max_distance": Row("unilmv2", "12", beside=RELATIVE),
     "model.directions": Row("recurrent", "both"),

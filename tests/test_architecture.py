@@ -26,6 +26,7 @@ from unicloze.model import attention_plan as planning
 from unicloze.model.flops import Amounts
 from unicloze.model.layers import SHARED_SUBLAYERS, SUBLAYERS
 from unicloze.model.model import UnifiedModel
+from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.sharing import owners
 from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.causal import causal
@@ -367,3 +368,24 @@ def test_gpt_3_alternates_dense_and_local_layers() -> None:
     assert recipe.model == dataclasses.replace(
         load_recipe("gpt-2").model, layer_visibility=["full", "local"], dropout=0.0, attention_dropout=0.0
     )
+
+
+@pytest.mark.parametrize(("heads", "both_ways"), [(6, True), (2, True), (4, False)])
+def test_the_relative_bias_may_start_at_the_neighbours(heads: int, both_ways: bool) -> None:
+    shape: dict[str, Any] = dict(hidden_size=48, num_layers=1, num_heads=heads, intermediate_size=48)
+    shape |= {} if both_ways else {"decoder_layers": 1}
+    positions = torch.arange(9)[None]
+    biases = []
+    for start in ("zero", "neighbours"):
+        model = UnifiedModel(ModelSettings(relative_start=start, **shape), vocab_size=64, max_positions=16)
+        model.initialize(3)
+        (relative,) = [one for one in model.modules() if isinstance(one, RelativeBias) and one.both_ways == both_ways]
+        biases.append(relative(positions, positions)[0].detach())
+    raised = biases[1] - biases[0]
+    neighbours = ((-1, 1, -2, 2) if both_ways else (-1, -2))[:heads]
+    for head in range(heads):
+        at_neighbour = torch.zeros(9, 9)
+        for query in range(9):
+            if head < len(neighbours) and 0 <= query + neighbours[head] < 9:
+                at_neighbour[query, query + neighbours[head]] = 4
+        assert torch.allclose(raised[head], at_neighbour, atol=1e-6)

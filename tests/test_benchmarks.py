@@ -61,6 +61,7 @@ RUNS: dict[str, str] = {
     "few_weights": (
         "--model {run} --glue {glue} --tasks sst-2 --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1"
     ),
+    "relative_start": "--results {lines}",
     "loss_against_compute": "--prepared {run}/data --out {out} --flops 5e10 --results {lines}",
     "mixed_tasks": "--model {run} --glue {glue} --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1",
     "regret": "--results {lines}",

@@ -73,6 +73,10 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
                         nn.init.trunc_normal_(part, std=deviation, a=-most, b=most, generator=generator)
                     else:
                         part.normal_(0, deviation, generator=generator)
+        if settings.relative_start == "neighbours":
+            for module in model.modules():
+                if isinstance(module, RelativeBias):
+                    module.raise_neighbours()
         for layer in updated:
             layer.draw(generator)
         for encoder in encoders:

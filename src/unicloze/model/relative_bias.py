@@ -13,6 +13,11 @@ from unicloze.settings import ModelSettings
 ScoreMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's function of a score, its row, head, query and key."""
 
+NEIGHBOURS = (-1, 1, -2, 2)
+"""Distances of the neighbours that the first heads begin with, a head each."""
+RAISED = 4.0
+"""How much a score at such a distance is raised: e^4 = 55 times the weight of another key."""
+
 
 class RelativeBias(nn.Module):
     """T5's relative position bias: one learned number per head and distance bucket, shared by all layers.
@@ -32,6 +37,13 @@ class RelativeBias(nn.Module):
         self.buckets = settings.relative_buckets
         self.max_distance = settings.relative_max_distance
         self.weight = nn.Parameter(torch.empty(settings.num_heads, settings.relative_buckets))
+
+    @torch.no_grad()
+    def raise_neighbours(self) -> None:
+        """Let each of the first heads begin by looking at one near neighbour; the other heads are free."""
+        distances = NEIGHBOURS if self.both_ways else [distance for distance in NEIGHBOURS if distance < 0]
+        for head, distance in zip(self.weight, distances, strict=False):
+            head[self.bucket(torch.tensor(distance))] += RAISED
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Bucket of each distance (key position minus query position)."""

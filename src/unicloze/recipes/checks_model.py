@@ -47,6 +47,11 @@ def model_problems(recipe: Recipe) -> Iterator[Problem]:
     yield from _local_problems(recipe)
     if model.relative_bias and (not 4 <= model.relative_buckets <= 256 or model.relative_buckets % 2):
         yield "model.relative_buckets", "it must be even, half for either direction, and from 4 to 256"
+    elif model.relative_bias and model.relative_start == "neighbours" and model.relative_buckets < 12:
+        yield (
+            "model.relative_start",
+            f"distance 2 needs a bucket of its own: model.relative_buckets {model.relative_buckets} must be at least 12",
+        )
     if model.relative_bias and model.relative_max_distance <= model.relative_buckets // 4:
         yield (
             "model.relative_max_distance",

@@ -49,6 +49,7 @@ ANYWHERE: Mapping[str, tuple[Needs, ...]] = {
     **{f"model.{name}": (_recurrent,) for name in OF_LSTMS},
     **{f"model.{name}": (_transformer,) for name in OF_TRANSFORMERS},
     **{f"model.character_{name}": (_recurrent, _characters) for name in ("size", "filters", "highways")},
+    "model.relative_start": (_transformer, _relative),
     "model.relative_buckets": (_transformer, _relative),
     "model.relative_max_distance": (_transformer, _relative),
     "training.average_patience": (

@@ -95,6 +95,8 @@ class ModelSettings:
         embedding_norm: Normalise the embeddings; default: with `norm: post` only (BERT; GPT does not).
         relative_bias: Add T5's relative position bias, one table shared by all layers (paper Section 4.1); encoder and
             decoder have one each, and cross-attention none.
+        relative_start: How that bias starts: near `zero`, or raised by 4 at the nearest `neighbours`, one for each of the
+            first four heads (-1, +1, -2, +2; to the left only: -1, -2), which a small model needs many steps to find.
         relative_buckets: Buckets of that bias.
         relative_max_distance: Distance from which all positions share a bucket.
         directions: Directions that LSTMs read in: `forward` (from left to right), `backward` or `both`, each with a stack of
@@ -159,6 +161,7 @@ class ModelSettings:
     norm_kind: Literal["layer", "rms"] = "layer"
     embedding_norm: bool | None = None
     relative_bias: bool = True
+    relative_start: Literal["zero", "neighbours"] = "zero"
     relative_buckets: int = 32
     relative_max_distance: int = 128
     directions: Literal["forward", "backward", "both", "bidirectional"] = "forward"
