@@ -38,17 +38,15 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             (line["seed"], line["start"]): line for line in lines if (line["steps"], line["corpus"]) == (steps, corpus)
         }
         seeds = sorted({seed for seed, _ in of if all((seed, start) in of for start in STARTS)})
-        for name, value in (
-            ("AE", lambda line: line["perplexity"]["ae"]),
-            ("PAR", lambda line: line["perplexity"]["par"]),
-            ("content words, %", lambda line: line["content_words"]["top_5"]),
+        for name, kind, part in (
+            ("AE", "perplexity", "ae"),
+            ("PAR", "perplexity", "par"),
+            ("words, %", "content_words", "top_5"),
         ):
-            zero, neighbours = ([value(of[seed, start]) for seed in seeds] for start in STARTS)
+            zero, neighbours = ([of[seed, start][kind][part] for seed in seeds] for start in STARTS)
             if seeds:
-                rows.append(
-                    f"{corpus}, {steps} steps, {len(seeds)} seeds, {name}:  zero {differences(zero, zero)[:8]}  "
-                    f"neighbours {differences(neighbours, zero)}"
-                )
+                said = f"zero {differences(zero, zero)[:8]}  neighbours {differences(neighbours, zero)}"
+                rows.append(f"{corpus}, {steps} steps, {len(seeds)} seeds, {name}:  {said}")
     return "\n".join(rows)
 
 
