@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from corpora import write_corpus
 from unicloze import verbs
 from unicloze.comparison import runs
 from unicloze.comparison.compare import compare_recipes
-from unicloze.comparison.contestants import contestants, contestants_at_budget
+from unicloze.comparison.contestants import contestants, contestants_at_budget, network
 from unicloze.comparison.measures import held_out
 from unicloze.comparison.page import page
 from unicloze.comparison.results import ContestantResult
@@ -31,10 +32,11 @@ from unicloze.model.flops import Amounts, backbone_flops
 from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
-from unicloze.pretraining.budget import Budget, measure_slots
+from unicloze.pretraining.budget import Budget, Cost, measure_slots, with_steps
 from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe
+from unicloze.recipes.several import recipes_of
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
@@ -152,15 +154,88 @@ def test_slots_and_pairs_are_counted() -> None:
     assert counted.predictions == {name: int(target.weights.sum()) for name, target in examples.targets.items()}
 
 
-def test_like_leaves_only_the_objective_different() -> None:
-    found = contestants(NAMES, like="quickstart", overrides={"training.log_every": 3})
+def test_the_rows_of_table_6_differ_in_what_the_paper_names() -> None:
+    """UniLMv2, Table 6: relative position bias in row [1] alone, the objective in the others, with and without `like`."""
+    changes = {
+        (0, 1): {"model.relative_bias": (True, False)},
+        (1, 2): {"objective.factorization": ("block", "token")},
+        (1, 3): {"objective.targets": (["ae", "par"], ["ae"])},
+        (1, 4): {"objective.targets": (["ae", "par"], ["par"])},
+        (4, 5): {"objective.factorization": ("block", "token")},
+    }
     quick = load_recipe("quickstart")
-    for name, recipe in zip(NAMES, found, strict=True):
-        own = load_recipe(name)
-        assert recipe.objective == own.objective
-        assert recipe.model == quick.model
-        assert recipe.training.log_every == 3 and recipe.training.batch_size == quick.training.batch_size
-        assert recipe.tokenizer == found[0].tokenizer
+    for like in (None, "quickstart"):
+        rows = contestants(recipes_of(["table-6"]), like=like, overrides={})
+        values = [flat({name: part for name, part in row.to_dict().items() if name not in NAMING}) for row in rows]
+        for (first, second), expected in changes.items():
+            of, to = values[first], values[second]
+            assert {key: (of.get(key), to.get(key)) for key in of | to if of.get(key) != to.get(key)} == expected
+        assert [network(row.model).endswith("relative bias") for row in rows] == [True, *[False] * 5]
+        if like is not None:
+            assert {row.model.hidden_size for row in rows} == {quick.model.hidden_size}
+            assert {(row.training.batch_size, row.data.window) for row in rows} == {
+                (quick.training.batch_size, quick.data.window)
+            }
+
+
+NAMING = ("name", "provenance", "base")
+
+
+def flat(value: Any, key: str = "") -> dict[str, Any]:
+    """The leaves of nested settings by dotted name."""
+    if not isinstance(value, dict):
+        return {key: value}
+    return {
+        name: leaf for part, inner in value.items() for name, leaf in flat(inner, f"{key}.{part}".strip(".")).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "expected"),
+    [
+        (
+            "elmo",
+            ("kind", "directions", "projection", "residual", "embeddings"),
+            "2 x 128, LSTM, both, from characters",
+        ),
+        ("awd-lstm", ("kind", "weight_dropout", "temporal_penalty"), "2 x 128, LSTM, forward"),
+        ("cove", ("kind", "directions"), "2 + 2 x 128, LSTM, both, embeddings of 64"),
+        (
+            "t5-base",
+            ("norm_kind", "scale_scores", "initializer", "biases"),
+            "2 + 2 x 128, relative bias, pre-norm, RMS norm",
+        ),
+        ("xlnet-base", ("positions", "num_segments"), "2 x 128, transformer-xl positions, memory 48"),
+        ("albert-base", ("share_layers", "activation"), "2 x 128, embeddings of 22, shares all of the layers"),
+        ("electra-base", ("generator_size", "relative_bias"), "2 x 128, generator of 0.3333"),
+        ("gpt-3-small", ("layer_visibility", "scaled_init", "norm"), "2 x 128, local layers, pre-norm"),
+        ("transformer-base", ("positions", "scale_embeddings"), "2 + 2 x 128, sinusoidal positions"),
+    ],
+)
+def test_like_takes_sizes_and_leaves_the_network(name: str, kept: Sequence[str], expected: str) -> None:
+    (recipe,), own, quick = (
+        contestants([name], like="quickstart", overrides={}),
+        load_recipe(name),
+        load_recipe("quickstart"),
+    )
+    assert network(recipe.model) == expected
+    assert all(getattr(recipe.model, setting) == getattr(own.model, setting) for setting in kept)
+    assert recipe.objective.name == own.objective.name and recipe.training.batch_size == quick.training.batch_size
+    assert recipe.data.window == quick.data.window and recipe.tokenizer.vocab_size == quick.tokenizer.vocab_size
+
+
+def test_like_refuses_by_name_what_cannot_be(tmp_path: Path) -> None:
+    odd = tmp_path / "odd.yaml"
+    odd.write_text("base: quickstart\nmodel: {hidden_size: 129, num_heads: 3}\n")
+    with pytest.raises(UsageError, match=r"recipe transformer-base with the sizes of --like .*odd.yaml: "):
+        contestants(["transformer-base"], like=str(odd), overrides={})
+
+
+def test_a_budget_of_steps_keeps_the_share_of_the_decay(corpus: Path, tmp_path: Path) -> None:
+    own = {"training.steps": 100, "training.schedule": "wsd", "training.decay_steps": 40, "training.warmup_steps": 10}
+    recipe = load_recipe(NAMES[0], overrides(corpus, **own))
+    training = with_steps(recipe, Budget.parse("steps=50"), Cost(flops=1.0, tokens=1.0, seconds=1.0)).training
+    assert (training.steps, training.warmup_steps, training.decay_steps) == (50, 5, 20)
 
 
 def test_like_keeps_every_phase_of_an_objective_that_changes() -> None:
@@ -174,13 +249,11 @@ def test_like_keeps_every_phase_of_an_objective_that_changes() -> None:
     assert stages.training.steps == two.training.steps == load_recipe("bert-base").training.steps
 
 
-@pytest.mark.parametrize(
-    ("like", "pairs"), [("gpt", "contiguous"), ("quickstart", "contiguous"), ("xlnet-base", "next_sentence")]
-)
-def test_random_segments_need_overlapping_windows_in_a_comparison(like: str, pairs: str) -> None:
-    """XLNet's are a format of its data; its objective does not tell the segments apart."""
-    (found,) = contestants(["xlnet-base"], like=like, overrides={})
-    assert found.objective.windows.pairs == pairs
+@pytest.mark.parametrize("like", ["gpt", "quickstart", "xlnet-base"])
+def test_a_memory_keeps_its_streams_in_a_comparison(like: str) -> None:
+    (found,), own = contestants(["xlnet-base"], like=like, overrides={}), load_recipe("xlnet-base").data
+    assert found.objective.windows.pairs == "next_sentence"
+    assert (found.data.order, found.data.documents, found.data.overlap) == (own.order, own.documents, own.overlap)
     (alone,) = contestants(["ernie-base"], like="xlnet-base", overrides={"training.log_every": 3})
     assert (alone.data.segments, alone.data.overlap) == (1, 0.0)
 
@@ -379,7 +452,7 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
     all_scores = {"ae": None, "par": None, "words_both": OverSeeds.of([20.0])}, {"ae": OverSeeds.of([9.0]), "par": None}
     rows = tuple(
         ContestantResult(
-            name=name, objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1,
+            name=name, objective="b", network="n", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1,
             scores={"ae": None, "par": None, "words_both": None, **scores},
         )
         for name, scores in zip("ac", all_scores, strict=True)
@@ -389,8 +462,8 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
         counts={"unigram": 3.0, "bigram": 2.0}, counted_words={"words_both": 25.0},
     )  # fmt: skip
     table = as_markdown(comparison)
-    assert "| a | b | - | 20.0 | 1 | 1 | 1 | 1.00e+00 | 1 |" in table  # no recipe defines PAR
-    assert "| c | b | 9.0 | - | 1 | 1 | 1 | 1.00e+00 | 1 |" in table
+    assert "| a | b | n | - | 20.0 | 1 | 1 | 1 | 1.00e+00 | 1 |" in table  # no recipe defines PAR
+    assert "| c | b | n | 9.0 | - | 1 | 1 | 1 | 1.00e+00 | 1 |" in table
     assert "(pairs of words) and 25.0 % of the content words in the top 5." in table
 
 
@@ -399,7 +472,15 @@ def test_a_table_names_who_does_not_beat_counting() -> None:
         given = {"ae": None, "par": None, "causal": None, **perplexities}
         scores = {key: None if value is None else OverSeeds.of([value]) for key, value in given.items()}
         return ContestantResult(
-            name=name, objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores=scores
+            name=name,
+            objective="b",
+            network="n",
+            parameters=1,
+            steps=1,
+            text_tokens=1,
+            flops=1,
+            seconds=1,
+            scores=scores,
         )
 
     rows = row("bad", ae=400.0), row("fair", ae=500.0, par=200.0), row("good", causal=90.0), row("other")

@@ -304,7 +304,15 @@ def test_a_comparison_has_one_panel_for_each_target(tmp_path: Path) -> None:
     finished(tmp_path / "unilm-v1-base" / "seed-0", "unilm-v1-base", {"bidirectional.ae": 5.0, "left-to-right.ae": 6.0})
     rows = tuple(
         ContestantResult(
-            name=name, objective="x", parameters=1, steps=2, text_tokens=1, flops=1, seconds=1, scores={"ae": None}
+            name=name,
+            objective="x",
+            network="n",
+            parameters=1,
+            steps=2,
+            text_tokens=1,
+            flops=1,
+            seconds=1,
+            scores={"ae": None},
         )
         for name in ("quickstart", "unilm-v1-base")
     )
@@ -317,7 +325,7 @@ def test_a_comparison_has_one_panel_for_each_target(tmp_path: Path) -> None:
         assert name in ae
     told = " ".join(ae.split())  # over FLOPs, each with its last value
     assert "unilm-v1-base, left-to-right, FLOPs 1: 6" in told and told.endswith(" 6 5 4")
-    assert "table.comparison :is(th,td):nth-child(-n+2){text-align:left}" in text
+    assert "table.comparison :is(th,td):nth-child(-n+3){text-align:left}" in text
 
 
 @pytest.mark.parametrize("events", [1, 2, 3, 12])
@@ -488,7 +496,15 @@ def test_a_comparison_marks_the_best_and_those_within_its_spread() -> None:
     means = {"d": None, **{name: OverSeeds(mean=mean, deviation=spread) for name, (mean, spread) in figures.items()}}
     rows = tuple(
         ContestantResult(
-            name=name, objective="x", parameters=1, steps=2, text_tokens=1, flops=1, seconds=1, scores={"ae": each}
+            name=name,
+            network="n",
+            objective="x",
+            parameters=1,
+            steps=2,
+            text_tokens=1,
+            flops=1,
+            seconds=1,
+            scores={"ae": each},
         )
         for name, each in means.items()
     )

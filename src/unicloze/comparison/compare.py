@@ -24,6 +24,7 @@ from unicloze.comparison.contestants import (
     check_same_text,
     contestants,
     contestants_at_budget,
+    network,
     with_one_precision,
 )
 from unicloze.comparison.jobs import LOCK, Job, do_all
@@ -339,6 +340,7 @@ def _row(
     return ContestantResult(
         name=recipe.name,
         objective=describe(recipe.objective),
+        network=network(recipe.model),
         parameters=int(histories[0].start.get("parameters", 0)),
         steps=recipe.training.steps,
         text_tokens=statistics.fmean(tokens) if tokens else 0.0,

@@ -16,13 +16,24 @@ from unicloze.pretraining.data import build_sampler, phrases_for
 from unicloze.recipes import load_recipe
 from unicloze.recipes.schema import foreign_key, keys_of
 from unicloze.recipes.unread_settings import refuse_not_of_pretraining, refuse_unread
-from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.training.batches import check_windows
 from unicloze.training.precision import choose_device, choose_precision
 
-_OWN = "data.segments", "data.spans_field", "model.generator_size", "model.layer_visibility"
-"""Settings that an objective depends on; `--like` takes all others from its recipe."""
+_OWN = "segments", "spans_field"
+"""Settings of `data` that an objective depends on; `--like` takes all others from its recipe."""
+_OF_STREAMS = "documents", "order", "overlap", "directions", "lengths"
+"""Those that a memory depends on as well."""
+_OF_OPTIMIZERS = (
+    "optimizer", "learning_rate", "muon_learning_rate", "betas", "epsilon", "momentum", "weight_decay", "average_patience",
+)  # fmt: skip
+"""Settings of `training` that belong to an optimiser."""
+_SIZES = (
+    "hidden_size", "num_layers", "num_heads", "head_size", "intermediate_size", "max_positions", "dropout",
+    "attention_dropout", "activation_dropout", "final_dropout", "initializer_range",
+)  # fmt: skip
+"""Settings of `model` that `--like` takes from its recipe; the kind of the network is each system's own."""
 
 
 COMPARISON_FILE = "comparison.json"
@@ -50,7 +61,7 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
 
     Args:
         names: Names or files of recipes.
-        like: Recipe whose sizes, tokenizer, text and training all others take, so that only the objective differs.
+        like: Recipe whose sizes, tokenizer, text and training all others take; the kind of its network is each recipe's own.
         overrides: Settings of all recipes, by dotted name.
 
     Raises:
@@ -86,7 +97,12 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
         shared: dict[str, Any] = {"tokenizer.extra_tokens": extra}
         if model is not None:
             shared |= _shared_settings(model, recipe) | {"tokenizer.extra_tokens": extra}
-        found.append(load_recipe(name, {**shared, **_those_of(recipe, overrides), "training.copy_to": None}))
+        try:
+            found.append(load_recipe(name, {**shared, **_those_of(recipe, overrides), "training.copy_to": None}))
+        except UsageError as error:
+            if model is None:
+                raise
+            raise UsageError(f"recipe {recipe.name} with the sizes of --like {like}: {error}") from error
     _refuse_foreign(own, overrides)
     for key in overrides:
         refuse_unread([recipe for recipe in found if key in _those_of(recipe, overrides)], [key])
@@ -114,15 +130,17 @@ def _refuse_foreign(recipes: Sequence[Recipe], overrides: Mapping[str, Any]) -> 
 
 
 def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
-    """Settings, by dotted name, that make a recipe equal to `like` in everything except its objective."""
+    """Settings, by dotted name, that give a recipe the text, tokenizer, sizes and schedule of `like`."""
     settings = {
         f"{section}.{name}": value
-        for section in ("data", "tokenizer", "model", "training")
+        for section in ("data", "tokenizer", "training")
         for name, value in dataclasses.asdict(getattr(like, section)).items()
     }
-    for key in _OWN:
-        section, name = key.split(".")
-        settings[key] = getattr(getattr(own, section), name)
+    streams = _OF_STREAMS if own.model.memory or like.model.memory else ()
+    settings |= {f"data.{name}": getattr(own.data, name) for name in (*_OWN, *streams)}
+    settings |= {f"model.{name}": value for name, value in _sizes(like, own).items()}
+    if own.model.kind == "recurrent" and like.training.optimizer == "muon":  # which takes no gates of LSTMs
+        settings |= {f"training.{name}": getattr(own.training, name) for name in _OF_OPTIMIZERS}
     changing = any("objective" in phase for phase in own.training.phases)
     settings["training.phases"] = [
         {"share": 1, **{key: phase[key] for key in ("share", "objective") if key in phase}}
@@ -133,8 +151,52 @@ def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
         settings["data.overlap"] = 0.0
     elif own.objective.windows.pairs == "next_sentence" and not {"nsp", "sop"} & {*own.objective.targets}:
         settings["objective.pairs"] = "next_sentence" if settings["data.overlap"] else "contiguous"
-    settings["model.num_segments"] = max(like.model.num_segments, _segments_needed(own))
+    if own.model.num_segments:
+        settings["model.num_segments"] = max(own.model.num_segments, _segments_needed(own))
     return settings
+
+
+def _sizes(like: Recipe, own: Recipe) -> dict[str, Any]:
+    """The sizes of a system's own network that match those of `like`: width, depth and rates of dropout."""
+    of, like_of = own.model, like.model
+    if (
+        of.kind == "recurrent" or like_of.kind == "recurrent"
+    ):  # neither has heads, and its dropout is part of an AWD-LSTM
+        sizes: dict[str, Any] = {"hidden_size": like_of.hidden_size, "num_layers": like_of.num_layers}
+        wide = like_of.hidden_size / of.hidden_size
+        sizes["intermediate_size"] = round(wide * of.intermediate_size)
+        if of.embeddings == "characters":
+            sizes["character_filters"] = [max(1, round(wide * filters)) for filters in of.character_filters]
+    else:
+        sizes = {name: getattr(like_of, name) for name in _SIZES}
+        wide = like_of.hidden_size / of.hidden_size
+    if of.decoder_layers:
+        sizes["decoder_layers"] = max(1, round(like_of.num_layers * of.decoder_layers / of.num_layers))
+    if of.embedding_size is not None:
+        sizes["embedding_size"] = max(2, 2 * round(wide * of.embedding_size / 2))
+    if of.memory and of.kind == "transformer":
+        sizes["memory"] = max(1, round(of.memory * like.data.window / own.data.window))
+    return sizes
+
+
+def network(model: ModelSettings) -> str:
+    """A network in a few words: its size, and what makes it another kind than BERT's."""
+    layers = f"{model.num_layers} + {model.decoder_layers}" if model.decoder_layers else f"{model.num_layers}"
+    lstm = model.kind == "recurrent"
+    features = {
+        f"LSTM, {model.directions}": lstm,
+        "from characters": model.embeddings == "characters",
+        "relative bias": model.relative_bias and not lstm,
+        f"{model.positions.replace('_', '-')} positions": model.positions in ("sinusoidal", "transformer_xl"),
+        f"memory {model.memory}": model.memory > 0 and not lstm,
+        f"embeddings of {model.embedding_size}": model.embedding_size is not None,
+        f"shares {model.share_layers.replace('_', '-')} of the layers": model.share_layers != "none",
+        "local layers": "local" in model.layer_visibility,
+        "pre-norm": model.norm == "pre" and not lstm,
+        "RMS norm": model.norm_kind == "rms",
+        f"generator of {model.generator_size:g}": model.generator_size > 0,
+    }
+    return ", ".join([f"{layers} x {model.hidden_size}", *(name for name, holds in features.items() if holds)])
 
 
 def _segments_needed(recipe: Recipe) -> int:

@@ -29,6 +29,7 @@ class ContestantResult:
     Args:
         name: Name of the recipe.
         objective: Description of the objective.
+        network: The network's size and kind.
         parameters: Number of trained weights, counting tied ones once.
         steps: Optimizer steps.
         text_tokens: Text tokens trained on.
@@ -41,6 +42,7 @@ class ContestantResult:
 
     name: str
     objective: str
+    network: str
     parameters: int
     steps: int
     text_tokens: float

@@ -113,7 +113,7 @@ def cells(comparison: Comparison) -> list[list[str]]:
     scores, probed = columns(comparison), bool(comparison.probes)
     spent = ["parameters", "steps", "text tokens", "FLOPs", "seconds"]
     spent += ["probes: read, pooled", "probes: FLOPs", "probes: seconds"] * probed
-    heading = ["recipe", "objective", *(column.title for column in scores), *spent]
+    heading = ["recipe", "objective", "network", *(column.title for column in scores), *spent]
     return [heading, *(_line(row, scores, probed) for row in comparison.rows)]
 
 
@@ -122,7 +122,7 @@ def _line(row: ContestantResult, scores: Sequence[Column], probed: bool) -> list
     if probed:
         flops, seconds = (sum(getattr(one, key) for one in row.probes.values()) for key in ("flops", "seconds"))
         spent += [row.reads, f"{flops:.2e}", f"{seconds:,.0f}"] if row.probes else [row.reads, *[NOT_DEFINED] * 2]
-    return [row.name, row.objective, *(column.figure(row.scores[column.key]) for column in scores), *spent]
+    return [row.name, row.objective, row.network, *(column.figure(row.scores[column.key]) for column in scores), *spent]
 
 
 def caption(comparison: Comparison) -> str:
@@ -180,7 +180,7 @@ def as_text(comparison: Comparison) -> str:
     table = [[line[0], *line[2:]] for line in cells(comparison)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
-        "  ".join(f"{cell:{'<' if i == 0 else '>'}{widths[i]}}" for i, cell in enumerate(line)).rstrip()
+        "  ".join(f"{cell:{'<' if i < 2 else '>'}{widths[i]}}" for i, cell in enumerate(line)).rstrip()
         for line in table
     ]
     return "\n".join([*lines, "", caption(comparison), f"Page: {comparison.out / 'index.html'}"])
@@ -189,6 +189,6 @@ def as_text(comparison: Comparison) -> str:
 def as_markdown(comparison: Comparison) -> str:
     """The table as Markdown."""
     heading, *rest = cells(comparison)
-    rule = ["---", "---", *("---:" for _ in heading[2:])]
+    rule = ["---", "---", "---", *("---:" for _ in heading[3:])]
     lines = ["| " + " | ".join(line) + " |" for line in (heading, rule, *rest)]
     return "\n".join([*lines, "", caption(comparison), ""])

@@ -147,8 +147,11 @@ def with_steps(recipe: Recipe, budget: Budget, cost: Cost) -> Recipe:
             f"recipe {recipe.name}: a step costs {per_step:.3g} {_UNITS[budget.kind]}, more than the budget {budget} allows; "
             "raise it or lower --training.batch_size."
         )
-    warmup = min(recipe.training.warmup_steps, max(1, steps // 10))
-    training = dataclasses.replace(recipe.training, steps=steps, warmup_steps=warmup, decay_steps=None)
+    own = recipe.training
+    warmup, decay = min(own.warmup_steps, max(1, steps // 10)), None
+    if own.decay_steps is not None:  # the same share of the steps
+        decay = min(max(1, round(own.decay_steps * steps / own.steps)), steps - warmup)
+    training = dataclasses.replace(own, steps=steps, warmup_steps=warmup, decay_steps=decay)
     return dataclasses.replace(recipe, training=training)
 
 

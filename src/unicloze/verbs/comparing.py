@@ -48,8 +48,8 @@ def compare(
         budget: Budget of each run: steps=N, tokens=N of text, flops=N or time=SECONDS.
         seeds: Number of runs of each recipe.
         out: Folder of the comparison; default: runs/compare.
-        like: Take sizes, tokenizer, text and training settings of all runs from this recipe, so that only the objective
-            differs.
+        like: Take sizes, tokenizer, text and training settings of all runs from this recipe. The kind of the network
+            (LSTM, two stacks, memory, shared layers, relative bias, norm) stays that of each recipe; the table shows it.
         blimp: Folder or archive of BLiMP, to evaluate every model on.
         blimp_limit: Use only the first N pairs of each set.
         probes: Fine-tune and evaluate every model on a task, outside the budget and as its own recipe declares (use): task
