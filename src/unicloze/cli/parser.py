@@ -263,11 +263,7 @@ def call_arguments(verb: Verb, options: argparse.Namespace, overrides: Mapping[s
 
 
 def instead_of(verb: Verb, switch: str, options: argparse.Namespace, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for the function of a switch.
-
-    Raises:
-        UsageError: A given option is not among its arguments, or a required one is missing.
-    """
+    """Keyword arguments for the function of a switch."""
     taken = {argument.name: argument for argument in arguments_of(verb.instead[switch])}
     given = [
         one for one in verb.arguments if hasattr(options, one.name) and one.name != "quiet"

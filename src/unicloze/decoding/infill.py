@@ -500,13 +500,7 @@ class _Filler:
             self.steps[place] = step
 
     def _question(self, windows: Mapping[int, list[int]], *, step: int, alone: bool = False) -> _Question:
-        """Ask for guesses of masks from those filled before; all other open masks belong to a later step.
-
-        Args:
-            windows: Masks to guess, by the first token of the window they are guessed from.
-            step: Number of this step.
-            alone: Guess each mask as if it were the only one in this step.
-        """
+        """Ask for guesses of masks from those filled before; all other open masks belong to a later step."""
         steps = self.steps.copy()
         asked = [place for places in windows.values() for place in places]
         for place in self.cloze.places:
@@ -582,13 +576,7 @@ def _examples(vocabulary: Vocabulary, rows: Sequence[tuple[_Question, int]]) -> 
 
 
 def _guesses(logits: torch.Tensor, vocabulary: Vocabulary, top_k: int) -> list[Guesses]:
-    """The most likely ordinary tokens for each prediction.
-
-    Args:
-        logits: *Shape:* (predictions, vocabulary)
-        vocabulary: Tells which tokens are ordinary.
-        top_k: How many to return.
-    """
+    """The most likely ordinary tokens for each prediction."""
     ordinary = torch.from_numpy(vocabulary.ordinary).long()
     best = torch.softmax(logits[:, ordinary], dim=-1).topk(min(top_k, len(ordinary)), dim=-1)
     check_numbers(best.values)

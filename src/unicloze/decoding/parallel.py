@@ -88,18 +88,7 @@ def fill_in_parallel(
 
 
 def _predict(given: Sources, tokens: Tensor, new: Tensor, asked: Tensor, known: Tensor) -> Tensor:
-    """Logits at a pseudo mask on each requested position; writes the newest known tokens to the cache first.
-
-    Args:
-        given: The sources, followed by the known tokens except the newest.
-        tokens: The targets. *Shape:* (rows, longest)
-        new: Positions of the newest known tokens. *Shape:* (rows, new)
-        asked: Positions to predict. *Shape:* (rows, asked)
-        known: Which slots after the sources, including those of the newest tokens, hold a token. *Shape:* (rows, known)
-
-    Returns:
-        *Shape:* (rows, asked, vocabulary)
-    """
+    """Logits at a pseudo mask on each requested position; writes the newest known tokens to the cache first."""
     layout, fresh, count = given.layout, new.shape[1], asked.shape[1]
     assert layout.pseudo is not None
     ids = torch.cat([tokens.gather(1, new), torch.full_like(asked, layout.pseudo)], dim=1)

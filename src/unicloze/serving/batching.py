@@ -95,11 +95,7 @@ class Batcher:
         return len(self._jobs)
 
     async def ask(self, key: Hashable, items: Sequence[Any], compute: Compute, *, stepwise: bool = False) -> list[Any]:
-        """Results of some items, computed together with those of other requests with the same key.
-
-        Raises:
-            Refused: Too many requests wait.
-        """
+        """Results of some items, computed together with those of other requests with the same key."""
         job = self._add(_Job(key, items, compute, stepwise, asyncio.get_running_loop()))
         try:
             kind, value = await job.events.get()
@@ -110,11 +106,7 @@ class Batcher:
             job.abandoned = True
 
     async def stream(self, item: Any, compute: Compute) -> AsyncIterator[Any]:
-        """The pieces that a generator yields for an item, and its result as the last piece.
-
-        Raises:
-            Refused: Too many requests wait.
-        """
+        """The pieces that a generator yields for an item, and its result as the last piece."""
         job = self._add(_Job(object(), [item], compute, True, asyncio.get_running_loop()))
         try:
             while True:

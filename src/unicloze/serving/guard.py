@@ -68,11 +68,7 @@ class Refused(Exception):
 
 
 def check_texts(texts: Sequence[str], most: int, characters: int) -> None:
-    """Refuse too many or blank texts, and texts that are too long together.
-
-    Raises:
-        Refused: The texts exceed a limit (413), or there is none or a blank one (422).
-    """
+    """Refuse too many or blank texts, and texts that are too long together."""
     if not texts:
         raise Refused(422, "There is no text: give at least one.")
     if len(texts) > most:

@@ -60,10 +60,6 @@ def token_of(file: Path | None, host: str) -> str | None:
     Args:
         file: The file.
         host: Address to serve at.
-
-    Raises:
-        UsageError: The token is too short or not plain text, or others could reach the server and there is no token.
-        UniclozeError: The file cannot be read.
     """
     place, token = f"the environment variable {TOKEN}", os.environ.get(TOKEN)
     if file is not None:
@@ -114,9 +110,6 @@ def serve_model(
         port: Port; 0 for a free one.
         token: Token that requests must carry.
         limits: Limits of requests.
-
-    Raises:
-        UniclozeError: The address cannot be used.
     """
     served = ServedModel(model, vectors.model)
     app = build_app(served, limits, token)

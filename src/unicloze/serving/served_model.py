@@ -224,11 +224,7 @@ class ServedModel:
         return score(self.model, texts)
 
     def ready_to_fill(self, text: str, *, top_k: int, order: Order | Sequence[int] | None) -> ToFill:
-        """A text to fill.
-
-        Raises:
-            UsageError: It cannot be filled in that order.
-        """
+        """A text to fill."""
         return ready_to_fill(self.model, text, top_k=top_k, order=order)
 
     def fill(self, texts: Sequence[Blanks]) -> Generator[None, None, list[FilledBlanks]]:
@@ -267,11 +263,7 @@ class ServedModel:
         ]
 
     def writer(self, decoding: Mapping[str, Any]) -> LoadedModel:
-        """The model with these settings of `decoding`.
-
-        Raises:
-            UsageError: A setting is invalid or has no effect.
-        """
+        """The model with these settings of `decoding`."""
         return ready_to_write(self.model, {f"decoding.{name}": value for name, value in decoding.items()})
 
 

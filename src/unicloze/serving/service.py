@@ -44,11 +44,7 @@ class Service:
         self.batcher = Batcher(limits.waiting)
 
     def need(self, ability: str) -> None:
-        """Refuse what the model cannot do.
-
-        Raises:
-            Refused: It lacks the ability.
-        """
+        """Refuse what the model cannot do."""
         if ability not in self.model.abilities:
             *able, last = [DOES[one] for one in self.model.abilities]
             raise Refused(
@@ -121,10 +117,6 @@ class Service:
             sources: The sources.
             decoding: The settings.
             truncate: Read only a part of a source that is too long; otherwise it is refused.
-
-        Raises:
-            Refused: The request exceeds a limit, or the model cannot generate.
-            UsageError: A setting is invalid.
         """
         model = self._writer(sources, decoding, truncate=truncate)
         records = [self.model.record(source) for source in sources]
@@ -135,12 +127,7 @@ class Service:
     def stream(
         self, source: str | Sequence[str], decoding: Mapping[str, Any], *, truncate: bool = False
     ) -> AsyncIterator[str | Candidate]:
-        """The pieces of a generated text as they become final, then the whole text; see `write`.
-
-        Raises:
-            Refused: The request exceeds a limit, or the model cannot generate.
-            UsageError: A setting is invalid, or asks for several texts.
-        """
+        """The pieces of a generated text as they become final, then the whole text; see `write`."""
         model = self._writer([source], decoding, truncate=truncate)
         if model.recipe.decoding.num_results > 1:
             raise Refused(422, "Only one text can be streamed: ask for one, or do not stream.")

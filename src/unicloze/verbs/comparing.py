@@ -136,14 +136,7 @@ def compare(
 
 
 def _check_blimp(path: PathLike, limit: int | None) -> str:
-    """Read the pairs before anything is trained.
-
-    Returns:
-        A name that identifies these pairs.
-
-    Raises:
-        UsageError: The limit is below 1.
-    """
+    """Read the pairs before anything is trained."""
     from unicloze.evaluation.minimal_pairs import read_pairs
 
     if limit is not None and limit < 1:

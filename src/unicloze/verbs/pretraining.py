@@ -235,11 +235,7 @@ def pretrain(
 def _chosen(
     given: Overrides, budget: str | None, out: PathLike | None, began: float, *, new_tokenizer: bool, progress: bool
 ) -> tuple[PathLike, dict[str, Any], Clock | None]:
-    """The recipe to train and its settings: chosen now, or those of the run that was chosen before.
-
-    Raises:
-        UsageError: The budget or a setting is invalid, or there are several processes.
-    """
+    """The recipe to train and its settings: chosen now, or those of the run that was chosen before."""
     from unicloze.interop.opening import open_model
     from unicloze.launch import processes
     from unicloze.pretraining.automatic import choose
@@ -308,12 +304,7 @@ def _of_whole(given: Overrides) -> dict[str, Any]:
 
 
 def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:
-    """The toy recipe on the beginning of its corpus, after checking the full recipe's device and tokenizer.
-
-    Raises:
-        UsageError: There is no such device.
-        UniclozeError: Its tokenizer or its corpus cannot be read.
-    """
+    """The toy recipe on the beginning of its corpus, after checking the full recipe's device and tokenizer."""
     from unicloze.text.tokenizers import Tokenizer
     from unicloze.text.toy import beginning_of
     from unicloze.training.precision import choose_device

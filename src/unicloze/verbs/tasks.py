@@ -445,11 +445,7 @@ def _generator(
 
 
 def _refuse_of_files(overrides: Overrides | None) -> None:
-    """Reject settings of a file if a text is given.
-
-    Raises:
-        UsageError: Such a setting is given.
-    """
+    """Reject settings of a file if a text is given."""
     from unicloze.recipes.unread_settings import given_settings
 
     given = given_settings(overrides)
