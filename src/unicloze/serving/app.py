@@ -17,7 +17,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.report.frame import PAGE_STYLE
 from unicloze.serving.client_endpoints import hugging_face_router, openai_router
 from unicloze.serving.endpoints import own_router
-from unicloze.serving.guard import Guard, Limits, Refused, error_body
+from unicloze.serving.guard import FAILED, Guard, Limits, Refused, answer_of
 from unicloze.serving.served_model import ServedModel
 from unicloze.serving.service import Service
 from unicloze.version import __version__
@@ -180,19 +180,12 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    def answer(
-        request: Request,
-        status: int,
-        sentence: str,
-        headers: Mapping[str, str] | None = None,
-        code: str | None = None,
-    ) -> Response:
-        body = error_body(request.url.path, status, sentence, code)
-        return Response(body, status, headers=dict(headers or {}), media_type="application/json")
+    def answer(request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+        return answer_of(request.url.path, Refused(status, sentence, headers))
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
-        return answer(request, error.status, error.sentence, error.headers, error.code)
+        return answer_of(request.url.path, error)
 
     @app.exception_handler(UniclozeError)
     async def unusable(request: Request, error: UniclozeError) -> Response:
@@ -214,7 +207,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        return answer(request, 500, "The server failed: its log says where.")
+        return answer(request, 500, FAILED)
 
 
 def _sentence(problem: Mapping[str, Any]) -> str:

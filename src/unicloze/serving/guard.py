@@ -8,11 +8,14 @@ import ipaddress
 import json
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LONGEST_OUTPUT = 512
@@ -84,14 +87,9 @@ def check_texts(texts: Sequence[str], most: int, characters: int) -> None:
         raise Refused(422, f"{which} is empty: give it at least one word.")
 
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 OPEN = "/health", "/docs", "/openapi.json"
 """Paths that need no token, beside the page's own files."""
+FAILED = "The server failed: its log says where."
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -119,6 +117,12 @@ def error_body(path: str, status: int, sentence: str, code: str | None = None) -
     return json.dumps({"error": sentence}).encode()
 
 
+def answer_of(path: str, refused: Refused) -> Response:
+    """The answer to a refused request."""
+    body = error_body(path, refused.status, refused.sentence, refused.code)
+    return Response(body, refused.status, headers=dict(refused.headers), media_type="application/json")
+
+
 class Guard:
     """Wraps the application.
 
@@ -128,7 +132,7 @@ class Guard:
         token: Token that requests must carry; None if everybody on this machine may use the server.
     """
 
-    def __init__(self, app: App, limits: Limits, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits, token: str | None) -> None:
         self.app, self.limits, self.token = app, limits, token
         self.answered = self.refused = 0
 
@@ -143,9 +147,9 @@ class Guard:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                self._count(message["status"])
-                headers = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *headers]}
+                self.answered += message["status"] < 400
+                self.refused += message["status"] >= 400
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
         path = str(scope["path"])
@@ -153,23 +157,20 @@ class Guard:
             async with asyncio.timeout(self.limits.seconds):
                 self._check(scope, path)
                 await self.app(scope, await self._whole(scope, receive), send_on)
-        except Refused as refused:
-            await _answer(send_on, path, refused)
+            return
+        except Refused as error:
+            refused = error
         except TimeoutError:
-            if not begun:
-                sentence = f"The request took longer than {self.limits.seconds:g} seconds: ask for less at once."
-                await _answer(send_on, path, Refused(408, sentence, {"Connection": "close"}))
+            sentence = f"The request took longer than {self.limits.seconds:g} seconds: ask for less at once."
+            refused = Refused(408, sentence, {"Connection": "close"})
         except Exception as error:
             _log(error)
-            if not begun:
-                await _answer(send_on, path, Refused(500, "The server failed: its log says where."))
-
-    def _count(self, status: int) -> None:
-        self.answered += status < 400
-        self.refused += status >= 400
+            refused = Refused(500, FAILED)
+        if not begun:
+            await answer_of(path, refused)(scope, receive, send_on)
 
     def _check(self, scope: Scope, path: str) -> None:
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self.token is None and not is_loopback(_name_of(host)):
             # A page of another site whose name was pointed at this machine.
@@ -217,14 +218,6 @@ def _log(error: Exception) -> None:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     print(f"unicloze: error: a request failed by {type(error).__name__}{place}", file=sys.stderr)
-
-
-async def _answer(send: Send, path: str, refused: Refused) -> None:
-    body = error_body(path, refused.status, refused.sentence)
-    headers = {"content-type": "application/json", "content-length": str(len(body)), **refused.headers}
-    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refused.status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
 
 
 class Connection(H11Protocol):
