@@ -100,23 +100,6 @@ def test_a_verb_explains_itself(name: str, command: Command) -> None:
         assert f"--{key}\n" in said.out and every_key()[key].description.split()[0] in said.out
 
 
-@pytest.mark.parametrize(
-    ("words", "now"),
-    [
-        ("--model run --blimp pairs --limit 2", "evaluate blimp PATH --model DIR`."),
-        ("--model run --lambada=passages", "evaluate lambada FILE --model DIR`."),
-        ("--cbt questions", "evaluate cbt FILE --model DIR`."),
-        ("--prompt a.yaml --records b", "evaluate prompt FILE --model DIR --records FILE`."),
-        ("--metric list", "`unicloze metrics` lists the metrics."),
-        ("--metric rouge --predictions p", "`unicloze measure METRIC --predictions FILE --references FILE`"),
-        ("--task ner --metric f1", "`unicloze measure-task TASK --predictions FILE --references FILE`."),
-    ],
-)
-def test_what_evaluate_did_is_found_where_it_is_now(words: str, now: str, command: Command) -> None:
-    said = command("evaluate", *words.split())
-    assert said.code == 2 and now in said.sentence and "is now a separate command" in said.sentence
-
-
 def test_a_group_of_verbs_explains_itself(command: Command) -> None:
     said = command("evaluate", "--help")
     assert said.code == 0

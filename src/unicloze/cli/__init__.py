@@ -42,15 +42,6 @@ GROUPS = dict.fromkeys(name.partition(" ")[0] for name in VERBS if " " in name)
 """First words of two-word verbs."""
 SHARED = "pretrain", "finetune"
 """Verbs that can run in several processes."""
-MOVED = {
-    "--blimp": "evaluate blimp PATH --model DIR",
-    "--lambada": "evaluate lambada FILE --model DIR",
-    "--cbt": "evaluate cbt FILE --model DIR",
-    "--prompt": "evaluate prompt FILE --model DIR --records FILE",
-    "--task": "measure-task TASK --predictions FILE --references FILE",
-    "--metric": "measure METRIC --predictions FILE --references FILE",
-}
-"""Former options of `evaluate`, and the commands that replaced them."""
 
 
 def _terminate(number: int, _frame: object) -> None:
@@ -179,11 +170,6 @@ def _verb_of_group(group: str, rest: list[str]) -> tuple[str, list[str]]:
     """The verb named by a group and the next word, and the words after it."""
     if rest and f"{group} {rest[0]}" in VERBS:
         return f"{group} {rest[0]}", rest[1:]
-    given = {word.partition("=")[0] for word in rest}
-    moved = next((option for option in MOVED if option in given), None)
-    if moved is not None:
-        how = f"`unicloze {MOVED[moved]}`" + ("; `unicloze metrics` lists the metrics" if moved == "--metric" else "")
-        raise UsageError(f"{group}: {moved} is now a separate command: {how}.")
     kinds = [name.partition(" ")[2] for name in VERBS if name.startswith(f"{group} ")]
     guess = did_you_mean(rest[0], kinds) if rest else "."
     raise UsageError(f"{group}: give one of {', '.join(kinds)}{guess} `unicloze {group} --help` explains them.")
