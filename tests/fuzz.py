@@ -358,6 +358,32 @@ def of_config(world: World) -> tuple[Json, Case]:
     return json.loads((folder / "config.json").read_text()), read
 
 
+def of_sentence_files(world: World) -> tuple[Json, Case]:
+    """Those of sentence-transformers beside a tokenizer's limit."""
+    from test_import_unilm import released
+    from unicloze.interop.read import import_checkpoint
+
+    folder = world.place / "sentences"
+    (folder / "1_Pooling").mkdir(parents=True)
+    released(folder, fused=False, relative=False, segments=2, model_type="bert")
+
+    def read(value: Json) -> None:
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+            if isinstance(value, dict) and name in value:
+                (folder / name).write_bytes(spelled(value[name]))
+        import_checkpoint(folder)
+
+    types = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    files = {
+        "modules.json": [{"idx": 0, "name": "0", "path": path, "type": f"a.b.{kind}"} for path, kind in types.items()],
+        "1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": True, "pooling_mode_cls_token": False},
+        "sentence_bert_config.json": {"max_seq_length": 12, "do_lower_case": False},
+        "config_sentence_transformers.json": {"prompts": {"a": "b "}, "default_prompt_name": "a"},
+    }
+    return files, read
+
+
 def of_task_config(world: World) -> tuple[Json, Case]:
     from unicloze.interop.families import FAMILIES, class_of, imported_task
     from unicloze.interop.files import Config
@@ -427,6 +453,7 @@ FORMATS: dict[str, Callable[[World], tuple[Json, Case]]] = {
     "answers": of_answers,
     "config": of_config,
     "task-config": of_task_config,
+    "sentence-files": of_sentence_files,
     "arguments": of_arguments,
 }
 """Input formats: each makes a valid base and its reader."""

@@ -10,7 +10,7 @@ CASES = {
     "recipe": 200, "checkpoint-state": 230, "checkpoint-manifest": 900, "checkpoint-optimizer": 600, "lineage": 1100,
     "shard": 1400, "ledger": 90, "prompt": 1300, "tokenizer": 1100, "tokenizer-config": 850, "documents": 1800,
     "records": 1500, "squad": 1800, "answers": 1400, "config": 700, "arguments": 500,
-    "vocabulary": 700, "task-config": 300,
+    "vocabulary": 700, "task-config": 300, "sentence-files": 300,
 }  # fmt: skip
 """As many of each format as take 4 seconds on one core."""
 

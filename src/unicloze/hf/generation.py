@@ -170,12 +170,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         output_hidden_states: bool | None = None,
         **others: Any,
     ) -> dict[str, Any]:
-        """The slots of the next forward pass, followed by a pseudo mask if the model predicts at one.
-
-        Raises:
-            UsageError: The cache has another type, an argument would have no effect, a source continues one that was already
-                read, or prompts end in padding and the model predicts at the last token.
-        """
+        """The slots of the next forward pass, followed by a pseudo mask if the model predicts at one."""
         given = [name for name, value in others.items() if value is not None and value is not False]
         unused = [name for name in given if name in ("position_ids", "inputs_embeds", "output_attentions")]
         if unused:

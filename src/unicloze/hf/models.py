@@ -87,12 +87,7 @@ class UniclozeConfig(PreTrainedConfig):
 
     @property
     def settings(self) -> ModelSettings:
-        """The model shape.
-
-        Raises:
-            UsageError: A field has the wrong type, the hidden size is not a multiple of the number of heads, or this is an
-                encoder-decoder.
-        """
+        """The model shape."""
         values = {name: getattr(self, name) for name in _TYPES}
         for name, value in values.items():
             try:
@@ -119,11 +114,7 @@ class UniclozeConfig(PreTrainedConfig):
 
     @property
     def writing(self) -> StepInputs:
-        """How a target is generated.
-
-        Raises:
-            UsageError: The model was not trained to generate, or the pseudo mask has no id.
-        """
+        """How a target is generated."""
         if self.predicts is None:
             raise UsageError(
                 "the model was not trained to generate text: use UniclozeModel or UniclozeForMaskedLM, or set "

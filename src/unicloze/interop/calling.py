@@ -14,11 +14,7 @@ from unicloze.training.loading import LoadedModel
 
 
 def encoder_inputs(recipe: Recipe) -> EncoderInputs:
-    """How a model reads a text with nothing masked, as `embed` does; no segment lies beyond the end of its table.
-
-    Raises:
-        UsageError: It reads from right to left, or is recurrent.
-    """
+    """How a model reads a text with nothing masked, as `embed` does; no segment lies beyond the end of its table."""
     reading, visibility = read_as(recipe), recipe.use.visibility
     if visibility not in ("bidirectional", "left_to_right") or recipe.model.kind != "transformer":
         raise UsageError(

@@ -78,11 +78,7 @@ OTHER_ANSWERS: Mapping[str, Mapping[str, str]] = {
 
 
 def transformers_library() -> Any:
-    """Import Transformers.
-
-    Raises:
-        UniclozeError: It is not installed.
-    """
+    """Import Transformers."""
     try:
         import transformers
     except ImportError as error:
@@ -114,9 +110,6 @@ def load_folder(name: str, folder: Path, allowed: Mapping[str, bool] | None = No
         name: The class.
         folder: The folder.
         allowed: Whether a pooler may be among the missing or the unexpected weights.
-
-    Raises:
-        UniclozeError: Transformers is not installed, cannot load it, or reports missing or unexpected weights.
     """
     library = transformers_library()
     try:
@@ -190,11 +183,7 @@ def odd_texts(loaded: LoadedModel, form: TextFormat | None = None) -> list[str]:
 
 
 def compare_models(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
-    """The largest difference of any output for each kind of text.
-
-    Raises:
-        UniclozeError: The tokenizers give different ids, or outputs have different shapes.
-    """
+    """The largest difference of any output for each kind of text."""
     texts = odd_texts(loaded, _form(loaded, peer))
     kinds: dict[str, list[tuple[str, ...]]] = {"texts": [(text,) for text in texts]}
     if loaded.recipe.task.kind != "tagging":
@@ -207,11 +196,7 @@ def compare_models(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
 
 
 def compare_roles(loaded: LoadedModel, peer: Peer) -> None:
-    """Check the exported tokenizer's ids of special tokens.
-
-    Raises:
-        UniclozeError: One differs.
-    """
+    """Check the exported tokenizer's ids of special tokens."""
     vocabulary = loaded.tokenizer.vocabulary
     roles = {"pad": peer.ids.tolist().index(peer.tokenizer.pad_token_id), "mask": vocabulary.mask,
              "unk": vocabulary.unk, "cls": vocabulary.sos, "sep": vocabulary.eos}  # fmt: skip
@@ -320,9 +305,6 @@ def check_language_model(to: str, loaded: LoadedModel, folder: Path) -> dict[str
     """Load a written folder with Transformers and compare what both make of texts: the logits of their first tokens.
 
     For an XLNet, which generates no texts: the logits of all tokens and of a predicted one.
-
-    Raises:
-        UniclozeError: Transformers cannot load it, or its tokenizer gives other ids.
     """
     model, tokenizer = load_folder(CLASSES[to], folder)
     form, layout, sources = form_of(loaded), layout_of(loaded), []

@@ -180,11 +180,7 @@ class Layout:
         return self.fixed.get("num_segments") != 0
 
     def read(self, config: Config, names: Collection[str]) -> Architecture:
-        """The architecture of a configuration.
-
-        Raises:
-            UniclozeError: A value is not supported; the message names the key.
-        """
+        """The architecture of a configuration."""
         for key, (allowed, why) in self.only.items():
             config.only(key, *allowed, why=why)
         width, heads = (config.whole(key) for key in self.heads)

@@ -100,9 +100,6 @@ def imported_task(config: Config, kind: TaskClass, layers: Mapping[TaskClass, Ta
         config: Its configuration.
         kind: Its class.
         layers: Of its family's classes with a dense layer.
-
-    Raises:
-        UniclozeError: The head has another structure than ours.
     """
     decodes = config.values.get("is_encoder_decoder") is True
     if not layers or (kind not in layers and (DENSE[kind] or decodes)):
@@ -146,11 +143,7 @@ def _dropout(config: Config, kind: TaskClass) -> float | None:
 
 
 def _is_regression(config: Config, labels: list[str]) -> bool:
-    """Whether a class of texts has one output, a quantity.
-
-    Raises:
-        UniclozeError: It predicts several classes of a text, or several quantities.
-    """
+    """Whether a class of texts has one output, a quantity."""
     problem = config.values.get("problem_type")
     if problem not in (None, "regression", "single_label_classification"):
         raise _refused(config, "problem_type", "only one class or one quantity of a text can be predicted")
@@ -162,11 +155,7 @@ def _is_regression(config: Config, labels: list[str]) -> bool:
 
 
 def _labels(config: Config) -> list[str]:
-    """The classes of a configuration, in the order of their indices.
-
-    Raises:
-        UniclozeError: They are not named one by one.
-    """
+    """The classes of a configuration, in the order of their indices."""
     named = config.values.get("id2label")
     if named is None:
         return [f"LABEL_{number}" for number in range(config.whole("num_labels", 2))]
@@ -275,11 +264,7 @@ class Family:
         )
 
     def layout(self, config: Config, names: Collection[str], task: TaskClass | None = None) -> Architecture:
-        """The layout of a checkpoint, with a pooler if it has one outside a head and no task does without it.
-
-        Raises:
-            UniclozeError: The configuration asks for something unsupported.
-        """
+        """The layout of a checkpoint, with a pooler if it has one outside a head and no task does without it."""
         config.only(
             "quantization_config", {}, None, why="quantised weights are not supported: use the unquantised checkpoint"
         )
@@ -545,9 +530,6 @@ def family_of(config: Config, names: Collection[str]) -> Family:
     Args:
         config: Its configuration.
         names: Names of its tensors.
-
-    Raises:
-        UniclozeError: The family is unknown.
     """
     if any(name.endswith((".qkv_linear.weight", "rel_pos_bias.weight")) for name in names):
         return FAMILIES["unilm"]

@@ -42,11 +42,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 
 def read_json(path: Path, *, largest: int = LARGEST_FILE, kind: type = dict) -> Any:
-    """The JSON object in a file, or its list if `kind` is one.
-
-    Raises:
-        UniclozeError: The file is missing, too large, or not a JSON object.
-    """
+    """The JSON object in a file, or its list if `kind` is one."""
     try:
         size = path.stat().st_size
         if size > largest:
@@ -75,11 +71,7 @@ class Config:
 
     @classmethod
     def read(cls, path: Path) -> Config:
-        """Read a configuration file.
-
-        Raises:
-            UniclozeError: It refers to custom code.
-        """
+        """Read a configuration file."""
         config = cls(path, read_json(path))
         if config.values.get("auto_map"):
             raise config.refused(
@@ -180,9 +172,6 @@ def inside(folder: Path, name: str) -> Path | None:
     """Path of a file in a folder; None if it does not exist.
 
     Links may point within the folder, and from a snapshot of Hugging Face's cache to its sibling `blobs` folder.
-
-    Raises:
-        UniclozeError: It is a link to elsewhere, or not a regular file.
     """
     path = folder / name
     if not path.exists():
@@ -204,10 +193,6 @@ def open_weights(folder: Path, *, pickle: bool = False) -> Weights:
     Args:
         folder: The folder.
         pickle: Read a `.bin` if there are no safetensors.
-
-    Raises:
-        UsageError: There is only a pickle and `pickle` is False.
-        UniclozeError: There are no weights, or a file is damaged or of the wrong kind.
     """
     if (file := inside(folder, SAFETENSORS)) is not None:
         return _together(file, [file], _safetensors)

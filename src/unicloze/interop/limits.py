@@ -95,22 +95,14 @@ class Limit:
 
 
 def check_name(to: str) -> None:
-    """Reject an unknown format.
-
-    Raises:
-        UsageError: The format is unknown.
-    """
+    """Reject an unknown format."""
     formats = [*STOCK, *CLASSES, OWN, PACKAGE]
     if to not in formats:
         raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}{did_you_mean(to.lower(), formats)}")
 
 
 def check_format(to: str, loaded: LoadedModel) -> None:
-    """Reject a model that a format cannot represent.
-
-    Raises:
-        UsageError: The format is unknown or cannot represent the model; the message names the setting and the cure.
-    """
+    """Reject a model that a format cannot represent."""
     check_name(to)
     if to == PACKAGE:
         return

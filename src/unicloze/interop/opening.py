@@ -81,11 +81,7 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
 
 
 def _place(model: str | os.PathLike[str]) -> Path:
-    """The folder of a model: the given one, in a package the checkpoint; if there is none, that of the installed model.
-
-    Raises:
-        UniclozeError: There is neither.
-    """
+    """The folder of a model: the given one, in a package the checkpoint; if there is none, that of the installed model."""
     folder = Path(model)
     if folder.exists():
         return packaged_model(folder) or folder

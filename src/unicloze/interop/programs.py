@@ -140,11 +140,7 @@ class Step(nn.Module):
 
 
 def module_of(model: LoadedModel, part: Program) -> Encoder | Step:
-    """The module to export for one part of a model.
-
-    Raises:
-        UsageError: The model lacks the part, or it cannot be exported.
-    """
+    """The module to export for one part of a model."""
     if model.model.settings.positions == "transformer_xl":
         raise UsageError(
             "model.positions is transformer_xl: its distances depend on the text, which cannot be exported"
@@ -184,11 +180,7 @@ def trace(module: Encoder | Step) -> ExportedProgram:
 
 @torch.no_grad()
 def compare_program(module: Encoder | Step, program: Callable[..., Sequence[Tensor]], name: str) -> None:
-    """Compare a program with the model on the same rows: one or several, short or long, padded, with and without a past.
-
-    Raises:
-        UniclozeError: A number differs by more than `TOLERANCE`.
-    """
+    """Compare a program with the model on the same rows: one or several, short or long, padded, with and without a past."""
     for inputs in _samples(module):
         for output, found, expected in zip(module.outputs, program(*inputs), module(*inputs), strict=True):
             if not expected.numel():

@@ -59,9 +59,6 @@ def check_names(place: Path, weights: Weights, table: Table, allow: Sequence[str
         weights: Its tensors.
         table: The expected tensors.
         allow: Patterns of names that may be missing or unexpected.
-
-    Raises:
-        UniclozeError: Other tensors are missing or unexpected; the message lists and counts them.
     """
     asked = dict.fromkeys(name for entry in table.entries for name in entry.theirs)
     missing = [name for name in asked if name not in weights and not _matches(name, allow)]
@@ -80,9 +77,6 @@ def without_misfits(
         table: The expected tensors.
         ours: Our state with the shapes of the configuration, on the `meta` device.
         allow: Patterns of names that may have another shape.
-
-    Raises:
-        UniclozeError: Other tensors have the wrong shape, or a copy differs from its original.
     """
     wanted = table.to_theirs(ours)
     misfits = {name for name, tensor in wanted.items() if not _fits(weights.shapes.get(name), tensor)}

@@ -78,9 +78,6 @@ def imported_recipe(
         has_pseudo: Whether its vocabulary has a [P] token.
         window: Largest number of tokens of a row.
         use: How it writes and reads a text.
-
-    Raises:
-        UsageError: No valid recipe fits the model, such as one that reads three tokens.
     """
     objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
     if family.name in _OBJECTIVES and ("token" in heads or not family.queries):
@@ -158,9 +155,6 @@ def text_use(
         tokenizer: Its tokenizer.
         settings: Settings that load the tokenizer.
         allow: Patterns of folders of modules to import it without.
-
-    Raises:
-        UniclozeError: Its vectors are computed in a way that `embed` does not have.
     """
     separators = separators_in(settings.path or "") or family.separators
     use = UseSettings(separators=separators)
@@ -196,17 +190,13 @@ def _modules(place: Path) -> list[tuple[str, str]]:
     modules = read_json(file, kind=list)
     for module in modules:
         kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
-        if not (isinstance(kind, str) and isinstance(folder, str) and PurePath(folder).name == folder):
+        if not (isinstance(kind, str) and isinstance(folder, str) and PurePath(folder).name == folder != ".."):
             raise UniclozeError(f"{file} does not list modules by type and path: download it again")
     return [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
 
 
 def _pooling(file: Path, config: Mapping[str, Any]) -> Literal["first", "last", "mean"]:
-    """Pooling of a sentence-transformers model.
-
-    Raises:
-        UniclozeError: It is another than those of `embed`.
-    """
+    """Pooling of a sentence-transformers model."""
     modes = config.get("pooling_mode")
     if modes is None:
         modes = [
@@ -226,8 +216,8 @@ def _pooling(file: Path, config: Mapping[str, Any]) -> Literal["first", "last", 
     )
     if found is None:
         raise UniclozeError(
-            f"{file} pools by {modes}, and embed by the first or the last slot or their mean: use another checkpoint, or "
-            "delete the file to choose with --pooling"
+            f"{file} pools by {str(modes)[:80]}, and embed by the first or the last slot or their mean: use another "
+            "checkpoint, or delete the file to choose with --pooling"
         )
     return found
 

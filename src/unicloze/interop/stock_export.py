@@ -72,11 +72,7 @@ class StockExport:
         return ours
 
     def write(self, folder: Path) -> None:
-        """Write weights, configuration, tokenizer and the files of sentence-transformers.
-
-        Raises:
-            UniclozeError: Ids must be swapped, but the order of the tokenizer's tokens is fixed (Unigram).
-        """
+        """Write weights, configuration, tokenizer and the files of sentence-transformers."""
         model, recipe = self.loaded.model, self.loaded.recipe
         config = {
             "architectures": [self.architecture],

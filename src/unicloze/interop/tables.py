@@ -313,20 +313,12 @@ class Table:
     ignored: tuple[str, ...] = ()
 
     def ours(self, theirs: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Our tensors by name, one entry at a time, so a mapping that reads on demand is never fully in memory.
-
-        Raises:
-            KeyError: A tensor of theirs is missing.
-        """
+        """Our tensors by name, one entry at a time, so a mapping that reads on demand is never fully in memory."""
         for entry in self.entries:
             yield from zip(entry.ours, entry.change.forward([theirs[name] for name in entry.theirs]), strict=True)
 
     def to_theirs(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert our state to theirs, each tensor once and contiguous, without copies of tied ones.
-
-        Raises:
-            KeyError: A tensor of ours is missing.
-        """
+        """Convert our state to theirs, each tensor once and contiguous, without copies of tied ones."""
         return {
             name: tensor.contiguous()
             for entry in self.entries

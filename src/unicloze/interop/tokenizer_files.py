@@ -28,9 +28,6 @@ def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
     Args:
         folder: Holds a `tokenizer.json`, a `vocab.txt`, or a `vocab.json` with `merges.txt`, and optionally a
             `tokenizer_config.json`.
-
-    Raises:
-        UniclozeError: A file is damaged, or contradicts another.
     """
     inside(folder, TOKENIZER_CONFIG)
     file = inside(folder, "tokenizer.json")
@@ -63,11 +60,7 @@ def separators_in(path: str) -> int | None:
 
 
 def open_tokenizer(path: str | Path) -> tuple[Tokenizer, TokenizerSettings]:
-    """Load a tokenizer from a given file or folder, with settings that load it again.
-
-    Raises:
-        UniclozeError: It is missing or damaged, or its configuration contradicts it.
-    """
+    """Load a tokenizer from a given file or folder, with settings that load it again."""
     file = Path(path).expanduser()
     if file.is_dir():
         found = read_tokenizer(file)
@@ -134,9 +127,6 @@ def write_tokenizer(
         pad: Their padding id; default: ours.
         takes_segments: Whether the class has `token_type_ids`.
         words: Whether each word of a sentence is spelled with a space before it, the first too, as taggers read it.
-
-    Raises:
-        UniclozeError: `swapped` is given, but the order of its tokens is fixed (Unigram).
     """
     tokenizer.save(folder)
     document, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
