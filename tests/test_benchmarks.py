@@ -61,6 +61,7 @@ RUNS: dict[str, str] = {
     "few_weights": (
         "--model {run} --glue {glue} --tasks sst-2 --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1"
     ),
+    "few_labels": "--model {bert} --data {shared} --out {lines} --toy --device cpu",
     "relative_start": "--results {lines}",
     "loss_against_compute": "--prepared {run}/data --out {out} --flops 5e10 --results {lines}",
     "mixed_tasks": "--model {run} --glue {glue} --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1",
@@ -112,9 +113,18 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (place / "tags.conllu").write_text("\n\n".join(blocks) + "\n\n")
     record = {"context": sentences[0], "answers": [NOUNS[0]], "question": f"who {VERBS[0]} it ?"}
     (place / "questions.jsonl").write_text((json.dumps(record) + "\n") * 4)
+    asked = [{"id": f"q{i}", "question": text, "answers": []} for i, text in enumerate(sentences)]
+    articles = [
+        {"title": f"a{n}", "paragraphs": [{"context": "x", "qas": asked[at : at + 8]} for at in (0, 8, 16)]}
+        for n in range(2)
+    ]
+    (place / "shared" / "qa").mkdir(parents=True)
+    squad = place / "shared" / "qa" / "squad-dev-v1.1.from-explorer.json.gz"
+    squad.write_bytes(gzip.compress(json.dumps({"data": articles}).encode()))
     (place / "blimp").mkdir()
     write_set(place / "blimp", [("the cat sees .", "the cat see ."), ("a dog opens .", "a dog open .")], "agreement")
     return {
+        "shared": place / "shared",
         "run": place / "run", "bert": place / "bert", "glue": place / "glue", "sst": place / "sst.tsv",
         "books": place / "books.jsonl.gz", "tags": place / "tags.conllu", "questions": place / "questions.jsonl",
         "blimp": place / "blimp", "corpus": write_corpus(place / "text"), "repository": BENCHMARKS.parent,

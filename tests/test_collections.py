@@ -145,3 +145,17 @@ def test_the_real_files(shared_data: Path) -> None:
     tales = task_settings(kind="generation", fields={"answer": "answers.0", "target": "question"})
     told = read_records(shared_data / "qa" / "fairytaleqa_val.jsonl.gz", tales)
     assert len(told) == 1025 and texts_of(told[0], tales, "answer") == ["a well-to-do farmer"]
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    """A field may hold a carriage return, a line separator or a next line, in tables and in DSTC7's archive."""
+    odd = "a\u2028b\x85c\rd\x0be"
+    (tmp_path / "a.tsv").write_bytes(f"text\tlabel\r\n{odd}\tx\r\n\n{odd}\ty".encode())
+    found = read_records(tmp_path / "a.tsv", TaskSettings())
+    assert [dict(record.fields) for record in found] == [{"text": odd, "label": "x"}, {"text": odd, "label": "y"}]
+    assert [record.place for record in found] == [f"{tmp_path / 'a.tsv'}, line {number}" for number in (2, 4)]
+    (tmp_path / "a.txt").write_bytes(f"{odd}\n{odd}\n".encode())
+    assert len(read_records(tmp_path / "a.txt", TaskSettings())) == 2
+    context, gold = f"key\tcontext\tx\n1\tx\t{odd}\n", f"key\tgold\n1\t{odd}\n"
+    read = read_records(archive(tmp_path / "d.tgz", context=context, gold_responses=gold), TaskSettings(format="dstc7"))
+    assert [(record.fields["context"], record.fields["references"]) for record in read] == [(odd, [odd])]

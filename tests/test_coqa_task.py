@@ -18,7 +18,7 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.tasks import task_settings
-from unicloze.tasks.conversation import ANSWERS, closest_span, encode, kind_of, lay_out, predict
+from unicloze.tasks.conversation import ANSWERS, closest_span, encode, history_of, kind_of, lay_out, predict
 from unicloze.training.loading import LoadedModel
 
 SETTINGS = task_settings(kind="conversation")
@@ -266,3 +266,16 @@ def test_records_of_no_story_are_written_by_id(start: LoadedModel, tmp_path: Pat
     verbs.predict(tmp_path / "run", blank, out=tmp_path / "said.json", quiet=True)
     said = json.loads((tmp_path / "said.json").read_text())
     assert set(said) == {"0", "1"} and said["0"] in ANSWERS[1:]
+
+
+def test_a_later_turn_without_a_history_is_refused(tmp_path: Path) -> None:
+    """The history of a CoQA file without answers is unknown, not empty."""
+    asked = [{"turn_id": turn, "input_text": f"who {turn}?"} for turn in (1, 2)]
+    file = tmp_path / "coqa.json"
+    file.write_text(json.dumps({"data": [{"id": "s", "source": "x", "story": "Bo.", "questions": asked}]}))
+    first, second = read_records(file, task_settings(kind="conversation"))
+    assert history_of(first, task_settings(kind="conversation")) == []
+    with pytest.raises(
+        UniclozeError, match="turn 2: there is no history, as the file has no answers to the earlier turns"
+    ):
+        history_of(second, task_settings(kind="conversation"))

@@ -12,6 +12,8 @@ import pytest
 import nlu_toys
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.glue import GLUE
+from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.glue import GRID, grid
 from unicloze.finetuning.task_model import load_task_model
 from unicloze.recipes import load_recipe
@@ -91,6 +93,16 @@ def test_the_grid_is_that_of_the_paper_and_the_recipe_comes_first() -> None:
     assert len({tuple(changes.items()) for changes in every}) == 80
     assert grid(recipe, 3) == every[:3] and grid(recipe, 1) == [{}]
     assert grid(load_recipe("glue-rte", {"training.seed": 1}), 5) != every[:5]
+
+
+def test_the_grid_chooses_by_the_value_of_the_papers_table() -> None:
+    """UniLMv2, Table 3: accuracy, Matthews' correlation for CoLA, Pearson's for STS-B."""
+    assert {name: task.selects for name, task in GLUE.items() if task.selects != "accuracy"} == {
+        "cola": "matthews", "sts-b": "pearson", "ax": "matthews",
+    }  # fmt: skip
+    for name, task in GLUE.items():
+        metrics = load_recipe(f"glue-{name}").task.metrics if name != "ax" else ["matthews"]
+        assert metric(metrics[0]).headline == task.selects, name
 
 
 @pytest.mark.slow

@@ -204,6 +204,26 @@ def labelled(count: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_a_head_is_fitted_on_frozen_features_before_anything_learns(tmp_path: Path, kind: str) -> None:
+    """It is the first evaluation of a run with automatic rates, keeps the network's weights, and already separates words."""
+    model = start()
+    rows = labelled(24)
+    if kind == "regression":
+        rows = [{"text": one["text"], "label": float(one["label"] == "yes")} for one in rows]
+    train = write(tmp_path / "train.jsonl", rows)
+    metrics = ["accuracy"] if kind == "classification" else ["pearson"]
+    recipe = recipe_for(model, kind, training__learning_rate="auto", finetuning__epochs=1, task__metrics=metrics)
+    finetune_run(recipe, model, train, train, tmp_path / "run", progress=False)
+    events = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    first = next(event for event in events if event["event"] == "evaluate")
+    assert first["step"] == 0 and first["headline"] > 99
+    fixed = recipe_for(model, kind, training__learning_rate=1e-3, finetuning__epochs=1, task__metrics=metrics)
+    finetune_run(fixed, model, train, train, tmp_path / "fixed", progress=False)
+    events = [json.loads(line) for line in (tmp_path / "fixed" / "ledger.jsonl").read_text().splitlines()]
+    assert min(event["step"] for event in events if event["event"] == "evaluate") > 0
+
+
 @pytest.mark.slow
 def test_a_run_chooses_settings_reports_baselines_and_resumes(tmp_path: Path) -> None:
     model = start()

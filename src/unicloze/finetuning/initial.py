@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from unicloze.decoding.abilities import objective_of
@@ -13,9 +16,13 @@ from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.registry import measurable
 from unicloze.finetuning.auxiliary import auxiliary_objective
 from unicloze.finetuning.cross_view import check_views
+from unicloze.finetuning.data import TaskData
 from unicloze.finetuning.generated import ready_to_generate
+from unicloze.finetuning.predict import outputs_of
+from unicloze.finetuning.task_model import TaskModel
 from unicloze.mixtures import positions
 from unicloze.model.recurrent.views import VIEWS
+from unicloze.model.task_heads.linear import LinearHead
 from unicloze.recipes import with_overrides
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS, of_view
@@ -30,6 +37,11 @@ FREE = (
     "input_dropout", "hidden_dropout", "weight_dropout", "activation_penalty", "temporal_penalty", "layer_mix",
 )  # fmt: skip
 """`model` settings that a task may change, as no trained weight depends on them."""
+FEW_ROWS = 5_000
+"""Most training rows for which a head is fitted first."""
+MOST_FOLDS = 5
+LINEAR = 0.3
+"""Root mean square of the inputs of a fitted head's tanh, which bends them by 3 %."""
 LEFT_OUT = "generator_size", "memory", "pooler"
 """Parts of a model that no task uses."""
 
@@ -256,6 +268,59 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
                 fitting[name] = pooler
     model.load_state_dict(fitting, strict=False)
     return sorted(own.keys() - fitting.keys())
+
+
+def fit_head(model: TaskModel, data: TaskData) -> bool:
+    """Fit the head of a classification or regression on frozen features, by logistic or ridge regression.
+
+    The dense layer becomes a multiple of the identity, small enough that tanh is nearly linear; the strength of the
+    regularisation is that of the best cross-validated likelihood. Few labels teach such a head more than gradient steps.
+
+    Args:
+        model: The model, whose head is changed.
+        data: The training records.
+
+    Returns:
+        Whether it was fitted: not for many rows, other heads, or a class without two records.
+    """
+    head = dict(model.model.task_heads.items()).get("label")
+    answers = np.array([row.targets["label"].labels[0] for row in data.rows if "label" in getattr(row, "targets", ())])
+    if not isinstance(head, LinearHead) or head.head.name not in ("dense", "plain") or head.encoder is not None:
+        return False
+    if not 2 <= len(answers) <= FEW_ROWS or model.recipe.finetuning.few or model.recipe.finetuning.unlabelled:
+        return False
+    classes = head.head.kind == "classes"
+    folds = min(MOST_FOLDS, int(np.bincount(answers, minlength=head.width).min())) if classes else MOST_FOLDS
+    if folds < 2 or (head.dense is not None and head.dense.in_features != head.dense.out_features):
+        return False
+    output, scale = head.output, 1.0
+    head.output = torch.nn.Identity()  # type: ignore[assignment]
+    dense, head.dense = head.dense, None
+    features = np.concatenate([each["label"] for each in outputs_of(model, data.rows)]).astype(np.float64)
+    head.output, head.dense = output, dense
+    if dense is not None:
+        scale = LINEAR / max(float(np.sqrt(np.mean(features**2))), 1e-6)
+        features = np.tanh(scale * features)
+    size = max(float(np.linalg.norm(features, axis=1).mean()), 1e-6)
+    linear = importlib.import_module("sklearn.linear_model")
+    if classes:
+        strengths = np.logspace(-1, 3, 9)
+        fitted = linear.LogisticRegressionCV(Cs=strengths, cv=folds, scoring="neg_log_loss", max_iter=1000)
+    else:
+        fitted = linear.RidgeCV(alphas=np.logspace(-3, 2, 11))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of parameters that the next version of scikit-learn renames
+        fitted.fit(features / size, answers)
+    weight, bias = np.atleast_2d(fitted.coef_) / size, np.atleast_1d(fitted.intercept_)
+    if classes and len(weight) == 1:
+        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+    with torch.no_grad():
+        output.weight.copy_(torch.from_numpy(weight))
+        output.bias.copy_(torch.from_numpy(bias))
+        if dense is not None:
+            dense.weight.copy_(scale * torch.eye(len(dense.weight)))
+            dense.bias.zero_()
+    return True
 
 
 def unchanged(model: torch.nn.Module, start: LoadedModel) -> frozenset[str]:

@@ -40,7 +40,7 @@ from unicloze.finetuning.data import (
     unlabelled_text,
 )
 from unicloze.finetuning.generated import target_loss
-from unicloze.finetuning.initial import changed_settings, start_weights, unchanged, what_changed, what_learns
+from unicloze.finetuning.initial import changed_settings, fit_head, start_weights, unchanged, what_changed, what_learns
 from unicloze.finetuning.mixing import Mixture
 from unicloze.finetuning.predict import as_json_lines, predict
 from unicloze.finetuning.scores import check_answers, chosen_value, difference_error, headline, measure
@@ -182,7 +182,7 @@ def finetune_run(
         with _Run(
             recipe, start, training, development, out, checkpoint, origin, files, teacher, progress, world
         ) as run:
-            result = run.train()
+            result = run.train(fits_head=asked.training.learning_rate == "auto")
     run.heed(result.stopped_by)
     return result
 
@@ -277,8 +277,8 @@ class _Run(RunProcess):
         """The tokenizer of the model."""
         return self.start.tokenizer
 
-    def train(self) -> FinetuneResult:
-        """Resume, train, save."""
+    def train(self, *, fits_head: bool = False) -> FinetuneResult:
+        """Resume, or begin with a fitted head if wanted and possible; train, save."""
         training = self.recipe.training
         done = ended = False
         if self.checkpoint is not None:
@@ -287,8 +287,13 @@ class _Run(RunProcess):
             self._drop_newer_weights()
             self._drop_other_bests()
             self._show_best()
+        fresh = self.checkpoint is None and fits_head and not self.averages
+        model = TaskModel(self.state.model.for_use(), self.tokenizer, self.recipe, self.compute)
+        fitted = fresh and fit_head(model, self.train_data)
         if not ended:
             self._write_start()
+        if fitted and self.dev is not None:
+            self._evaluate(self.state)
         if not done:
             steps = finetuning_steps(
                 self.train_data,
