@@ -69,7 +69,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def compared(files: dict[str, Path], out: Path, **options: Any) -> Comparison:
     toy = {**toys.toy_settings(), "data.corpus": [str(files["corpus"])], "data.heldout_share": 0.2}
-    toy |= {"tokenizer.kind": "wordpiece", "tokenizer.lowercase": True}
+    toy |= {"tokenizer.kind": "wordpiece", "tokenizer.lowercase": True, "tokenizer.strip_accents": False}
     del toy["training.steps"]
     chosen: dict[str, Any] = {"recipes": NAMES, "budget": "steps=2", "seeds": 1, "quiet": True}
     chosen["probes"] = [("classification", files["train"], files["dev"])]
