@@ -124,7 +124,7 @@ def outcomes(text: str, kinds: list[str], *, rate: float, mean_span: float = 3.0
     rates = np.full(rows, rate)
     noised = apply_noise(
         text_of(windows, tokenizer.vocabulary), kinds, windows.keys, rates, tokenizer.vocabulary, mean_span=mean_span
-    )
+    ).tokens
     words = np.array(["_" if word == "[MASK]" else word for word in tokenizer.tokens(range(len(tokenizer)))])
     return Counter(
         " ".join(words[noised.values[start:end]]) for start, end in zip(noised.starts, noised.ends, strict=True)
@@ -266,7 +266,7 @@ def test_rotations_are_uniform() -> None:
 def test_all_kinds_of_noise_at_once() -> None:
     windows = toys.random_windows(200, 40, short=True)
     text = text_of(windows, vocabulary())
-    noised = apply_noise(text, list(NOISE), windows.keys, np.full(200, 0.3), vocabulary(), mean_span=3.0)
+    noised = apply_noise(text, list(NOISE), windows.keys, np.full(200, 0.3), vocabulary(), mean_span=3.0).tokens
     for row in range(200):
         source = noised.values[noised.starts[row] : noised.ends[row]]
         original = Counter(text.values[text.starts[row] : text.ends[row]].tolist())

@@ -269,7 +269,7 @@ def test_an_evaluation_sums_over_its_blocks(rows: int) -> None:
     with torch.no_grad():
         losses = model.eval()(collate(examples))
     for name, loss in losses.items():
-        total, weight = found[name]
+        total, weight = found[name].nats, found[name].weight
         assert weight == float((examples.targets[name].weights > 0).sum())
         assert total == pytest.approx(float(loss.total), rel=1e-5)
     assert all(parameter.grad is None for parameter in model.parameters())

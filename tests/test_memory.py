@@ -360,9 +360,9 @@ def test_an_evaluation_reads_the_memory_as_training_does() -> None:
             batch = batch_of(windows, former, model)
             loss = model(batch)["par"]
             former, total, weight = batch.memory, total + float(loss.total), weight + loss.weight
-    assert measured == pytest.approx((total, weight), rel=1e-5)
+    assert (measured.nats, measured.weight) == pytest.approx((total, weight), rel=1e-5)
     alone = evaluate(model, examples, CPU, ROWS)["par"]
-    assert alone[1] == weight and abs(alone[0] - total) > 1e-3
+    assert alone.weight == weight and abs(alone.nats - total) > 1e-3
 
 
 def test_phases_must_not_break_the_streams() -> None:

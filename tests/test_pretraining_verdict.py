@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +18,16 @@ import toys
 from corpora import write_corpus
 from decoding_toys import Slot, context, loaded, probabilities, wordpiece
 from unicloze import verbs
-from unicloze.objectives import settings_of
+from unicloze.example import predicts_tokens
+from unicloze.mixtures import parts
+from unicloze.objectives import make_examples, settings_of
 from unicloze.pretraining.count_baselines import open_baselines
 from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.text.content_words import ContentWords
 from unicloze.text.counts import Counts
 from unicloze.text.prepare import prepare_data
-from unicloze.training.ledger import read_ledger
+from unicloze.training.ledger import Figure, read_ledger
 from unicloze.training.loading import LoadedModel
 from unicloze.training.verdict import Course, verdict_on
 from unicloze.training.word_guesses import Asking, WordScore, ranks_by_counts, ranks_by_model, way_to_ask
@@ -140,8 +144,15 @@ LONGER = "train longer or give more text"
 
 def course(training: float, *heldout: float) -> Course:
     """Of 10 steps an evaluation."""
-    losses = {10 * number: {"ae": loss} for number, loss in enumerate(heldout, start=1)}
-    return Course(training={step: {"ae": training} for step in range(1, 10 * len(heldout) + 1)}, heldout=losses)
+    losses = {10 * number: [figure("ae", loss)] for number, loss in enumerate(heldout, start=1)}
+    return Course(training={step: [figure("ae", training)] for step in range(1, 10 * len(heldout) + 1)}, heldout=losses)
+
+
+def figure(target: str, loss: float, **more: Any) -> Figure:
+    """Of a thousand predictions, all counted and equally good unless `deviation` is given."""
+    squares = loss**2 + more.pop("deviation", 0.0) ** 2
+    fields = {"nats": loss, "weight": 1.0, "counted_nats": loss, "counted_squares": squares, "counted_weight": 1.0}
+    return Figure(target=target, **{key: 1000 * value for key, value in fields.items()}, **more)
 
 
 @pytest.mark.parametrize(
@@ -152,17 +163,17 @@ def course(training: float, *heldout: float) -> Course:
          "perplexity 95.0 (par) against 310.0 of bigram counts, content words 19.7 % in the top 5 against 9.4 %"),
         ({"ae": 98.0, "nsp": 0.7}, score(0.1, 0.09, 0.006, sees="left"), course(4.5, 4.6), "",
          "perplexity 98.0 against 310.0 of bigram counts, content words from the left 10.0 % in the top 5 against 9.0 %, "
-         "within 2 standard errors"),
-        ({"ae": 98.0}, score(0.09, 0.09), course(4.5, 4.6), "",
-         f"no better than counting at content words: {LONGER} (perplexity 98.0 against 310.0 of bigram counts, content words "
-         "9.0 % in the top 5 against 9.0 %)"),
-        ({"ae": 310.0}, score(0.09, 0.09), course(4.5, 4.6), "",
-         f"no better than counting words: {LONGER} (perplexity 310.0 against 310.0 of bigram counts, content words 9.0 % in "
-         "the top 5 against 9.0 %)"),
-        ({"ae": 310.0}, None, course(4.5, 4.6), "",
-         f"no better than counting pairs of words: {LONGER} (perplexity 310.0 against 310.0 of bigram counts)"),
-        ({"ae": 900.0}, None, course(6.0, 6.5), "",
-         f"no better than counting words: {LONGER} (perplexity 900.0 against 900.0 of unigram counts)"),
+         "level within 2 standard errors"),
+        ({"ae": 98.0}, score(0.06, 0.09), course(4.5, 4.6), "",
+         f"worse than counting at content words: {LONGER} (perplexity 98.0 against 310.0 of bigram counts, content words "
+         "6.0 % in the top 5 against 9.0 %)"),
+        ({"ae": 310.0}, score(0.08, 0.09), course(4.5, 4.6), "",
+         "perplexity 310.0 against 310.0 of bigram counts, level within 2 standard errors, content words 8.0 % in the top 5 "
+         "against 9.0 %, level within 2 standard errors"),
+        ({"ae": 311.0}, None, course(4.5, 4.6), "",
+         f"no better than counting pairs of words: {LONGER} (perplexity 311.0 against 310.0 of bigram counts)"),
+        ({"ae": 901.0}, None, course(6.0, 6.5), "",
+         f"no better than counting words: {LONGER} (perplexity 901.0 against 900.0 of unigram counts)"),
         ({"ae": 1937666723.0}, None, course(0.9, 21.4), "too little text: 3 kB",
          "no better than counting words: give more text (perplexity 1,937,666,723 against 900.0 of unigram counts); "
          "overfitted: training 0.90, held-out 21.40 nats per prediction; too little text: 3 kB"),
@@ -170,7 +181,8 @@ def course(training: float, *heldout: float) -> Course:
          "perplexity 98.0 against 310.0 of bigram counts; overfitted: the held-out loss is 0.15 nats per prediction above "
          "its lowest: give more text or train fewer steps; too little text: 3 kB"),
         ({"ae": 98.0}, None, course(4.5, 6.0, 5.0, 4.66, 4.6), "",
-         "perplexity 98.0 against 310.0 of bigram counts; still improving: double the steps"),
+         "perplexity 98.0 against 310.0 of bigram counts; still improving: by its own curve twice the steps "
+         "reach a perplexity of about 65.7"),
         ({"ae": 98.0}, None, course(4.5, 6.0, 5.0, 4.64, 4.6), "", "perplexity 98.0 against 310.0 of bigram counts"),
         ({"ae": None}, None, Course(), "too little text: 24 bytes",
          "not judged: there is no held-out perplexity; too little text: 24 bytes"),
@@ -179,17 +191,54 @@ def course(training: float, *heldout: float) -> Course:
 def test_a_sentence_on_the_figures(
     perplexities: dict[str, float | None], words: WordScore | None, losses: Course, little: str, said: str
 ) -> None:
-    assert verdict_on(perplexities, COUNTS, words, losses, little) == said
+    figures = {
+        name: Figure(target=name) if each is None else figure(name, math.log(each))
+        for name, each in perplexities.items()
+    }
+    assert verdict_on(figures, COUNTS, words, losses, little) == said
+
+
+def test_advice_names_a_cost_by_the_runs_own_curve() -> None:
+    def said(now: float, *losses: float) -> str:
+        seen = course(6.0, *losses)
+        seen.seconds = 240.0
+        return verdict_on({"ae": figure("ae", now)}, {"unigram": 900.0, "bigram": 100.0}, None, seen, "")
+
+    assert 40 * math.exp((6 - math.log(100)) * math.log(2)) == pytest.approx(105, abs=1)  # a nat for each doubling
+    assert ": by its own curve it needs about 110 steps" in said(6.0, 8.0, 7.0, 6.5, 6.0)
+    assert " steps to beat bigram counts, 7 min more (" in said(6.0, 8.0, 7.0, 6.5, 6.0)
+    assert "by its own curve it does not beat bigram counts in 100 times the steps" in said(6.0, 6.05, 6.02, 6.01, 6.0)
+
+
+def test_noise_is_neither_a_gain_nor_a_failure() -> None:
+    noisy = figure("ae", math.log(320.0), deviation=3.0)
+    assert noisy.error == pytest.approx(3 / math.sqrt(1000))
+    said = verdict_on({"ae": noisy}, COUNTS, None, course(5.6, 5.7), "")
+    assert said == "perplexity 320.0 against 310.0 of bigram counts, level within 2 standard errors"
+
+
+def test_only_losses_of_one_meaning_are_compared() -> None:
+    """Another part, phase or kind of labels, or a target without tokens, shows no overfitting."""
+    own = figure("ae", 5.0, part="one", phase=1)
+    for other in ({"part": "two"}, {"phase": 0}, {"labels": "soft"}):
+        trained = dataclasses.replace(figure("ae", 1.0, part="one", phase=1), **other)
+        assert Course(training={9: [trained], 10: [trained]}, heldout={10: [own]}).gap is None
+        with pytest.raises(ValueError, match="different meaning"):
+            own + trained
+    alike = dataclasses.replace(own, nats=1000.0)
+    assert Course(training={10: [alike]}, heldout={10: [own]}).gap == (1.0, 5.0)
+    assert figure("nsp", 0.5).perplexity is None and figure("ae", 0.5, labels="soft").perplexity is None
 
 
 def test_a_course_is_what_was_done_last() -> None:
     def event(name: str, step: int, **losses: float) -> dict[str, Any]:
-        return {"event": name, "step": step, "loss": losses}
+        figures = [figure(each.rpartition(".")[2], loss, part=each.rpartition(".")[0]) for each, loss in losses.items()]
+        return {"event": name, "step": step, "figures": [one.to_dict() for one in figures]}
 
     events = [
-        {"event": "start", "step": 0}, event("step", 9, ae=3.0), event("step", 10, ae=5.0),
-        event("evaluate", 10, **{"a.ae": 2}), event("step", 20, ae=9.0), event("evaluate", 20, **{"a.ae": 2}),
-        {"event": "start", "step": 10}, event("step", 19, ae=1.0), event("step", 20, ae=2.0, nsp=0.1),
+        {"event": "start", "step": 0}, event("step", 9, **{"a.ae": 3.0}), event("step", 10, **{"a.ae": 5.0}),
+        event("evaluate", 10, **{"a.ae": 2.0}), event("step", 20, **{"a.ae": 9.0}), event("evaluate", 20, **{"a.ae": 2.0}),
+        {"event": "start", "step": 10}, event("step", 19, **{"a.ae": 1.0}), event("step", 20, **{"a.ae": 2.0, "a.nsp": 0.1}),
         event("evaluate", 20, **{"a.ae": 3.0, "a.nsp": 9.0, "b.ae": 2.5}), {"event": "end", "step": 20}, {"step": 3},
     ]  # fmt: skip
     found = Course.of(events)
@@ -197,6 +246,40 @@ def test_a_course_is_what_was_done_last() -> None:
     assert found.gap == (1.5, 3.0), "from the last tenth of the steps, and only of targets that predict tokens"
     assert found.above_lowest == 0.75
     assert Course.of([]).gap is None and Course.of([]).above_lowest == 0 and not Course.of([]).still_falling
+    old = Course.of([{"event": "evaluate", "step": 3, "loss": {"ae": 2.0}}, {"event": "evaluate", "step": 4, "figures": [3]}])
+    assert old.gap is None and not old.still_falling
+
+
+@pytest.mark.parametrize("name", sorted({load_recipe(name).objective.name: name for name in recipe_names()}.values()))
+def test_a_perplexity_counts_only_ordinary_tokens_the_row_does_not_show(name: str) -> None:
+    """Of every objective. A prediction belongs to the token whose change changes its label, and it is shown where that change
+    also changes a slot that the prediction sees."""
+    settings = load_recipe(name).objective
+    for part in parts(settings):
+        own = part.settings.without_noise()
+        windows, vocabulary = toys.random_windows(4, 20, vocab=37), toys.vocabulary(200, extra=100)
+        windows = dataclasses.replace(
+            windows, token_ids=windows.token_ids + 100 * windows.maskable, negative=np.zeros(4, dtype=bool)
+        )
+        examples = make_examples(windows, vocabulary, own)
+        plain = {n: t.of_ordinary(vocabulary.ordinary) for n, t in examples.targets.items() if predicts_tokens(n)}
+        hidden = {n: np.zeros(t.weights.shape, dtype=bool) for n, t in plain.items()}
+        sees = [examples.visible(row) for row in range(4)]
+        for position in range(20):
+            ids = windows.token_ids.copy()
+            ids[:, position] += 30 * windows.maskable[:, position]  # as likely to continue a word or end a sentence
+            other = make_examples(dataclasses.replace(windows, token_ids=ids), vocabulary, own)
+            for n, target in plain.items():
+                changes = (target.labels != other.targets[n].labels) & (target.weights > 0)
+                for row, number in zip(*np.nonzero(changes), strict=True):
+                    slot = np.atleast_1d(target.slots[row, number])
+                    seen = sees[row][slot[slot >= 0]].any(axis=0)
+                    changed = (examples.input_ids[row] != other.input_ids[row])[: len(seen)]
+                    hidden[n][row, number] = not (changed & seen).any()
+        for n, target in plain.items():
+            real = target.weights > 0
+            counted = real if target.counted is None else target.counted & real
+            assert np.array_equal(counted, hidden[n] & real), (part.label, n)
 
 
 # In a run

@@ -7,7 +7,7 @@ device. The backbone and the training loop see nothing else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.arrays import Int32s
+from unicloze.arrays import Flags, Int32s
 from unicloze.errors import UniclozeError
 from unicloze.visibility import NOTHING_NEARBY, Intervals, bool_mask
 
@@ -23,7 +23,19 @@ if TYPE_CHECKING:
     import torch
 
 
+WITHOUT_TOKENS: Collection[str] = "nsp", "sop", "rtd"
+"""Targets of text whose labels are not tokens."""
+
 Block = TypeVar("Block")
+
+
+def predicts_tokens(target: str) -> bool:
+    """Whether a target of text predicts tokens, so that its loss has a perplexity and bits per byte.
+
+    Args:
+        target: Its name, with or without its part as a prefix (`bidirectional.nsp`).
+    """
+    return target.rpartition(".")[2] not in WITHOUT_TOKENS
 
 
 def select_rows(block: Block, rows: slice | npt.NDArray[np.integer]) -> Block:
@@ -66,6 +78,8 @@ class Target:
         weights: Weight of each prediction in the loss. *Shape:* (rows, predictions)
         places: Position of each answer relative to its slots, for heads that use it. *Shape:* (rows, predictions)
         norms: Contribution of each row to the loss normaliser; default: the sum of its weights. *Shape:* (rows,)
+        counted: Which predictions count in a perplexity: ordinary tokens that the row does not show elsewhere; default: all.
+            *Shape:* (rows, predictions)
     """
 
     slots: Int32s
@@ -73,6 +87,7 @@ class Target:
     weights: npt.NDArray[np.float32]
     places: Int32s | None = None
     norms: npt.NDArray[np.float32] | None = None
+    counted: Flags | None = None
 
     def __getitem__(self, rows: slice) -> Target:
         return select_rows(self, rows)
@@ -91,7 +106,21 @@ class Target:
             labels=self.labels[rows, order],
             weights=np.where(kept, self.weights, np.float32(0))[rows, order],
             places=None if self.places is None else self.places[rows, order],
+            counted=None if self.counted is None else self.counted[rows, order],
         )
+
+    def of_ordinary(self, ordinary: Int32s) -> Target:
+        """The target with only ordinary tokens `counted`."""
+        counted = np.isin(self.labels, ordinary) & (True if self.counted is None else self.counted)
+        return dataclasses.replace(self, counted=None if counted[self.weights > 0].all() else counted)
+
+    @property
+    def counted_weight(self) -> float:
+        """The share of the normaliser that belongs to the counted predictions."""
+        if self.counted is None:
+            return self.normaliser
+        share = float(self.weights[self.counted].sum()) / max(float(self.weights.sum()), 1e-9)
+        return share * self.normaliser
 
     @property
     def normaliser(self) -> float:
@@ -210,8 +239,8 @@ class TargetBatch:
     """A `Target` as tensors, with its normaliser summed over the rows.
 
     `predictions` of them have a nonzero weight. Missing slots hold 0 and are False in `present`, which is None if no slot is
-    missing. In a training step a teacher may add `soft` labels. If rows are packed into one, `shapes` has the rows and
-    predictions of each bucket.
+    missing; without `counted`, all predictions are. In a training step a teacher may add `soft` labels. If rows are packed
+    into one, `shapes` has the rows and predictions of each bucket.
     """
 
     slots: torch.Tensor
@@ -219,6 +248,8 @@ class TargetBatch:
     weights: torch.Tensor
     normaliser: float
     predictions: int
+    counted_weight: float = 0.0
+    counted: torch.Tensor | None = None
     places: torch.Tensor | None = None
     present: torch.Tensor | None = None
     soft: SoftLabels | None = None
@@ -465,6 +496,8 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
             weights=tensor(target.weights[:, :width], torch.float32),
             places=None if target.places is None else tensor(target.places[:, :width], torch.long),
             normaliser=target.normaliser,
+            counted_weight=target.counted_weight,
+            counted=None if target.counted is None else tensor(target.counted[:, :width], torch.bool),
             predictions=int(np.count_nonzero(target.weights[:, :width])),
         )
     batch = Batch(

@@ -25,6 +25,7 @@ from unicloze.objectives import Ability, defined
 from unicloze.objectives.unilmv2 import UniLMv2Settings, draw_steps
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
+from unicloze.training.ledger import Figure
 from unicloze.training.loading import LoadedModel
 from unicloze.training.loop import Compute, evaluate
 
@@ -66,11 +67,11 @@ def held_out(
         asked = (windows,) if measure == "causal" else (windows, steps)
         examples = lay_out(*asked, vocabulary, settings)
         if before is None or not loaded.model.settings.memory:
-            ((total, weight),) = evaluate(loaded.model, examples, compute, rows).values()
+            (figure,) = evaluate(loaded.model, examples, compute, rows).values()
         else:
             count = math.ceil(loaded.model.settings.memory / (windows.token_ids.shape[1] - 2))
-            total, weight = _with_memory(loaded, examples, windows, before(count), compute, rows)
-        result[measure] = total / weight if weight else None
+            figure = _with_memory(loaded, examples, windows, before(count), compute, rows)
+        result[measure] = figure.mean  # these rows predict ordinary tokens that they show nowhere
     return result
 
 
@@ -81,8 +82,8 @@ def _with_memory(
     before: Sequence[Sequence[Int32s]],
     compute: Compute,
     rows: int,
-) -> tuple[float, float]:
-    """Sum of the losses in nats and number of predictions of the only target, each row with the memory of its past.
+) -> Figure:
+    """The summed losses of the only target, each row with the memory of its past.
 
     Args:
         loaded: A model with a memory.
@@ -92,7 +93,10 @@ def _with_memory(
         compute: Device and precision to compute with.
         rows: Rows per forward pass.
     """
-    loaded, total, weight = dataclasses.replace(loaded, precision=compute.precision), 0.0, 0.0
+    loaded, figure = (
+        dataclasses.replace(loaded, precision=compute.precision),
+        Figure(target=next(iter(examples.targets))),
+    )
     texts = [
         [*past, tokens[1 : length - 1]]
         for past, tokens, length in zip(before, windows.token_ids, windows.lengths, strict=True)
@@ -110,8 +114,8 @@ def _with_memory(
             batch = dataclasses.replace(batch, memory=rows_of(memory, places))
         with torch.no_grad(), compute.autocast():
             (loss,) = model(batch).values()
-        total, weight = total + float(loss.total), weight + float(loss.weight)
-    return total, weight
+        figure += Figure(target=figure.target, nats=float(loss.total), weight=float(loss.weight))
+    return figure
 
 
 def bits_per_byte(nats: float | None, tokens_per_byte: float | None) -> float | None:

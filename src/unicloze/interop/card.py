@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from unicloze.example import predicts_tokens
 from unicloze.interop.calling import goes_on, longest_source
 from unicloze.interop.limits import Export
 from unicloze.run_files import BEST, CHECKPOINTS, LEDGER
@@ -207,8 +208,13 @@ def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"{value:.2f} {result.get('units', {}).get(name, '%')}",
             )
     part = event.get("part", "held-out")
+    for target, value in (event.get("loss") or {}).items():
+        if not predicts_tokens(target) and value is not None and not event.get("results"):
+            yield f"{part} loss in nats per prediction, {target}", f"{value:,.3f}"
     for key, name in (("perplexity", "perplexity"), ("bits_per_byte", "bits per byte")):
         for target, value in (event.get(key) or {}).items():
+            if not predicts_tokens(target):
+                continue
             yield f"{part} {name}, {target}", "nothing to measure" if value is None else f"{value:,.3f}"
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.errors import UsageError
-from unicloze.example import Batch, TargetBatch, nonzero
+from unicloze.example import Batch, TargetBatch, nonzero, predicts_tokens
 from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING, Amounts, backbone_flops, linear_flops
@@ -27,8 +27,6 @@ from unicloze.settings import HeadSettings, ModelSettings
 
 PAIR_TARGETS = "nsp", "sop"
 """Targets that classify how two segments relate."""
-WITHOUT_VOCABULARY = {*PAIR_TARGETS, "rtd"}
-"""Targets whose labels are not tokens."""
 OWN_HEADS: Mapping[str, str] = {
     **dict.fromkeys(PAIR_TARGETS, "pair_head"),
     "rtd": "replaced_head",
@@ -44,10 +42,31 @@ class TargetLoss:
     Args:
         total: Sum of weight times loss; divide by the weight of the whole global batch. *Shape:* ()
         weight: Normaliser of the total, see `Target.normaliser`.
+        counted: Sums of weight times loss and of weight times its square over the counted predictions. *Shape:* () each
+        counted_weight: Normaliser of these sums, see `Target.counted`.
     """
 
     total: Tensor
     weight: float
+    counted: tuple[Tensor, Tensor]
+    counted_weight: float
+
+    @classmethod
+    def of(cls, losses: Tensor, weights: Tensor, target: TargetBatch, counted: Tensor | None) -> TargetLoss:
+        """Sum up the losses of predictions.
+
+        Args:
+            losses: *Shape:* any
+            weights: *Shape:* that of `losses`
+            target: The target they belong to.
+            counted: Which of them count in a perplexity; None for all. *Shape:* that of `losses`
+        """
+        weighted, own = losses * weights, losses.detach()
+        total = weighted.sum()
+        if counted is not None:
+            weights = weights * counted
+        sums = total.detach() if counted is None else (own * weights).sum(), (own.square() * weights).sum()
+        return cls(total=total, weight=target.normaliser, counted=sums, counted_weight=target.counted_weight)
 
 
 class UnifiedModel(nn.Module):
@@ -148,7 +167,7 @@ class UnifiedModel(nn.Module):
             elif name in OWN_HEADS:
                 losses[name] = self._other_losses(name, hidden[name], target)
         return {
-            name: TargetLoss(total=(losses[name] * target.weights).sum(), weight=target.normaliser)
+            name: TargetLoss.of(losses[name], target.weights, target, target.counted)
             for name, target in batch.targets.items()
         }
 
@@ -298,7 +317,7 @@ class UnifiedModel(nn.Module):
         if name in self.task_heads:
             return self.task_head(name).flops(slots=slots, predictions=predictions)
         each = linear_flops(self.get_submodule(OWN_HEADS.get(name, "token_head")))
-        if name not in WITHOUT_VOCABULARY:
+        if predicts_tokens(name):
             width = self.token_head.width if name not in OWN_HEADS else embedding_width(self.settings)
             each += 2 * width * self.vocab_size
         return predictions * each

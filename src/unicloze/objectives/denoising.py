@@ -243,10 +243,18 @@ def denoising(
         rates: Mask rate of each row; default: `settings.mask_rate`. *Shape:* (rows,)
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
-    source = apply_noise(text, settings.noise, windows.keys, rates, vocabulary, mean_span=settings.mean_span)
-    noised = source.values == vocabulary.mask
-    target = text.followed_by(vocabulary.eos)
-    return lay_out(windows, source, target, vocabulary, settings, rates=rates, noised=noised)
+    noised = apply_noise(text, settings.noise, windows.keys, rates, vocabulary, mean_span=settings.mean_span)
+    source, target = noised.tokens, text.followed_by(vocabulary.eos)
+    return lay_out(
+        windows,
+        source,
+        target,
+        vocabulary,
+        settings,
+        rates=rates,
+        noised=source.values == vocabulary.mask,
+        counted=Ragged(~noised.shows(text), text.counts).followed_by(0).values,
+    )
 
 
 def check_sentences(windows: Windows, vocabulary: Vocabulary, settings: DenoisingSettings) -> None:

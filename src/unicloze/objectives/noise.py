@@ -44,8 +44,10 @@ class Noised:
 
     Args:
         tokens: Token ids.
-        sentence: Index of each token's sentence, ascending in text order; used only to permute sentences. *Shape:* (tokens
-            of all rows,)
+        origin: Index in all texts of the token that each stands for; a span's is that of its first. *Shape:* (tokens of all
+            rows,)
+        sentence: Index of the sentence of each token of the texts, ascending; used only to permute sentences. *Shape:*
+            (tokens of all texts,)
         keys: Key of each row's draws. *Shape:* (rows,)
         rates: Share of the tokens that each kind of noise affects. *Shape:* (rows,)
         mask: Id of [MASK].
@@ -53,15 +55,22 @@ class Noised:
     """
 
     tokens: Ragged
+    origin: Int64s
     sentence: Int64s
     keys: keyed.Bits
     rates: Rates
     mask: int
     mean_span: float
 
-    def replaced(self, values: npt.NDArray[np.int32], sentence: Int64s, counts: Int64s) -> Noised:
+    def replaced(self, values: npt.NDArray[np.int32], origin: Int64s, counts: Int64s) -> Noised:
         """The same texts with other tokens."""
-        return dataclasses.replace(self, tokens=Ragged(values, counts), sentence=sentence)
+        return dataclasses.replace(self, tokens=Ragged(values, counts), origin=origin)
+
+    def shows(self, texts: Ragged) -> Flags:
+        """Which tokens of the texts are still there. *Shape:* (tokens of all texts,)"""
+        shown = np.zeros(len(texts.values), dtype=bool)
+        shown[self.origin[self.tokens.values != self.mask]] = True
+        return shown
 
     def drawn(self, stream: keyed.Stream) -> Flags:
         """A uniformly random subset of each row's tokens, as large as its rate. *Shape:* (tokens of all rows,)"""
@@ -73,10 +82,11 @@ class Noised:
 
 def apply_noise(
     text: Ragged, kinds: list[str], keys: keyed.Bits, rates: Rates, vocabulary: Vocabulary, *, mean_span: float
-) -> Ragged:
+) -> Noised:
     """Apply the named kinds of noise to the texts, in the order of `NOISE`."""
     noised = Noised(
         tokens=text,
+        origin=np.arange(len(text.values)),
         sentence=sentences(text, vocabulary) if "permute_sentences" in kinds else np.zeros(len(text.values), np.int64),
         keys=keys,
         rates=rates,
@@ -86,7 +96,7 @@ def apply_noise(
     for name, function in NOISE.items():
         if name in kinds:
             noised = function(noised)
-    return noised.tokens
+    return noised
 
 
 def sentences(text: Ragged, vocabulary: Vocabulary) -> Int64s:
@@ -105,7 +115,7 @@ def sentences(text: Ragged, vocabulary: Vocabulary) -> Int64s:
 def mask(noised: Noised) -> Noised:
     """Token masking: replace random tokens by [MASK]."""
     values = np.where(noised.drawn(keyed.Stream.MASKED_BY_NOISE), np.int32(noised.mask), noised.tokens.values)
-    return noised.replaced(values, noised.sentence, noised.tokens.counts)
+    return noised.replaced(values, noised.origin, noised.tokens.counts)
 
 
 def delete(noised: Noised) -> Noised:
@@ -113,7 +123,7 @@ def delete(noised: Noised) -> Noised:
     kept = ~noised.drawn(keyed.Stream.DELETED)
     counts = noised.tokens.counts
     left = counts - per_row(noised_tokens, counts, noised.rates)
-    return noised.replaced(noised.tokens.values[kept], noised.sentence[kept], left)
+    return noised.replaced(noised.tokens.values[kept], noised.origin[kept], left)
 
 
 def infill(noised: Noised) -> Noised:
@@ -131,10 +141,10 @@ def infill(noised: Noised) -> Noised:
     size = np.ones(len(is_span), dtype=np.int64)
     size[is_span] = lengths[drawn]
     first = np.cumsum(size) - size
-    # A [MASK] inserted at a row's end gets the sentence of the last token.
+    # A [MASK] inserted at a row's end stands for the last token.
     first = np.minimum(first, np.repeat(noised.tokens.ends - 1, items))
     values = np.where(is_span, np.int32(noised.mask), noised.tokens.values[first])
-    return noised.replaced(values, noised.sentence[first], items)
+    return noised.replaced(values, noised.origin[first], items)
 
 
 def span_lengths(wanted: Int64s, keys: keyed.Bits, *, mean_span: float) -> tuple[Int64s, Flags]:
@@ -177,7 +187,7 @@ def _poisson(mean: float) -> npt.NDArray[np.float64]:
 
 def permute_sentences(noised: Noised) -> Noised:
     """Sentence permutation: shuffle the sentences of a text."""
-    tokens, sentence = noised.tokens, noised.sentence
+    tokens, sentence = noised.tokens, noised.sentence[noised.origin]
     first = np.flatnonzero(np.diff(sentence, prepend=-1))
     size = np.diff(first, append=len(sentence))
     row = tokens.row[first]
@@ -186,7 +196,7 @@ def permute_sentences(noised: Noised) -> Noised:
     order = np.lexsort((draw, row))
     moved = Ragged(np.repeat(first[order], size[order]), size[order])
     index = moved.values + moved.rank
-    return noised.replaced(tokens.values[index], sentence[index], tokens.counts)
+    return noised.replaced(tokens.values[index], noised.origin[index], tokens.counts)
 
 
 def rotate(noised: Noised) -> Noised:
@@ -197,7 +207,7 @@ def rotate(noised: Noised) -> Noised:
     )
     rank, size = tokens.rank + np.repeat(turn, tokens.counts), np.repeat(tokens.counts, tokens.counts)
     index = np.where(rank < size, rank, rank - size) + np.repeat(tokens.starts, tokens.counts)
-    return noised.replaced(tokens.values[index], noised.sentence[index], tokens.counts)
+    return noised.replaced(tokens.values[index], noised.origin[index], tokens.counts)
 
 
 NOISE: Mapping[str, Callable[[Noised], Noised]] = {

@@ -206,6 +206,7 @@ def lay_out(
     rates: Rates,
     noised: Flags | None = None,
     first_position: Int64s | None = None,
+    counted: Flags | None = None,
 ) -> Examples:
     """Rows for given sources and targets.
 
@@ -219,6 +220,7 @@ def lay_out(
         noised: Which source tokens differ from the text or are masked; None for none. *Shape:* (source tokens,)
         first_position: Position of the first slot after the source; None to continue from the source, or to count from 0
             if the settings say so. *Shape:* (rows,)
+        counted: Which target tokens the source does not show; None for all. *Shape:* (target tokens,)
     """
     rows, window = windows.token_ids.shape
     slots, predictions = settings.bounds(window, rates.tolist())[:2]
@@ -270,17 +272,21 @@ def lay_out(
         lengths=lengths.astype(np.int32),
         mutual=sources.astype(np.int32),
         text_tokens=windows.lengths,
-        targets={"lm": without_unknown(_target(target, targets, predictions), vocabulary)},
+        targets={"lm": without_unknown(_target(target, targets, predictions, counted), vocabulary)},
     )
 
 
-def _target(target: Ragged, first: Int64s, width: int) -> Target:
+def _target(target: Ragged, first: Int64s, width: int, counted: Flags | None) -> Target:
     """Predict every token of the target from the slot before it."""
     real = within(target.counts, width)
     labels = np.zeros(real.shape, dtype=np.int32)
     labels[real] = target.values
     slots = ((first - 1)[:, None] + np.arange(width)) * real
-    return Target(slots=slots.astype(np.int32), labels=labels, weights=real.astype(np.float32))
+    of_rows = None
+    if counted is not None:
+        of_rows = np.zeros(real.shape, dtype=bool)
+        of_rows[real] = counted
+    return Target(slots=slots.astype(np.int32), labels=labels, weights=real.astype(np.float32), counted=of_rows)
 
 
 def start_ids(vocabulary: Vocabulary, settings: SourceTarget) -> tuple[int, ...]:

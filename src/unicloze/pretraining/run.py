@@ -13,10 +13,10 @@ from typing import Any
 
 from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import predicts_tokens
 from unicloze.interop.opening import open_model
 from unicloze.mixtures import parts, phases, windows_before
 from unicloze.model.build import Model
-from unicloze.model.model import perplexity
 from unicloze.pretraining.agreement import as_prepared
 from unicloze.pretraining.count_baselines import open_baselines, trained_sources
 from unicloze.pretraining.data import build_sampler, open_data, phrases_for, teacher_of, tokens_per_byte
@@ -35,7 +35,7 @@ from unicloze.training.checkpoint import Checkpoint, checkpoint_name, drop_newer
 from unicloze.training.copies import Copies
 from unicloze.training.distillation import Teacher
 from unicloze.training.initial import initialize_from, require_vectors, start_from_vectors
-from unicloze.training.ledger import read_ledger, stopped_by_error
+from unicloze.training.ledger import Figure, read_ledger, stopped_by_error
 from unicloze.training.loading import compile_layers, compiles, ready_model, spell_tokens
 from unicloze.training.lock import hold_run
 from unicloze.training.loop import Compute, TrainState, evaluate
@@ -62,7 +62,8 @@ class RunResult:
         out: The run directory.
         step: Number of steps done.
         stopped_by: The signal that stopped it early, 0 if it finished.
-        perplexity: Perplexity of each target at this process's last evaluation, None for a target without predictions.
+        perplexity: Perplexity of each target that predicts tokens at this process's last evaluation, over ordinary
+            tokens that the row does not show elsewhere; None for a target without such predictions.
         part: What was evaluated: `held-out` text, or `training-text` if nothing is held out.
         counts: Perplexity of the same text under `unigram` and `bigram` counts of the training text; empty if nothing is
             held out.
@@ -240,6 +241,7 @@ class _Run(RunProcess):
         self.counts = self.baselines.perplexities if self.baselines else {}
         state = self._initial_state(recipe, compute, checkpoint, show=progress)
         self.perplexity: dict[str, float | None] = {}
+        self.figures: dict[str, Figure] = {}
         super().__init__(recipe, out, checkpoint, state, compute, progress=progress)
 
     def _sampler(self, recipe: Recipe, *, heldout: bool = False) -> WindowSampler:
@@ -359,7 +361,7 @@ class _Run(RunProcess):
                 words = self._content_words()
             course = Course.of(read_ledger(self.out / LEDGER))
             little = too_little_text([*trained_sources(self.recipe, self.prepared), *self.prepared.heldout])
-            verdict = verdict_on(self.perplexity, self.counts, words, course, little)
+            verdict = verdict_on(self.figures, self.counts, words, course, little)
             self.write_end(content_words=words.to_dict() if words else None, verdict=verdict)
         return RunResult(self.out, step, 0, self.perplexity, self.part, self.counts, words, verdict)
 
@@ -405,14 +407,18 @@ class _Run(RunProcess):
     def _measure(self, state: TrainState) -> bool:
         training = self.recipe.training
         rows = training.micro_batch_size or training.batch_size
-        sums: dict[str, tuple[float, float]] = {}
+        figures: list[Figure] = []
         for label, block in self.heldout_examples.items():
             with averaged(state.optimizers):
                 measured = evaluate(state.model, block.examples, self.compute, rows, block.windows)
-            prefix = f"{label}." if len(self.heldout_examples) > 1 else ""
-            sums |= {f"{prefix}{name}": value for name, value in measured.items()}
-        means = {name: total / weight if weight else None for name, (total, weight) in sums.items()}
-        self.perplexity = {name: perplexity(*measured) if measured[1] else None for name, measured in sums.items()}
+            several, phase = len(parts(phases(self.recipe)[-1].recipe.objective)) > 1, len(phases(self.recipe)) - 1
+            part = label if several else ""
+            figures += [dataclasses.replace(figure, part=part, phase=phase) for figure in measured.values()]
+        prefixed = len(self.heldout_examples) > 1
+        self.figures = {figure.name if prefixed else figure.target: figure for figure in figures}
+        means = {name: figure.mean for name, figure in self.figures.items()}
+        tokens = {name: figure for name, figure in self.figures.items() if predicts_tokens(name)}
+        self.perplexity = {name: figure.perplexity for name, figure in tokens.items()}
         density = tokens_per_byte(self.prepared)
         self.ledger.write(
             "evaluate",
@@ -421,8 +427,15 @@ class _Run(RunProcess):
             perplexity=self.perplexity,
             bits_per_byte=None
             if density is None
-            else {name: None if mean is None else mean / math.log(2) * density for name, mean in means.items()},
-            predictions={name: weight for name, (_, weight) in sums.items()},
+            else {
+                name: None if (mean := figure.token_mean) is None else mean / math.log(2) * density
+                for name, figure in tokens.items()
+            },
+            predictions={
+                name: figure.counted_weight if name in tokens else figure.weight
+                for name, figure in self.figures.items()
+            },
+            figures=[figure.to_dict() for figure in figures],
             part=self.part,
             window=self.heldout.window,
             windows=len(next(iter(self.heldout_examples.values())).examples),

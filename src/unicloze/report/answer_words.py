@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.example import predicts_tokens
 from unicloze.text.tokenizers import Tokenizer
 
 Labels = npt.NDArray[np.integer]
@@ -23,7 +24,7 @@ def _questions(labels: Labels) -> list[str]:
     return ["replaced?"] * len(labels)
 
 
-WITHOUT_TOKENS: Mapping[str, Callable[[Labels], list[str]]] = {
+_IN_WORDS: Mapping[str, Callable[[Labels], list[str]]] = {
     "nsp": _relations,
     "sop": _relations,
     "rtd": _questions,
@@ -39,13 +40,4 @@ def spell(target: str, labels: Labels, tokenizer: Tokenizer) -> list[str]:
         labels: The labels. *Shape:* (predictions,)
         tokenizer: Converts ids to tokens.
     """
-    return WITHOUT_TOKENS.get(target, tokenizer.tokens)(labels)
-
-
-def is_token(target: str) -> bool:
-    """Whether a target's labels are tokens, so that its loss has a perplexity and bits per byte.
-
-    Args:
-        target: Name of the target, with or without its part as a prefix (`bidirectional.nsp`).
-    """
-    return target.rpartition(".")[2] not in WITHOUT_TOKENS
+    return tokenizer.tokens(labels) if predicts_tokens(target) else _IN_WORDS[target](labels)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from unicloze.errors import UniclozeError
-from unicloze.report.answer_words import is_token
+from unicloze.example import predicts_tokens
 from unicloze.report.curves import SMALLEST, Axis, apart, drawable, short
 from unicloze.report.drawing import SANS_WIDTH, Drawing, Label
 from unicloze.report.history import History, Points
@@ -31,7 +31,7 @@ def draw_learning(run: str | os.PathLike[str]) -> Drawing:
     """
     history = History.read(Path(run))
     curves: dict[str, Points] = {}
-    for name in filter(is_token, history.evaluated):
+    for name in filter(predicts_tokens, history.evaluated):
         points = [(x, y) for x, y in history.curve("perplexity", name, evaluated=True) if drawable(y) and y > SMALLEST]
         if points:
             curves[name] = points

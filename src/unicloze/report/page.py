@@ -13,10 +13,10 @@ from typing import get_args
 
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UniclozeError
+from unicloze.example import predicts_tokens
 from unicloze.files import write_file
 from unicloze.objectives import Ability
 from unicloze.recipes import load_recipe
-from unicloze.report.answer_words import is_token
 from unicloze.report.components import (
     REPORT,
     card,
@@ -164,7 +164,7 @@ def _cards(history: History) -> str:
 
 def _target_card(history: History, target: str) -> str:
     """Card with perplexity and bits per byte of a target that predicts tokens, or the mean loss of another target."""
-    tokens = is_token(target)
+    tokens = predicts_tokens(target)
     measure = "perplexity" if tokens else "loss"
     value = history.latest(measure, target)
     nothing = history.latest("predictions", target) == 0
@@ -215,8 +215,8 @@ def _perplexity(value: float) -> str:
 def _curves(history: History, *, noisy: bool) -> str:
     """Training curves by target, held-out curves by target and part; targets without perplexity have their own chart."""
     losses = [Line(name=target, points=history.curve("loss", target), smooth=True) for target in history.trained]
-    tokens = [target for target in history.evaluated if is_token(target)]
-    others = [target for target in history.evaluated if not is_token(target)]
+    tokens = [target for target in history.evaluated if predicts_tokens(target)]
+    others = [target for target in history.evaluated if not predicts_tokens(target)]
     perplexities = [Line(name=name, points=history.curve("perplexity", name, evaluated=True)) for name in tokens]
     heldout = [Line(name=name, points=history.curve("loss", name, evaluated=True)) for name in others]
     large = [

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unicloze.arrays import Flags, Int32s
 from unicloze.errors import UsageError
-from unicloze.example import Batch, Examples, Memory, select_rows
+from unicloze.example import Batch, Examples, Memory, predicts_tokens, select_rows
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.objectives import defined, make_examples
 from unicloze.packing import collate_buckets
@@ -260,12 +260,21 @@ def mask_rates(
 def heldout_examples(
     sampler: WindowSampler, objective: ObjectiveSettings, count: int, *, lanes: int
 ) -> Mapping[str, MicroBatch]:
-    """The same held-out examples at every call, by label of the part. Every masked slot shows a mask."""
+    """The same held-out examples at every call, by label of the part. Every masked slot shows a mask.
+
+    Where targets predict tokens, only ordinary tokens that the row does not show elsewhere are `counted`.
+    """
     found = {}
     for part in parts(objective):
         if part.evaluate:
             windows = sampler.sequential(count, pairs=part.settings.windows.pairs, lanes=lanes)
             examples = make_examples(windows, sampler.vocabulary, part.settings.without_noise())
+            ordinary = sampler.vocabulary.ordinary
+            targets = {
+                name: target.of_ordinary(ordinary) if predicts_tokens(name) else target
+                for name, target in examples.targets.items()
+            }
+            examples = dataclasses.replace(examples, targets=targets)
             found[part.label] = MicroBatch(examples, windows)
     return found
 

@@ -2,18 +2,114 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from unicloze.bounded import LONGEST_LINE, parse_json
 from unicloze.errors import UniclozeError
+from unicloze.example import predicts_tokens
 from unicloze.run_files import LEDGER
 
 SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A loss with what it counts; only figures of one meaning are added or compared.
+
+    Args:
+        target: Name of the target.
+        part: Label of the part of a mixture; empty if there is only one.
+        phase: Index of the phase of the run.
+        labels: `soft` if a teacher's predictions or label smoothing are in the loss.
+        nats: Sum of the losses of all predictions.
+        weight: Normaliser of `nats`: the number of predictions, unless the objective weighs them.
+        counted_nats: Sum over the predictions of ordinary tokens that the row does not show elsewhere.
+        counted_squares: Sum of the squares of these losses.
+        counted_weight: Normaliser of both; 0 if they were not measured.
+    """
+
+    target: str
+    part: str = ""
+    phase: int = 0
+    labels: Literal["hard", "soft"] = "hard"
+    nats: float = 0.0
+    weight: float = 0.0
+    counted_nats: float = 0.0
+    counted_squares: float = 0.0
+    counted_weight: float = 0.0
+
+    @classmethod
+    def read(cls, values: Any) -> Figure | None:
+        """A figure of a ledger; None if it is damaged."""
+        if not isinstance(values, dict):
+            return None
+        fields = {field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values}
+        texts = "target", "part", "labels"
+        if any(not isinstance(value, str if key in texts else int | float) for key, value in fields.items()):
+            return None
+        return cls(**fields) if "target" in fields else None
+
+    def to_dict(self, **changes: Any) -> dict[str, Any]:
+        """The fields that differ from their defaults, some of them changed, as a JSON-serialisable dictionary."""
+        changed = dataclasses.replace(self, **changes)
+        values = {field.name: (getattr(changed, field.name), field.default) for field in dataclasses.fields(self)}
+        return {key: value for key, (value, default) in values.items() if value != default}
+
+    @property
+    def meaning(self) -> tuple[str, str, int, str]:
+        """What it counts."""
+        return self.target, self.part, self.phase, self.labels
+
+    @property
+    def name(self) -> str:
+        """Its target, prefixed with its part."""
+        return f"{self.part}.{self.target}" if self.part else self.target
+
+    def __add__(self, other: Figure) -> Figure:
+        if self.meaning != other.meaning:
+            raise ValueError(f"losses of different meaning have no sum: {self.meaning}, {other.meaning}")
+        numbers = "nats", "weight", "counted_nats", "counted_squares", "counted_weight"
+        return dataclasses.replace(self, **{name: getattr(self, name) + getattr(other, name) for name in numbers})
+
+    @property
+    def mean(self) -> float | None:
+        """Mean loss of all predictions; None if there are none."""
+        return self.nats / self.weight if self.weight else None
+
+    @property
+    def token_mean(self) -> float | None:
+        """Mean loss of ordinary tokens that the row does not show elsewhere, with hard labels; None if not measured."""
+        if not self.counted_weight or self.labels != "hard" or not predicts_tokens(self.target):
+            return None
+        return self.counted_nats / self.counted_weight
+
+    @property
+    def error(self) -> float:
+        """Standard error of `token_mean`, of predictions that are independent; 0 if it is not measured."""
+        mean = self.token_mean
+        if mean is None:
+            return 0.0
+        return math.sqrt(max(0.0, self.counted_squares / self.counted_weight - mean**2) / self.counted_weight)
+
+    @property
+    def perplexity(self) -> float | None:
+        """exp of `token_mean`, infinite on overflow."""
+        mean = self.token_mean
+        return None if mean is None else math.exp(mean) if mean < 700 else math.inf
+
+
+def figures_of(event: Mapping[str, Any]) -> list[Figure]:
+    """The figures of a ledger's event; none for older ledgers, whose losses do not tell what they count."""
+    listed = event.get("figures")
+    return [figure for each in (listed if isinstance(listed, list) else ()) if (figure := Figure.read(each))]
 
 
 class Ledger:

@@ -18,13 +18,14 @@ from unicloze import keyed
 from unicloze.arrays import Int64s
 from unicloze.devices import widest_float
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import predicts_tokens
 from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.adaptation import add_low_rank, learning, merge_low_rank
 from unicloze.model.attention_plan import Backend
 from unicloze.model.backbone import Stack
 from unicloze.model.build import Model, build
 from unicloze.model.layers import Layer
-from unicloze.model.model import WITHOUT_VOCABULARY, UnifiedModel
+from unicloze.model.model import UnifiedModel
 from unicloze.model.recurrent.characters import CharacterCnn
 from unicloze.recipes import load_recipe
 from unicloze.run_files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER
@@ -153,7 +154,7 @@ def compile_layers(model: Model) -> None:
 def check_smoothing(recipe: Recipe) -> None:
     """Reject label smoothing where no token is predicted, because it would have no effect."""
     smoothing = recipe.training.label_smoothing
-    if smoothing and set(_targets(recipe)) <= WITHOUT_VOCABULARY:
+    if smoothing and not any(map(predicts_tokens, _targets(recipe))):
         what = f"a {recipe.task.kind} task" if recipe.task.kind else "this objective"
         raise UsageError(
             f"training.label_smoothing is {smoothing}, but {what} predicts no tokens, and only token labels are smoothed: "

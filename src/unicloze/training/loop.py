@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from unicloze.training.allocator import TRIMMED_EVERY, return_free_memory
 from unicloze.training.batches import WINDOWS_AT_ONCE, Memories, MicroBatch, pack, unpack, with_memory
 from unicloze.training.divergence import MOST, NonFiniteError, Spikes, Updates, cure, first_non_finite, non_finite
 from unicloze.training.gradients import GradientSums, by_rows, fill_gradients
+from unicloze.training.ledger import Figure
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.pace import Decay
 from unicloze.training.passes import Abandoned, OutOfMemoryError, Passes, is_out_of_memory, numbers_of, out_of_memory
@@ -45,6 +46,7 @@ class TrainState:
         memories: Memories that the rows of the last step leave for the next, by index of the micro-batch.
         buffers: Reused gradient buffers of large tables, see `lookups`; overwritten in every step.
         parts: Index of the mixture part of each micro-batch of the last step.
+        figures: Losses of the last step, by index of the mixture part.
         step_tokens: Tokens of text in the last step.
         spikes: Gradient norms and spikes so far.
         decays: What a clock decided, see `unicloze.training.pace`.
@@ -57,6 +59,7 @@ class TrainState:
     memories: Memories = field(default_factory=dict)
     buffers: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     parts: list[int] | None = None
+    figures: list[tuple[int, Figure]] = field(default_factory=list)
     step_tokens: int = 0
     spikes: Spikes = field(default_factory=Spikes)
     decays: list[Decay] = field(default_factory=list)
@@ -363,7 +366,7 @@ def accumulate_gradients(
     passes = _passes(state, micro_batches, settings, compute, describe, interruption)
     passes.read()
     losses = passes.agree(interruption)
-    state.memories = passes.memories
+    state.memories, state.figures = passes.memories, passes.figures
     passes.give_gradients()
     return losses
 
@@ -394,7 +397,7 @@ def losses_and_norm(
     norm, *finite = passes.read([_clipped(state.model, settings.clip_norm), *updates.unread])
     updates.read(finite)
     losses = passes.agree(interruption)
-    state.memories = passes.memories
+    state.memories, state.figures = passes.memories, passes.figures
     return losses, norm
 
 
@@ -409,7 +412,9 @@ def _passes(
     """Run forward and backward for the micro-batches of this process; see `accumulate_gradients`."""
     parts, world = [micro_batch.part for micro_batch in micro_batches], compute.world
     own, count = world.leaves(parts, settings.leaves), min(settings.leaves, len(parts))
-    weights, state.step_tokens = _totals(micro_batches, own, world)
+    weights, of_parts, state.step_tokens = _totals(micro_batches, own, world)
+    smoothing = any(network.label_smoothing for network in state.model.networks)
+    labels: Literal["hard", "soft"] = "soft" if smoothing or compute.soften is not None else "hard"
     learned = [weight for weight in state.model.parameters() if weight.requires_grad]
     gradients = GradientSums(learned, count, state.buffers)
     memories: dict[int, Memory] = {}
@@ -440,7 +445,7 @@ def _passes(
         fill_gradients(state.model, state.buffers)
         return {name: loss.total.detach() for name, loss in losses.items()}
 
-    passes = Passes(world, StepReport(), gradients, count, weights, memories, {}, problem)
+    passes = Passes(world, StepReport(), gradients, count, weights, memories, {}, problem, parts, of_parts, labels)
     world.begin_step(state.step)
     begun, full = False, None
     try:
@@ -473,15 +478,20 @@ def _passes(
 
 def _totals(
     micro_batches: list[MicroBatch], own: Mapping[int, list[int]], world: World
-) -> tuple[dict[str, float], int]:
-    """Weight of each target over a global batch, see `total_weights`, and the number of its text tokens."""
+) -> tuple[dict[str, float], dict[tuple[int, str], float], int]:
+    """Weight of each target over a global batch, see `total_weights`, in each part, and the number of its text tokens."""
     mine = [
         [number, weights_of(micro_batches[number].examples), micro_batches[number].text_tokens]
         for numbers in own.values()
         for number in numbers
     ]
     found = sorted(itertools.chain(*world.gather(mine)))
-    return total_weights([weights for _, weights, _ in found]), sum(tokens for _, _, tokens in found)
+    of_parts: dict[tuple[int, str], float] = {}
+    for number, weights, _ in found:
+        for name, weight in weights.items():
+            key = micro_batches[number].part, name
+            of_parts[key] = of_parts.get(key, 0.0) + weight
+    return total_weights([weights for _, weights, _ in found]), of_parts, sum(tokens for _, _, tokens in found)
 
 
 def weights_of(examples: Examples) -> dict[str, float]:
@@ -517,8 +527,8 @@ def _clipped(model: Model, largest: float) -> Tensor:
 
 def evaluate(
     model: Model, examples: Examples, compute: Compute, rows: int, windows: Windows | None = None
-) -> dict[str, tuple[float, float]]:
-    """Sum of the losses in nats, and number of predictions, of each target over a block of examples.
+) -> dict[str, Figure]:
+    """The summed losses of each target over a block of examples.
 
     Processes share the forward passes, unless each pass reads the memory of the previous one.
 
@@ -532,8 +542,8 @@ def evaluate(
     """
     blocks, world, memory = list(examples.split(rows)), compute.world, None
     continued = windows is not None and windows.continues is not None
-    totals: list[dict[str, Tensor]] = []
-    weights: list[dict[str, float]] = []
+    totals: list[Tensor] = []
+    weights: list[dict[str, tuple[float, float]]] = []
     own = range(len(blocks)) if continued else share(world.rank, world.size, len(blocks))
     extra = -(-len(blocks) // world.size) - len(own) if world.sharded and not continued else 0
     model.eval()
@@ -547,14 +557,24 @@ def evaluate(
                 memory = batch.memory
             with compute.autocast():
                 losses = model(batch)
-            totals.append({name: loss.total for name, loss in losses.items()})
-            weights.append({name: float(loss.weight) for name, loss in losses.items()})
-    values = iter(numbers_of([total for of_block in totals for total in of_block.values()], world))
-    found = [{name: (next(values), weight) for name, weight in of_block.items()} for of_block in weights][: len(own)]
-    sums: dict[str, tuple[float, float]] = dict.fromkeys(examples.targets, (0.0, 0.0))
+            totals += [each for loss in losses.values() for each in (loss.total, *loss.counted)]
+            weights.append({name: (float(loss.weight), loss.counted_weight) for name, loss in losses.items()})
+    values = iter(numbers_of(totals, world))
+    found = [
+        {name: (next(values), next(values), next(values), *both) for name, both in of_block.items()}
+        for of_block in weights
+    ][: len(own)]
+    sums = {name: Figure(target=name) for name in examples.targets}
     for losses_of_block in found if continued else itertools.chain(*world.gather(found)):
-        for name, (total, weight) in losses_of_block.items():
-            sums[name] = sums[name][0] + total, sums[name][1] + weight
+        for name, (total, counted, squares, weight, counted_weight) in losses_of_block.items():
+            sums[name] += Figure(
+                target=name,
+                nats=total,
+                weight=weight,
+                counted_nats=counted,
+                counted_squares=squares,
+                counted_weight=counted_weight,
+            )
     return sums
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from unicloze.settings import TrainingSettings
 from unicloze.training.batches import Memories, MicroBatch
 from unicloze.training.divergence import NonFiniteError
 from unicloze.training.gradients import GradientSums
+from unicloze.training.ledger import Figure
 from unicloze.training.signals import Interruption
 from unicloze.training.world import StepReport, World
 
@@ -36,6 +38,10 @@ class Passes:
         memories: Memories for the next step.
         totals: Losses that are not read yet, by micro-batch and target.
         problem: Returns the message about a loss that is not finite.
+        parts: Index of the mixture part of each micro-batch.
+        part_weights: Weight of each target in the step, by part and target.
+        labels: Kind of the labels of all losses.
+        figures: Losses of the step that all processes agreed on, by part.
     """
 
     world: World
@@ -46,6 +52,10 @@ class Passes:
     memories: Memories
     totals: dict[int, dict[str, Tensor]]
     problem: Callable[[int, str, float], str]
+    parts: Sequence[int]
+    part_weights: Mapping[tuple[int, str], float]
+    labels: Literal["hard", "soft"]
+    figures: list[tuple[int, Figure]] = field(default_factory=list)
 
     def read(self, others: Sequence[Tensor] = ()) -> list[float]:
         """Read the losses and some other numbers; returns the others."""
@@ -70,11 +80,17 @@ class Passes:
             Abandoned: A process left the step.
         """
         sums: dict[str, float] = {}
-        for of_micro_batch in _agreed(
-            self.world.meet(self.report, lambda: interruption.signal), self.world, interruption
-        ):
+        of_parts: dict[tuple[int, str], float] = {}
+        reports = self.world.meet(self.report, lambda: interruption.signal)
+        for number, of_micro_batch in _agreed(reports, self.world, interruption):
             for name, value in of_micro_batch.items():
                 sums[name] = sums.get(name, 0.0) + value
+                key = self.parts[number], name
+                of_parts[key] = of_parts.get(key, 0.0) + value * self.normalisers[name]
+        self.figures = [
+            (part, Figure(target=name, labels=self.labels, nats=nats, weight=self.part_weights[part, name]))
+            for (part, name), nats in of_parts.items()
+        ]
         return sums
 
     def give_gradients(self) -> None:
@@ -89,8 +105,8 @@ def numbers_of(tensors: Sequence[Tensor], world: World) -> list[float]:
     return world.read(torch.stack([tensor.float() for tensor in tensors])) if tensors else []
 
 
-def _agreed(reports: list[StepReport], world: World, interruption: Interruption) -> list[dict[str, float]]:
-    """The mean losses of all micro-batches, in order, from the reports of all processes.
+def _agreed(reports: list[StepReport], world: World, interruption: Interruption) -> list[tuple[int, dict[str, float]]]:
+    """Number and mean losses of all micro-batches, in order, from the reports of all processes.
 
     Raises:
         NonFiniteError: A loss is not finite.
@@ -104,7 +120,7 @@ def _agreed(reports: list[StepReport], world: World, interruption: Interruption)
     if any(report.left for report in reports):
         raise Abandoned
     means = {number: values for report in reports for number, values in report.means.items()}
-    return [means[number] for number in sorted(means)]
+    return sorted(means.items())
 
 
 class OutOfMemoryError(UniclozeError):

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 
 from unicloze.errors import FailedElsewhere, UniclozeError
+from unicloze.mixtures import parts, phases
 from unicloze.progress import Progress, say, short
 from unicloze.recipes import save_recipe
 from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
@@ -217,12 +218,26 @@ class RunProcess:
             "step",
             step=state.step,
             loss=losses,
+            **self._figures(state),
             gradient_norm=round(measures["gradient_norm"], 4),
             learning_rate=chosen(training.learning_rate) * schedule_factor(state.step - 1, training, state.decays),
             text_tokens=state.text_tokens,
             text_tokens_per_second=round(speed, 1),
             **self._stragglers(),
         )
+
+    def _figures(self, state: TrainState) -> dict[str, Any]:
+        """The losses of the last step with what they count, for the ledger; empty for a task."""
+        if self.recipe.task.kind:
+            return {}
+        number, phase = next(each for each in enumerate(phases(self.recipe)) if state.step <= each[1].last_step)
+        labels = [part.label for part in parts(phase.recipe.objective)]
+        return {
+            "figures": [
+                figure.to_dict(part=labels[part] if len(labels) > 1 else "", phase=number)
+                for part, figure in state.figures
+            ]
+        }
 
     def skip(self, state: TrainState, reason: str) -> None:
         """Record that the update of the current step is left out."""

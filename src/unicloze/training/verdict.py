@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unicloze.model.model import WITHOUT_VOCABULARY
+from unicloze.example import predicts_tokens
 from unicloze.text.shards import TokenSource
+from unicloze.training.ledger import Figure, figures_of
 from unicloze.training.word_guesses import WordScore
 
 LITTLE_BYTES, LITTLE_TOKENS = 1_000_000, 250_000
@@ -21,28 +25,36 @@ RISE = 0.1
 FALL = 0.05
 """Smallest fall of the held-out loss over the last quarter of the steps that counts as improvement, in nats."""
 
-Losses = Mapping[str, float | None]
+MOST_TIMES = 100.0
+"""Farthest that a curve is extended, in multiples of the steps done."""
+COUNTED = {"unigram": "words", "bigram": "pairs of words", "trigram": "threes of words"}
+"""What each kind of counts counts, the weakest first."""
 
 
 @dataclass
 class Course:
-    """The losses of a run by step, in nats per prediction.
+    """The losses of a run by step.
 
     Args:
-        training: Losses by target, of the steps in the ledger.
-        heldout: Losses by target, of the evaluations, prefixed with the part if there are several.
+        training: Figures of the steps in the ledger.
+        heldout: Figures of the evaluations.
+        seconds: Running time.
     """
 
-    training: dict[int, Losses] = field(default_factory=dict)
-    heldout: dict[int, Losses] = field(default_factory=dict)
+    training: dict[int, list[Figure]] = field(default_factory=dict)
+    heldout: dict[int, list[Figure]] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Course:
         """Read the events of a ledger; repeated steps count as last done."""
-        course = cls()
+        course, before = cls(), None
         kept = {"step": course.training, "evaluate": course.heldout}
         for event in events:
-            name, step = event.get("event"), event.get("step")
+            name, step, now = event.get("event"), event.get("step"), event.get("time")
+            if name != "start" and isinstance(now, int | float) and isinstance(before, int | float):
+                course.seconds += max(0.0, now - before)
+            before = now
             if name == "spike":
                 name, step = "start", event.get("to")
             if name == "start" and isinstance(step, int):
@@ -50,21 +62,23 @@ class Course:
                     for later in [one for one in losses if one > step]:
                         del losses[later]
             elif name in kept and isinstance(step, int):
-                kept[name][step] = event.get("loss") or {}
+                kept[name][step] = figures_of(event)
         return course
 
     @property
     def gap(self) -> tuple[float, float] | None:
-        """Final training loss and held-out loss of the target with the largest gap; None if no target has both."""
+        """Final training loss and held-out loss, of one meaning, with the largest gap; None if no figure has both."""
         if not self.training or not self.heldout:
             return None
         last = max(self.training)
-        recent = [losses for step, losses in self.training.items() if step > 0.9 * last]
+        recent = [figure for step, losses in self.training.items() if step > 0.9 * last for figure in losses]
         pairs = []
-        for name, heldout in self.heldout[max(self.heldout)].items():
-            known = [loss for losses in recent if (loss := losses.get(name.rpartition(".")[2])) is not None]
-            if known and heldout is not None and is_token(name):
-                pairs.append((sum(known) / len(known), heldout))
+        for figure in self.heldout[max(self.heldout)]:
+            alike = [one for one in recent if one.meaning == figure.meaning]
+            if alike and predicts_tokens(figure.target):
+                trained = functools.reduce(operator.add, alike).mean
+                if trained is not None and figure.mean is not None:
+                    pairs.append((trained, figure.mean))
         return max(pairs, key=lambda pair: pair[1] - pair[0], default=None)
 
     @property
@@ -83,14 +97,24 @@ class Course:
             return 0.0
         return self._mean(max(self.heldout)) - min(map(self._mean, self.heldout))
 
+    def fall(self, figure: Figure) -> tuple[int, float] | None:
+        """Last step, and fall of a held-out loss per e-fold of the steps over their second half; None if unknown."""
+        points = {
+            step: mean
+            for step, figures in self.heldout.items()
+            for each in figures
+            if step > 0 and each.meaning == figure.meaning and (mean := each.token_mean) is not None
+        }
+        last = max(points, default=0)
+        earlier = [step for step in points if step <= last / 2]
+        if not earlier:
+            return None
+        first = max(earlier)
+        return last, (points[first] - points[last]) / math.log(last / first)
+
     def _mean(self, step: int) -> float:
-        values = [loss for name, loss in self.heldout[step].items() if loss is not None and is_token(name)]
+        values = [mean for figure in self.heldout[step] if (mean := figure.token_mean) is not None]
         return sum(values) / len(values) if values else 0.0
-
-
-def is_token(target: str) -> bool:
-    """Whether a target predicts tokens, so that its perplexity can be compared with counts."""
-    return target.rpartition(".")[2] not in WITHOUT_VOCABULARY
 
 
 def too_little_text(sources: Sequence[TokenSource]) -> str:
@@ -106,52 +130,110 @@ def too_little_text(sources: Sequence[TokenSource]) -> str:
 
 
 def verdict_on(
-    perplexities: Losses, counts: Mapping[str, float], words: WordScore | None, course: Course, little: str
+    figures: Mapping[str, Figure], counts: Mapping[str, float], words: WordScore | None, course: Course, little: str
 ) -> str:
     """The verdict on a finished pre-training run.
 
     Args:
-        perplexities: By target, at the last evaluation.
-        counts: Held-out perplexities of `unigram` and `bigram` counts of the training text; empty if nothing is
-            held out.
+        figures: By target, at the last evaluation.
+        counts: Held-out perplexities of counts of the training text by kind, see `COUNTED`; empty if nothing is held out.
         words: Score on content words; None if not measured.
         course: The losses of the run.
         little: Result of `too_little_text`.
     """
-    measured = {name: value for name, value in perplexities.items() if value is not None and is_token(name)}
+    measured = {name: figure for name, figure in figures.items() if figure.token_mean is not None}
     overfitted = _overfitted(course)
     if not counts or not measured:
         failed, said = True, ["not judged: there is no held-out perplexity"]
     else:
-        failure, figures = _against(measured, counts, words)
-        cure = "give more text" if overfitted else "train longer or give more text"
-        failed, said = bool(failure), [f"{failure}: {cure} ({figures})" if failure else figures]
+        best = measured[min(measured, key=lambda name: measured[name].token_mean or 0.0)]
+        failure, said_of, rival = _against(best, len(measured) > 1, counts, words)
+        cure = "give more text" if overfitted else _cost(best, rival, counts, course)
+        failed, said = bool(failure), [f"{failure}: {cure} ({said_of})" if failure else said_of]
     if overfitted:
         said.append(f"overfitted: {overfitted}" + ("" if failed else ": give more text or train fewer steps"))
-    elif course.still_falling:
-        said.append("still improving: double the steps")
+    elif course.still_falling and not failed:
+        said.append(f"still improving: {_gain(best, course)}")
     if little and (failed or overfitted):
         said.append(little)
     return "; ".join(said)
 
 
-def _against(measured: Mapping[str, float], counts: Mapping[str, float], words: WordScore | None) -> tuple[str, str]:
-    """The failure, empty if the model beats the counts; and the figures of the best target."""
-    name = min(measured, key=measured.__getitem__)
-    best, which = measured[name], f" ({name})" if len(measured) > 1 else ""
-    below = "bigram" if best < counts["unigram"] else "unigram"
-    figures = f"perplexity {shown(best)}{which} against {shown(counts[below])} of {below} counts"
+def _against(best: Figure, several: bool, counts: Mapping[str, float], words: WordScore | None) -> tuple[str, str, str]:
+    """The failure, empty if counts do not beat the model; the figures; and the counts that its perplexity fails to beat."""
+    beaten = [kind for kind in COUNTED if kind in counts and _standing(best, counts[kind]) > 0]
+    rivals = [kind for kind in COUNTED if kind in counts]
+    rival = beaten[0] if beaten else ""
+    below = rival or rivals[-1]
+    assert best.perplexity is not None
+    figures = (
+        f"perplexity {shown(best.perplexity)}{f' ({best.name})' if several else ''} against {shown(counts[below])}"
+    )
+    figures += f" of {below} counts"
+    if _standing(best, counts[below]) == 0:
+        figures += f", level within {STANDARD_ERRORS:g} standard errors"
     guesses_less = False
     if words is not None:
         left = " from the left" if words.sees == "left" else ""
         figures += f", content words{left} {percent(words.top_5)} in the top 5 against {percent(words.counts_top_5)}"
         difference = words.top_5 - words.counts_top_5
-        guesses_less = difference <= 0
-        if 0 < difference <= STANDARD_ERRORS * words.error:
-            figures += f", within {STANDARD_ERRORS:g} standard errors"
-    if what := not_beaten(best, counts):
-        return f"no better than counting {'words' if guesses_less else what}", figures
-    return "no better than counting at content words" if guesses_less else "", figures
+        guesses_less = difference < -STANDARD_ERRORS * words.error
+        if abs(difference) <= STANDARD_ERRORS * words.error:
+            figures += f", level within {STANDARD_ERRORS:g} standard errors"
+    if rival:
+        return f"no better than counting {COUNTED[rival]}", figures, rival
+    return "worse than counting at content words" if guesses_less else "", figures, ""
+
+
+def _standing(figure: Figure, perplexity: float) -> int:
+    """1 if the loss is above that of counts, -1 if below, 0 if they differ by no more than the noise."""
+    assert figure.token_mean is not None
+    difference = figure.token_mean - math.log(perplexity)
+    if math.isclose(difference, 0.0, abs_tol=1e-9) or abs(difference) <= STANDARD_ERRORS * figure.error:
+        return 0
+    return 1 if difference > 0 else -1
+
+
+def _cost(best: Figure, rival: str, counts: Mapping[str, float], course: Course) -> str:
+    """What it takes to beat counts by the run's own curve."""
+    fall, mean = course.fall(best), best.token_mean
+    if not rival or fall is None or mean is None:
+        return "train longer or give more text"
+    strongest = [kind for kind in COUNTED if kind in counts][-1]
+    last, per_fold = fall
+    folds = (mean - math.log(counts[strongest])) / per_fold if per_fold > 0 else math.inf
+    if folds > math.log(MOST_TIMES):
+        return (
+            f"by its own curve it does not beat {strongest} counts in {MOST_TIMES:g} times the steps; give more text, "
+            "another model, or start from a trained one (--init)"
+        )
+    times = math.exp(folds)
+    return f"by its own curve it needs about {_rounded(times * last)} steps to beat {strongest} counts{_more(times, course)}"
+
+
+def _gain(best: Figure, course: Course) -> str:
+    """What twice the steps would give by the run's own curve."""
+    fall, mean = course.fall(best), best.token_mean
+    if fall is None or mean is None or fall[1] <= 0:
+        return "double the steps"
+    reached = math.exp(mean - fall[1] * math.log(2))
+    return f"by its own curve twice the steps reach a perplexity of about {reached:,.3g}{_more(2.0, course)}"
+
+
+def _more(times: float, course: Course) -> str:
+    """The additional time of some multiple of the steps at the run's speed; empty if unknown."""
+    minutes = course.seconds * (times - 1) / 60
+    if minutes <= 0:
+        return ""
+    if minutes < 90:
+        return f", {max(1.0, minutes):.0f} min more"
+    return f", {minutes / 60:,.0f} h more" if minutes < 72 * 60 else f", {minutes / 1440:,.0f} days more"
+
+
+def _rounded(steps: float) -> str:
+    """A number of steps to two digits."""
+    unit = 10 ** max(0, math.floor(math.log10(steps)) - 1)
+    return f"{math.ceil(steps / unit) * unit:,}"
 
 
 def not_beaten(perplexity: float, counts: Mapping[str, float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -38,7 +39,7 @@ class RecurrentModel(UnifiedModel):
         if reading.penalty is not None and losses:
             name, loss = next(iter(losses.items()))
             added = loss.weight * reading.penalty
-            losses[name] = TargetLoss(total=loss.total + (added - added.detach()), weight=loss.weight)
+            losses[name] = dataclasses.replace(loss, total=loss.total + (added - added.detach()))
         return losses
 
     def _selected(self, batch: Batch, dropout: DropoutKey | None) -> dict[str, Tensor]:
