@@ -16,11 +16,10 @@ import torch
 from torch import nn
 
 from unicloze import launch
-from unicloze.example import Examples
+from unicloze.example import Examples, predicts_tokens
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import shapes_only
 from unicloze.model.layers import Layer
-from unicloze.model.model import WITHOUT_VOCABULARY
 from unicloze.pretraining.data import teacher_of
 from unicloze.progress import short
 from unicloze.settings import Recipe
@@ -261,7 +260,7 @@ def activations(recipe: Recipe, examples: Examples, vocab_size: int, compute: Co
     kept = layers * of_a_layer
     if recipe.training.checkpoint_activations and model.kind == "transformer":
         kept = of_a_layer + layers * 4 * model.hidden_size
-    targets = [target for name, target in examples.targets.items() if name not in WITHOUT_VOCABULARY]
+    targets = [target for name, target in examples.targets.items() if predicts_tokens(name)]
     predictions = sum(int((target.weights > 0).sum()) for target in targets)
     once = scores * model.num_heads * slots if model.relative_bias and compute.device.type == "cpu" else 0
     return float(rows * slots * (kept + once)) + _OF_A_LOGIT * predictions * vocab_size

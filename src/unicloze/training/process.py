@@ -230,7 +230,8 @@ class RunProcess:
         """The losses of the last step with what they count, for the ledger; empty for a task."""
         if self.recipe.task.kind:
             return {}
-        number, phase = next(each for each in enumerate(phases(self.recipe)) if state.step <= each[1].last_step)
+        recipe = decided(self.recipe, state.decays)
+        number, phase = next(each for each in enumerate(phases(recipe)) if state.step <= each[1].last_step)
         labels = [part.label for part in parts(phase.recipe.objective)]
         return {
             "figures": [
