@@ -246,7 +246,9 @@ def test_a_course_is_what_was_done_last() -> None:
     assert found.gap == (1.5, 3.0), "from the last tenth of the steps, and only of targets that predict tokens"
     assert found.above_lowest == 0.75
     assert Course.of([]).gap is None and Course.of([]).above_lowest == 0 and not Course.of([]).still_falling
-    old = Course.of([{"event": "evaluate", "step": 3, "loss": {"ae": 2.0}}, {"event": "evaluate", "step": 4, "figures": [3]}])
+    old = Course.of(
+        [{"event": "evaluate", "step": 3, "loss": {"ae": 2.0}}, {"event": "evaluate", "step": 4, "figures": [3]}]
+    )
     assert old.gap is None and not old.still_falling
 
 
