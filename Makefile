@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Targets that need the environment create it first, in .venv and nowhere else.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart small-en test test-gpu journeys browser check lint types format docs bench mutate fuzz audit clean lock
+.PHONY: help install quickstart small-en test test-slow test-gpu journeys browser check lint types format docs bench mutate fuzz audit clean lock
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -38,8 +38,11 @@ small-en: .venv/.runtime ## Install the small English model that comes with unic
 	@echo "  $(BIN)/unicloze fill --model unicloze-small-en --text 'She opened the [MASK] and looked out.'"
 	@echo "  $(BIN)/unicloze score --model unicloze-small-en --text 'They were tired.'"
 
-test: .venv/.installed ## Run all tests except the journeys
-	$(BIN)/python -m pytest $(WORKERS) -m "not journey"
+test: .venv/.installed ## Test all that is promised
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not journey"
+
+test-slow: .venv/.installed ## Repeat it with every objective, task and pair of options, and with up to four processes
+	$(BIN)/python -m pytest $(WORKERS) -m "slow and not journey"
 
 test-gpu: .venv/.installed ## Run the tests that need a CUDA device; they are skipped without one
 	$(BIN)/python -m pytest -m gpu
@@ -51,7 +54,7 @@ browser: .venv/.browser ## Test the page of `serve` in the system's Chromium
 	$(BIN)/python -m pytest tests/test_serve_page.py
 
 check: lint types .venv/.installed ## Lint, check types, run the quick tests
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not journey"
+	$(BIN)/python -m pytest $(WORKERS) -m "not whole and not slow and not journey"
 
 lint: .venv/.installed ## Check style
 	$(BIN)/ruff check .

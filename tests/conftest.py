@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,16 @@ TOO_LONG = 4.0
 PROCESSOR_SECONDS = "processor seconds"
 BEGUN = pytest.StashKey[float]()
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def slow_except(quick: Collection[object], values: Iterable[object]) -> list[Any]:
+    """Values of a parameter, all marked `slow` but some."""
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=[pytest.mark.slow] * (value not in quick)
+        )
+        for value in values
+    ]
 
 
 @pytest.fixture

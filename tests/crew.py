@@ -1,4 +1,4 @@
-"""Four worker processes, started once and used in groups of any size, as torchrun would start them. Used by test_parallel.py.
+"""Worker processes, started once and used in groups of any size, as torchrun would start them. Used by test_parallel.py.
 
     python crew.py NUMBER
     torchrun crew.py --job JSON    runs one job; process 1 injects its failure at the first attempt
@@ -27,12 +27,12 @@ Job = dict[str, Any]
 class Crew:
     """The workers, and the store that torchrun's agent would hold."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
         from torch._C._distributed_c10d import TCPStore
 
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._attempt = itertools.count()
-        self._workers = [self._start(number) for number in range(size)]
+        self._workers: list[subprocess.Popen[str]] = []
 
     def _start(self, number: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -48,6 +48,8 @@ class Crew:
 
         A job of None stands for a process that never joins.
         """
+        while len(self._workers) < len(jobs):
+            self._workers.append(self._start(len(self._workers)))
         environment = {
             "WORLD_SIZE": len(jobs),
             "MASTER_ADDR": "127.0.0.1",

@@ -254,7 +254,7 @@ def test_an_adapter_adds_a_bottleneck_to_each_sub_layer(tmp_path: Path, name: st
     torch.testing.assert_close(parts(residual, reader, None), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("settings", [LORA, ADAPTERS], ids=["lora", "adapters"])
 def test_a_run_saves_what_it_learned_apart_and_is_put_together_again(
     start: LoadedModel, tmp_path: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -284,7 +284,7 @@ def test_a_run_saves_what_it_learned_apart_and_is_put_together_again(
         assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("settings", [LORA, ADAPTERS], ids=["lora", "adapters"])
 def test_a_stopped_run_ends_with_the_same_bits(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
@@ -333,7 +333,7 @@ def test_a_model_in_no_folder_is_refused(tmp_path: Path) -> None:
         ran(nlu_toys.start(), tmp_path, LORA)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_updates_are_merged_on_export_and_adapters_are_refused(start: LoadedModel, tmp_path: Path) -> None:
     ran(start, tmp_path, {**LORA, "task__head": "dense"}, "lora")
     exported = verbs.export(tmp_path / "lora", "bert", tmp_path / "stock")
@@ -357,7 +357,7 @@ def test_a_tuned_model_is_a_start_itself(start: LoadedModel, tmp_path: Path) -> 
         recipe_for(adapted, {**SHORT, "finetuning__adapter_size": 8})
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("settings", [{"finetuning__lora_rank": 2, "finetuning__lora_projections": ALL},
                                       {"finetuning__adapter_size": 4}], ids=["lora", "adapters"])  # fmt: skip
 def test_generation_with_few_weights_reads_the_updates(tmp_path: Path, settings: dict[str, Any]) -> None:

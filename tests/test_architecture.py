@@ -147,7 +147,7 @@ def test_a_copy_shares_weights_only_among_its_own_layers() -> None:
     assert layers[2].feed_forward.inner.weight.dtype == torch.float64
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_with_shared_layers_is_saved_and_resumed(tmp_path: Path) -> None:
     corpus = {"data.corpus": [str(write_corpus(tmp_path / "text"))]}
     settings = toy_overrides() | corpus | {

@@ -180,7 +180,7 @@ def test_weights_count_without_the_embeddings(corpus: str, tmp_path: Path) -> No
     assert TOKENS_OF_A_WEIGHT * inner_weights(recipe, prepared) < 10**7
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_own_settings_are_kept_and_the_same_command_resumes(
     corpus: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -250,7 +250,7 @@ def test_draws_change_with_the_epoch_and_not_with_the_run(start: LoadedModel, tm
     assert whole == masked(0) and whole[1:] == masked(1) and whole[0] != whole[1]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_an_interrupted_run_ends_like_an_unbroken_one(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,7 +147,7 @@ def keys_of(value: Any) -> set[str]:
     return set(value if isinstance(value, dict) else []).union(*map(keys_of, inside))
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", TOYS)
 def test_a_toy_run_writes_its_results(name: str, material: dict[str, Path], tmp_path: Path) -> None:
     options, keys = TOYS[name]
@@ -156,7 +156,7 @@ def test_a_toy_run_writes_its_results(name: str, material: dict[str, Path], tmp_
     assert set(keys) <= keys_of(results)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", RUNS)
 def test_a_toy_run_prints_its_table(name: str, material: dict[str, Path], tmp_path: Path) -> None:
     assert run(name, RUNS[name], material, tmp_path).strip() or RUNS[name] == "--results {lines}"

@@ -344,7 +344,7 @@ def test_the_head_memorises_sentences_despite_dropout_and_knows_them_when_evalua
     assert found.tolist() == [0, 1] * 16
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_resumes_exactly_and_leaves_the_frozen_layers_alone(
     cove: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -471,7 +471,7 @@ def test_all_of_blimp_is_read(shared_data: Path) -> None:
     assert sum(good == bad for good, bad in pairs) == 7, "a few of BLiMP's pairs have two identical sentences"
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_model_of_random_weights_knows_no_grammar(shared_data: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "text")
     run = tmp_path / "run"

@@ -60,7 +60,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", OWN)
 def test_recomputed_layers_give_the_same_bits(name: str) -> None:
     recipe = phases(load_recipe(name, {**SMALL, **OWN[name]}))[-1].recipe
@@ -73,7 +73,7 @@ def test_recomputed_layers_give_the_same_bits(name: str) -> None:
 LONG = {"data.window": 128, "training.batch_size": 8, "training.micro_batch_size": 8, "tokenizer.vocab_size": 60}
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_layer_more_holds_little_more_than_its_input() -> None:
     def held(layers: int, *, checkpoints: bool) -> int:
         recipe = load_recipe("gpt", {**SMALL, **LONG, "model.num_layers": layers})
@@ -87,7 +87,7 @@ def test_a_layer_more_holds_little_more_than_its_input() -> None:
     assert kept > 10 * recomputed
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["unilmv2-base", "gpt"])
 def test_a_plan_knows_what_is_not_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for constant in ("_KEPT", "_FIXED"):
@@ -116,7 +116,7 @@ def test_what_fits_only_with_recomputed_layers_is_not_refused(monkeypatch: pytes
         forecast.refuse_what_cannot_fit(load_recipe("gpt", {**overrides, **KEPT}), device, 60)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_fine_tuning_gives_the_same_bits_and_recomputes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [{"text": f"a b c{number}", "label": "yes" if number % 2 else "no"} for number in range(8)]
     file, start = nlu_toys.write(tmp_path / "train.jsonl", records), nlu_toys.start(**{"model.dropout": 0.1})

@@ -175,7 +175,7 @@ def test_the_ledger_survives_a_torn_line(tmp_path: Path) -> None:
     assert [event["step"] for event in read_ledger(path)] == [1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_one_process_per_directory(tmp_path: Path) -> None:
     with hold_run(tmp_path):
         import subprocess

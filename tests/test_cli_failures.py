@@ -202,7 +202,7 @@ def test_a_full_disk_without_a_small_one(run: Path, command: Command, monkeypatc
     assert newest(run).is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_to_a_full_disk() -> None:
     with open("/dev/full", "w") as full:
@@ -213,7 +213,7 @@ def test_output_to_a_full_disk() -> None:
     assert done.stderr == f"unicloze: error: {terminal.explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))[0]}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_closed_pipe_is_not_an_error() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -67,7 +67,7 @@ def run(corpus: Path, out: Path, budget: str, names: Any = NAMES[:2], **options:
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_comparison_from_end_to_end(corpus: Path, tmp_path: Path) -> None:
     said: list[str] = []
     comparison = run(corpus, tmp_path / "c", "tokens=900", names=NAMES, seeds=2, say=said.append)
@@ -93,7 +93,7 @@ def test_a_comparison_from_end_to_end(corpus: Path, tmp_path: Path) -> None:
     assert said[-1] == "unilmv2-ablation-ar, seed 1 (6 of 6)"
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[tuple[str, int]] = []
 
@@ -307,7 +307,7 @@ def test_a_memory_reads_the_text_before_each_window(corpus: Path, tmp_path: Path
     assert nats["par"] != alone["par"] and nats["causal"] != alone["causal"]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_moving_mask_rate_is_costed_over_its_whole_way(corpus: Path, tmp_path: Path) -> None:
     prepared = open_or_prepare(DataSettings(corpus=[str(corpus)]), TOKENIZER, tmp_path, progress=False)
     costs = {}
@@ -361,7 +361,7 @@ def test_what_cannot_be_trained_is_reported_before_training(corpus: Path, tmp_pa
     assert not (tmp_path / "d").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_damaged_scores_are_measured_again(corpus: Path, tmp_path: Path) -> None:
     first = run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
     for damage in ("{bad", "[1]"):
@@ -380,7 +380,7 @@ def test_a_signal_ends_the_comparison_with_its_number(
     assert error.value.exit_code == 143
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_scores_of_another_recipe_or_text_are_not_taken_over(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path / "c", "steps=2", names=NAMES[:1])
     scores = tmp_path / "c" / NAMES[0] / "seed-0" / "scores.json"

@@ -98,7 +98,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
     raise AssertionError("the other process did nothing within two minutes")
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_another_process_does_the_runs(
     corpus: Path, alone: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +116,7 @@ def test_another_process_does_the_runs(
     assert {"comparison.json", "table.md", "index.html", *NAMES} <= names
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_whose_process_is_killed_is_redone(
     corpus: Path, alone: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

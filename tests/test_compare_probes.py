@@ -83,7 +83,7 @@ def done(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Co
     return compared(files, tmp_path_factory.mktemp("c") / "out", seeds=2)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_every_run_is_fine_tuned_and_this_is_reported(done: Comparison) -> None:
     (probe,) = done.probes
     assert (probe.metric, probe.value, probe.unit) == ("accuracy", "accuracy", "%")
@@ -105,7 +105,7 @@ def test_every_run_is_fine_tuned_and_this_is_reported(done: Comparison) -> None:
     assert (stored["results"], stored["probed"]) == (ours["rows"], ours["probes"])
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_what_a_model_cannot_do_is_undefined_and_the_reason_reported(files: dict[str, Path], tmp_path: Path) -> None:
     probes = [(files["writing"], files["train"], files["dev"])]
     both = compared(files, tmp_path / "c", recipes=["gpt", "xlnet-base"], budget="steps=1", probes=probes)
@@ -120,7 +120,7 @@ def test_what_a_model_cannot_do_is_undefined_and_the_reason_reported(files: dict
     assert "writing, accuracy % on the development file" in page(both)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(("name", "seed"), [("unilmv2-ablation-ae", 0), ("gpt", 1)])
 def test_a_score_is_that_of_finetune_predict_and_metric(
     done: Comparison, files: dict[str, Path], tmp_path: Path, name: str, seed: int
@@ -147,7 +147,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_stopped_comparison_resumes_and_repeats_nothing(
     done: Comparison, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +187,7 @@ def test_a_stopped_comparison_resumes_and_repeats_nothing(
     assert not list((tmp_path / "c").glob("*/*/probes/*/checkpoints"))
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -121,7 +121,7 @@ def prepare(corpus: Path, out: Path, *files: Path, jobs: int = 1, **options: Any
     return prepare_data(data, TokenizerSettings(vocab_size=300), out, progress=False, jobs=jobs)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_training_documents_are_cut_and_files_reported(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

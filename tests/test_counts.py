@@ -160,7 +160,7 @@ def test_text_without_sentences_is_cut(tmp_path: Path) -> None:
     assert chosen(tmp_path, ["list items state value return empty given and or not"], longest=7) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("language", "frequent", "others"),
     [

@@ -292,7 +292,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_stopped_run_ends_with_the_same_bits(tiny: LoadedModel, tmp_path: Path) -> None:
     text, rates = text_at(tmp_path), {"model__dropout": 0.3, "model__hidden_dropout": 0.3}
     whole = run(tiny, tmp_path, "whole", text, **rates)
@@ -328,7 +328,7 @@ def test_a_stopped_run_ends_with_the_same_bits(tiny: LoadedModel, tmp_path: Path
         run(tiny, tmp_path, "whole", text, **rates)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_ledger_has_the_losses_of_both_kinds_of_steps(tiny: LoadedModel, tmp_path: Path) -> None:
     run(tiny, tmp_path, "run", text_at(tmp_path), training__log_every=4)
     found = events(tmp_path / "run")
@@ -447,7 +447,7 @@ def test_layers_side_by_side_need_bidirectional_lstms() -> None:
 # The paper's size
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_papers_network_takes_a_step_of_either_kind(tiny: LoadedModel, tmp_path: Path) -> None:
     """1024 and 512 cells, projections and hidden layers of 512, embeddings of 300 (Sections 3.1, 3.2 and 4.1)."""
     loaded = LoadedModel(tiny.model, tiny.tokenizer, load_recipe("cvt"), Path("none"), 0)

@@ -386,7 +386,7 @@ def test_mass_costs_what_bert_costs() -> None:
     approaches(settings, floor, tokens=6, ordinary=ordinary, steps=300)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_bart_costs_its_masked_tokens_and_copies_the_rest() -> None:
     settings = dataclasses.replace(BART, noise=["mask"], mask_rate=1 / 3)
     approaches(settings, 2 * math.log(8) / 7, tokens=6, ordinary=8, steps=150, rows=32, rate=1e-2)

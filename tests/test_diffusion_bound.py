@@ -58,7 +58,7 @@ def any_order(model: UnifiedModel, text: Sequence[int]) -> list[float]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_loss_is_the_mean_over_all_orders_and_bounds_the_likelihood() -> None:
     model, rows = toys.model(), 8000
     by_order = any_order(model, TEXT)
@@ -99,7 +99,7 @@ def exact_by_blocks(model: UnifiedModel, size: int) -> float:
     return total
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("size", [1, 2, 4, 6])
 def test_the_loss_of_blocks_is_the_sum_over_their_masks(size: int) -> None:
     model, rows = toys.model(), 8000

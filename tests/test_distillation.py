@@ -233,7 +233,7 @@ def taught(place: Path, out: Path, **more: Any) -> Any:
     return finetune_run(recipe, start, place / "train.jsonl", place / "dev.jsonl", out, progress=False)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_stopped_run_with_a_teacher_ends_with_the_same_bits(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +251,7 @@ def test_a_stopped_run_with_a_teacher_ends_with_the_same_bits(
     assert not all(torch.equal(one[name], without[name]) for name in one)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_resumes_with_its_own_teacher_only(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(place / "teacher", tmp_path / "moved")
     with monkeypatch.context() as patch:
@@ -329,7 +329,7 @@ def pretraining(corpus: Path, out: Path, name: str = "unilmv2-base", **more: Any
     return pretrain_run(load_recipe(name, overrides), out, progress=False)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_pretraining_learns_from_a_teacher_and_resumes_exactly(corpus: Path, tmp_path: Path) -> None:
     pretraining(corpus, tmp_path / "teacher", training__seed=7)
     more = {"distillation__teacher": str(tmp_path / "teacher"), "data__prepared": str(tmp_path / "teacher" / "data")}

@@ -27,7 +27,7 @@ def finding(examination: Examination, topic: str) -> Finding:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_this_machine_can_run() -> None:
     examination = examine()
     assert examination.healthy

@@ -184,7 +184,7 @@ def toy(corpus: Path, **overrides: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(corpus: Path, tmp_path: Path) -> None:
     def run(out: str, steps: int) -> dict[str, Tensor]:
         pretrain_run(
@@ -233,7 +233,7 @@ def test_a_run_keeps_the_discriminator_for_use(corpus: Path, tmp_path: Path) -> 
         fill(loaded, "a [MASK] c")
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_starts_from_the_network_of_another_that_is_used(corpus: Path, tmp_path: Path) -> None:
     first, second, plain = tmp_path / "first", tmp_path / "second", tmp_path / "plain"
     pretrain_run(load_recipe("electra-small", toy(corpus)), first, progress=False)

@@ -135,7 +135,7 @@ def vector_by_hand(cnn: CharacterCnn, symbols: list[int]) -> Tensor:
     return cnn.projection.weight @ x + cnn.projection.bias
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_vector_of_a_token_by_hand_with_its_gradients() -> None:
     cnn = elmo().backbone.embeddings.tokens.double()
     ids = torch.tensor([[10, 9, 9], [12, 10, 9]])
@@ -345,7 +345,7 @@ def test_the_recipe_takes_a_step_at_full_size() -> None:
     assert all(after[name] < before[name] for name in before)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_resumed_run_ends_with_the_same_bits(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "run", tmp_path / "cut")
     shutil.rmtree(list_checkpoints(tmp_path / "cut" / "checkpoints")[-1])
@@ -355,7 +355,7 @@ def test_a_resumed_run_ends_with_the_same_bits(run: Path, tmp_path: Path) -> Non
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_characters_resume_with_a_carried_state(run: Path, tmp_path: Path) -> None:
     settings = overrides(run / "corpus") | {f"model.{name}": value for name, value in CHARACTERS.items()}
     recipe = load_recipe("awd-lstm", settings)
@@ -369,7 +369,7 @@ def test_characters_resume_with_a_carried_state(run: Path, tmp_path: Path) -> No
         assert set(one) == set(other) and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_loaded_model_reads_the_characters_of_its_tokenizer(run: Path) -> None:
     loaded = load_model(run / "run")
     cnn: Any = loaded.model.backbone.embeddings.tokens
@@ -384,7 +384,7 @@ def test_a_loaded_model_reads_the_characters_of_its_tokenizer(run: Path) -> None
     np.testing.assert_allclose(embed(run / "run", ["the old cat"])[0], state, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_another_vocabulary_keeps_the_characters(run: Path, tmp_path: Path) -> None:
     """A word has the same vector under both vocabularies; only the softmax takes its rows by token."""
     loaded = load_model(run / "run")
@@ -403,7 +403,7 @@ def test_another_vocabulary_keeps_the_characters(run: Path, tmp_path: Path) -> N
     assert torch.equal(own.output[int(new)], theirs.output[int(old)])  # type: ignore[index]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_tagger_reads_two_mixes_of_a_frozen_network(run: Path, tmp_path: Path) -> None:
     records = [{"tokens": ["the", "old", "cat"], "tags": ["D", "A", "N"]}, {"tokens": ["a", "cat"], "tags": ["D", "N"]}]
     file = tmp_path / "records.jsonl"

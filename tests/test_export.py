@@ -225,7 +225,7 @@ def test_a_model_without_segments_or_positions_to_spare_is_a_bert(tmp_path: Path
         )
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_segments_with_their_own_ids_come_first(tmp_path: Path) -> None:
     """UniLM v1 distinguishes its language models by segment ids; BERT has only 0 and 1."""
     model = changed(loaded(), num_segments=6, objective={"name": "masked", "targets": ["ae"], "segment_ids": [4, 5]})
@@ -280,7 +280,7 @@ TWO_STACKS = {"t5-base": "t5", "t5-v1.1-base": "t5", "bart-base": "bart"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in TAKEN else [pytest.mark.slow]) for n in recipe_names()]
+    "name", [pytest.param(n, marks=[] if n in TAKEN else [pytest.mark.whole]) for n in recipe_names()]
 )
 def test_every_recipe_has_a_format(tmp_path: Path, name: str) -> None:
     """Stock classes take a complete model or refuse it; the own format takes every Transformer of one stack."""
@@ -302,7 +302,7 @@ def test_every_recipe_has_a_format(tmp_path: Path, name: str) -> None:
     assert name not in TAKEN or taken[:-1] == TAKEN[name]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
 @pytest.mark.parametrize("to", ["bert", "mpnet", "unicloze"])
 def test_sentence_transformers_gives_the_vectors_of_embed(tmp_path: Path, to: str, pooling: Any) -> None:

@@ -103,7 +103,7 @@ def test_without_transformers_the_error_is_one_sentence(tmp_path: Path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_card_shows_the_values_of_the_ledger(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "private")
     overrides = {"data.corpus": [str(corpus)], "tokenizer.vocab_size": 300}

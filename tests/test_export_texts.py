@@ -145,7 +145,7 @@ def test_an_exported_tokenizer_is_read_as_what_it_was(tmp_path: Path, kind: str)
         assert again.encode(text).tolist() == own.encode(text).tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_special_tokens_in_texts_are_read_by_stock_tokenizers_alone(tmp_path: Path) -> None:
     """The model card mentions it."""
     for kind, make in KINDS.items():

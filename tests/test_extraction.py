@@ -92,7 +92,7 @@ def test_a_causal_model_predicts_for_a_whole_row_at_its_last_slot(name: str) -> 
     assert said[0][key] != said[1][key]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["squad-v2", "coqa-extractive"])
 def test_a_bidirectional_model_predicts_no_answer_at_the_first_slot(start: LoadedModel, name: str) -> None:
     recipe = recipe_for(start, name)
@@ -162,7 +162,7 @@ def test_an_untrained_model_answers_within_the_passage(start: LoadedModel, tmp_p
         assert json.dumps(said, allow_nan=False)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_that_there_is_no_answer_is_predicted_from_the_first_slot(start: LoadedModel, tmp_path: Path) -> None:
     """UniLMv2, Section 4.2."""
     train = write(tmp_path / "train.jsonl", questions(answerable=10))
@@ -426,7 +426,7 @@ def test_settings_that_cannot_be_are_refused(key: str) -> None:
 # Real files
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(("version", "count", "without"), [("v1.1", 10570, 0), ("v2.0", 11873, 5945)])
 def test_real_answers_are_slices_of_their_passages(shared_data: Path, version: str, count: int, without: int) -> None:
     recipe = load_recipe("squad-v1.1" if version == "v1.1" else "squad-v2")

@@ -66,7 +66,7 @@ def recipe_for(start: LoadedModel, name: str = "classification", **overrides: An
     return task_recipe(load_recipe(name, settings), start, list(settings))
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("head", ["dense", "plain"])
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
 def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path, head: str, pooling: str) -> None:
@@ -89,7 +89,7 @@ def test_it_learns_quantities(start: LoadedModel, tmp_path: Path) -> None:
     assert result.scores["correlation"].values["pearson"] > 95
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_an_interrupted_run_ends_like_an_unbroken_one(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = write(tmp_path / "train.jsonl", pairs()), write(tmp_path / "dev.jsonl", pairs(9))
     recipe = recipe_for(start, finetuning__epochs=4, finetuning__evaluations=1, model__dropout=0.1)

@@ -57,7 +57,7 @@ def test_a_metric_that_cannot_measure_is_refused_before_anything_is_learned(
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_an_option_that_no_metric_has_is_refused_and_one_of_another_metric_left_out(
     start: LoadedModel, tmp_path: Path
 ) -> None:

@@ -75,7 +75,7 @@ def test_a_run_does_not_resume_with_other_files_or_from_another_model(start: Loa
         finetune_run(recipe, start, train, dev, out, progress=False)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("setting", "value", "key"),
     [
@@ -158,7 +158,7 @@ def test_a_seed_that_was_stopped_is_the_last_one(
     assert not (tmp_path / "runs" / "seed-1").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_folder_holds_one_run_or_those_of_several_seeds(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = files(tmp_path)
     recipe = recipe_for(start, finetuning__epochs=1)

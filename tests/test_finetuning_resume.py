@@ -50,7 +50,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("place", ["_keep_best", "_save", "replace_file", "write"])
 def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -153,7 +153,7 @@ def test_predictions_of_an_evaluation_that_was_lost_do_not_stay(
     assert [path.name for path in (out / "best").glob("*.jsonl")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_an_evaluation_behind_the_last_checkpoint_does_not_count(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +218,7 @@ def test_a_signal_in_the_last_step_before_patience_ends_the_run_does_not_stop_it
     assert events[-1] == "end" and "stop" not in events
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_saves_between_its_evaluations_too_and_resumes_there(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +323,7 @@ def test_epochs_warmup_and_evaluations_as_steps(start: LoadedModel) -> None:
     assert (tiny.steps, tiny.warmup_steps, tiny.evaluate_every) == (1, 0, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_damaged_checkpoints_are_set_aside_and_rewritten(start: LoadedModel, tmp_path: Path) -> None:
     """Otherwise a newer, unreadable checkpoint would be taken for the step of its name."""
     train, dev = files(tmp_path)
@@ -350,7 +350,7 @@ def weights_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return load_checkpoint(folder / f"step-{step:08d}").model
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_mean_of_the_last_evaluations_is_measured_and_kept(start: LoadedModel, tmp_path: Path) -> None:
     """Training continues from the weights as they are; the means are computed here from the weights of a plain run."""
     train, dev = files(tmp_path)
@@ -375,7 +375,7 @@ def test_the_mean_of_the_last_evaluations_is_measured_and_kept(start: LoadedMode
     assert any(not torch.equal(best[key], raw[9][key]) for key in best)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("place", ["mean_weights", "_save", "write_checkpoint"])
 @pytest.mark.parametrize("step", [6, 9])

@@ -148,7 +148,7 @@ def test_a_diverging_run_exits_with_an_error_and_leaves_no_checkpoint(
     assert [event["event"] for event in read_ledger(out / "ledger.jsonl")] == ["start", "samples", "failed"]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_that_diverged_continues_with_another_rate_in_the_same_folder(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     settings = {"training.warmup_steps": 0, "training.schedule": "constant", "training.steps": 2}
@@ -186,7 +186,7 @@ def spoil_newest(out: Path, monkeypatch: pytest.MonkeyPatch, value: float = math
     return newest
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_an_older_version_s_bad_checkpoint_is_skipped(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

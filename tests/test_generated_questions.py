@@ -137,7 +137,7 @@ def test_answers_are_spans_that_do_not_overlap(benchmark: Any) -> None:
     assert benchmark.answers_of("nothing here at all", 3, 0) == []
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_interval_covers_seeds_and_passages(benchmark: Any) -> None:
     """Questions of one passage stand together: with two passages of equal questions there are three possible means."""
     constant = benchmark.interval(np.full((3, 40), 2.5), ["a", "b"] * 20)

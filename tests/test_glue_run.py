@@ -57,7 +57,7 @@ def glue(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_tasks_that_are_there_give_a_score_and_files_for_the_server(start: LoadedModel, tmp_path: Path) -> None:
     folder = glue(tmp_path / "glue")
     with pytest.warns(UserWarning, match="CoLA has no development file: skipping CoLA"):

@@ -75,7 +75,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 # Compiled graphs
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it traces the CPU's look-up of the bias
 @pytest.mark.parametrize("relative", [False, True])
 def test_the_backbone_is_one_graph(relative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_the_backbone_is_one_graph(relative: bool, monkeypatch: pytest.MonkeyPat
     assert len(graphs) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("short", "most"),
     [([False], 2), ([True], 2), ([False, True], 3)],
@@ -110,7 +110,7 @@ def test_layers_of_twenty_steps_make_two_graphs(
     assert len(graphs) == most
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_compiled_layers_give_the_losses_and_gradients_of_others(checkpoints: bool) -> None:
     plain = toys.model(num_layers=3, dropout=0.0)
@@ -159,7 +159,7 @@ def test_rows_of_fixed_shape_are_multiples_of_16_wide_and_padding_changes_no_los
 # FlexAttention
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("short", [False, True])

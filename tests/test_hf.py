@@ -297,7 +297,7 @@ def trained(
     return loss, kept.gradients, trainer.evaluate()["eval_loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
 @pytest.mark.parametrize("predicts", [None, "pseudo", "next"])
 def test_trainers_loss_and_gradients_do_not_depend_on_gradient_accumulation(

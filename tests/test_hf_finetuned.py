@@ -68,7 +68,7 @@ def texts(count: int) -> list[str]:
     return [" ".join(draw.choices(WORDS, k=draw.randint(2, 4))) for _ in range(count)]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "decoding",
     [
@@ -95,7 +95,7 @@ def test_generate_without_arguments_writes_as_the_run_does(decoding: dict[str, A
     assert repeats_source  # a text may repeat what its source contains
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_folder_documents_how_to_generate_and_what_is_unsupported(run: Path, tmp_path: Path) -> None:
     folder = verbs.export(run, "unicloze", tmp_path / "out").out
     config = json.loads((folder / "generation_config.json").read_text())

@@ -269,7 +269,7 @@ def test_weights_that_are_not_finite(folder: Path, value: float) -> None:
     refused(folder, r"checkpoint holds NaN or infinite values \(backbone\.layers\.1\.feed_forward\.output\.bias\)")
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_without_weights_or_tokenizer(folder: Path) -> None:
     (folder / "vocab.txt").rename(folder.parent / "vocab.txt")
     refused(folder, "holds no tokenizer.json or vocab.txt: give its tokenizer with --tokenizer")

@@ -98,7 +98,7 @@ def test_embed_is_sentence_transformers_mean_pooling(folder: Path, loaded: Loade
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_imported_and_opened_again(
     folder: Path, loaded: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +110,7 @@ def test_imported_and_opened_again(
     np.testing.assert_array_equal(embed(again, TEXTS[:1]), embed(loaded, TEXTS[:1]))
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_what_it_cannot_do_is_one_sentence(folder: Path) -> None:
     with pytest.raises(UsageError, match="objective none does not define filling masks"):
         fill(folder, "A [MASK] text.")

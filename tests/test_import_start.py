@@ -243,7 +243,7 @@ def same(found: LoadedModel, expected: LoadedModel, *, but: tuple[str, ...] = ()
         torch.testing.assert_close(found.model.state_dict()[name], theirs[name], atol=1e-6, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_has_shape_tokenizer_and_weights_of_what_it_starts_from(bert: Path, corpus: Path, tmp_path: Path) -> None:
     shape = (
         r"the model's shape is that of .*bert: num_layers 3 \(recipe: 2\), num_heads 4 \(recipe: 2\), "
@@ -304,7 +304,7 @@ def test_longer_windows_than_positions_and_other_sizes(bert: Path, corpus: Path,
     torch.testing.assert_close(found.model.state_dict()[name], start.model.state_dict()[name], atol=1e-6, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("kind", "recipe", "changes"),

@@ -136,7 +136,7 @@ VARIANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", VARIANTS)
 def test_states_logits_and_gradients(name: str, tmp_path: Path) -> None:
     state = released(tmp_path, **VARIANTS[name])  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def draws_in_source() -> Iterator[tuple[str, ast.Call]]:
                 yield f"{file.name}: {ast.unparse(node)}", node
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_draws_name_their_stream_and_keys_their_purpose() -> None:
     calls = dict(draws_in_source())
     assert len(calls) > 30

@@ -180,7 +180,7 @@ def test_frozen_layers_stay_as_they_were(start: LoadedModel, tmp_path: Path) -> 
     assert len(steps) == sum(f".layers.{last}." in name or not name.startswith("backbone.") for name in after)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_unfreezing_resumes_exactly(start: LoadedModel, tmp_path: Path) -> None:
     train = records(tmp_path / "train.jsonl")
     finetune_run(recipe_for(start), start, train, train, tmp_path / "whole", progress=False)

@@ -65,7 +65,7 @@ def test_rows_stop_at_the_rate_and_blocks_hold_together(rate: float) -> None:
         assert masked.sum() - last < rate * text.sum(), "no draw after the rate is reached"
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_distribution_is_that_of_algorithm_1() -> None:
     rows = 60_000
     one = random_windows(1, 24, seed=3)

@@ -305,7 +305,7 @@ def test_another_number_of_rows_starts_with_an_empty_memory() -> None:
     assert batch_of(windows_at(2), None, xl_model()).memory is None
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_saves_and_restores_what_it_remembers(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus")
     overrides = toy_overrides() | {

@@ -39,7 +39,7 @@ def test_token_f1_by_hand() -> None:
     assert (exact_match("The cat.", "cat"), exact_match("cats", "cat")) == (1, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("version", "system", "exact", "f1"),
     [

@@ -185,7 +185,7 @@ def test_impossible_values_are_reported_with_their_place(setting: dict[str, Any]
     assert message in str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_mixture_with_phases_trains_resumes_and_is_measured_by_part(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt")
     overrides = {
@@ -229,7 +229,7 @@ def _stopped_at(made: Recipe, out: Path, step: int) -> None:
             return
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.txt")
     overrides = {**toy_overrides(), "data.corpus": [str(corpus)]}

@@ -124,7 +124,7 @@ def f(a, b=True):
 '''
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_what_is_mutated_and_which_lines_its_tests_run() -> None:
     pytest.importorskip("mutmut", reason="the extra `mutate` is not installed")
     from mutation_sites import mutated_source, sites

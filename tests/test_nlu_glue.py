@@ -101,7 +101,7 @@ def test_a_file_may_be_compressed(tmp_path: Path) -> None:
     assert len(read_records(path, task_settings(kind="classification", format="glue-sst-2"))) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(("task", "file", "count", "positive"), [
     ("cola", "CoLA/train.tsv.gz", 8551, 6023), ("cola", "CoLA/dev_in.tsv.gz", 527, 365),
     ("cola", "CoLA/dev_out.tsv.gz", 516, 354),

@@ -242,7 +242,7 @@ def test_it_learns_the_roles_of_each_predicate(bert: LoadedModel, tmp_path: Path
         assert result.scores["entity-f1"].values["f1"] == 100
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_ten_thousand_words_one_and_none(bert: LoadedModel, tmp_path: Path) -> None:
     records = [
         {"tokens": ["anna"] * 10_000, "tags": ["B-PER"] * 10_000},

@@ -64,7 +64,7 @@ def test_it_averages_once_an_evaluation_is_worse_than_the_best_before_the_latest
     assert (started.index(True) if True in started else None) == starts
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("cut_at", [4, 8])
 def test_a_resumed_run_averages_alike(cut_at: int, tmp_path: Path) -> None:
     """Cut before and after the average starts; the saved model is the average."""
@@ -112,7 +112,7 @@ def test_a_resumed_run_averages_alike(cut_at: int, tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_that_goes_back_hears_each_evaluation_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a run resumed from that checkpoint does."""
     write_corpus(tmp_path / "corpus")

@@ -92,19 +92,19 @@ def check_step(run: Any, model: LoadedModel) -> None:
         torch.testing.assert_close(torch.stack(logits[row]), torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("relative", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("relative", [False, pytest.param(True, marks=pytest.mark.whole)])
 def test_the_encoder_as_a_program_gives_what_the_backbone_gives(relative: bool) -> None:
     model = loaded(relative=relative)
     check_encoder(export_program(model).module(), model)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_one_step_as_a_program_writes_what_whole_rows_write() -> None:
     model = loaded(relative=True)
     check_step(export_program(model, "step").module(), model)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_onnx_files_give_what_the_model_gives(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -132,7 +132,7 @@ def test_onnx_files_give_what_the_model_gives(tmp_path: Path) -> None:
     check_step(runner(files[1]), model)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_file_that_computes_something_else_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxscript")
 

@@ -70,7 +70,7 @@ SLOW = "compare", "evaluate", "measure-task", "report", "export", "finetune", "p
 
 def with_marks(key: str, scene: Scene) -> object:
     """A row as a test parameter, marked slow if its scene is."""
-    return pytest.param(key, marks=[] if scene.words.startswith(QUICK) and not scene.then else [pytest.mark.slow])
+    return pytest.param(key, marks=[] if scene.words.startswith(QUICK) and not scene.then else [pytest.mark.whole])
 
 
 # Settings
@@ -80,7 +80,7 @@ def test_every_setting_has_a_row() -> None:
     assert sorted(SETTINGS) == sorted(every_key())
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("key", [with_marks(key, SCENES[row.on]) for key, row in SETTINGS.items()])
 def test_two_values_of_a_setting_differ(key: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     row, compiled = SETTINGS[key], list[nn.Module]()
@@ -107,7 +107,7 @@ def test_two_values_of_each_setting_of_a_verb_differ_or_are_refused(verb: str, w
     assert unread == {place for place in NO_EFFECT if place[0] == verb}
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("key", SETTINGS)
 def test_a_comparison_takes_a_setting_into_its_runs_or_refuses_it(key: str, world: World) -> None:
     row, recipe = SETTINGS[key], str(world.place / "unilmv2.yaml")
@@ -155,7 +155,7 @@ def test_a_kind_of_task_reads_a_setting_or_refuses_it(kind: str, world: World) -
     assert not unread
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_keeps_how_it_is_to_generate(world: World) -> None:
     scene = "writing"
     first, second = world.outcome(scene, ""), world.outcome(scene, "--decoding.max_length 3")
@@ -176,7 +176,7 @@ def test_every_option_of_every_verb_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "option"), [pytest.param(*key, marks=[pytest.mark.slow] * (key[0].split()[0] in SLOW)) for key in OPTIONS]
+    ("verb", "option"), [pytest.param(*key, marks=[pytest.mark.whole] * (key[0].split()[0] in SLOW)) for key in OPTIONS]
 )
 def test_two_values_of_an_option_differ(verb: str, option: str, world: World) -> None:
     if verb == "serve":
@@ -189,7 +189,7 @@ def test_two_values_of_an_option_differ(verb: str, option: str, world: World) ->
     assert (first == second) == bool(calls.same)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("command", REFUSED)
 def test_what_would_change_nothing_is_refused(command: str, world: World) -> None:
     outcome = world.outcome(ANY, command)
@@ -197,7 +197,7 @@ def test_what_would_change_nothing_is_refused(command: str, world: World) -> Non
     assert REFUSED[command] in outcome.err
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_comparison_evaluates_as_often_as_requested(world: World) -> None:
     def evaluations(every: int) -> int:
         outcome = world.outcome(ANY, f"{COMPARE.replace('=2', '=6')} --training.evaluate_every {every}")

@@ -100,7 +100,7 @@ def test_an_error_counts_until_the_next_checkpoint(tmp_path: Path) -> None:
     ledger.close()
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_continues_with_the_rows_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     toy = {

@@ -96,7 +96,7 @@ class Scripted(Clock):
         return self.told.get(step)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("kept", [0, 4, 8, 12])
 def test_a_resumed_run_repeats_the_decisions(kept: int, tmp_path: Path) -> None:
     """Cut before, between and after two decisions; the same bits, without a clock."""

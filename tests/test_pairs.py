@@ -225,7 +225,7 @@ def test_sentence_order_swaps_whole_sentences(tmp_path: Path) -> None:
         assert len(two if negative else one) + left - 1 in inner
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("tail", [2, 5, 12])
 def test_documents_that_break_off_reveal_nothing_by_lengths_or_ends(tmp_path: Path, tail: int) -> None:
     """A table of the labels of half of the rows predicts nothing about the other half, by any feature."""

@@ -248,7 +248,7 @@ def test_cross_entropy_is_torchs(dtype: torch.dtype) -> None:
     torch.testing.assert_close(logits.grad.float(), reference.grad, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_explicit_attention_equals_torchs_kernel() -> None:
     batch = collate(unilmv2(random_windows(5, 24, short=True), vocabulary(), settings_of()))

@@ -116,7 +116,7 @@ def test_predictions_of_a_generation_task_are_resumed(
     assert verbs.predict(model, sources, out, quiet=True) == whole == lines_of(out)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_what_was_started_with_other_input_starts_over(
     start: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,7 +285,7 @@ WORDS = {"objective.mask_unit": "word", "data.spans_field": None, "training.phas
 """Settings of ERNIE that mask single words only."""
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_finds_its_phrases_once(corpus: Path, tmp_path: Path) -> None:
     toy = toy_overrides() | {"data.corpus": [str(corpus)]}
     out = tmp_path / "run"

@@ -42,7 +42,7 @@ def live_bytes(recipe: Recipe) -> int:
     return live.peak + 4 * sum(weight.numel() for weight in model.parameters())
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "name", ["unilmv2-base", "quickstart", "gpt", "roberta-base", "albert-base", "t5-base", "awd-lstm"]
 )
@@ -59,7 +59,7 @@ def test_the_memory_by_formula_is_near_that_of_two_steps(name: str, monkeypatch:
     assert found.seconds is not None and found.seconds > 0 and not found.cure
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_plan_starts_nothing_and_names_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plan, "memory_of", lambda _: 2**40)
@@ -79,7 +79,7 @@ def test_a_plan_starts_nothing_and_names_what_fits(tmp_path: Path, monkeypatch: 
     assert isinstance(none, Plan) and "even rows one at a time need" in none.cure
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_plan_accounts_for_the_shares_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_KEPT", 0.0)
     settings = {**SMALL, "training.optimizer": "adamw", "training.leaves": 1}

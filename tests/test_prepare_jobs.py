@@ -46,7 +46,7 @@ def prepare(corpus: Path, out: Path, jobs: int = 1, **options: Any) -> Prepared:
     return prepare_data(data, TokenizerSettings(vocab_size=200), out, progress=False, jobs=jobs)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.usefixtures("small_portions")
 def test_the_number_of_processes_changes_no_byte(corpus: Path, tmp_path: Path) -> None:
     prepared = prepare(corpus, tmp_path / "1")
@@ -59,7 +59,7 @@ def test_the_number_of_processes_changes_no_byte(corpus: Path, tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3", "corpus"]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_portions_hold_the_documents_and_windows_of_a_whole(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +105,7 @@ prepare.prepare_data(data, TokenizerSettings(vocab_size=200), Path(sys.argv[2]),
 """
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.usefixtures("small_portions")
 @pytest.mark.parametrize("killed_in", [3, FILES + 1, FILES + 4])
 def test_a_kill_loses_one_portion(
@@ -125,7 +125,7 @@ def test_a_kill_loses_one_portion(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clean", "corpus", "out"]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.usefixtures("small_portions")
 def test_what_a_killed_preparation_read_before_a_file_changed_is_read_again(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -138,7 +138,7 @@ def test_what_a_killed_preparation_read_before_a_file_changed_is_read_again(corp
     assert content(out) == content(tmp_path / "clean")
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.usefixtures("small_portions")
 def test_a_killed_worker_is_named_and_its_portion_done_again(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -239,7 +239,7 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_second_process_waits_for_the_first(corpus: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WAITING, str(corpus), str(tmp_path / "out")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:

@@ -295,7 +295,7 @@ def ends_of(run: Path) -> list[dict[str, Any]]:
     return [event for event in read_ledger(run / "ledger.jsonl") if event["event"] == "end"]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_counts_once_and_ends_with_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write_corpus(tmp_path / "text", documents=150)
     recipe = load_recipe("quickstart", toy(corpus))

@@ -329,7 +329,7 @@ def test_a_seed_needs_examples_to_draw(tmp_path: Path) -> None:
         verbs.evaluate_prompt(decoding_toys.loaded(**CAUSAL), prompt, records, seed=7, quiet=True)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(("label", "message"), [
     ([1, 2], "line 2: the field 'label' is not a list of texts"),
     ([], "line 2: 'label' has no text to compare with"),
@@ -369,7 +369,7 @@ def test_the_last_word_may_follow_any_white_space(tmp_path: Path) -> None:
     assert found[1:] == pytest.approx(found[:1] * 2)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["causal", "par"])
 def test_a_prompt_without_a_blank_is_continued(name: str, tmp_path: Path) -> None:
     from unicloze.decoding.generate import generate

@@ -386,7 +386,7 @@ def overrides(corpus: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_resumed_run_carries_the_same_state(direction: str, tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus")

@@ -67,7 +67,7 @@ def test_other_rates_records_and_models_do_not_mix(benchmark: Any) -> None:
     assert said.count("51 of 54 cells missing") == 1 and said.count("53 of 54 cells missing") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_cells_are_measured_once_and_kept(
     benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,7 +143,7 @@ def judged() -> list[dict[str, Any]]:
     return [start(baselines=counts), *events[1:-1], ended]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_baselines_content_words_and_the_verdict_are_at_the_top(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", judged()))
     for expected in (

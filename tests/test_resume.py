@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import killable
+from conftest import slow_except
 from corpora import write_corpus
 from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.ledger import read_ledger
@@ -86,16 +87,19 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("moment", "count"),
-    [
-        ("micro-batch", 8),
-        ("update", 5),
-        ("checkpoint-file", 3),
-        ("checkpoint-manifest", 2),
-        ("checkpoint-renamed", 2),
-    ],
+    slow_except(
+        [("update", 5), ("checkpoint-file", 3)],
+        [
+            ("micro-batch", 8),
+            ("update", 5),
+            ("checkpoint-file", 3),
+            ("checkpoint-manifest", 2),
+            ("checkpoint-renamed", 2),
+        ],
+    ),
 )
 def test_killed_at_the_worst_moment(uninterrupted: Path, moment: str, count: int) -> None:
     out = uninterrupted / f"killed-{moment}"
@@ -141,8 +145,8 @@ def test_killed_at_random_until_it_is_done(uninterrupted: Path) -> None:
     assert_same(final_state(out), final_state(uninterrupted / "whole"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.whole
+@pytest.mark.parametrize("number", slow_except([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
 def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -> None:
     out = uninterrupted / f"signal-{number.name}"
     assert ended(start(uninterrupted, out, "update", 3, number), out) == 0
@@ -153,8 +157,8 @@ def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -
     assert_same(final_state(out), final_state(uninterrupted / "whole"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.whole
+@pytest.mark.parametrize("number", slow_except([signal.SIGTERM], [signal.SIGTERM, signal.SIGHUP]))
 @pytest.mark.usefixtures("hangup")
 def test_a_signal_before_training_is_one_sentence(tmp_path: Path, number: signal.Signals) -> None:
     corpus = write_corpus(tmp_path / "corpus", documents=20_000)

@@ -174,7 +174,7 @@ def together(client: Client, requests: list[tuple[str, dict]]) -> list[tuple[int
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_many_at_once_get_the_answers_they_get_alone(client: Client) -> None:
     words = TEXT.split()
     texts = [" ".join(words[first:]) for first in range(len(words))]
@@ -256,7 +256,7 @@ def test_a_large_body_is_refused_while_it_is_read(client: Client) -> None:
     assert client.get("/health").status == 200
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_slow_request_is_refused_and_later_ones_are_answered() -> None:
     with serving(loaded(), Limits(seconds=1.5)) as client:
         with socket.create_connection(("127.0.0.1", client.port), timeout=10) as slow:

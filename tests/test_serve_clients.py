@@ -195,7 +195,7 @@ def test_openai_raises_what_is_wrong(openai_client: Any) -> None:
         openai_client.completions.create(model="nowhere", prompt="a", temperature=0, n=2)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_openai_sends_its_key_as_the_token() -> None:
     openai = pytest.importorskip("openai")
     token = "a-token-of-some-length"
@@ -294,7 +294,7 @@ def test_what_text_embeddings_inference_takes_is_understood(client: Client) -> N
 # The documentation
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.stem)
 def test_snippets_of_documents_run(document: Path, hub: Any) -> None:

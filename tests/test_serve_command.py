@@ -116,7 +116,7 @@ def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyP
     assert said.code == 1 and said.sentence == "serving needs no_such_package: in the clone, pip install -e '.[serve]'."
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
 def test_a_signal_finishes_what_runs(number: int, tmp_path: Path) -> None:
     save_run(tmp_path / "run", loaded())

@@ -79,7 +79,7 @@ def test_a_silent_connection_is_closed(client: Client) -> None:
         assert rest(connection) == b""
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_connection_that_is_kept_open_may_wait_for_its_next_request(client: Client) -> None:
     request = b"GET /favicon.ico HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connected(client) as connection:

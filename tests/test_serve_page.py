@@ -40,7 +40,7 @@ SECONDS = 20
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.slow,
+    pytest.mark.whole,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
     pytest.mark.filterwarnings("ignore:.* tokens the model reads at once"),
 ]

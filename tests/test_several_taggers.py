@@ -183,7 +183,7 @@ def test_a_teacher_has_the_taggers_it_teaches(
         Teacher.of(taught, other, start.tokenizer)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_taggers_learn_together_and_are_scored_apart(
     start: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,7 +213,7 @@ def test_taggers_learn_together_and_are_scored_apart(
     assert "not evaluated yet" not in page
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_stopped_run_ends_with_the_same_bits(start: LoadedModel, tmp_path: Path) -> None:
     files, rates = folder(tmp_path), {"model__hidden_dropout": 0.3}
     whole = ran(start, files, tmp_path / "whole", **rates)

@@ -123,7 +123,7 @@ def ran(start: LoadedModel, files: Path, out: Path, **more: Any) -> FinetuneResu
     return finetune_run(recipe_for(start, **more), start, files, files, out)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_tasks_are_learned_together_and_scored_apart(
     start: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,7 +150,7 @@ def test_tasks_are_learned_together_and_scored_apart(
         verbs.predict(tmp_path / "run", file=wrong, quiet=True)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_stopped_mixture_ends_with_the_same_bits(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -341,7 +341,7 @@ def test_a_token_belongs_to_the_first_span_it_shares_a_character_with() -> None:
     assert marks_of(spans, offsets).tolist() == [2, 2, 0, 2, 2, 1, 2, 2, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_ernie_trains_in_three_stages(corpus: Path, tmp_path: Path) -> None:
     settings = toy_overrides() | {"data.corpus": [str(corpus)], "training.steps": 3, "objective.unmarked_unit": "word"}
     del settings["training.phases"]

@@ -79,7 +79,7 @@ def train(on_spike: str, spiking: dict[int, float], *, steps: int = FEWEST + 4) 
     return state, told
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("size", [1e6, math.nan, math.inf])
 def test_a_skipped_step_leaves_no_trace(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and moments are those of a loop that makes no update at that step, whatever the gradient was."""
@@ -159,7 +159,7 @@ def run(corpus: Path, out: Path, **changes: Any) -> list[dict[str, Any]]:
     return list(read_ledger(out / "ledger.jsonl"))
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_that_goes_back_reads_other_text(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[int, int]] = []
     windows_of = batches.read_windows
@@ -190,7 +190,7 @@ def test_a_run_that_goes_back_reads_other_text(corpus: Path, tmp_path: Path, mon
     assert newest.state["step"] == 40 and newest.state["spikes"]["windows_ahead"] == spikes[-1]["windows_ahead"]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_stopped_run_goes_back_to_the_same_checkpoint(corpus: Path, tmp_path: Path) -> None:
     """A signal saves between the regular checkpoints, which must not change where the run goes back to."""
     whole = [event["to"] for event in run(corpus, tmp_path / "whole") if event["event"] == "spike"]
@@ -220,7 +220,7 @@ def test_a_stopped_run_goes_back_to_the_same_checkpoint(corpus: Path, tmp_path: 
         assert torch.equal(weight, other.model[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("late", [False, True])
 def test_a_run_goes_back_behind_an_update_that_is_not_finite(
     late: bool, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -245,7 +245,7 @@ def test_a_run_goes_back_behind_an_update_that_is_not_finite(
     assert steps == [*range(1, 8 if late else 7), *range(5, 11)], "a step read late was logged"
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_before_the_first_checkpoint_a_spike_is_skipped(corpus: Path, tmp_path: Path) -> None:
     events = run(corpus, tmp_path / "run", **{"training.save_every": 39})
     assert {event["action"] for event in events if event["event"] == "spike"} == {"skip"}

@@ -123,7 +123,7 @@ def test_copies_of_a_document_that_is_cut_are_cut_at_the_same_word(tmp_path: Pat
     assert 0.3 < len(heldout[0][0]) / len(text) < 0.5, "a tenth of all sources, taken from each copy"
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_one_huge_document_is_cut_and_not_held_out_as_a_whole(tmp_path: Path, given: TokenizerSettings) -> None:
     huge, others = sentence(0, 20_000), [text for text in BY_HASH if hash_of(text) > hash_of(sentence(0, 20_000))][:5]
     data = prepared([write_texts(tmp_path / "a.jsonl", [huge, *others])], tmp_path / "out", given, heldout_share=NEVER)

@@ -134,7 +134,7 @@ def test_a_corpus_on_a_storage_gives_the_bytes_of_the_same_corpus_on_a_disk(memo
     assert all(file["size"] > 0 and file["mtime_ns"] > 0 for file in source["files"])
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_processes_read_ranges_of_stored_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portions, "PORTION", 1)
     (tmp_path / "texts").mkdir()
@@ -372,7 +372,7 @@ def test_a_failed_copy_is_a_warning_and_is_made_up_for(
             assert memory.cat_file(f"/copies/{local.name}/{file.name}") == file.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_killed_while_copying_and_then_lost_ends_with_the_same_weights(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus")
     out, whole = tmp_path / "out", tmp_path / "whole"

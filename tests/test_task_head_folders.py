@@ -253,7 +253,7 @@ def test_an_imported_classifier_is_served(tmp_path: Path) -> None:
         assert client.post("/predict", {"text": TEXTS[0]}).json["prediction"] == expected["prediction"]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_an_imported_classifier_learns_further(tmp_path: Path) -> None:
     """Its head is kept with the same classes, and a checkpoint of ours predicts the same."""
     folder("ElectraForSequenceClassification", tmp_path / "theirs", hidden_dropout_prob=0.0)

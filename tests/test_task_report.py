@@ -54,7 +54,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_page_shows_scores_and_answers(seeds: Path) -> None:
     path = build_report(seeds / "seed-0")
     text = path.read_text()
@@ -78,14 +78,14 @@ def test_the_page_shows_scores_and_answers(seeds: Path) -> None:
     assert text.count('class="mark"') == 3  # the loss and both metrics
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_predictions_file_measures_itself(seeds: Path) -> None:
     file = seeds / "seed-0" / "dev_predictions.jsonl"
     result = verbs.measure("accuracy", file, file)
     assert result.values == TaskRun.read(seeds / "seed-0").values("accuracy")
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_several_seeds_have_one_page_with_mean_and_spread(seeds: Path) -> None:
     page = Page(build_report(seeds).read_text())
     values = [TaskRun.read(seeds / name).values("accuracy")["accuracy"] for name in ("seed-0", "seed-1")]
@@ -96,7 +96,7 @@ def test_several_seeds_have_one_page_with_mean_and_spread(seeds: Path) -> None:
     assert "over all 2 seeds" in page.words
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_page_of_all_seeds_links_from_where_it_is_and_waits_for_those_to_start(seeds: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     shutil.copytree(seeds, folder)
@@ -216,7 +216,7 @@ def test_what_is_right() -> None:
     assert is_right(["B", "O"], ["B", "O"]) and is_right(1, "1") and is_right(2.0, 1.0) is None
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_standard_errors_fit_the_metric() -> None:
     said, right = ["1", "0", "1", "1", "0", "1"] * 20, ["1", "1", "1", "0", "0", "1"] * 20
     f1 = standard_errors("f1", said, right)

@@ -46,7 +46,7 @@ def test_id_1_is_never_emitted(settings: TokenizerSettings) -> None:
     assert not np.isin(ids, [0, 1, 3, 4, 5, 6]).any()
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_training_is_deterministic_across_processes(kind: str) -> None:
     program = (

@@ -243,7 +243,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus") / "text")
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_takes_two_steps(name: str, corpus: Path, tmp_path: Path) -> None:
     recipe = load_recipe(name, toy_overrides() | {"data.corpus": [str(corpus)], "data.heldout_share": 0.2})
@@ -282,7 +282,7 @@ def test_perplexity_overflows_to_infinity() -> None:
     assert perplexity(math.log(5) * 0.25, 0.25) == pytest.approx(5)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_resumed_run_keeps_counting_and_logs_its_last_step(corpus: Path, tmp_path: Path) -> None:
     settings = toy_overrides() | {
         "data.corpus": [str(corpus)], "training.schedule": "constant", "training.log_every": 3,

@@ -278,7 +278,7 @@ def test_the_decoder_has_all_buckets_for_the_past() -> None:
     assert RelativeBias(settings).bucket(distances).tolist() == [19, 0, 1, 9, 10, 15]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_checkpoints_are_averaged(tmp_path: Path) -> None:
     write_corpus(tmp_path / "text")
     settings = {

@@ -79,7 +79,7 @@ def written_by(model: Any, loaded: LoadedModel, source: str, beams: int) -> list
     return written[: written.index(4)] if 4 in written else written
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["t5", "t5 1.1", "bart", "mass"])
 def test_a_folder_imports_and_generates_as_transformers_does(kind: str, tmp_path: Path) -> None:
     peer = folder_of(kind, tmp_path)
@@ -109,7 +109,7 @@ def test_an_imported_folder_exports_bit_by_bit(kind: str, tmp_path: Path) -> Non
     assert again.config.decoder_start_token_id == peer.config.decoder_start_token_id
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_an_imported_folder_learns_to_generate_and_exports_what_it_learned(kind: str, tmp_path: Path) -> None:
     folder_of(kind, tmp_path / "theirs")

@@ -189,7 +189,7 @@ def test_models_of_other_tasks_are_not_averaged() -> None:
         check_averaged([load_recipe("pos")])
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_three_stages_and_two_directions(tmp_path: Path) -> None:
     """General text, text of the domain, a classifier; the averaged probabilities are those of both models."""
     write_corpus(tmp_path / "corpus")

@@ -229,7 +229,7 @@ def test_a_run_whose_recipe_is_wrong_is_corrected_and_resumed(
     assert load_recipe(tmp_path / "run" / "recipe.yaml").tokenizer.vocab_size == 300
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:training.steps changes from")
 def test_a_run_is_not_lost_by_another_corpus(place: Path, tmp_path: Path) -> None:
     run, data = tmp_path / "run", tmp_path / "run" / "data"
@@ -450,7 +450,7 @@ def test_embed_gives_a_vector_a_text(trained: RunResult) -> None:
     assert not np.allclose(vectors[0], verbs.embed(trained.out, [TEXT], pooling="first")[0])
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_corpus_too_small_to_measure_is_reported_and_has_no_perplexity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -486,7 +486,7 @@ def test_what_is_held_out_may_be_too_short_for_a_window(tmp_path: Path) -> None:
     assert result.part == "training-text"
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_comparison_refuses_what_it_cannot_measure(tmp_path: Path) -> None:
     (tmp_path / "tiny.txt").write_text("hello world how are you\n", encoding="utf-8")
     overrides = {**toys.toy_settings(), "data.corpus": str(tmp_path / "tiny.txt")}
@@ -519,7 +519,7 @@ def test_recipes_lists_all() -> None:
     assert "Table 7" in rows["unilmv2-base"].place
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_stored_summaries_of_the_recipes_are_current() -> None:
     """If it fails, run: python -c "from unicloze.verbs import about; about.keep_summaries()"."""
     assert kept_summaries() == summarised().to_dict()

@@ -224,7 +224,7 @@ def test_a_head_is_fitted_on_frozen_features_before_anything_learns(tmp_path: Pa
     assert min(event["step"] for event in events if event["event"] == "evaluate") > 0
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_chooses_settings_reports_baselines_and_resumes(tmp_path: Path) -> None:
     model = start()
     train = write(tmp_path / "train.jsonl", labelled(24))

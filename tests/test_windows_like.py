@@ -28,7 +28,7 @@ def run(folder: Path, *commands: list[str]) -> tuple[str, list[int]]:
     return done.stdout, [int(code) for code in re.findall(r"^exit code (\d+)$", done.stdout, re.MULTILINE)]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_trains_stops_resumes_and_is_used(tmp_path: Path) -> None:
     draw = random.Random(0)
     paragraphs = "\n\n".join(" ".join(draw.choices(WORDS, k=60)) for _ in range(60))
@@ -68,7 +68,7 @@ def test_a_run_trains_stops_resumes_and_is_used(tmp_path: Path) -> None:
     assert "\u2603" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_in_use_is_refused_by_the_name_of_its_holder(tmp_path: Path) -> None:
     """Where only a soft lock is possible."""
     code = (

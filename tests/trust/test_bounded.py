@@ -87,7 +87,7 @@ def test_files_that_unpack_to_far_more_than_text_are_refused(tmp_path: Path, nam
         list(read_documents(path))
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_table_that_unpacks_to_far_more_than_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     table = pyarrow.table({"text": ["a" * 40 * 2**20]})

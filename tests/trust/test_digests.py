@@ -205,7 +205,7 @@ def test_a_corpus_of_equal_size_and_time_is_read_when_it_is_prepared_again(
     assert f"{corpus} has changed" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_run_stops_before_the_update_and_keeps_what_it_learnt(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

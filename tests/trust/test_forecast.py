@@ -49,7 +49,7 @@ def test_a_model_that_cannot_fit_is_refused_with_one_that_does(monkeypatch: pyte
         refuse_what_cannot_fit(recipe, CPU, recipe.tokenizer.vocab_size)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_rows_that_cannot_fit_are_refused_with_a_micro_batch_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("unilmv2-base", {"training.batch_size": 4096, "training.micro_batch_size": None})
     with_memory(monkeypatch, 16 * 2**30)
@@ -113,7 +113,7 @@ class TestTask:
         with pytest.raises(UsageError, match="start from a model of"):
             forecast.refuse_task_that_cannot_fit(whole, CPU, start.model.vocab_size, [20] * 8)
 
-    @pytest.mark.slow
+    @pytest.mark.whole
     def test_rows_that_cannot_fit_are_refused_with_a_micro_batch_that_does(
         self, start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

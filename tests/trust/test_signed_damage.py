@@ -159,22 +159,6 @@ def test_a_name_does_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "unicloze: error: there is no \\x1b[31mred\\nline\\u202e here\n"
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> fuzz.World:
-    return fuzz.World(tmp_path_factory.mktemp("world"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(fuzz.FORMATS))
-def test_a_few_mutations_of_every_input_format(
-    world: fuzz.World, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(world.place)
-    tried, found = fuzz.attack(world, name, 15)
-    assert tried and not found, found
-
-
-@pytest.mark.slow
 def test_mutations_change_what_they_are_given() -> None:
     seen: list[Any] = []
     base = {"a": [1, 2], "b": {"c": "d"}}

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_two_builds_of_the_wheel_are_identical(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     built = []
