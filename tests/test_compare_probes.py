@@ -417,7 +417,9 @@ def test_the_operations_of_steps_on_unlabelled_text_count(tmp_path: Path) -> Non
 
 
 def test_scores_below_zero_have_no_bar() -> None:
-    row = ContestantResult(name="a", objective="b", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores={})
+    row = ContestantResult(
+        name="a", objective="b", network="n", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores={}
+    )
     rows = tuple(
         dataclasses.replace(row, name=name, scores={"probe.p": OverSeeds(mean=mean, deviation=None)})
         for name, mean in (("a", -3.0), ("b", 0.0))

@@ -312,7 +312,7 @@ def test_the_ledger_records_the_learning_rate_that_was_used(tmp_path: Path) -> N
     assert [event["learning_rate"] for event in events] == pytest.approx([1e-3 * rate_at(n, 4, 2) for n in range(1, 5)])
 
 
-@pytest.mark.parametrize("name", ["muon", "lamb", "adafactor", "adamw"])
+@pytest.mark.parametrize("name", ["lamb", "adafactor", "adamw"])
 def test_queries_keys_and_values_move_as_matrices_of_their_own(name: Any) -> None:
     """One step of the fused projections, beside the same optimiser on a model of their parts."""
     model = toys.model(num_layers=1, decoder_layers=1)
@@ -334,9 +334,7 @@ def test_queries_keys_and_values_move_as_matrices_of_their_own(name: Any) -> Non
     for optimizer in (*build_optimizers(model, settings), *build_optimizers(apart, settings)):
         optimizer.step()
     for key, each in parts.items():
-        torch.testing.assert_close(
-            model.get_parameter(key), torch.cat(list(each)), rtol=2e-2 if name == "muon" else 1e-5, atol=1e-3
-        )
+        torch.testing.assert_close(model.get_parameter(key), torch.cat(list(each)), rtol=1e-5, atol=1e-3)
 
 
 def test_t5s_first_step_moves_queries_by_one_percent() -> None:

@@ -201,18 +201,17 @@ class Lamb(TensorwiseOptimizer):
 class Muon(torch.optim.Muon):
     """`torch.optim.Muon` with `match_rms_adamw`, the same state, and one product for all matrices of a shape.
 
-    On a GPU one launch for all is faster than one for each. On a CPU without bf16 instructions torch's bf16 products are 20
+    A fused projection of queries, keys and values is one matrix: apart they learned 1 to 3 % less (docs/log.md). On a GPU one
+    launch for all is faster than one for each. On a CPU without bf16 instructions torch's bf16 products are 20
     times as slow as fp32 (measured: 8.9 of 14 s per step), so the iterations run in fp32.
 
     Args:
         params: Matrices, or groups of matrices.
-        fused: Number of matrices in each fused parameter, see `matrices_in`.
         settings: As of `torch.optim.Muon`.
     """
 
-    def __init__(self, params: Any, *, fused: Mapping[int, int] | None = None, **settings: Any) -> None:
+    def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, **{"adjust_lr_fn": "match_rms_adamw", **settings})
-        self._fused = fused or {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -227,10 +226,7 @@ class Muon(torch.optim.Muon):
                     state = self.state[weight]
                     if "momentum_buffer" not in state:
                         state["momentum_buffer"] = torch.zeros_like(weight)
-                    parts = self._fused.get(id(weight), 1)
-                    whole = weight, weight.grad, state["momentum_buffer"]
-                    for matrix in zip(*(tensor.chunk(parts) for tensor in whole), strict=True):
-                        by_shape.setdefault(matrix[0].shape, []).append(matrix)
+                    by_shape.setdefault(weight.shape, []).append((weight, weight.grad, state["momentum_buffer"]))
             for matrices in by_shape.values():
                 self._update(matrices, group)
 
@@ -423,7 +419,7 @@ def build_optimizers(
         optimizers.append(torch.optim.AdamW(everything, **moments, fused=True))
     hidden = groups(settings.muon_learning_rate or chosen(settings.learning_rate), _HIDDEN)
     if hidden:
-        optimizers.append(Muon(hidden, momentum=settings.muon_momentum, fused=fused))
+        optimizers.append(Muon(hidden, momentum=settings.muon_momentum))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
