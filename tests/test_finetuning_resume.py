@@ -97,9 +97,9 @@ def headlines(monkeypatch: pytest.MonkeyPatch, *values: float) -> list[str]:
     worth, said = iter(values), []
     original = room.measure
 
-    def measured(predictions: Any, records: Any, recipe: Any) -> Any:
+    def measured(predictions: Any, records: Any, recipe: Any, **more: Any) -> Any:
         said.append("".join(json.dumps(one["probabilities"]) for one in predictions))
-        return original(predictions, records, recipe)
+        return original(predictions, records, recipe, **more)
 
     monkeypatch.setattr(room, "measure", measured)
     monkeypatch.setattr(room, "headline", lambda *_: next(worth))
