@@ -18,7 +18,9 @@ help: ## List the targets
 
 install: .venv/.installed ## Install unicloze and its development tools into .venv
 
-quickstart: .venv/.runtime ## Train a toy world in 15 seconds, then a small model of Python's documentation; fill blanks, write a report
+quickstart: .venv/.small-en ## Use the small English model; train a toy world, then a small model of Python's documentation
+	$(BIN)/unicloze fill --model unicloze-small-en --text "She opened the [MASK] and looked out of the [MASK]." --order confidence
+	$(BIN)/unicloze score --model unicloze-small-en --text "They were tired." --text "They was tired."
 	$(BIN)/python examples/atlas.py runs/atlas
 	$(BIN)/unicloze prepare --recipe quickstart --out $(RUN)/data
 	$(BIN)/unicloze pretrain --recipe quickstart --data.prepared $(RUN)/data --out $(RUN)
@@ -32,8 +34,7 @@ quickstart: .venv/.runtime ## Train a toy world in 15 seconds, then a small mode
 	@echo "  $(BIN)/unicloze pretrain --recipe quickstart --data.corpus YOUR_TEXT --out runs/mine"
 	@echo "  $(BIN)/unicloze recipes"
 
-small-en: .venv/.runtime ## Install the small English model that comes with unicloze
-	$(PIP_INSTALL) --no-deps ./models/unicloze-small-en
+small-en: .venv/.small-en ## Install the small English model that comes with unicloze
 	@echo "Try:"
 	@echo "  $(BIN)/unicloze fill --model unicloze-small-en --text 'She opened the [MASK] and looked out.'"
 	@echo "  $(BIN)/unicloze score --model unicloze-small-en --text 'They were tired.'"
@@ -118,6 +119,10 @@ lock: ## Pin the newest compatible versions, with hashes in the locks; torch is 
 .venv/.installed: .venv/.runtime
 	@echo "Installing the development tools into .venv"
 	@$(PIP_INSTALL) --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+.venv/.small-en: .venv/.runtime $(wildcard models/unicloze-small-en/*)
+	@$(PIP_INSTALL) --no-deps ./models/unicloze-small-en
 	@touch $@
 
 .venv/.docs: .venv/.runtime

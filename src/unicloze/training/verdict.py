@@ -146,8 +146,9 @@ def verdict_on(
     if not counts or not measured:
         failed, said = True, ["not judged: there is no held-out perplexity"]
     else:
-        best = measured[min(measured, key=lambda name: measured[name].token_mean or 0.0)]
-        failure, said_of, rival = _against(best, len(measured) > 1, counts, words)
+        name = min(measured, key=lambda name: measured[name].token_mean or 0.0)
+        best = measured[name]
+        failure, said_of, rival = _against(best, f" ({name})" * (len(measured) > 1), counts, words)
         cure = "give more text" if overfitted else _cost(best, rival, counts, course)
         failed, said = bool(failure), [f"{failure}: {cure} ({said_of})" if failure else said_of]
     if overfitted:
@@ -159,17 +160,14 @@ def verdict_on(
     return "; ".join(said)
 
 
-def _against(best: Figure, several: bool, counts: Mapping[str, float], words: WordScore | None) -> tuple[str, str, str]:
+def _against(best: Figure, name: str, counts: Mapping[str, float], words: WordScore | None) -> tuple[str, str, str]:
     """The failure, empty if counts do not beat the model; the figures; and the counts that its perplexity fails to beat."""
     beaten = [kind for kind in COUNTED if kind in counts and _standing(best, counts[kind]) > 0]
     rivals = [kind for kind in COUNTED if kind in counts]
     rival = beaten[0] if beaten else ""
     below = rival or rivals[-1]
     assert best.perplexity is not None
-    figures = (
-        f"perplexity {shown(best.perplexity)}{f' ({best.name})' if several else ''} against {shown(counts[below])}"
-    )
-    figures += f" of {below} counts"
+    figures = f"perplexity {shown(best.perplexity)}{name} against {shown(counts[below])} of {below} counts"
     if _standing(best, counts[below]) == 0:
         figures += f", level within {STANDARD_ERRORS:g} standard errors"
     guesses_less = False
