@@ -264,6 +264,7 @@ def test_a_logged_step(tmp_path: Path) -> None:
         "event": "step",
         "step": 2,
         "loss": {"ae": 6.1235, "par": 0.5},
+        "figures": [],
         "gradient_norm": 1.2346,
         "learning_rate": 0.004,
         "text_tokens": 140,

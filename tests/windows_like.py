@@ -25,7 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401, since on Linux it needs some of what is removed below
+import sklearn.linear_model  # noqa: F401, since on Linux it needs some of what is removed below
+import torch  # noqa: F401, as well
 
 UNIX_MODULES = "fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "_posixshmem"
 UNIX_FUNCTIONS = (

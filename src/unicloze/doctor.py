@@ -27,6 +27,8 @@ REQUIRED = (
     "tqdm",
     "pyarrow",
     "filelock",
+    "scikit-learn",
+    "scipy",
 )
 EXTRAS = {
     "hf": ("transformers",),
