@@ -34,7 +34,7 @@ EXTRAS = {
     "hf": ("transformers",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "datasets": ("datasets",),
-    "metrics": ("rouge-score", "sacrebleu", "scikit-learn", "scipy"),
+    "metrics": ("rouge-score", "sacrebleu"),
     "coco": ("pycocoevalcap",),
     "tensorboard": ("tensorboard",),
     "serve": ("fastapi", "uvicorn"),
