@@ -117,7 +117,7 @@ def test_spikes_are_decided_alike_by_a_run_that_was_killed(uninterrupted: Path, 
     """The ledgers of both runs tell of the same spikes once those of repeated steps are counted once."""
     changes: dict[str, Any] = {
         "training.steps": 40, "training.save_every": 5, "training.evaluate_every": 40, "training.on_spike": on_spike,
-        "training.spike_factor": 1.2,
+        "training.spike_factor": 1.2, "model.relative_start": "zero",
     }  # fmt: skip
     whole, out = uninterrupted / f"{on_spike}-whole", uninterrupted / f"{on_spike}-killed"
     assert finish(uninterrupted, whole, **changes) == 0
