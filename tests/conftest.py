@@ -19,6 +19,9 @@ TOO_LONG = 4.0
 """Processor seconds above which a test is marked `slow` or made shorter."""
 PROCESSOR_SECONDS = "processor seconds"
 BEGUN = pytest.StashKey[float]()
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background jobs ignore it, and their children as well
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

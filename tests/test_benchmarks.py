@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SMALL_TAGGER = "--hidden 8 --cells 8 --embedding 8 --vocabulary 200 --finetuning.epochs 1"
 
 TOYS: dict[str, tuple[str, Sequence[str]]] = {
-    "against": ("{repository} {repository} --toy", ["help"]),
+    "against": ("{repository} {repository} --toy --limit 100", ["help"]),
     "busy": ("--toy --loops 0 1 --what fill", ["seconds", "share", "alone"]),
     "cross_view": (f"--train {{tags}} --labelled 8 --seeds 1 {SMALL_TAGGER}", ["gain", "mean", "seeds"]),
     "decode": ("--toy --only SDPA BART re-projecting", ["results", "ratios"]),
@@ -147,7 +147,7 @@ def keys_of(value: Any) -> set[str]:
     return set(value if isinstance(value, dict) else []).union(*map(keys_of, inside))
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOYS)
 def test_a_toy_run_writes_its_results(name: str, material: dict[str, Path], tmp_path: Path) -> None:
     options, keys = TOYS[name]
@@ -156,7 +156,7 @@ def test_a_toy_run_writes_its_results(name: str, material: dict[str, Path], tmp_
     assert set(keys) <= keys_of(results)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_toy_run_prints_its_table(name: str, material: dict[str, Path], tmp_path: Path) -> None:
     assert run(name, RUNS[name], material, tmp_path).strip() or RUNS[name] == "--results {lines}"

@@ -224,6 +224,15 @@ def test_like_takes_sizes_and_leaves_the_network(name: str, kept: Sequence[str],
     assert recipe.data.window == quick.data.window and recipe.tokenizer.vocab_size == quick.tokenizer.vocab_size
 
 
+def test_sizes_follow_from_those_that_are_given() -> None:
+    """A second stack, a memory, LSTMs and factorised embeddings are in proportion to the overridden sizes too."""
+    given = {"model.num_layers": 6, "model.hidden_size": 256, "data.window": 128}
+    names = ["t5-base", "albert-base", "xlnet-base"]
+    t5, albert, xlnet = contestants(names, like="quickstart", overrides=given)
+    assert (t5.model.num_layers, t5.model.decoder_layers) == (6, 6)
+    assert albert.model.embedding_size == 42 and xlnet.model.memory == 96
+
+
 def test_like_refuses_by_name_what_cannot_be(tmp_path: Path) -> None:
     odd = tmp_path / "odd.yaml"
     odd.write_text("base: quickstart\nmodel: {hidden_size: 129, num_heads: 3}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 
 from corpora import write_corpus
 from unicloze.mixtures import phases
+from unicloze.pretraining.automatic import choose
+from unicloze.pretraining.budget import Budget
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.report.history import History
@@ -124,3 +127,27 @@ def test_a_resumed_run_repeats_the_decisions(kept: int, tmp_path: Path) -> None:
     ends = [load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("whole", "cut")]
     for name, tensor in ends[0].model.items():
         assert torch.equal(tensor, ends[1].model[name]), name
+
+
+def test_the_page_and_the_trainer_read_the_same_decisions(tmp_path: Path) -> None:
+    """Those of another plan do not hold, nor those of a run that left no checkpoint."""
+
+    def start(steps: int, resumed: str | None) -> dict[str, Any]:
+        return {"event": "start", "recipe": {"training": {"steps": steps}}, "resumed_from": resumed}
+
+    decay = {"event": "decay", "step": 90, "end": 200, "planned": 300}
+    for events, expected in (
+        ([start(300, None), decay], 200),
+        ([start(300, None), decay, start(300, "step-00000100")], 200),
+        ([start(300, None), decay, start(1000, "step-00000200")], 1000),
+        ([start(300, None), decay, start(300, None)], 300),
+    ):
+        lines = [json.dumps({"schema": 1, "time": 0.0, "step": 0, **event}) for event in events]
+        (tmp_path / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+        assert History.read(tmp_path).planned_steps == expected
+
+
+def test_a_schedule_of_ones_own_has_no_clock(tmp_path: Path) -> None:
+    given = {"data.corpus": [str(write_corpus(tmp_path / "corpus.txt"))], "training.schedule": "constant"}
+    choice = choose(given, Budget.parse("1min"), tmp_path / "run", progress=False)
+    assert choice.clock is None and any("you chose its schedule" in reason for reason in choice.reasons)

@@ -34,6 +34,8 @@ _SIZES = (
     "attention_dropout", "activation_dropout", "final_dropout", "initializer_range",
 )  # fmt: skip
 """Settings of `model` that `--like` takes from its recipe; the kind of the network is each system's own."""
+_SIZING = {"data.window", "model.hidden_size", "model.num_layers"}
+"""Overrides from which other sizes follow: those of a memory, of a second stack, of LSTMs and of embeddings."""
 
 
 COMPARISON_FILE = "comparison.json"
@@ -91,7 +93,8 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
     if repeated:
         raise UsageError(f"two recipes are named {repeated[0]}: give one of them another name.")
     extra = max(recipe.tokenizer.extra_tokens for recipe in own)
-    model = None if like is None else load_recipe(like)
+    sizing = {key: value for key, value in overrides.items() if key in _SIZING}
+    model = None if like is None else load_recipe(like, sizing)
     found = []
     for name, recipe in zip(names, own, strict=True):
         shared: dict[str, Any] = {"tokenizer.extra_tokens": extra}
@@ -186,7 +189,8 @@ def network(model: ModelSettings) -> str:
     features = {
         f"LSTM, {model.directions}": lstm,
         "from characters": model.embeddings == "characters",
-        "relative bias": model.relative_bias and not lstm,
+        f"relative bias{' from the neighbours' * (model.relative_start == 'neighbours')}": model.relative_bias
+        and not lstm,
         f"{model.positions.replace('_', '-')} positions": model.positions in ("sinusoidal", "transformer_xl"),
         f"memory {model.memory}": model.memory > 0 and not lstm,
         f"embeddings of {model.embedding_size}": model.embedding_size is not None,

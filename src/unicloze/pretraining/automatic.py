@@ -118,6 +118,7 @@ def choose(
     reasons: list[str] = []
     chosen: dict[str, Any] = {}
     clock = None
+    own_schedule = bool({"training.schedule", "training.decay_steps"} & given.keys())
     if budget.kind == "time":
         clock = Clock(time.monotonic() if began is None else began, budget.amount, most=0)
     sizes = [size.settings() for size in SIZES]
@@ -129,7 +130,9 @@ def choose(
     recipe = load_recipe(NAME, {**chosen, **given})
     prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder / "data", progress=progress)
     chosen |= _size(sizes, chosen, given, prepared, budget, folder, reasons, clock)
-    return Choice(chosen, reasons, clock)
+    if clock is not None and own_schedule:
+        reasons.append("no clock ends the run: you chose its schedule, so that the budget is only planned for")
+    return Choice(chosen, reasons, None if own_schedule else clock)
 
 
 def _schedule_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, Any]:

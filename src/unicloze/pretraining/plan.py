@@ -41,7 +41,9 @@ from unicloze.training.tree import Node, PartialSums, share
 _MIB, _GIB = 2**20, 2**30
 _SPECIAL = 8
 _ROWS = 2
-"""Rows of the micro-batches that are timed."""
+"""Rows of the micro-batches whose memory is counted."""
+_TIMED_ROWS = 16
+"""Most rows of those that are timed on a CPU, where a row of a larger micro-batch takes as long."""
 _KEPT = 0.35
 """Memory of a CPU that the allocator keeps after it was freed and that operations use inside, relative to the tensors."""
 _FIXED = 64 * _MIB
@@ -181,9 +183,11 @@ class _Forecast:
         self._vocab_size, self._compute, self._processes = vocab_size, compute, processes
         self._held, self._beside = held, beside
         with _random_text(phase.recipe, vocab_size) as sampler_of:
-            self._batches = _few_rows(phase.recipe, sampler_of)
+            counted = _few_rows(phase.recipe, sampler_of, _ROWS)
+            self._timed_rows = min(self.rows, _TIMED_ROWS) if compute.device.type == "cpu" else self.rows
+            self._batches = _few_rows(phase.recipe, sampler_of, self._timed_rows)
         self._of_a_row = max(
-            activations(phase.recipe, batch.examples, vocab_size, compute) / _ROWS for batch in self._batches.values()
+            activations(phase.recipe, batch.examples, vocab_size, compute) / _ROWS for batch in counted.values()
         )
 
     def memory(self, rows: int) -> dict[str, int]:
@@ -221,14 +225,14 @@ class _Forecast:
             while len(passes) < 3 and sum(passes) < _LONG:
                 begun = time.perf_counter()
                 accumulate_gradients(state, [self._batches[part]], recipe.training, compute, lambda _: "random tokens")
-                clip_gradient(model, recipe.training.clip_norm)
                 passes.append(_elapsed(begun, compute))
                 begun = time.perf_counter()
+                clip_gradient(model, recipe.training.clip_norm)
                 for optimizer in state.optimizers:
                     optimizer.step()
                 updates.append(_elapsed(begun, compute))
             found += settings.share * min(passes)
-        return found / _ROWS * math.ceil(recipe.training.batch_size / self._processes) + min(updates)
+        return found / self._timed_rows * math.ceil(recipe.training.batch_size / self._processes) + min(updates)
 
     def cure(self, available: int) -> str:
         """What to change if the run does not fit; empty if it does."""
@@ -291,13 +295,13 @@ def gradients_held(leaves: int, processes: int = 1) -> int:
     return most
 
 
-def _few_rows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler]) -> dict[int, MicroBatch]:
+def _few_rows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler], rows: int) -> dict[int, MicroBatch]:
     """A micro-batch of a few rows of each part of the mixture."""
-    batch = 2 * math.ceil(_ROWS / min(part.share for part in parts(recipe.objective)))
-    training = replace(recipe.training, batch_size=batch, micro_batch_size=_ROWS, steps=2, phases=[])
+    batch = 2 * math.ceil(rows / min(part.share for part in parts(recipe.objective)))
+    training = replace(recipe.training, batch_size=batch, micro_batch_size=rows, steps=2, phases=[])
     found: dict[int, MicroBatch] = {}
     for micro_batch in next(training_steps(replace(recipe, training=training), sampler_of, 0)):
-        if len(micro_batch.examples) == _ROWS:
+        if len(micro_batch.examples) == rows:
             found.setdefault(micro_batch.part, micro_batch)
     return found
 

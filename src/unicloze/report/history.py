@@ -12,6 +12,7 @@ from typing import Any
 from unicloze.errors import UniclozeError, folder_meant
 from unicloze.run_files import LEDGER
 from unicloze.training.ledger import read_ledger
+from unicloze.training.pace import recorded_decays
 
 Event = Mapping[str, Any]
 Points = list[tuple[float, float]]
@@ -34,7 +35,7 @@ class History:
         checkpoint: Name of the newest checkpoint; None if none was saved.
         end: Event of the end of the run; empty if it has not ended.
         last: The newest event.
-        last_step: The step at which a clock decided to end the run; None if none did.
+        decays: A clock's decisions when to end the run, as events.
     """
 
     run: Path
@@ -47,7 +48,7 @@ class History:
     checkpoint: str | None = None
     end: Event = field(default_factory=dict)
     last: Event = field(default_factory=dict)
-    last_step: int | None = None
+    decays: list[Event] = field(default_factory=list)
 
     @classmethod
     def read(cls, run: Path) -> History:
@@ -97,8 +98,8 @@ class History:
             self.checkpoint = str(event.get("checkpoint"))
         elif name == "end":
             self.end = event
-        elif name == "decay" and isinstance(event.get("end"), int) and event.get("planned") == self._steps_of_recipe:
-            self.last_step = event["end"]
+        elif name == "decay" and isinstance(event.get("end"), int):
+            self.decays.append(event)
         if name != "start" and now is not None and before is not None:
             self.seconds += max(0.0, now - before)
         self.last = event
@@ -107,6 +108,8 @@ class History:
         """Handle a start: drop what earlier processes did after the checkpoint from which this one resumes."""
         resumed = _CHECKPOINT.fullmatch(str(event.get("resumed_from")))
         self._forget(int(resumed[1]) if resumed else -1)
+        if not resumed:
+            self.decays = []
         self.start = event
         self.processes += 1
 
@@ -132,12 +135,11 @@ class History:
     @property
     def planned_steps(self) -> int | None:
         """Steps that a clock decided, or that the recipe sets."""
-        return self._steps_of_recipe if self.last_step is None else self.last_step
-
-    @property
-    def _steps_of_recipe(self) -> int | None:
         steps = mapping(self.recipe.get("training")).get("steps")
-        return steps if isinstance(steps, int) else None
+        if not isinstance(steps, int):
+            return None
+        decays = recorded_decays(self.decays, steps)
+        return decays[-1].end if decays else steps
 
     @property
     def counts(self) -> dict[str, float]:

@@ -197,7 +197,7 @@ def _cost(best: Figure, rival: str, counts: Mapping[str, float], course: Course)
     fall, mean = course.fall(best), best.token_mean
     if not rival or fall is None or mean is None:
         return "train longer or give more text"
-    strongest = [kind for kind in COUNTED if kind in counts][-1]
+    strongest = min(counts, key=counts.__getitem__)
     last, per_fold = fall
     folds = (mean - math.log(counts[strongest])) / per_fold if per_fold > 0 else math.inf
     if folds > math.log(MOST_TIMES):

@@ -147,7 +147,7 @@ def pretrain(
         budget: With `--recipe auto`: what the run may spend, as in 30min, 2h, steps=N, tokens=N of text or flops=N; default:
             10min.
         plan: Train nothing; print parameters, memory, tokens and time, and what to change if the run does not fit. Memory
-            follows from formulas, time from a few passes of two rows. `--recipe auto` still prepares the text.
+            follows from formulas, time from a few passes of some rows. `--recipe auto` still prepares the text.
 
     Examples:
         unicloze pretrain --recipe quickstart
