@@ -26,6 +26,7 @@ from unicloze.report.task_page import task_page
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, task_settings
 from unicloze.tasks.columns import with_columns
+from unicloze.training.loading import load_model
 
 
 def records(*fields: dict[str, Any]) -> list[Record]:
@@ -222,6 +223,24 @@ def test_a_head_is_fitted_on_frozen_features_before_anything_learns(tmp_path: Pa
     finetune_run(fixed, model, train, train, tmp_path / "fixed", progress=False)
     events = [json.loads(line) for line in (tmp_path / "fixed" / "ledger.jsonl").read_text().splitlines()]
     assert min(event["step"] for event in events if event["event"] == "evaluate") > 0
+
+
+def test_a_head_that_is_trained_frozen_or_weighted_is_not_fitted_anew(tmp_path: Path) -> None:
+    model = start()
+    train = write(tmp_path / "train.jsonl", labelled(24))
+    settings: dict[str, Any] = {"training__learning_rate": "auto", "finetuning__epochs": 1}
+    finetune_run(
+        recipe_for(model, "classification", **settings), model, train, train, tmp_path / "first", progress=False
+    )
+    for name, begun, more in (
+        ("trained", load_model(tmp_path / "first"), {}),
+        ("frozen", model, {"training__frozen": ["task_heads"]}),
+        ("weighted", model, {"task__class_weights": {"no": 50.0, "yes": 1.0}}),
+    ):
+        recipe = recipe_for(begun, "classification", **settings, **more)
+        finetune_run(recipe, begun, train, train, tmp_path / name, progress=False)
+        events = [json.loads(line) for line in (tmp_path / name / "ledger.jsonl").read_text().splitlines()]
+        assert min(event["step"] for event in events if event["event"] == "evaluate") > 0, name
 
 
 @pytest.mark.whole

@@ -90,6 +90,12 @@ def writes_briefly(model: LoadedModel) -> bool:
     return not model.recipe.task.kind and model.model.num_parameters() < WEIGHTS_TO_WRITE
 
 
+def repetition_guard(model: LoadedModel) -> int:
+    """Tokens in a row that generation does not repeat: the model's own setting, or three of a model that writes briefly."""
+    decoding = model.recipe.decoding
+    return decoding.no_repeat_ngram or (3 if writes_briefly(model) and decoding.parallel is None else 0)
+
+
 def instead(model: LoadedModel) -> str:
     """What a model can do, with the command, such as "it fills masks: `unicloze fill ...`"."""
     return use_of(model.recipe, place_of(model), predicts_tokens=hasattr(model.model, "token_head"))

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from unicloze.decoding.abilities import writes_briefly
+from unicloze.decoding.abilities import repetition_guard
 from unicloze.decoding.inputs import check_text
 from unicloze.finetuning.data import encoded
 from unicloze.finetuning.predict import predict
@@ -55,8 +55,8 @@ def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> L
         own = {}
         if "decoding.max_length" not in given:  # the default may exceed the model's positions
             own["max_length"] = min(decoding.max_length, loaded.model.max_positions // 2)
-        if writes_briefly(loaded) and "decoding.no_repeat_ngram" not in given and recipe.decoding.parallel is None:
-            own["no_repeat_ngram"] = recipe.decoding.no_repeat_ngram or 3
+        if "decoding.no_repeat_ngram" not in given:
+            own["no_repeat_ngram"] = repetition_guard(dataclasses.replace(loaded, recipe=recipe))
         recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, **own))
     return dataclasses.replace(loaded, recipe=recipe)
 

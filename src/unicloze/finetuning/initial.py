@@ -281,13 +281,18 @@ def fit_head(model: TaskModel, data: TaskData) -> bool:
         data: The training records.
 
     Returns:
-        Whether it was fitted: not for many rows, other heads, or a class without two records.
+        Whether it was fitted: not for many rows, other heads, heads that do not learn, weighted classes, or a class without
+        two records.
     """
     head = dict(model.model.task_heads.items()).get("label")
     answers = np.array([row.targets["label"].labels[0] for row in data.rows if "label" in getattr(row, "targets", ())])
     if not isinstance(head, LinearHead) or head.head.name not in ("dense", "plain") or head.encoder is not None:
         return False
     if not 2 <= len(answers) <= FEW_ROWS or model.recipe.finetuning.few or model.recipe.finetuning.unlabelled:
+        return False
+    if getattr(model.recipe.task, "class_weights", None) or not all(
+        weight.requires_grad for weight in head.parameters()
+    ):
         return False
     classes = head.head.kind == "classes"
     folds = min(MOST_FOLDS, int(np.bincount(answers, minlength=head.width).min())) if classes else MOST_FOLDS

@@ -287,7 +287,8 @@ class _Run(RunProcess):
             self._drop_newer_weights()
             self._drop_other_bests()
             self._show_best()
-        fresh = self.checkpoint is None and fits_head and not self.averages
+        new_head = any(name.startswith("task_heads.") and ".output." in name for name in self.drawn)
+        fresh = self.checkpoint is None and fits_head and new_head and not self.averages
         model = TaskModel(self.state.model.for_use(), self.tokenizer, self.recipe, self.compute)
         fitted = fresh and fit_head(model, self.train_data)
         if not ended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unicloze.decoding.abilities import find_generation_format, generation_format_of, read_as
+from unicloze.decoding.abilities import find_generation_format, generation_format_of, read_as, repetition_guard
 from unicloze.errors import UsageError
 from unicloze.model.from_attention_mask import EncoderInputs, StepInputs
 from unicloze.settings import Recipe
@@ -94,6 +94,8 @@ def not_said(loaded: LoadedModel) -> list[str]:
             "`generate` blocks every repeated n-gram, unicloze allows those with a token of "
             f"{', '.join(decoding.may_repeat)}"
         )
+    if (guard := repetition_guard(loaded)) and not decoding.no_repeat_ngram:
+        said.append(f"unicloze lets so small a model repeat no {guard} tokens (`no_repeat_ngram_size={guard}`)")
     if decoding.parallel is not None:
         said.append("`generate` writes one token at a time, unicloze `decoding.parallel` at once")
     return said

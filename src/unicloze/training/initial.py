@@ -328,8 +328,8 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
         for name in ("head", "head_bias", "tied_output", "scale_output"):
             del known[name]
     changes = {f"model.{name}": value for name, value in known.items() if f"model.{name}" not in given}
-    if "use.separators" not in given:
-        changes["use.separators"] = other.recipe.use.separators
+    of_texts = {f"use.{name}": getattr(other.recipe.use, name) for name in ("separators", "normalize", "prompt")}
+    changes |= {key: value for key, value in of_texts.items() if key not in given}
     before = dataclasses.replace(recipe.model, max_positions=recipe.model.max_positions or longest_row(recipe))
     differing = [
         f"{name} {value} (recipe: {getattr(before, name)})"
