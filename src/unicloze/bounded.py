@@ -26,12 +26,7 @@ _AT_ONCE = 2**20
 
 
 def require_file(path: Path) -> None:
-    """Refuse a pipe, a device or a socket, which might never end; pipes of this process are allowed.
-
-    Raises:
-        UniclozeError: The path is one of these.
-        OSError: The path does not exist, or is a circular link.
-    """
+    """Refuse a pipe, a device or a socket, which might never end; pipes of this process are allowed."""
     kind = path.stat().st_mode
     if stat.S_ISREG(kind) or stat.S_ISDIR(kind) or str(path).startswith(_OWN_PIPES):
         return
@@ -81,12 +76,7 @@ class Unpacked(io.RawIOBase):
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file for reading, decompressed if its name ends in .gz.
-
-    Raises:
-        UniclozeError: It is a pipe or a device. Reading raises it too, if the file unpacks to far more than text would.
-        OSError: It cannot be opened.
-    """
+    """Open a file for reading, decompressed if its name ends in .gz."""
     require_file(path)
     raw = path.open("rb")
     if path.suffix != ".gz":
@@ -95,14 +85,7 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
-    """Read a whole file, decompressed if its name ends in .gz.
-
-    Raises:
-        UniclozeError: It is a pipe or a device, or larger than `largest`.
-        OSError: It cannot be read.
-        EOFError: It is compressed and truncated.
-        zlib.error: It is compressed and damaged.
-    """
+    """Read a whole file, decompressed if its name ends in .gz."""
     with open_bytes(path) as stream:
         raw = bytearray()
         while block := stream.read(_AT_ONCE):
@@ -113,11 +96,7 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON.
-
-    Raises:
-        ValueError: It is not JSON, is nested too deeply, or contains a number with thousands of digits.
-    """
+    """Parse JSON."""
     try:
         return json.loads(text)
     except RecursionError as error:

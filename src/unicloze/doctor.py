@@ -46,19 +46,13 @@ _PRODUCT_SIZE = 768
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the report.
+    """One line of the report."""
 
-    Args:
-        topic: What was checked.
-        state: `ok`; `note` if it works but could be better; `problem` if it prevents runs.
-        detail: The result.
-        cure: How to fix it; empty if nothing needs fixing.
-    """
-
-    topic: str
+    topic: str  # what was checked
+    # `ok`; `note` if it works but could be better; `problem` if it prevents runs
     state: Literal["ok", "note", "problem"]
-    detail: str
-    cure: str = ""
+    detail: str  # the result
+    cure: str = ""  # how to fix it; empty if nothing needs fixing
 
 
 @dataclass(frozen=True, kw_only=True)

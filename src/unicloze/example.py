@@ -69,24 +69,20 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Predictions of one target, padded on the right with weight 0.
+    """Predictions of one target, padded on the right with weight 0."""
 
-    Args:
-        slots: The slot or slots each prediction is made from, -1 where a prediction has fewer. *Shape:* (rows, predictions)
-            or (rows, predictions, slots per prediction)
-        labels: Expected token or class ids, or float32 quantities. *Shape:* (rows, predictions)
-        weights: Weight of each prediction in the loss. *Shape:* (rows, predictions)
-        places: Position of each answer relative to its slots, for heads that use it. *Shape:* (rows, predictions)
-        norms: Contribution of each row to the loss normaliser; default: the sum of its weights. *Shape:* (rows,)
-        counted: Which predictions count in a perplexity: ordinary tokens that the row does not show elsewhere; default: all.
-            *Shape:* (rows, predictions)
-    """
-
+    # The slot or slots each prediction is made from, -1 where a prediction has fewer. *Shape:* (rows, predictions) or
+    # (rows, predictions, slots per prediction)
     slots: Int32s
+    # Expected token or class ids, or float32 quantities. *Shape:* (rows, predictions)
     labels: Int32s | npt.NDArray[np.float32]
-    weights: npt.NDArray[np.float32]
+    weights: npt.NDArray[np.float32]  # Weight of each prediction in the loss. *Shape:* (rows, predictions)
+    # Position of each answer relative to its slots, for heads that use it. *Shape:* (rows, predictions)
     places: Int32s | None = None
+    # Contribution of each row to the loss normaliser; default: the sum of its weights. *Shape:* (rows,)
     norms: npt.NDArray[np.float32] | None = None
+    # Which predictions count in a perplexity: ordinary tokens that the row does not show elsewhere; default: all.
+    # *Shape:* (rows, predictions)
     counted: Flags | None = None
 
     def __getitem__(self, rows: slice) -> Target:
@@ -130,34 +126,20 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """A block of examples. In each row real slots come first, then padding.
+    """A block of examples. In each row real slots come first, then padding."""
 
-    Args:
-        input_ids: Token id of each slot. *Shape:* (rows, slots)
-        position_ids: Position each slot stands for. *Shape:* (rows, slots)
-        segment_ids: Segment id of that position. *Shape:* (rows, slots)
-        kinds: `Kind` of each slot. *Shape:* (rows, slots)
-        steps: Factorization step, from 0; -1 if none. *Shape:* (rows, slots)
-        intervals: Visibility, see `unicloze.visibility`. *Shape:* (rows, slots, 4)
-        lengths: Slots of each row that are not padding. *Shape:* (rows,)
-        mutual: Number of leading slots that read exactly each other, so that attention among them needs no mask.
-            *Shape:* (rows,)
-        text_tokens: Tokens in the text of each row, special tokens included. *Shape:* (rows,)
-        targets: Predictions by name.
-        local: Visibility in layers that read only nearby slots; None if there is no such rule.
-            *Shape:* (rows, slots, 4)
-    """
-
-    input_ids: Int32s
-    position_ids: Int32s
-    segment_ids: Int32s
-    kinds: npt.NDArray[np.uint8]
-    steps: Int32s
-    intervals: Intervals
-    lengths: Int32s
+    input_ids: Int32s  # Token id of each slot. *Shape:* (rows, slots)
+    position_ids: Int32s  # Position each slot stands for. *Shape:* (rows, slots)
+    segment_ids: Int32s  # Segment id of that position. *Shape:* (rows, slots)
+    kinds: npt.NDArray[np.uint8]  # `Kind` of each slot. *Shape:* (rows, slots)
+    steps: Int32s  # Factorization step, from 0; -1 if none. *Shape:* (rows, slots)
+    intervals: Intervals  # Visibility, see `unicloze.visibility`. *Shape:* (rows, slots, 4)
+    lengths: Int32s  # Slots of each row that are not padding. *Shape:* (rows,)
+    # Number of leading slots that read exactly each other, so that attention among them needs no mask. *Shape:* (rows,)
     mutual: Int32s
-    text_tokens: Int32s
-    targets: Mapping[str, Target]
+    text_tokens: Int32s  # Tokens in the text of each row, special tokens included. *Shape:* (rows,)
+    targets: Mapping[str, Target]  # predictions by name
+    # Visibility in layers that read only nearby slots; None if there is no such rule. *Shape:* (rows, slots, 4)
     local: Intervals | None = None
 
     def __len__(self) -> int:
@@ -208,18 +190,12 @@ class Examples:
 
 @dataclass(frozen=True)
 class SoftLabels:
-    """What another model, the teacher, predicts in the place of a target's predictions (Hinton et al. 2015).
+    """What another model, the teacher, predicts in the place of a target's predictions (Hinton et al. 2015)."""
 
-    Args:
-        outputs: Its logits, or quantities, of each prediction with nonzero weight, row by row.
-            *Shape:* (predictions, outputs)
-        temperature: Divisor of both models' logits.
-        weight: Share of the loss from soft labels; the rest is that of the labels.
-    """
-
+    # Its logits, or quantities, of each prediction with nonzero weight, row by row. *Shape:* (predictions, outputs)
     outputs: torch.Tensor
-    temperature: float
-    weight: float
+    temperature: float  # divisor of both models' logits
+    weight: float  # share of the loss from soft labels; the rest is that of the labels
 
 
 def nonzero(weights: torch.Tensor, count: int) -> torch.Tensor:
@@ -262,21 +238,14 @@ class TargetBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Leading:
-    """The leading slots of a batch, as many as its longest context has; they attend to only a few leading keys.
+    """The leading slots of a batch, as many as its longest context has; they attend to only a few leading keys."""
 
-    Args:
-        slots: Number of leading slots.
-        keys: Number of leading keys they read from.
-        alike: Whether each of them reads all these keys in every row, so that no mask is needed.
-        in_order: Whether their positions are 0, 1, 2, ... in all rows but the shorter ones.
-        shorter: Rows with a shorter context, whose leading slots include other kinds; None if there are none.
-            *Shape:* (shorter rows,)
-    """
-
-    slots: int
-    keys: int
-    alike: bool
-    in_order: bool
+    slots: int  # number of leading slots
+    keys: int  # number of leading keys they read from
+    alike: bool  # whether each of them reads all these keys in every row, so that no mask is needed
+    in_order: bool  # Whether their positions are 0, 1, 2, ... in all rows but the shorter ones.
+    # Rows with a shorter context, whose leading slots include other kinds; None if there are none. *Shape:* (shorter
+    # rows,)
     shorter: torch.Tensor | None
 
     @classmethod
@@ -304,23 +273,14 @@ WIDTHS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Where the source of each row ends, for an encoder-decoder: its leading slots that read exactly each other.
+    """Where the source of each row ends, for an encoder-decoder: its leading slots that read exactly each other."""
 
-    Args:
-        lengths: Slots of each source. *Shape:* (rows,)
-        slots: Slots of the longest source.
-        rest: Largest number of slots after a source.
-        in_order: Whether the positions of all sources are 0, 1, 2, ...
-        causal: Whether each slot after a source reads the source, the slots between and itself.
-        counts_up: Whether the positions after a source go up by 1 from slot to slot.
-    """
-
-    lengths: torch.Tensor
-    slots: int
-    rest: int
-    in_order: bool
-    causal: bool
-    counts_up: bool
+    lengths: torch.Tensor  # Slots of each source. *Shape:* (rows,)
+    slots: int  # slots of the longest source
+    rest: int  # largest number of slots after a source
+    in_order: bool  # whether the positions of all sources are 0, 1, 2, ..
+    causal: bool  # whether each slot after a source reads the source, the slots between and itself
+    counts_up: bool  # whether the positions after a source go up by 1 from slot to slot
 
     @classmethod
     def of(cls, examples: Examples) -> Split:
@@ -348,15 +308,13 @@ class Memory:
     """Hidden states of the text before each row: keys without queries (segment recurrence, Dai et al. 2019, Section 3.2).
 
     The forward pass reads a memory and then updates it for the rows that continue these.
-
-    Args:
-        states: Inputs of each layer, the token nearest to the row last. *Shape:* (layers, rows, memory, hidden size)
-        lengths: How many of them a row reads, the last ones; the others are of no text of its own. *Shape:* (rows,)
-        backward: Whether a row's memory is of the text behind it; None if it never is. *Shape:* (rows,)
     """
 
+    # Inputs of each layer, the token nearest to the row last. *Shape:* (layers, rows, memory, hidden size)
     states: torch.Tensor
+    # How many of them a row reads, the last ones; the others are of no text of its own. *Shape:* (rows,)
     lengths: torch.Tensor
+    # Whether a row's memory is of the text behind it; None if it never is. *Shape:* (rows,)
     backward: torch.Tensor | None = None
 
     @property
@@ -390,36 +348,23 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Examples as tensors: the input of the model.
+    """Examples as tensors: the input of the model."""
 
-    Args:
-        input_ids: *Shape:* (rows, slots)
-        position_ids: *Shape:* (rows, slots)
-        segment_ids: *Shape:* (rows, slots)
-        intervals: *Shape:* (rows, slots, 4)
-        leading: How the leading slots of all rows attend.
-        targets: Predictions by name.
-        text_tokens: Number of text tokens in all rows.
-        last_position: The largest position id; None if only the tensor has it.
-        split: Where the sources of the rows end; None where no encoder-decoder reads them.
-        local: Visibility in layers that read only nearby slots; None if there are none. *Shape:* (rows, slots, 4)
-        memory: Hidden states of the preceding text; None if rows stand alone.
-        text_slots: Slots the memory remembers, see `Examples.text_slots`. *Shape:* (rows, tokens)
-        buckets: The buckets concatenated into the only row, see `unicloze.packing`; empty otherwise.
-    """
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    segment_ids: torch.Tensor
-    intervals: torch.Tensor
-    leading: Leading
-    targets: Mapping[str, TargetBatch]
-    text_tokens: int
-    last_position: int | None = None
-    split: Split | None = None
+    input_ids: torch.Tensor  # *Shape:* (rows, slots)
+    position_ids: torch.Tensor  # *Shape:* (rows, slots)
+    segment_ids: torch.Tensor  # *Shape:* (rows, slots)
+    intervals: torch.Tensor  # *Shape:* (rows, slots, 4)
+    leading: Leading  # how the leading slots of all rows attend
+    targets: Mapping[str, TargetBatch]  # predictions by name
+    text_tokens: int  # number of text tokens in all rows
+    last_position: int | None = None  # the largest position id; None if only the tensor has it
+    split: Split | None = None  # where the sources of the rows end; None where no encoder-decoder reads them
+    # Visibility in layers that read only nearby slots; None if there are none. *Shape:* (rows, slots, 4)
     local: torch.Tensor | None = None
-    memory: Memory | None = None
+    memory: Memory | None = None  # hidden states of the preceding text; None if rows stand alone
+    # Slots the memory remembers, see `Examples.text_slots`. *Shape:* (rows, tokens)
     text_slots: torch.Tensor | None = None
+    # the buckets concatenated into the only row, see `unicloze.packing`; empty otherwise
     buckets: tuple[Batch, ...] = ()
 
     @property
@@ -432,9 +377,6 @@ class Batch:
 
         Args:
             visibility: `full`, or `local` for nearby slots only.
-
-        Raises:
-            UniclozeError: The batch has no `local` visibility.
         """
         if visibility == "full":
             return self

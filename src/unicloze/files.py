@@ -22,9 +22,6 @@ def replace_file(path: Path, content: str | bytes) -> None:
     """Write a temporary file next to `path`, sync it and rename it into place.
 
     A symbolic link keeps pointing to its file, which is replaced; devices and pipes are written to directly.
-
-    Raises:
-        OSError: The file cannot be written; an existing file is unchanged.
     """
     content = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -86,17 +83,7 @@ def begins_like(file: Path, *patterns: bytes) -> bool:
 
 
 def write_file(path: Path, content: str | bytes, what: str = "it", cure: str = "run the same command again") -> None:
-    """`replace_file`, with a `UniclozeError` on failure.
-
-    Args:
-        path: The file.
-        content: Its new contents.
-        what: Name of them in the error message.
-        cure: Advice in the error message.
-
-    Raises:
-        UniclozeError: The file cannot be written; an existing file is unchanged.
-    """
+    """`replace_file`, with a `UniclozeError` on failure."""
     try:
         replace_file(path, content)
     except OSError as error:

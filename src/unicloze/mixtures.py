@@ -12,19 +12,12 @@ from unicloze.settings import ObjectiveSettings, Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of a mixture of objectives.
+    """One part of a mixture of objectives."""
 
-    Args:
-        label: Its name in the ledger and in reports.
-        share: Its share of the rows of every step.
-        evaluate: Whether it is evaluated on held-out text.
-        settings: Its settings, without a mixture.
-    """
-
-    label: str
-    share: float
-    evaluate: bool
-    settings: ObjectiveSettings
+    label: str  # its name in the ledger and in reports
+    share: float  # its share of the rows of every step
+    evaluate: bool  # whether it is evaluated on held-out text
+    settings: ObjectiveSettings  # its settings, without a mixture
 
 
 PART_KEYS = "share", "label", "evaluate"
@@ -64,19 +57,12 @@ def describe(objective: ObjectiveSettings) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A range of steps of a run with its own settings.
+    """A range of steps of a run with its own settings."""
 
-    Args:
-        first_step: Steps of the run before the phase.
-        last_step: Steps of the run once the phase ends.
-        first_window: Windows read before the phase.
-        recipe: The recipe of this phase, without phases.
-    """
-
-    first_step: int
-    last_step: int
-    first_window: int
-    recipe: Recipe
+    first_step: int  # steps of the run before the phase
+    last_step: int  # steps of the run once the phase ends
+    first_window: int  # windows read before the phase
+    recipe: Recipe  # the recipe of this phase, without phases
 
 
 PHASE_SETTINGS = "data.window", "training.batch_size", "training.micro_batch_size"

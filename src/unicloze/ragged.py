@@ -15,12 +15,7 @@ Number = TypeVar("Number", bound=np.integer)
 
 
 def ranks(row: npt.NDArray[np.integer], num_rows: int) -> npt.NDArray[np.int64]:
-    """Index of each entry within its row, from 0.
-
-    Args:
-        row: Row of each entry, in ascending order. *Shape:* (entries,)
-        num_rows: Number of rows, including rows without entries.
-    """
+    """Index of each entry within its row, from 0."""
     counts = np.bincount(row, minlength=num_rows)
     numbers: npt.NDArray[np.int64] = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     return numbers
@@ -39,12 +34,7 @@ def flagged(flags: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 def sorted_in_rows(values: npt.NDArray[Number], counts: npt.NDArray[np.integer]) -> npt.NDArray[Number]:
-    """Sort each row's values in ascending order. Sorting packed values is faster than sorting an index.
-
-    Args:
-        values: Integers. *Shape:* (values of all rows,)
-        counts: Number of values in each row. *Shape:* (rows,)
-    """
+    """Sort each row's values in ascending order. Sorting packed values is faster than sorting an index."""
     width = int(counts.max(initial=0))
     real = np.arange(width) < counts[:, None]
     padded = np.full(real.shape, np.iinfo(values.dtype).max, dtype=values.dtype)

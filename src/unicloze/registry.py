@@ -35,11 +35,7 @@ class Registry(Generic[Thing]):
         return name in self._modules or name in self._added
 
     def __getitem__(self, name: str) -> Thing:
-        """The entry with this name.
-
-        Raises:
-            UsageError: There is no such entry.
-        """
+        """The entry with this name."""
         if name in self._added:
             return self._added[name]
         if name not in self._modules:
@@ -62,11 +58,7 @@ class Registry(Generic[Thing]):
         return f"known {self.kind}s: {', '.join(self)}; to use your own, add --plugin FILE"
 
     def add(self, name: str, thing: Thing) -> None:
-        """Add an entry from outside the package.
-
-        Raises:
-            UsageError: The name is taken.
-        """
+        """Add an entry from outside the package."""
         if name in self:
             raise UsageError(f"the {self.kind} {name!r} already exists: give yours another name")
         self._added[name] = thing

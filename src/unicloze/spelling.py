@@ -17,15 +17,7 @@ LONGEST = 50
 
 
 def spell(words: Sequence[Sequence[int]], begins: Sequence[bool]) -> Int64s:
-    """The symbols of words, padded to one length.
-
-    Args:
-        words: Bytes of each word, or the symbols of one that has no spelling.
-        begins: Whether each begins with `BEGIN_WORD`: all but those that continue a word. All end with `END_WORD`.
-
-    Returns:
-        *Shape:* (words, `LONGEST`)
-    """
+    """The symbols of words, padded to one length."""
     table = np.full((len(words), LONGEST), PADDING, dtype=np.int64)
     for row, word, whole in zip(table, words, begins, strict=True):
         marked = [*([BEGIN_WORD] if whole else []), *word[: LONGEST - 2], END_WORD]

@@ -62,25 +62,15 @@ def problem_with(url: str) -> str | None:
 
 @dataclass(frozen=True)
 class Status:
-    """What is known about the content of a stored file without reading it.
+    """What is known about the content of a stored file without reading it."""
 
-    Args:
-        st_size: Its size in bytes.
-        st_mtime_ns: When it was modified, in nanoseconds since 1970; 0 if unknown.
-        etag: What the storage calls this version of the content; empty if it names none.
-    """
-
-    st_size: int
-    st_mtime_ns: int
-    etag: str
+    st_size: int  # its size in bytes
+    st_mtime_ns: int  # when it was modified, in nanoseconds since 1970; 0 if unknown
+    etag: str  # what the storage calls this version of the content; empty if it names none
 
     @classmethod
     def of(cls, url: str, info: Mapping[str, Any]) -> Status:
-        """The status in fsspec's description of a file.
-
-        Raises:
-            UniclozeError: The storage does not know its size.
-        """
+        """The status in fsspec's description of a file."""
         size = info.get("size")
         if not isinstance(size, int):
             raise UniclozeError(f"The storage does not tell the size of {url}: copy the file to a disk.")
@@ -98,19 +88,12 @@ class Status:
 @total_ordering
 @dataclass(frozen=True)
 class StoredFile:
-    """A file on a file system of fsspec, with those methods of `Path` that readers use.
+    """A file on a file system of fsspec, with those methods of `Path` that readers use."""
 
-    Args:
-        url: Its URL.
-        path: Its path on the file system.
-        system: The file system.
-        known: Its status, if it was listed just now.
-    """
-
-    url: str
-    path: str = field(compare=False)
-    system: Any = field(compare=False, repr=False)
-    known: Status | None = field(default=None, compare=False)
+    url: str  # its URL
+    path: str = field(compare=False)  # its path on the file system
+    system: Any = field(compare=False, repr=False)  # the file system
+    known: Status | None = field(default=None, compare=False)  # its status, if it was listed just now
 
     def __str__(self) -> str:
         return self.url
@@ -147,11 +130,7 @@ class StoredFile:
             return Status.of(self.url, self.system.info(self.path))
 
     def open(self, mode: Literal["rb"] = "rb", buffering: int = -1) -> io.BufferedReader:
-        """Open it for reading.
-
-        Raises:
-            UniclozeError: It cannot be opened. Reading raises it, too.
-        """
+        """Open it for reading."""
         with explained(self.url):
             raw = _Explained(self.url, self.system.open(self.path, mode))
         return io.BufferedReader(raw, _AT_ONCE)
@@ -193,12 +172,7 @@ class _Explained(io.RawIOBase):
 
 
 def opened(url: str) -> tuple[Any, str]:
-    """The file system of a URL and the path on it.
-
-    Raises:
-        UsageError: The URL is refused, or a package is missing.
-        UniclozeError: The file system cannot be opened.
-    """
+    """The file system of a URL and the path on it."""
     problem = problem_with(url)
     if problem is not None:
         raise UsageError(f"{shown(url)} cannot be used: {problem}.")
@@ -232,15 +206,7 @@ def file_at(url: str) -> StoredFile:
 
 
 def stored_files(url: str, *, hidden: bool = False) -> list[StoredFile]:
-    """All files that a URL names, sorted: a file, everything below a folder, or the matches of a glob (`**` allowed).
-
-    Args:
-        url: The URL.
-        hidden: Return only the files that are ignored because their names, or those of their folders, begin with a dot.
-
-    Raises:
-        UniclozeError: The storage cannot be read.
-    """
+    """All files that a URL names, sorted: a file, everything below a folder, or the matches of a glob (`**` allowed)."""
     system, path = opened(url)
     files: dict[str, Mapping[str, Any]] = {}
     with explained(url):

@@ -22,10 +22,6 @@ def to_device(batch: T, device: torch.device) -> T:
 
     For a GPU the buffer is pinned and copied on a stream of its own. What is queued afterwards waits for the copy; this
     process and what the GPU computes meanwhile do not.
-
-    Args:
-        batch: A dataclass on the CPU, with tensors anywhere in it; on a CPU it is returned unchanged.
-        device: The device.
     """
     if device.type == "cpu":
         return batch
@@ -33,13 +29,7 @@ def to_device(batch: T, device: torch.device) -> T:
 
 
 def moved(batch: T, send: Callable[[Tensor], Tensor], *, pinned: bool = False) -> T:
-    """The batch, with tensors that are views of one buffer.
-
-    Args:
-        batch: As in `to_device`.
-        send: Copies the buffer. *Shape:* (bytes,)
-        pinned: Whether the buffer to copy from is in pinned memory.
-    """
+    """The batch, with tensors that are views of one buffer."""
     tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:

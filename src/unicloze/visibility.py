@@ -172,15 +172,7 @@ def _rows_by_group(
     *,
     capacity: int,
 ) -> Intervals:
-    """Rows of a context followed by groups with one slot per masked token; padding after them reads only itself.
-
-    Args:
-        context: Number of context slots in each row. *Shape:* (rows,)
-        row: Row of each masked token, in ascending order. *Shape:* (masked,)
-        of_context: Interval bounds of the context slots, each 0 or one number per row.
-        groups: Interval bounds of each group's slots, each 0 or one number per masked token.
-        capacity: Slots per row, padding included.
-    """
+    """Rows of a context followed by groups with one slot per masked token; padding after them reads only itself."""
     masked = np.bincount(row, minlength=len(context))
     slot = np.arange(capacity, dtype=np.int32)
     in_context = slot < context[:, None].astype(np.int32)

@@ -85,9 +85,6 @@ def nearby_mask(positions: Tensor, key_positions: Tensor, width: int | None) -> 
 
     Returns:
         *Shape:* (rows, queries, keys)
-
-    Raises:
-        UniclozeError: `width` is None.
     """
     if width is None:
         raise UniclozeError(NOTHING_NEARBY)

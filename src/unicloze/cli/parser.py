@@ -70,21 +70,13 @@ class _Once(argparse.Action):
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a function.
+    """An argument of a function."""
 
-    Args:
-        name: Name in the signature.
-        kinds: Types in its annotation, without marks and None.
-        marks: Marks in its annotation.
-        default: Default value, or `REQUIRED`.
-        help: Description in the docstring.
-    """
-
-    name: str
-    kinds: tuple[Any, ...]
-    marks: tuple[Any, ...]
-    default: Any
-    help: str
+    name: str  # name in the signature
+    kinds: tuple[Any, ...]  # types in its annotation, without marks and None
+    marks: tuple[Any, ...]  # marks in its annotation
+    default: Any  # default value, or `REQUIRED`
+    help: str  # description in the docstring
 
     @property
     def option(self) -> Option:
@@ -105,17 +97,11 @@ class Argument:
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of the command line, declared by a function.
+    """A verb of the command line, declared by a function."""
 
-    Args:
-        name: Name of the verb.
-        function: The function that runs it.
-        instead: Switches that select another function.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    name: str  # name of the verb
+    function: Callable[..., Any]  # the function that runs it
+    instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # switches that select another function
 
     @property
     def purpose(self) -> str:

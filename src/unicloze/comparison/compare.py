@@ -71,24 +71,6 @@ def compare_recipes(
     """Train and measure every recipe with every seed; completed work is not repeated.
 
     Several processes may call this for one folder: each run is done by one of them, and all return the same comparison.
-
-    Args:
-        names: Names or files of recipes.
-        out: The folder; nothing is written outside it.
-        budget: What each run may spend.
-        seeds: Runs of each recipe, with seeds 0, 1, ...
-        like: A recipe whose sizes, tokenizer, text and training all others take.
-        overrides: Settings of all recipes, by dotted name.
-        evaluators: Additional scores of each run, by a name under which they are recorded.
-        probes: Tasks to fine-tune every run on, with its seed; they do not count against the budget.
-        progress: Show progress on stderr.
-        say: Called with a description of each stage.
-        helpers: Context entered once the comparison is planned; within it, other processes may do runs.
-
-    Raises:
-        UsageError: Recipes, settings or budget are invalid, a model cannot fit in memory, or the folder holds another
-            comparison.
-        UniclozeError: As for `pretrain_run`.
     """
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
@@ -181,11 +163,7 @@ def _jobs(planned: Sequence[Contestant], seeds: int, out: Path) -> list[Job]:
 
 
 def _check_one_text(recipes: Sequence[Recipe]) -> None:
-    """Reject recipes that would not train on the same tokens.
-
-    Raises:
-        UsageError: Two recipes differ in tokenizer or text.
-    """
+    """Reject recipes that would not train on the same tokens."""
     for recipe in recipes[1:]:
         if recipe.tokenizer != recipes[0].tokenizer:
             raise UsageError(
@@ -229,11 +207,7 @@ def _plan(
     evaluate_every: int | None,
     say: Callable[[str], None],
 ) -> list[Contestant]:
-    """The steps of every contestant; decided once and read back when a comparison resumes.
-
-    Raises:
-        UsageError: The folder holds another comparison.
-    """
+    """The steps of every contestant; decided once and read back when a comparison resumes."""
     wanted = json.loads(json.dumps(wanted))
     if path.is_file():
         try:
@@ -270,22 +244,14 @@ def _plan(
 
 
 def _refuse_foreign(out: Path) -> None:
-    """Refuse a folder that has files of our names but no comparison.
-
-    Raises:
-        UsageError: There is one.
-    """
+    """Refuse a folder that has files of our names but no comparison."""
     foreign = next((name for name in PAGES if (out / name).exists()), None)
     if foreign is not None and not (out / COMPARISON_FILE).is_file():
         raise UsageError(f"{out / foreign} was not written by a comparison and would be replaced: give another --out.")
 
 
 def _note_probes(probes: Sequence[FittedProbe], path: Path, say: Callable[[str], None]) -> None:
-    """Add the probes to the plan.
-
-    Raises:
-        UsageError: The plan already has one of them with other files or settings.
-    """
+    """Add the probes to the plan."""
     planned = json.loads(path.read_text(encoding="utf-8"))
     noted = agreed(probes, planned.get(PROBES, {}), path)
     if noted != planned.get(PROBES, {}):

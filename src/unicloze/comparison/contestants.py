@@ -45,30 +45,15 @@ RESERVED_NAMES = {"data", "phrases", "job.lock", COMPARISON_FILE, "table.md", "i
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """A planned row of the table.
+    """A planned row of the table."""
 
-    Args:
-        recipe: The recipe, with the `training.steps` that the budget allows.
-        flops_per_step: Average floating-point operations per step.
-        tokens_per_step: Average text tokens per step.
-    """
-
-    recipe: Recipe
-    flops_per_step: float
-    tokens_per_step: float
+    recipe: Recipe  # the recipe, with the `training.steps` that the budget allows
+    flops_per_step: float  # average floating-point operations per step
+    tokens_per_step: float  # average text tokens per step
 
 
 def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[str, Any]) -> list[Recipe]:
-    """The recipes to compare, on the same backbone if `like` is given.
-
-    Args:
-        names: Names or files of recipes.
-        like: Recipe whose sizes, tokenizer, text and training all others take; the kind of its network is each recipe's own.
-        overrides: Settings of all recipes, by dotted name.
-
-    Raises:
-        UsageError: A recipe or setting is invalid, no recipe uses a setting, or two recipes have the same name.
-    """
+    """The recipes to compare, on the same backbone if `like` is given."""
     for key in ("training.steps", "training.decay_steps", "training.seed", "data.prepared"):
         if overrides.get(key) is not None:
             raise UsageError(f"option --{key}: the comparison sets this, from its budget, its seeds and its text.")
@@ -121,11 +106,7 @@ def _those_of(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_foreign(recipes: Sequence[Recipe], overrides: Mapping[str, Any]) -> None:
-    """Reject a setting of an objective that no recipe has.
-
-    Raises:
-        UsageError: There is such a setting; the message names the objectives that have it.
-    """
+    """Reject a setting of an objective that no recipe has."""
     for key in overrides:
         if not any(key in _those_of(recipe, overrides) for recipe in recipes):
             names = " or ".join(dict.fromkeys(recipe.objective.name for recipe in recipes))
@@ -209,11 +190,7 @@ def _segments_needed(recipe: Recipe) -> int:
 
 
 def check_same_text(recipe: Recipe, prepared: Prepared, folder: Path) -> None:
-    """Reject text that the recipe's objective cannot use, before training starts.
-
-    Raises:
-        UsageError: The training or held-out text lacks something that the objective needs.
-    """
+    """Reject text that the recipe's objective cannot use, before training starts."""
     phrases = phrases_for(recipe, prepared, folder, progress=False)
     try:
         for heldout in (False, True):
@@ -240,18 +217,7 @@ def with_one_precision(recipes: Sequence[Recipe]) -> list[Recipe]:
 def contestants_at_budget(
     recipe: Recipe, prepared: Prepared, budget: Budget, folder: Path, *, evaluate_every: int | None = None
 ) -> Contestant:
-    """Plan the steps of a recipe that a budget allows.
-
-    Args:
-        recipe: The recipe; its `training.steps` are ignored.
-        prepared: The prepared text.
-        budget: What the recipe may spend.
-        folder: Folder for the phrases that some objectives need.
-        evaluate_every: Steps between evaluations; default: an eighth of all steps.
-
-    Raises:
-        UsageError: The budget does not allow a single step.
-    """
+    """Plan the steps of a recipe that a budget allows."""
     cost = cost_of_a_step(recipe, prepared, folder, timed=budget.kind == "time")
     recipe = with_steps(recipe, budget, cost)
     every = max(1, recipe.training.steps // 8) if evaluate_every is None else evaluate_every

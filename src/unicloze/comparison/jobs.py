@@ -25,29 +25,16 @@ POLL = 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """One contestant with one seed.
+    """One contestant with one seed."""
 
-    Args:
-        contestant: What to train.
-        seed: With which seed.
-        run: Directory of the run.
-        label: What it is called in messages.
-    """
-
-    contestant: Contestant
-    seed: int
-    run: Path
-    label: str
+    contestant: Contestant  # what to train
+    seed: int  # with which seed
+    run: Path  # directory of the run
+    label: str  # what it is called in messages
 
 
 def do_all(jobs: Sequence[Job], do: Callable[[Job], T], say: Callable[[str], None]) -> list[T]:
-    """The results of all jobs, in order; `do` must return those of a finished job without repeating it.
-
-    Args:
-        jobs: The jobs, in the order in which to start them.
-        do: Does a job.
-        say: Called with a description of each stage.
-    """
+    """The results of all jobs, in order; `do` must return those of a finished job without repeating it."""
     found: dict[int, T] = {}
     waited: set[int] = set()
     while len(found) < len(jobs):

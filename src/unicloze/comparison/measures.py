@@ -46,15 +46,7 @@ def held_out(
     rows: int,
     before: Callable[[int], Sequence[Sequence[Int32s]]] | None = None,
 ) -> dict[str, float | None]:
-    """Mean nats per prediction by measure; None if it is undefined or there are no predictions.
-
-    Args:
-        loaded: The model.
-        windows: Held-out windows with one segment each.
-        compute: Device and precision to compute with.
-        rows: Rows per forward pass.
-        before: Returns the texts of up to a number of windows before each window, in order, for models with a memory.
-    """
+    """Mean nats per prediction by measure; None if it is undefined or there are no predictions."""
     vocabulary = loaded.tokenizer.vocabulary
     steps = masked_steps(windows, vocabulary)
     result: dict[str, float | None] = {}
@@ -83,16 +75,7 @@ def _with_memory(
     compute: Compute,
     rows: int,
 ) -> Figure:
-    """The summed losses of the only target, each row with the memory of its past.
-
-    Args:
-        loaded: A model with a memory.
-        examples: The rows, one for each window.
-        windows: The windows.
-        before: Texts before each window, in order.
-        compute: Device and precision to compute with.
-        rows: Rows per forward pass.
-    """
+    """The summed losses of the only target, each row with the memory of its past."""
     loaded, figure = (
         dataclasses.replace(loaded, precision=compute.precision),
         Figure(target=next(iter(examples.targets))),

@@ -74,19 +74,12 @@ _DECIDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A task with its files, the same for every model.
+    """A task with its files, the same for every model."""
 
-    Args:
-        recipe: Recipe of the task.
-        overridden: Dotted keys that were set explicitly.
-        files: Training and development file.
-        records: Number of records in each.
-    """
-
-    recipe: Recipe
-    overridden: tuple[str, ...]
-    files: tuple[Path, Path]
-    records: tuple[int, int]
+    recipe: Recipe  # recipe of the task
+    overridden: tuple[str, ...]  # dotted keys that were set explicitly
+    files: tuple[Path, Path]  # training and development file
+    records: tuple[int, int]  # number of records in each
 
     @property
     def name(self) -> str:
@@ -96,15 +89,10 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedProbe(Probe):
-    """A probe for the models of one comparison.
+    """A probe for the models of one comparison."""
 
-    Args:
-        fingerprints: Fingerprints of the training and development files.
-        not_defined: Why a model cannot do the task, by the name of its recipe.
-    """
-
-    fingerprints: Mapping[str, str]
-    not_defined: Mapping[str, str]
+    fingerprints: Mapping[str, str]  # fingerprints of the training and development files
+    not_defined: Mapping[str, str]  # why a model cannot do the task, by the name of its recipe
 
     def column(self, unit: str) -> ProbeColumn:
         """The column of its scores."""
@@ -123,19 +111,7 @@ class FittedProbe(Probe):
 
 
 def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], progress: bool = True) -> Probe:
-    """A task with its files, checked for readable and labelled records.
-
-    Args:
-        task: Name or file of the recipe of a task.
-        train: Records to train on.
-        dev: Records to evaluate on.
-        overrides: Settings of the probe, by dotted name.
-        progress: Print which columns were guessed.
-
-    Raises:
-        UsageError: The task or a setting does not exist, or the comparison determines the setting.
-        UniclozeError: A file is missing, or a record has no label or one that the metric cannot compare.
-    """
+    """A task with its files, checked for readable and labelled records."""
     for key in overrides:
         if key in _DECIDED or (key.partition(".")[0] not in SHARED and key not in _DROPOUTS):
             raise UsageError(
@@ -172,12 +148,7 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], 
 
 
 def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: Tokenizer) -> list[FittedProbe]:
-    """The probes with rows short enough for every model, checked against every model's shape.
-
-    Raises:
-        UsageError: Two probes have the same name, or no model can do a task.
-        UniclozeError: A record is unusable; the message names its line.
-    """
+    """The probes with rows short enough for every model, checked against every model's shape."""
     names = [probe.name for probe in probes]
     again = [name for name in names if names.count(name) > 1]
     if again:
@@ -232,13 +203,6 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     """The recipe that fine-tunes a model on a probe, with the visibility and pooling of that model's recipe.
 
     Seed, device and precision are those of its pre-training, unless the probe sets device or precision.
-
-    Args:
-        probe: The task.
-        start: The model, trained by a recipe of the comparison.
-
-    Raises:
-        UsageError: The task is not defined for the model.
     """
     recipe, own = probe.recipe, start.recipe.training
     inherited = {key: getattr(own, key) for key in ("device", "precision") if f"training.{key}" not in probe.overridden}
@@ -255,16 +219,7 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
 
 
 def agreed(probes: Sequence[FittedProbe], former: Mapping[str, Any], place: Path) -> dict[str, Any]:
-    """The notes on all probes of a comparison, checked so that no probe changes when it resumes.
-
-    Args:
-        probes: Requested probes.
-        former: Notes on earlier probes.
-        place: Path of the notes, for messages.
-
-    Raises:
-        UsageError: The files or settings of a probe have changed.
-    """
+    """The notes on all probes of a comparison, checked so that no probe changes when it resumes."""
     noted = {**former, **{probe.name: _noted(probe) for probe in probes}}
     for name in former:
         changes = _changes(former[name], noted[name])
@@ -297,14 +252,7 @@ def _changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: int) -> float:
-    """Floating-point operations of a fine-tuning's training steps, from a sample of them.
-
-    Args:
-        recipe: Recipe saved by the run, with its steps and classes.
-        train: Training file.
-        tokenizer: Tokenizer of the model.
-        steps: Steps completed.
-    """
+    """Floating-point operations of a fine-tuning's training steps, from a sample of them."""
     data = encoded(records_of(train, recipe.task), recipe, tokenizer)
     data = evenly_chosen(data, recipe.task.train_records)
     data = dataclasses.replace(data, unlabelled=unlabelled_text(recipe, tokenizer))

@@ -53,11 +53,7 @@ def run_once(
     evaluators: Mapping[str, Evaluator],
     progress: bool,
 ) -> dict[str, Any]:
-    """Train and measure one run, unless `scores.json` has it already; returns the content of `scores.json`.
-
-    Raises:
-        Interrupted: A signal stopped it; progress is saved.
-    """
+    """Train and measure one run, unless `scores.json` has it already; returns the content of `scores.json`."""
     scores_file = run / SCORES
     known = _read_scores(scores_file)
     wanted = {
@@ -90,11 +86,7 @@ def run_once(
 
 
 def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bool) -> None:
-    """Fine-tune a trained run on a probe, resuming if interrupted, and add the result to its scores.
-
-    Raises:
-        Interrupted: A signal stopped it; progress is saved.
-    """
+    """Fine-tune a trained run on a probe, resuming if interrupted, and add the result to its scores."""
     start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordsCut)  # shown when the probe was fitted

@@ -43,13 +43,7 @@ def part_with(objective: ObjectiveSettings, ability: Ability) -> ObjectiveSettin
 
 
 def lacks(objective: ObjectiveSettings, ability: Ability, what: str) -> str:
-    """Why a model cannot do something, as a sentence without a full stop.
-
-    Args:
-        objective: An objective that does not define the ability.
-        ability: The missing ability.
-        what: What it would be used for, as in "a pseudo-log-likelihood".
-    """
+    """Why a model cannot do something, as a sentence without a full stop."""
     names = dict.fromkeys(_name(part.settings, ability) for part in parts(objective))
     if len(names) > 1:
         return f"none of the objectives {', '.join(names)} defines {what}"
@@ -70,15 +64,7 @@ WEIGHTS_TO_WRITE = 50_000_000
 
 
 def check_predicts_tokens(model: LoadedModel, what: str) -> None:
-    """Reject a model without a head that predicts tokens, such as a classifier.
-
-    Args:
-        model: The model.
-        what: What it was asked to do, such as "fill masks".
-
-    Raises:
-        UsageError: It has no such head; the message names what the model can do.
-    """
+    """Reject a model without a head that predicts tokens, such as a classifier."""
     if not hasattr(model.model, "token_head"):
         recipe = model.recipe
         kind = f"a model fine-tuned for {recipe.task.kind}" if recipe.task.kind else "a model without a head for tokens"
@@ -128,14 +114,6 @@ def generation_format_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "D
 
     A model fine-tuned to generate does as it learned. Of other models, those trained by sequence-to-sequence objectives come
     before those that go on with a text.
-
-    Args:
-        recipe: The recipe.
-        vocabulary: Of its tokenizer.
-        place: What names the model on the command line, for messages.
-
-    Raises:
-        UsageError: No part of its objective can generate, or it is fine-tuned for another task.
     """
     found = find_generation_format(recipe, vocabulary)
     if found is not None:

@@ -37,41 +37,26 @@ ABILITIES: dict[By, Ability] = {"par": "stepwise", "chain": "causal"}
 
 @dataclass(frozen=True, kw_only=True)
 class Blank:
-    """A text with an answer in it.
+    """A text with an answer in it."""
 
-    Args:
-        before: Text before the answer, without trailing white space, which belongs to the answer.
-        answer: The answer.
-        after: Text after the answer.
-        place: Its origin, for messages.
-    """
-
-    before: str
-    answer: str
-    after: str = ""
-    place: str = "a text"
+    before: str  # text before the answer, without trailing white space, which belongs to the answer
+    answer: str  # the answer
+    after: str = ""  # text after the answer
+    place: str = "a text"  # its origin, for messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class Filled:
-    """Likelihood of an answer.
+    """Likelihood of an answer."""
 
-    Args:
-        logs: log p of each scored token, in nats; nan for a token the model never predicts ([UNK]). A causal model scores
-            the answer and the text after it, except [UNK] there; other models score the answer. *Shape:* (tokens,)
-        greedy: Whether each is the likeliest of all ordinary tokens at its position. *Shape:* (tokens,)
-    """
-
+    # log p of each scored token, in nats; nan for a token the model never predicts ([UNK]). A causal model scores the
+    # answer and the text after it, except [UNK] there; other models score the answer. *Shape:* (tokens,)
     logs: npt.NDArray[np.float64]
-    greedy: Flags
+    greedy: Flags  # Whether each is the likeliest of all ordinary tokens at its position. *Shape:* (tokens,)
 
 
 def way_of(recipe: Recipe) -> By:
-    """How a model fills blanks: `par` if its objective defines it, else `chain`.
-
-    Raises:
-        UsageError: The objective defines neither.
-    """
+    """How a model fills blanks: `par` if its objective defines it, else `chain`."""
     objective = objective_of(recipe)
     found = next((by for by, ability in ABILITIES.items() if part_with(objective, ability) is not None), None)
     if found is None:
@@ -93,18 +78,6 @@ def fill_blanks(
     """Score each answer; texts too long for the model lose their beginning, with one warning.
 
     A score depends neither on the other blanks nor on `batch_size`, up to rounding.
-
-    Args:
-        model: A model that predicts step by step or from left to right.
-        blanks: Texts with their answers.
-        batch_size: Maximum number of rows per forward pass.
-        never_first: Tokens not counted as the likeliest at an answer's first token; their probability is unchanged.
-        progress: Called after each forward pass with the number of blanks filled.
-
-    Raises:
-        UsageError: The model's objective defines neither.
-        UniclozeError: An answer has no tokens, or more than the model reads at once; the message names its place. Or the
-            model predicts nan.
     """
     by = way_of(model.recipe)
     check_predicts_tokens(model, "say how likely an answer is")

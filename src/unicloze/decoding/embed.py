@@ -69,11 +69,7 @@ class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
 
 
 def check_ending(out: str | os.PathLike[str] | None) -> None:
-    """Reject an output file with an unknown ending, before anything is computed.
-
-    Raises:
-        UsageError: The name does not end in .npy or .jsonl.
-    """
+    """Reject an output file with an unknown ending, before anything is computed."""
     if out is not None and Path(out).suffix not in BEGINNINGS:
         raise UsageError(
             f"{out}: vectors are written as a NumPy array or as JSON lines: end the name in .npy or .jsonl."
@@ -81,11 +77,7 @@ def check_ending(out: str | os.PathLike[str] | None) -> None:
 
 
 def write_vectors(vectors: Vectors, out: Path) -> None:
-    """Write vectors in the format of the file's ending.
-
-    Raises:
-        UniclozeError: The file cannot be written.
-    """
+    """Write vectors in the format of the file's ending."""
     if out.suffix == ".jsonl":
         write_file(out, vectors.json_lines(), "the vectors", "give another --out")
         return
@@ -180,9 +172,6 @@ def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:
     """Examples of unmasked windows, read in the direction set by the recipe; nothing is predicted.
 
     A model whose sources have no [SOS] (T5) reads them without it.
-
-    Raises:
-        UsageError: The recipe reads in two directions.
     """
     reading = read_as(recipe)
     if not getattr(objective_of(recipe), "source_start", True):

@@ -38,34 +38,21 @@ STEEPEST = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A generated text.
+    """A generated text."""
 
-    Args:
-        text: The text.
-        tokens: Its token ids, without [EOS].
-        log_probability: See `Hypothesis`.
-        score: See `Hypothesis`.
-        ended: Whether it ended with [EOS]; otherwise it was cut off at the maximum length.
-    """
-
-    text: str
-    tokens: list[int]
-    log_probability: float
-    score: float
-    ended: bool
+    text: str  # the text
+    tokens: list[int]  # its token ids, without [EOS]
+    log_probability: float  # see `Hypothesis`
+    score: float  # see `Hypothesis`
+    ended: bool  # whether it ended with [EOS]; otherwise it was cut off at the maximum length
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """The texts generated for a source.
+    """The texts generated for a source."""
 
-    Args:
-        source: The source as given.
-        candidates: Best first; sampled ones in the order they were drawn.
-    """
-
-    source: str
-    candidates: list[Candidate]
+    source: str  # the source as given
+    candidates: list[Candidate]  # best first; sampled ones in the order they were drawn
 
     @property
     def text(self) -> str:
@@ -82,25 +69,16 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Output of one generation step for several sources.
+    """Output of one generation step for several sources."""
 
-    Args:
-        settled: Source number and tokens that no later step changes.
-        ended: Number of sources this step finishes.
-        results: Hypotheses of the next sources, in source order; empty except after each group of batches.
-    """
-
-    settled: Settled = dataclasses.field(default_factory=list)
-    ended: int = 0
+    settled: Settled = dataclasses.field(default_factory=list)  # source number and tokens that no later step changes
+    ended: int = 0  # number of sources this step finishes
+    # hypotheses of the next sources, in source order; empty except after each group of batches
     results: Sequence[list[Hypothesis]] = ()
 
 
 def check_settings(settings: DecodingSettings, layout: GenerationFormat) -> None:
-    """Reject settings that contradict each other or the way the model generates.
-
-    Raises:
-        UsageError: The settings are inconsistent or out of range.
-    """
+    """Reject settings that contradict each other or the way the model generates."""
     for name in ("beams", "max_length", "num_results", "batch_size", "top_k", "parallel"):
         value = getattr(settings, name)
         if value is not None and value < 1:
@@ -158,23 +136,7 @@ def generate_parts(
     progress: bool = False,
     draws: Sequence[int] | None = None,
 ) -> Iterator[Part]:
-    """Generate a target for each source, independent of the other sources and of the batch size.
-
-    Args:
-        model: A model that predicts tokens; it stays on its device.
-        sources: Token ids of each source, without special tokens.
-        settings: Decoding settings.
-        layout: Positions of source and target, and which slots predict.
-        first: Number of the first source to generate for; earlier ones are done.
-        progress: Show progress on stderr.
-        draws: Number that keys the random draws of each source; default: its index.
-
-    Returns:
-        Parts whose `results` hold, for each source from `first` on, up to `settings.num_results` hypotheses, best first.
-
-    Raises:
-        UsageError: The settings contradict each other or the model, or a source is too long for it.
-    """
+    """Generate a target for each source, independent of the other sources and of the batch size."""
     check_settings(settings, layout)
     keys = range(len(sources)) if draws is None else draws
     parts = _parts(prepared(model, _dtype(settings, model)), sources, settings, layout, first, keys)
@@ -313,10 +275,6 @@ def stream_text(parts: Iterable[Part], spelling: Spelling) -> Iterator[str]:
     """Yield the text for a single source in pieces, each as soon as it is settled.
 
     In beam search a token is settled once all hypotheses agree on it; with `parallel` the whole text comes at the end.
-
-    Args:
-        parts: Output of `generate_parts` for one source and one hypothesis.
-        spelling: Spells its tokens.
     """
     ids: list[int] = []
     said = ""
@@ -334,11 +292,7 @@ def ready(
     settings: DecodingSettings,
     keep: Literal["beginning", "end"] | None = None,
 ) -> tuple[GenerationFormat, list[Ids]]:
-    """The model's generation layout, and the token ids of each source, truncated to what it can read; see `generate`.
-
-    Raises:
-        UsageError: As for `generate`.
-    """
+    """The model's generation layout, and the token ids of each source, truncated to what it can read; see `generate`."""
     if isinstance(sources, str):
         raise UsageError("sources is one string: give a list of texts")
     layout = generation_format_of(model.recipe, model.tokenizer.vocabulary, place_of(model))
@@ -367,11 +321,7 @@ def ready(
 
 
 def with_token_ids(layout: GenerationFormat, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationFormat:
-    """The layout with the ids of the tokens named in `settings.may_repeat`.
-
-    Raises:
-        UsageError: A token is not in the vocabulary.
-    """
+    """The layout with the ids of the tokens named in `settings.may_repeat`."""
     may_repeat = *layout.may_repeat, *(_token(name, tokenizer) for name in settings.may_repeat)
     return dataclasses.replace(layout, may_repeat=may_repeat)
 

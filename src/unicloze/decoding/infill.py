@@ -44,29 +44,17 @@ _SIGNS = _SIGNS_OF_LINES | str.maketrans({" ": "\u2423", "\xa0": "\u2423"})
 
 @dataclass(frozen=True)
 class Cloze:
-    """A text with masks.
+    """A text with masks."""
 
-    Args:
-        text: The text.
-        spans: First character of each mask and first character after it.
-        tokens: Token ids of the whole text. *Shape:* (tokens,)
-        places: Index of each mask's token.
-        spaced: Whether tokens include the preceding space, so that a mask covers the space before it as well.
-    """
-
-    text: str
-    spans: list[tuple[int, int]]
-    tokens: npt.NDArray[np.int32]
-    places: list[int]
-    spaced: bool
+    text: str  # the text
+    spans: list[tuple[int, int]]  # first character of each mask and first character after it
+    tokens: npt.NDArray[np.int32]  # Token ids of the whole text. *Shape:* (tokens,)
+    places: list[int]  # index of each mask's token
+    spaced: bool  # whether tokens include the preceding space, so that a mask covers the space before it as well
 
     @classmethod
     def read(cls, text: str, tokenizer: Tokenizer) -> Cloze:
-        """Find the masks of a text.
-
-        Raises:
-            UsageError: It has none.
-        """
+        """Find the masks of a text."""
         masks = "|".join(re.escape(mask) for mask in tokenizer.masks)
         spans = [match.span() for match in re.finditer(masks, text)]
         if not spans:
@@ -246,19 +234,7 @@ def fill_texts(
     order: Order | None = None,
     place: str = "texts",
 ) -> FillResults:
-    """Fill several texts as `fill` does, together.
-
-    Args:
-        model: The model.
-        texts: The texts.
-        top_k: As of `fill`.
-        order: As of `fill`.
-        place: Name of their file in messages.
-
-    Raises:
-        UsageError: As for `fill`; the message names the number of the text.
-        UniclozeError: As for `fill`.
-    """
+    """Fill several texts as `fill` does, together."""
     asked = []
     for number, text in enumerate(texts, start=1):
         try:
@@ -280,19 +256,12 @@ def _filled(model: LoadedModel, asked: Sequence[ToFill]) -> list[FillResult]:
 
 @dataclass(frozen=True, kw_only=True)
 class ToFill:
-    """A checked request to fill a text; see `ready_to_fill`.
+    """A checked request to fill a text; see `ready_to_fill`."""
 
-    Args:
-        cloze: The text.
-        top_k: Number of tokens to list for each mask.
-        order: Prediction order.
-        settings: Objective that defines the predictions.
-    """
-
-    cloze: Cloze
-    top_k: int
-    order: Order | list[int] | None
-    settings: ObjectiveSettings
+    cloze: Cloze  # the text
+    top_k: int  # number of tokens to list for each mask
+    order: Order | list[int] | None  # prediction order
+    settings: ObjectiveSettings  # objective that defines the predictions
 
 
 def ready_to_fill(
@@ -349,15 +318,6 @@ def fill_together(model: LoadedModel, texts: Sequence[ToFill]) -> Generator[None
     """Fill several texts as `fill` does, each step of all of them together.
 
     A text's result does not depend on the others, up to rounding.
-
-    Yields:
-        Nothing, after each forward pass.
-
-    Returns:
-        A result for each text.
-
-    Raises:
-        UniclozeError: The model predicts nan.
     """
     fillers = [_Filler(model, text) for text in texts]
     running = [filler.run() for filler in fillers]
@@ -372,15 +332,7 @@ def fill_together(model: LoadedModel, texts: Sequence[ToFill]) -> Generator[None
 
 
 def filled_row(model: LoadedModel, result: FillResult) -> Examples:
-    """The row that predicts all masks of a filled text in the order in which they were filled.
-
-    Args:
-        model: The model that filled it.
-        result: The filled text.
-
-    Raises:
-        UsageError: The text is longer than the model reads at once.
-    """
+    """The row that predicts all masks of a filled text in the order in which they were filled."""
     objective, vocabulary = objective_of(model.recipe), model.tokenizer.vocabulary
     settings = part_with(objective, "cloze" if result.order is None else "stepwise")
     assert settings is not None
@@ -518,23 +470,14 @@ class _Filler:
 
 @dataclass(frozen=True, kw_only=True)
 class _Question:
-    """The masks of a text that a step guesses; each of the lists has an item for each window.
+    """The masks of a text that a step guesses; each of the lists has an item for each window."""
 
-    Args:
-        filler: Receives the guesses.
-        tokens: Tokens of the windows, without special tokens. *Shape:* (tokens,) each
-        steps: Their factorization steps. *Shape:* (tokens,) each
-        places: Indices in the text of the masks to guess.
-        positions: Their positions in the windows, [SOS] being 0.
-        alone: Step whose masks are guessed as if each were the only one; None if they are guessed together.
-    """
-
-    filler: _Filler
-    tokens: list[Int32s]
-    steps: list[Int32s]
-    places: list[list[int]]
-    positions: list[list[int]]
-    alone: int | None
+    filler: _Filler  # receives the guesses
+    tokens: list[Int32s]  # Tokens of the windows, without special tokens. *Shape:* (tokens,) each
+    steps: list[Int32s]  # Their factorization steps. *Shape:* (tokens,) each
+    places: list[list[int]]  # indices in the text of the masks to guess
+    positions: list[list[int]]  # their positions in the windows, [SOS] being 0
+    alone: int | None  # step whose masks are guessed as if each were the only one; None if they are guessed together
 
 
 def _answer(model: LoadedModel, questions: Sequence[_Question]) -> Iterator[None]:

@@ -35,17 +35,11 @@ _PAIRS_AT_ONCE = 1 << 21
 
 @dataclass(frozen=True, kw_only=True)
 class ReadWindow:
-    """As much of a text as the model reads at once.
+    """As much of a text as the model reads at once."""
 
-    Args:
-        text: Index of the text.
-        first: Index of the piece's first token within the text.
-        tokens: Token ids without [SOS] and [EOS]. *Shape:* (tokens,)
-    """
-
-    text: int
-    first: int
-    tokens: Int32s
+    text: int  # index of the text
+    first: int  # index of the piece's first token within the text
+    tokens: Int32s  # Token ids without [SOS] and [EOS]. *Shape:* (tokens,)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -78,15 +72,7 @@ def text_format(model: LoadedModel) -> TextFormat:
 
 
 def check_text(text: str, name: str) -> None:
-    """Reject blank or invalid text.
-
-    Args:
-        text: The text.
-        name: Its name in the message.
-
-    Raises:
-        UsageError: The text is blank or not valid Unicode.
-    """
+    """Reject blank or invalid text."""
     if not text.strip():
         raise UsageError(f"{name} is empty: give it at least one word")
     try:
@@ -96,11 +82,7 @@ def check_text(text: str, name: str) -> None:
 
 
 def check_numbers(values: Tensor) -> None:
-    """Reject nan outputs of a model, which would be mistaken for tokens that are not scored.
-
-    Raises:
-        UniclozeError: A value is nan.
-    """
+    """Reject nan outputs of a model, which would be mistaken for tokens that are not scored."""
     if bool(values.isnan().any()):
         raise UniclozeError(
             "the model predicts nan: its training diverged or its weights are damaged: use another checkpoint"
@@ -112,12 +94,6 @@ def logits_of(
     model: LoadedModel, examples: Examples, memory: Memory | None = None, *, updates: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The model's predictions for examples with one target, and their labels.
-
-    Args:
-        model: The model.
-        examples: The examples.
-        memory: Memory of the text before each row, if any.
-        updates: Whether the text of the rows is added to the memory.
 
     Returns:
         Logits, *Shape:* (rows, predictions, vocabulary), and labels, *Shape:* (rows, predictions).
@@ -132,11 +108,7 @@ def logits_of(
 
 @torch.inference_mode()
 def log_probability(logits: Tensor, labels: Tensor) -> Logs:
-    """log p of each label. *Shape:* (rows, predictions)
-
-    Raises:
-        UniclozeError: A value is nan.
-    """
+    """log p of each label. *Shape:* (rows, predictions)"""
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten()).unflatten(0, labels.shape)
     check_numbers(losses)
     logs: Logs = -losses.cpu().double().numpy()
@@ -149,9 +121,6 @@ def cut(
     """Tokens of each text after a prompt, and the pieces that cover them; names of special tokens are plain text.
 
     Warns once if a text is longer than the model reads at once.
-
-    Raises:
-        UsageError: A text is blank or invalid, or `texts` is a string.
     """
     if isinstance(texts, str):
         raise UsageError("texts is one string: give a list of texts")
@@ -198,16 +167,7 @@ def rows_at_once(slots: int, batch_size: int) -> int:
 def by_length(
     lengths: Sequence[int] | npt.NDArray[np.integer], batch_size: int, *, slots_per_token: int = 1
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Indices of the items, longest first, in blocks of one forward pass each.
-
-    Args:
-        lengths: Number of tokens of each item.
-        batch_size: Maximum number of items per block.
-        slots_per_token: Slots each token takes in a row.
-
-    Raises:
-        UsageError: `batch_size` is below 1.
-    """
+    """Indices of the items, longest first, in blocks of one forward pass each."""
     if batch_size < 1:
         raise UsageError(f"batch_size is {batch_size}: give 1 or more")
     each = np.asarray(lengths, dtype=np.int64)

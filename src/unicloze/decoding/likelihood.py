@@ -31,15 +31,6 @@ def with_memories(
     """Yield groups of pieces of different texts, with the memory of the pieces before each.
 
     Every piece is yielded once, those of a text in order. Earlier pieces are read unmasked, by the caller or once more here.
-
-    Args:
-        model: A model with a memory.
-        pieces: The pieces, those of each text in order.
-        batch_size: Maximum number of texts at once and of rows per forward pass.
-        fills: Whether the caller reads the pieces unmasked itself and fills the memory after them.
-
-    Yields:
-        Numbers of the pieces, the memory before them (None at the start), and the memory to fill, if the caller does.
     """
     of_text: dict[int, list[int]] = {}
     for number, piece in enumerate(pieces):
@@ -232,11 +223,7 @@ def defines(objective: ObjectiveSettings, measure: Measure) -> bool:
 
 
 def check_defines(objective: ObjectiveSettings, measure: Measure) -> None:
-    """Reject a measure that the objective does not define.
-
-    Raises:
-        UsageError: The objective does not define it.
-    """
+    """Reject a measure that the objective does not define."""
     if not defines(objective, measure):
         other = next(
             (f"ask for `{name}`" for name in _ASKS if defines(objective, name)), "use a model of another objective"
@@ -252,19 +239,7 @@ def log_probabilities(
     batch_size: int,
     progress: Progress | None = None,
 ) -> list[Logs]:
-    """log p of each token of each piece; nan for tokens that are not scored.
-
-    Args:
-        model: The model.
-        pieces: Pieces of the texts to score.
-        measure: `pseudo` predicts each token from all others in its piece, `chain` from those left of it.
-        batch_size: Maximum number of rows per forward pass.
-        progress: Called after each forward pass with the number of tokens scored.
-
-    Raises:
-        UsageError: The model's objective does not define the measure.
-        UniclozeError: The model predicts nan.
-    """
+    """log p of each token of each piece; nan for tokens that are not scored."""
     check_defines(objective_of(model.recipe), measure)
     check_predicts_tokens(model, "score texts")
     settings = part_with(objective_of(model.recipe), _ASKS[measure][0])

@@ -43,13 +43,7 @@ def surest(logs: Tensor, open_positions: Tensor, count: int) -> Tensor:
 def fill_in_parallel(
     model: IncrementalModel, sources: Sequence[npt.NDArray[np.integer]], rules: TokenConstraints
 ) -> Search:
-    """Generate a target for each source, filling `parallel` positions per step.
-
-    Args:
-        model: A model that predicts with pseudo masks.
-        sources: Token ids of each source.
-        rules: The settings and the tokens they allow.
-    """
+    """Generate a target for each source, filling `parallel` positions per step."""
     settings, layout = rules.settings, rules.layout
     longest, at_once = settings.max_length, min(settings.parallel or 1, settings.max_length)
     given = Sources(model, layout, sources, max_length=longest, room=2 * longest + at_once)

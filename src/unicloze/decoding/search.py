@@ -29,15 +29,10 @@ NEVER = -torch.inf
 
 @dataclass(frozen=True)
 class TokenConstraints:
-    """Excludes tokens by setting their log-probability to -inf; the rest is not renormalised.
+    """Excludes tokens by setting their log-probability to -inf; the rest is not renormalised."""
 
-    Args:
-        settings: Settings of minimum length and repetition.
-        layout: Names the tokens that end a text, never occur, or may repeat.
-    """
-
-    settings: DecodingSettings
-    layout: GenerationFormat
+    settings: DecodingSettings  # settings of minimum length and repetition
+    layout: GenerationFormat  # names the tokens that end a text, never occur, or may repeat
 
     def apply(self, logs: Tensor, tokens: Tensor) -> Tensor:
         """Exclude, in place, the tokens that may not follow each text. If that leaves none, the text may end.
@@ -67,9 +62,6 @@ def repeats(tokens: Tensor, size: int, may_repeat: Sequence[int]) -> tuple[Tenso
         tokens: Texts. *Shape:* (texts, tokens)
         size: Length of the n-grams in tokens.
         may_repeat: N-grams that contain one of these tokens may repeat.
-
-    Returns:
-        Row number and token of each repetition.
     """
     length = tokens.shape[1]
     grams = tokens.unfold(1, size, 1)
@@ -91,9 +83,6 @@ def draw(logs: Tensor, settings: DecodingSettings, uniform: Tensor) -> Tensor:
         logs: Log-probabilities. *Shape:* (texts, vocabulary)
         settings: Temperature, `top_k` and `top_p`.
         uniform: A number in [0, 1) for each text, in double precision. *Shape:* (texts,)
-
-    Returns:
-        *Shape:* (texts,)
     """
     logs = logs.to(widest_float(logs.device))
     logs = (
@@ -121,20 +110,14 @@ Settled = list[tuple[int, list[int]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A generated text.
+    """A generated text."""
 
-    Args:
-        tokens: Token ids without the final [EOS].
-        log_probability: log p of the tokens, including [EOS] if it ended, under the unmodified model: temperature and
-            excluded tokens have no effect on it.
-        score: Log-probability after the length penalty.
-        ended: Whether it ended with [EOS]; otherwise it was cut off.
-    """
-
-    tokens: list[int]
+    tokens: list[int]  # token ids without the final [EOS]
+    # log p of the tokens, including [EOS] if it ended, under the unmodified model: temperature and excluded tokens have
+    # no effect on it
     log_probability: float
-    score: float
-    ended: bool
+    score: float  # log-probability after the length penalty
+    ended: bool  # whether it ended with [EOS]; otherwise it was cut off
 
 
 Search = Generator[Settled, None, list[list[Hypothesis]]]
@@ -163,13 +146,7 @@ def length_penalty(length: int, alpha: float) -> float:
 
 
 def search(stepper: Stepper, rules: TokenConstraints, records: Sequence[int]) -> Search:
-    """The search chosen by the settings.
-
-    Args:
-        stepper: Predicts tokens; holds `beams` hypotheses per source, or `num_results` when sampling.
-        rules: The settings and the tokens they allow.
-        records: Number of each source, which keys its random draws.
-    """
+    """The search chosen by the settings."""
     if rules.settings.sample or rules.settings.beams == 1:
         return chains(stepper, rules, records)
     return beam_search(stepper, rules, records)
@@ -237,21 +214,13 @@ def _texts(tokens: Tensor, logs: Tensor, lengths: Tensor, settings: DecodingSett
 
 @dataclass
 class _Candidates:
-    """The best finished hypotheses of each source, best first; empty slots score -inf.
+    """The best finished hypotheses of each source, best first; empty slots score -inf."""
 
-    Args:
-        scores: *Shape:* (rows, beams)
-        logs: Their log-probabilities. *Shape:* (rows, beams)
-        lengths: Their numbers of tokens, including [EOS]. *Shape:* (rows, beams)
-        ended: Whether they end with [EOS]. *Shape:* (rows, beams)
-        tokens: *Shape:* (rows, beams, longest)
-    """
-
-    scores: Tensor
-    logs: Tensor
-    lengths: Tensor
-    ended: Tensor
-    tokens: Tensor
+    scores: Tensor  # *Shape:* (rows, beams)
+    logs: Tensor  # Their log-probabilities. *Shape:* (rows, beams)
+    lengths: Tensor  # Their numbers of tokens, including [EOS]. *Shape:* (rows, beams)
+    ended: Tensor  # Whether they end with [EOS]. *Shape:* (rows, beams)
+    tokens: Tensor  # *Shape:* (rows, beams, longest)
 
     @classmethod
     def none(cls, rows: int, beams: int, longest: int, device: torch.device) -> _Candidates:

@@ -48,9 +48,6 @@ class Sources:
     Attributes:
         first_positions: Position of each row's first target token. *Shape:* (rows,)
         readable: Which slots of the cache before the target are not padding. *Shape:* (rows, slots)
-
-    Raises:
-        UsageError: A source is too long for the model.
     """
 
     def __init__(
@@ -93,9 +90,6 @@ class Sources:
 
         Returns:
             Logits of the first token of each target. *Shape:* (rows, vocabulary)
-
-        Raises:
-            UniclozeError: The logits are nan.
         """
         logits = self._logits()
         check_numbers(logits)
@@ -164,9 +158,6 @@ class Branches:
         sources: Token ids of each source, or of the beginning of each text.
         count: Number of hypotheses per source.
         max_length: Tokens of the longest hypothesis.
-
-    Raises:
-        UsageError: A source is too long for the model.
     """
 
     def __init__(
@@ -288,9 +279,6 @@ class CarriedStates:
 
         Returns:
             Logits of the first token of each target. *Shape:* (rows, vocabulary)
-
-        Raises:
-            UniclozeError: The logits are nan.
         """
         logits, state = self._model.begin(self._rows)
         for token in self._opening:
@@ -328,11 +316,7 @@ def generates(settings: ModelSettings) -> bool:
 
 
 def check_generates(settings: ModelSettings) -> None:
-    """Reject a model that cannot generate token by token.
-
-    Raises:
-        UsageError: Its layers need more of earlier slots than is kept.
-    """
+    """Reject a model that cannot generate token by token."""
     if not generates(settings):
         check_steps(settings)
 
@@ -343,15 +327,7 @@ def positions_of(model: UnifiedModel) -> int:
 
 
 def prepared(model: UnifiedModel, dtype: torch.dtype) -> Prepared:
-    """The model prepared for generation.
-
-    Args:
-        model: A model that predicts tokens.
-        dtype: Data type of its matrix products.
-
-    Raises:
-        UsageError: It does not predict tokens, or cannot generate token by token.
-    """
+    """The model prepared for generation."""
     if isinstance(model, RecurrentModel):
         return RecurrentSteps(model, dtype)
     return TranslationSteps(model, dtype) if isinstance(model, TranslationModel) else IncrementalModel(model, dtype)
@@ -365,11 +341,7 @@ def stepper(
     count: int,
     max_length: int,
 ) -> Stepper:
-    """The hypotheses of a batch of sources; arguments as of `unicloze.decoding.steppers.Branches`.
-
-    Raises:
-        UsageError: A source is too long for the model.
-    """
+    """The hypotheses of a batch of sources; arguments as of `unicloze.decoding.steppers.Branches`."""
     if isinstance(model, IncrementalModel):
         return Branches(model, layout, sources, count=count, max_length=max_length)
     return CarriedStates(model, layout, sources, count=count)

@@ -29,25 +29,15 @@ NORMALISERS: Mapping[Normaliser, Callable[[float, int, str], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A text with a blank and its candidate answers.
+    """A text with a blank and its candidate answers."""
 
-    Args:
-        id: Its name in predictions.
-        before: Text before the blank.
-        after: Text after the blank.
-        names: Names of the answers in predictions.
-        answers: The answers, with the white space before them.
-        gold: Name of the right answer; None if unknown.
-        place: Its origin, for messages.
-    """
-
-    id: str
-    before: str
-    after: str
-    names: Sequence[str]
-    answers: Sequence[str]
-    gold: str | None
-    place: str
+    id: str  # its name in predictions
+    before: str  # text before the blank
+    after: str  # text after the blank
+    names: Sequence[str]  # names of the answers in predictions
+    answers: Sequence[str]  # the answers, with the white space before them
+    gold: str | None  # name of the right answer; None if unknown
+    place: str  # its origin, for messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,22 +100,7 @@ def choose(
     batch_size: int = 64,
     progress: bool = True,
 ) -> PromptResult:
-    """Choose the likeliest answer of each choice; ties go to the first, and `NONE` is chosen if no answer can be scored.
-
-    Args:
-        model: A model that can fill blanks.
-        choices: The texts and their answers.
-        task: Name of the task, for the result.
-        metrics: Names of metrics of labels.
-        normalise: Divisor of the log-likelihoods.
-        shots: Number of examples per prompt, for the result.
-        batch_size: Maximum number of rows per forward pass.
-        progress: Show progress on stderr.
-
-    Raises:
-        UsageError: The model's objective cannot fill blanks, or there is no such metric or normaliser.
-        UniclozeError: An answer has no tokens or too many; the message names its place.
-    """
+    """Choose the likeliest answer of each choice; ties go to the first, and `NONE` is chosen if no answer can be scored."""
     if normalise not in get_args(Normaliser):
         raise UsageError(f"normalise is {normalise!r}: give one of {', '.join(get_args(Normaliser))}")
     by = way_of(model.recipe)

@@ -129,23 +129,7 @@ def blimp(
     batch_size: int = _ROWS_AT_ONCE,
     progress: bool = True,
 ) -> BlimpResult:
-    """Compare the sentences of all pairs.
-
-    Args:
-        model: The model.
-        path: The folder of the .jsonl files, an archive of them, or one of them.
-        mode: `pseudo`-log-likelihood, `chain` rule or `both`; default: `pseudo` if the model's objective defines it, else
-            `chain`.
-        limit: Maximum number of pairs per set, counted after the filter.
-        filter_by: Keep only pairs of known words (BabyLM's filter): a file with one word per line, or `corpus` for the
-            words that occur at least twice in the corpus of the model's recipe.
-        batch_size: Maximum number of rows per forward pass.
-        progress: Show progress on stderr.
-
-    Raises:
-        UsageError: The model's objective does not define the mode, or an argument is invalid.
-        UniclozeError: The pairs or the filter are invalid, or no pair is left.
-    """
+    """Compare the sentences of all pairs."""
     if mode is not None and mode not in get_args(Mode):
         raise UsageError(f"mode is {mode!r}: give one of {', '.join(get_args(Mode))}")
     if limit is not None and limit < 1:
@@ -180,14 +164,7 @@ def blimp(
 def accuracies(
     model: LoadedModel, path: str | Path, *, limit: int | None = None, progress: bool = True
 ) -> dict[str, float | None]:
-    """Mean accuracy over all sets in percent: `blimp_pseudo` and `blimp_chain`, None if the objective does not define it.
-
-    Args:
-        model: The model.
-        path: As for `blimp`.
-        limit: Maximum number of pairs per set.
-        progress: Show progress on stderr.
-    """
+    """Mean accuracy over all sets in percent: `blimp_pseudo` and `blimp_chain`, None if the objective does not define it."""
     known: list[Measure] = [m for m in get_args(Measure) if defines(objective_of(model.recipe), m)]
     result: dict[str, float | None] = {f"blimp_{measure}": None for measure in get_args(Measure)}
     if known:

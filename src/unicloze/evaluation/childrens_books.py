@@ -27,20 +27,7 @@ def childrens_books(
     batch_size: int = 64,
     progress: bool = True,
 ) -> PromptResult:
-    """Choose the missing word of every question.
-
-    Args:
-        model: The model.
-        path: One of the test's text files.
-        normalise: Divisor of the log-likelihoods.
-        limit: Maximum number of questions.
-        batch_size: Maximum number of rows per forward pass.
-        progress: Show progress on stderr.
-
-    Raises:
-        UsageError: The model's objective cannot fill blanks, or an argument is invalid.
-        UniclozeError: The file is missing or not in this format; the message names the line.
-    """
+    """Choose the missing word of every question."""
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}: give 1 or more")
     questions = read_questions(Path(path))[:limit]
@@ -54,9 +41,6 @@ def read_questions(path: Path) -> list[Choice]:
 
     Each question is the numbered lines of a story, from 1; its last line has the blank, then after tabs its word and the
     candidates, separated by `|`. Empty lines are ignored.
-
-    Raises:
-        UniclozeError: The file is missing or not in this format; the message names the line.
     """
     found: list[Choice] = []
     story: list[str] = []

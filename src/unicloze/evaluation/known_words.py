@@ -23,12 +23,7 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 def keep_known(sets: Iterable[PairSet], words: Collection[str]) -> list[PairSet]:
-    """Keep the pairs whose words are all among the given ones; a set may become empty.
-
-    Args:
-        sets: The sets.
-        words: Known words, in lower case.
-    """
+    """Keep the pairs whose words are all among the given ones; a set may become empty."""
     result = []
     for one in sets:
         kept = [pair for pair in one.pairs if all(word in words for text in pair for word in words_of(text))]
@@ -43,11 +38,7 @@ def words_of(text: str) -> list[str]:
 
 
 def listed_words(file: str | Path) -> set[str]:
-    """The words of a file with one word per line, in lower case.
-
-    Raises:
-        UniclozeError: The file is missing or empty, or has several words on a line.
-    """
+    """The words of a file with one word per line, in lower case."""
     place = Path(file).expanduser()
     if not place.is_file():
         raise UniclozeError(f"There is no file {place}: name a list of words, one per line, or `corpus`.")
@@ -62,16 +53,7 @@ def listed_words(file: str | Path) -> set[str]:
 
 
 def frequent_word_list(data: DataSettings, wanted: Collection[str], *, progress: bool = True) -> set[str]:
-    """The wanted words that occur often enough in a corpus, including its held-out documents.
-
-    Args:
-        data: The corpus, or the folder it was prepared in.
-        wanted: Words in lower case; memory use grows with these, not with the corpus.
-        progress: Show progress on stderr.
-
-    Raises:
-        UniclozeError: The corpus is missing, or contains tokens instead of text.
-    """
+    """The wanted words that occur often enough in a corpus, including its held-out documents."""
     counts = dict.fromkeys(wanted, 0)
     with Progress("words of the corpus", None, "documents", show=progress) as bar:
         for document in _documents(data):

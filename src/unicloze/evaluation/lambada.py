@@ -100,21 +100,7 @@ def lambada(
     batch_size: int = 64,
     progress: bool = True,
 ) -> LambadaResult:
-    """Predict the last word of every passage.
-
-    Args:
-        model: The model.
-        path: Records with `context` and `continuation`, or with `text`, whose last word is predicted.
-        stop_words: GPT-2's filter: tokens that spell one of these words are never predicted as the first token of the
-            last word. A file with one word per line, or `english`.
-        limit: Maximum number of passages.
-        batch_size: Maximum number of rows per forward pass.
-        progress: Show progress on stderr.
-
-    Raises:
-        UsageError: The model's objective cannot fill blanks, or an argument is invalid.
-        UniclozeError: The passages or the list are invalid, or no last word is in the vocabulary.
-    """
+    """Predict the last word of every passage."""
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}: give 1 or more")
     blanks = [_blank(record) for record in read_records(Path(path), TaskSettings(), cure=None)[:limit]]

@@ -31,30 +31,19 @@ _AS_PUBLISHED = {"syntax/semantics": "syntax_semantics", "s-selection": "argumen
 
 @dataclass(frozen=True, kw_only=True)
 class PairSet:
-    """A set of minimal pairs of one kind.
+    """A set of minimal pairs of one kind."""
 
-    Args:
-        name: Its UID.
-        field: Field of linguistics, such as `morphology`.
-        term: The phenomenon, such as `anaphor_agreement`.
-        pairs: Pairs of an acceptable and an unacceptable sentence.
-        filtered: Number of pairs removed by a filter.
-    """
-
-    name: str
-    field: str
-    term: str
-    pairs: Sequence[tuple[str, str]]
-    filtered: int = 0
+    name: str  # its UID
+    field: str  # field of linguistics, such as `morphology`
+    term: str  # the phenomenon, such as `anaphor_agreement`
+    pairs: Sequence[tuple[str, str]]  # pairs of an acceptable and an unacceptable sentence
+    filtered: int = 0  # number of pairs removed by a filter
 
 
 def read_pairs(path: str | Path) -> list[PairSet]:
     """The sets of a folder of .jsonl files, a .tar archive of them (also .gz, .bz2, .xz), or one file, sorted by name.
 
     An archive is read as a stream and never unpacked to disk; members other than regular .jsonl files are ignored.
-
-    Raises:
-        UniclozeError: There are no sets, the archive is damaged, or a line is not a pair; the message names file and line.
     """
     place = Path(path).expanduser()
     raw: Iterable[tuple[str, bytes]]

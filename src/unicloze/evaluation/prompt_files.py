@@ -39,34 +39,23 @@ Parts = Sequence[tuple[str, str | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """Turns records into texts with a blank.
+    """Turns records into texts with a blank."""
 
-    Args:
-        name: Name of the prompt.
-        template: Text with field names in braces; `{{` and `}}` are literal braces. Without `{label}` the model continues
-            the text, and `labels`, `options` and `normalise` do not apply.
-        labels: Answer of each label; ties go to the first.
-        options: Field with a list of answers, instead of `labels`; the label is the text of the right one, or its number
-            from 0.
-        separator: Text between examples, and before the record itself.
-        instruction: Text before everything else, if not empty.
-        normalise: Divisor of log-likelihoods: `sum` (none), `token` or `byte`.
-        fields: Names in the file of `label`, `id`, `options` and the template's other fields; default: the same names.
-        format: Format of the records, as `TaskSettings.format`.
-        metrics: Metrics to compute: of labels if the template has a blank, else of texts.
-        generate: Settings of `DecodingSettings` for templates without a blank.
-    """
-
-    name: str
+    name: str  # name of the prompt
+    # Text with field names in braces; `{{` and `}}` are literal braces. Without `{label}` the model continues the text,
+    # and `labels`, `options` and `normalise` do not apply.
     template: str
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)  # answer of each label; ties go to the first
+    # field with a list of answers, instead of `labels`; the label is the text of the right one, or its number from 0
     options: str | None = None
-    separator: str = "\n\n"
-    instruction: str = ""
-    normalise: Normaliser = "sum"
+    separator: str = "\n\n"  # text between examples, and before the record itself
+    instruction: str = ""  # text before everything else, if not empty
+    normalise: Normaliser = "sum"  # divisor of log-likelihoods: `sum` (none), `token` or `byte`
+    # names in the file of `label`, `id`, `options` and the template's other fields; default: the same names
     fields: Mapping[str, str] = field(default_factory=dict)
-    format: str = "auto"
-    metrics: Sequence[str] = ()
+    format: str = "auto"  # format of the records, as `TaskSettings.format`
+    metrics: Sequence[str] = ()  # metrics to compute: of labels if the template has a blank, else of texts
+    # settings of `DecodingSettings` for templates without a blank
     generate: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -84,11 +73,7 @@ class Prompt:
         return [(literal, name) for literal, name, _, _ in string.Formatter().parse(self.template)]
 
     def sides(self, record: Record) -> tuple[str, str]:
-        """The text before and after the blank; the whole text and "" if there is no blank.
-
-        Raises:
-            UniclozeError: The record lacks a field; the message names its line.
-        """
+        """The text before and after the blank; the whole text and "" if there is no blank."""
         sides = ["", ""]
         behind = 0
         for literal, name in self._parts:
@@ -109,11 +94,7 @@ class Prompt:
         )
 
     def answers(self, record: Record) -> dict[str, str]:
-        """The possible answers to a record, by name.
-
-        Raises:
-            UniclozeError: The options are not a list of texts; the message names the line.
-        """
+        """The possible answers to a record, by name."""
         if self.options is None:
             return dict(self.labels)
         found = record.get(self.records, self.options)
@@ -122,11 +103,7 @@ class Prompt:
         return {str(number): text for number, text in enumerate(found)}
 
     def gold(self, record: Record) -> str | None:
-        """Name of the right answer; None if the record has no label.
-
-        Raises:
-            UniclozeError: The label is not one of the answers; the message names the line.
-        """
+        """Name of the right answer; None if the record has no label."""
         value = record.get(self.records, LABEL)
         if value is None:
             return None
@@ -141,11 +118,7 @@ class Prompt:
         return named
 
     def example(self, record: Record) -> str:
-        """A record with its right answer in the blank, or followed by its target text if there is no blank.
-
-        Raises:
-            UniclozeError: The record has no label; the message names the line.
-        """
+        """A record with its right answer in the blank, or followed by its target text if there is no blank."""
         before, after = self.sides(record)
         if not self.has_blank:
             return f"{before.rstrip()} {record.text(self.records, LABEL).strip()}"
@@ -162,12 +135,7 @@ class Prompt:
 
 
 def read_prompt(path: Path) -> Prompt:
-    """Read a prompt file.
-
-    Raises:
-        UsageError: A key is unknown or missing, or a value is invalid; the message names the file.
-        UniclozeError: The file is missing or not YAML.
-    """
+    """Read a prompt file."""
     if not path.is_file():
         raise UniclozeError(f"There is no prompt file {path}: name one in YAML or JSON.")
     try:

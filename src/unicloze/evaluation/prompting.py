@@ -35,23 +35,7 @@ def prompted(
     batch_size: int = 64,
     progress: bool = True,
 ) -> PromptResult:
-    """Answer a file of records with a prompt.
-
-    Args:
-        model: The model.
-        prompt: A prompt file; see `unicloze.evaluation.prompt_files`.
-        records: The records.
-        examples: Labelled records from which the examples of each prompt are drawn.
-        shots: Number of examples per prompt.
-        seed: Seed of the draws: the examples of a record depend only on the seed and the record's number.
-        limit: Maximum number of records.
-        batch_size: Maximum number of rows per forward pass; for generation at most the default `decoding.batch_size`.
-        progress: Show progress on stderr.
-
-    Raises:
-        UsageError: The prompt or an argument is invalid, or the model's objective cannot fill blanks.
-        UniclozeError: A record cannot be used; the message names its line.
-    """
+    """Answer a file of records with a prompt."""
     if limit is not None and limit < 1:
         raise UsageError(f"limit is {limit}: give 1 or more")
     asked = prompt if isinstance(prompt, Prompt) else read_prompt(Path(prompt))
@@ -69,12 +53,7 @@ def prompted(
 
 
 def _check_metrics(prompt: Prompt) -> None:
-    """Reject metrics that cannot score what the prompt produces, before the model runs.
-
-    Raises:
-        UsageError: A metric compares something else, or finds no positive class among the labels.
-        UniclozeError: A library that a metric needs is not installed.
-    """
+    """Reject metrics that cannot score what the prompt produces, before the model runs."""
     compares = "labels" if prompt.has_blank else "texts"
     for name in prompt.metrics:
         chosen = metric(name)
@@ -92,11 +71,7 @@ def _check_metrics(prompt: Prompt) -> None:
 def draw_examples(
     prompt: Prompt, records: Sequence[Record], path: Path | None, shots: int, seed: int
 ) -> list[list[Record]]:
-    """The examples of each record: distinct, drawn uniformly, and never with the same text as the record.
-
-    Raises:
-        UsageError: There is no file to draw from, or it has too few records.
-    """
+    """The examples of each record: distinct, drawn uniformly, and never with the same text as the record."""
     if not 0 <= seed < 2**63:
         raise UsageError(f"seed is {seed}: give a number from 0 to 2^63 - 1")
     if shots < 0:

@@ -28,12 +28,7 @@ MUCH_SMALLER = 10
 
 
 def learning_rate(weights: int, few: bool = False) -> float:
-    """The peak learning rate for a model, rounded to two significant digits.
-
-    Args:
-        weights: Number of weights of the model.
-        few: Whether only low-rank updates or adapters learn.
-    """
+    """The peak learning rate for a model, rounded to two significant digits."""
     times, highest = (FEW_TIMES, HIGHEST_OF_FEW) if few else (1, HIGHEST_RATE)
     return float(f"{min(highest, RATE_TIMES_WEIGHTS / weights * times):.1e}")
 
@@ -45,14 +40,7 @@ def epochs(rows: int) -> int:
 
 
 def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None = None) -> Recipe:
-    """The recipe with a number for each `auto`.
-
-    Args:
-        recipe: Recipe of a task.
-        weights: Number of weights of the model.
-        rows: Number of training rows.
-        former: Recipe of the run to resume, whose values are kept.
-    """
+    """The recipe with a number for each `auto`."""
     training, finetuning = recipe.training, recipe.finetuning
     if training.learning_rate == "auto":
         rate = learning_rate(weights, finetuning.few) if former is None else former.training.learning_rate

@@ -34,9 +34,6 @@ def auxiliary_objective(recipe: Recipe) -> ObjectiveSettings:
     """The part of the objective that predicts the auxiliary targets with the visibility of the task's rows.
 
     In a mixture this is the first such part, such as the bidirectional one of UniLM v1's four.
-
-    Raises:
-        UsageError: There is none, or its rows need more positions than the model has.
     """
     wanted, reads = recipe.finetuning.auxiliary, recipe.use.visibility
     known: dict[str, None] = {}
@@ -71,22 +68,7 @@ def with_auxiliary(
     vocabulary: Vocabulary,
     keys: keyed.Bits,
 ) -> list[MicroBatch]:
-    """A micro-batch of a task, and its rows as an objective lays them out.
-
-    Args:
-        batch: Micro-batch of the task.
-        objective: See `auxiliary_objective`.
-        weights: Loss coefficient of each of its targets.
-        vocabulary: Vocabulary for the masks and random tokens.
-        keys: Random key of each row. *Shape:* (rows,)
-
-    Returns:
-        Two micro-batches; if their rows are the same, the first has the targets of both and the second no rows. Sequences
-        packed into one row are separate rows in the second.
-
-    Raises:
-        UsageError: The rows are not plain texts.
-    """
+    """A micro-batch of a task, and its rows as an objective lays them out."""
     examples = make_examples(_windows(batch.examples, vocabulary, keys), vocabulary, objective)
     if not _alike(batch.examples, examples):
         buckets = batch.buckets if len(examples) == len(batch.examples) else ()

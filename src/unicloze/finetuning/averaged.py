@@ -16,11 +16,7 @@ AVERAGED = "classification", "regression"
 
 
 def check_averaged(recipes: Sequence[Recipe]) -> None:
-    """Reject models whose predictions cannot be averaged.
-
-    Raises:
-        UsageError: Their task is of another kind, or their tasks or classes differ.
-    """
+    """Reject models whose predictions cannot be averaged."""
     first, *others = (recipe.task for recipe in recipes)
     if first.kind not in AVERAGED:
         raise UsageError(f"predictions of task.kind {first.kind} are not averaged: leave out also")
@@ -31,11 +27,7 @@ def check_averaged(recipes: Sequence[Recipe]) -> None:
 
 
 def averaged(each: Sequence[Sequence[Prediction]]) -> list[Prediction]:
-    """The mean of the probabilities, or of the quantities, that several models predict for the same records.
-
-    Args:
-        each: Predictions of each model, in the order of the records.
-    """
+    """The mean of the probabilities, or of the quantities, that several models predict for the same records."""
     found: list[Prediction] = []
     for of_record in zip(*each, strict=True):
         first = of_record[0]

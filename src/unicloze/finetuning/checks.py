@@ -20,11 +20,7 @@ Origin = Mapping[str, str | None]
 
 
 def check_metrics(recipe: Recipe) -> None:
-    """Reject unknown metrics, metrics that do not compare what the task predicts, and options that no metric has.
-
-    Raises:
-        UsageError: An entry of `task.metrics` or `task.metric_options` is invalid.
-    """
+    """Reject unknown metrics, metrics that do not compare what the task predicts, and options that no metric has."""
     known = {option for each in METRICS.values() for option in each.options}
     names = metrics_of(recipe.task)
     named = [metric(name) for name in names]
@@ -54,11 +50,7 @@ def check_metrics(recipe: Recipe) -> None:
 
 
 def check_given_options(recipe: Recipe) -> None:
-    """Reject explicitly given options that no metric of the task has.
-
-    Raises:
-        UsageError: An entry of `task.metric_options` is invalid.
-    """
+    """Reject explicitly given options that no metric of the task has."""
     for option in recipe.task.metric_options:
         names = metrics_of(recipe.task)
         if not any(option in metric(name).options for name in names):
@@ -73,21 +65,13 @@ def options_of(name: str, recipe: Recipe) -> dict[str, str]:
 
 
 def check_labels(records: Sequence[Record], recipe: Recipe) -> None:
-    """Reject unlabelled training records, which nothing else notices if the recipe names the classes.
-
-    Raises:
-        UniclozeError: A record has no label; the message names its line.
-    """
+    """Reject unlabelled training records, which nothing else notices if the recipe names the classes."""
     for record in records:
         TASKS[recipe.task.kind].reference(record, recipe.task)
 
 
 def refuse_word_vectors(recipe: Recipe) -> None:
-    """Reject word vectors for a model that has trained embeddings.
-
-    Raises:
-        UsageError: The recipe names some.
-    """
+    """Reject word vectors for a model that has trained embeddings."""
     if recipe.training.word_vectors is not None:
         raise UsageError(
             "training.word_vectors is for new embeddings, and those of --model are trained: leave it out, or give "
@@ -112,11 +96,7 @@ def model_fingerprint(model: LoadedModel) -> str:
 
 
 def refuse_other_origin(former: Origin, now: Origin, out: Path) -> None:
-    """Reject resuming a run with other records or another model: its evaluations would not be comparable.
-
-    Raises:
-        UniclozeError: A fingerprint differs.
-    """
+    """Reject resuming a run with other records or another model: its evaluations would not be comparable."""
     other = next((what for what, fingerprint in now.items() if former.get(what) != fingerprint), None)
     if other is not None:
         raise UniclozeError(

@@ -30,12 +30,7 @@ from unicloze.training.loop import Compute
 
 
 def check_views(recipe: Recipe) -> None:
-    """Reject views that the model or the task does not have.
-
-    Raises:
-        UsageError: Heads read all layers, or there is unlabelled text, but no bidirectional LSTMs or no words to predict; or
-            other settings contradict learning from unlabelled text.
-    """
+    """Reject views that the model or the task does not have."""
     task, finetuning = recipe.task, recipe.finetuning
     both_ways = recipe.model.kind == "recurrent" and recipe.model.directions == "bidirectional"
     if isinstance(task, Headed) and task.layers == "all" and not both_ways:
@@ -78,12 +73,7 @@ def check_views(recipe: Recipe) -> None:
 
 
 def unlabelled_records(recipe: Recipe) -> list[Record]:
-    """The unlabelled records of a recipe: lines of .txt files, split into words, and records of other files.
-
-    Raises:
-        UsageError: The format is unknown, or the task reads more than text.
-        UniclozeError: A file is missing or malformed, or there is no text at all.
-    """
+    """The unlabelled records of a recipe: lines of .txt files, split into words, and records of other files."""
     found: list[Record] = []
     for name in recipe.finetuning.unlabelled:
         for file in record_files(Path(name)):
@@ -128,12 +118,7 @@ class OwnTeacher:
         self._primary = list(TASKS[recipe.task.kind].heads(recipe.task))
 
     def __call__(self, batch: Batch, compute: Compute) -> Batch:
-        """The batch with the views' targets alone; a labelled batch is returned as it is.
-
-        Args:
-            batch: The rows.
-            compute: Device and precision.
-        """
+        """The batch with the views' targets alone; a labelled batch is returned as it is."""
         asked = {name: batch.targets[name] for name in self._primary if of_view(name, self._views[0]) in batch.targets}
         if not asked:
             return batch

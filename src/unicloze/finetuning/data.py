@@ -36,19 +36,12 @@ ROWS_SEEN = 256
 
 @dataclass(frozen=True)
 class TaskData:
-    """Labelled records and their rows.
+    """Labelled records and their rows."""
 
-    Args:
-        records: Records in file order.
-        rows: Rows of the records; those of one record are consecutive.
-        fingerprint: SHA-256 of the records.
-        unlabelled: Unlabelled text to learn from in every second step, if any.
-    """
-
-    records: Sequence[Record]
-    rows: Sequence[Any]
-    fingerprint: str
-    unlabelled: TaskData | None = None
+    records: Sequence[Record]  # records in file order
+    rows: Sequence[Any]  # rows of the records; those of one record are consecutive
+    fingerprint: str  # SHA-256 of the records
+    unlabelled: TaskData | None = None  # unlabelled text to learn from in every second step, if any
 
 
 def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
@@ -58,13 +51,7 @@ def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: b
 
 
 def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -> Recipe:
-    """The recipe with the columns of text and label; guessed columns are reported.
-
-    Args:
-        recipe: Recipe of the task.
-        records: Records of the training file.
-        progress: Whether to report guessed columns on stderr.
-    """
+    """The recipe with the columns of text and label; guessed columns are reported."""
     task = with_columns(recipe.task, records)
     guessed = {role: name for role, name in task.fields.items() if recipe.task.fields.get(role) != name}
     if guessed and progress:
@@ -74,18 +61,7 @@ def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -
 
 
 def encoded(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
-    """Encode records as rows.
-
-    Args:
-        records: The records.
-        recipe: Recipe of the task.
-        tokenizer: Tokenizer of the model.
-        answers: Whether the answers are needed, to train or to evaluate; if not, they are ignored.
-
-    Raises:
-        UsageError: `task.fields` names a role that the task does not read.
-        UniclozeError: A record is unusable; the message names its line.
-    """
+    """Encode records as rows."""
     task = TASKS[recipe.task.kind]
     if not answers:
         records = [dataclasses.replace(record, unread=task.answers) for record in records]
@@ -120,12 +96,7 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
 
 
 def unlabelled_text(recipe: Recipe, tokenizer: Tokenizer) -> TaskData | None:
-    """The unlabelled text of a recipe, with targets for every view; None without any.
-
-    Raises:
-        UsageError: As `unlabelled_records`.
-        UniclozeError: As `unlabelled_records`.
-    """
+    """The unlabelled text of a recipe, with targets for every view; None without any."""
     if not recipe.finetuning.unlabelled:
         return None
     data = encoded(unlabelled_records(recipe), recipe, tokenizer, answers=False)
@@ -141,14 +112,6 @@ def finetuning_steps(
     which changes the padding but not the gradient. Each part of them is followed by its rows for the auxiliary objective, if
     there is one, or by none if one forward pass serves both. With unlabelled text, every second step has rows of that text,
     which has its own epochs.
-
-    Args:
-        data: The records.
-        recipe: Recipe of the task.
-        vocabulary: Vocabulary of the model.
-        device: Type of the device, which determines the buckets.
-        first_step: Steps done.
-        own: Which micro-batches to make; the others have no rows.
     """
     batch_size, seed = recipe.training.batch_size, recipe.training.seed
     weights = recipe.finetuning.auxiliary

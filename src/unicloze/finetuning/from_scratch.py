@@ -19,18 +19,7 @@ from unicloze.training.loading import LoadedModel, build_model, spell_tokens
 
 
 def untrained(network: Recipe, task: Recipe, train: Path, *, progress: bool = True) -> LoadedModel:
-    """A model with random weights, drawn by the network's seed, as Vaswani et al. 2017 train translation.
-
-    Args:
-        network: Recipe of the network and of its tokenizer.
-        task: Recipe of the task, with the word vectors to start the embeddings from, if any.
-        train: Its training records; a tokenizer without a path is trained on their texts.
-        progress: Print how many tokens have a word vector.
-
-    Raises:
-        UsageError: The network is ELECTRA's, which is two, or has no table of tokens for word vectors.
-        UniclozeError: A record or the file of word vectors is unusable.
-    """
+    """A model with random weights, drawn by the network's seed, as Vaswani et al. 2017 train translation."""
     if network.model.generator_size:
         raise UsageError(f"recipe {network.name} trains two networks: give a recipe of one, such as transformer-base")
     if network.tokenizer.path is not None:

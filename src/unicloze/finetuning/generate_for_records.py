@@ -24,31 +24,13 @@ from unicloze.version import __version__
 def generate_for_records(
     model: LoadedModel, records: Sequence[Record], *, first: int = 0, progress: bool = False
 ) -> Iterator[list[Prediction]]:
-    """Texts that a trained model generates for records, with the `decoding` settings of its recipe.
-
-    Args:
-        model: Fine-tuned for generation, or pre-trained for sequence-to-sequence or causal language modelling.
-        records: Records with the fields of the source (`generation.source`).
-        first: Index of the first record to generate for; earlier ones are skipped.
-        progress: Show progress on stderr.
-
-    Returns:
-        Lists of predictions for the next records, after every few batches.
-
-    Raises:
-        UsageError: The model cannot generate, or the settings contradict it.
-        UniclozeError: A record lacks a field of its source; the message names its line.
-    """
+    """Texts that a trained model generates for records, with the `decoding` settings of its recipe."""
     parts = parts_for_records(model, records, first=first, progress=progress)
     return predictions_of(parts, records[first:], model.recipe, model.tokenizer)
 
 
 def stream_for_record(model: LoadedModel, record: Record) -> Iterator[str]:
-    """The text for one record, piece by piece as each becomes final; see `generate_for_records`.
-
-    Raises:
-        UsageError: As for `generate_for_records`, or the settings ask for several texts.
-    """
+    """The text for one record, piece by piece as each becomes final; see `generate_for_records`."""
     several = model.recipe.decoding.num_results
     if several > 1:
         raise UsageError(f"num_results is {several}, but only one text can be streamed: set it to 1, or do not stream")
@@ -98,11 +80,6 @@ def generate_into(
     """Generate texts for records into a file with one JSON object per line, written as they come.
 
     An interrupted call resumes if model, settings and records are the same; see `PartialFile`.
-
-    Raises:
-        UsageError: As for `generate_for_records`.
-        UniclozeError: As for `generate_for_records`, or another process is writing the file.
-        OSError: The file cannot be written.
     """
     settings = model.recipe.to_dict()
     settings["decoding"].pop("batch_size")  # does not affect the texts

@@ -28,11 +28,7 @@ from unicloze.training.tree import share
 
 
 def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
-    """The recipe of a generation task, with `decoding.max_length` limited to the positions of its model.
-
-    Raises:
-        UsageError: The decoding settings contradict each other, or the model cannot generate.
-    """
+    """The recipe of a generation task, with `decoding.max_length` limited to the positions of its model."""
     check_generates(recipe.model)
     longest = min(recipe.decoding.max_length, generation.room(recipe)[1])
     decoding = dataclasses.replace(recipe.decoding, max_length=longest)
@@ -43,18 +39,7 @@ def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
 def generated(
     model: TaskModel, data: TaskData, *, first: int = 0, progress: bool = False, draws: Sequence[int] | None = None
 ) -> Iterator[Part]:
-    """Generate for each record; see `generate_parts`.
-
-    Args:
-        model: A model fine-tuned for generation.
-        data: The records.
-        first: Index of the first record to generate for; earlier ones are skipped.
-        progress: Show progress on stderr.
-        draws: As of `generate_parts`.
-
-    Raises:
-        UsageError: The decoding settings contradict each other, or leave no room for a source.
-    """
+    """Generate for each record; see `generate_parts`."""
     tokenizer, decoding = model.tokenizer, model.recipe.decoding
     sources = {row.record: row.source for row in data.rows}  # a record with several targets has one row for each
     layout = with_token_ids(generation_format_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
@@ -74,14 +59,7 @@ def generated(
 def predictions_of(
     parts: Iterable[Part], records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer
 ) -> Iterator[list[Prediction]]:
-    """The predictions for the next records, after every few batches.
-
-    Args:
-        parts: Generated token sequences.
-        records: The records they are generated for.
-        recipe: Recipe of the model.
-        tokenizer: Tokenizer of the model.
-    """
+    """The predictions for the next records, after every few batches."""
     left = iter(records)
     for part in parts:
         if part.results:
@@ -96,11 +74,6 @@ def prediction_of(record: Record, recipe: Recipe, texts: Sequence[tuple[str, flo
 
     For a CoQA turn it includes story and turn number, as in the official file; in a task of `task.parts` with classes or
     numbers, `answer` is the one that the text stands for.
-
-    Args:
-        record: The record.
-        recipe: Recipe of the model.
-        texts: Texts with their scores, best first.
     """
     prediction: Prediction = {"id": record.id, "prediction": texts[0][0], **turn_of(record, recipe.task)}
     part = part_of(record, recipe.task)

@@ -23,11 +23,7 @@ from unicloze.training.loading import LoadedModel
 
 
 def with_settings(model: LoadedModel, overrides: Mapping[str, Any] | None) -> LoadedModel:
-    """The model with overridden recipe settings.
-
-    Raises:
-        UsageError: A setting is invalid, or `task.fields` names a field that the task's records do not have.
-    """
+    """The model with overridden recipe settings."""
     if not overrides:
         return model
     recipe = with_overrides(model.recipe, overrides)
@@ -41,9 +37,6 @@ def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> L
 
     Settings of its recipe that contradict a given one give way. A small pre-trained model repeats no three tokens, unless
     `decoding.no_repeat_ngram` is given.
-
-    Raises:
-        UsageError: A setting is invalid or has no effect.
     """
     given = given_settings(overrides)
     loaded = with_settings(model, overrides)
@@ -78,11 +71,7 @@ def _giving_way(decoding: DecodingSettings, given: Collection[str]) -> dict[str,
 
 
 def record_of(model: LoadedModel, text: str | Sequence[str]) -> Record:
-    """The record of a single source, given in parts.
-
-    Raises:
-        UsageError: A part is blank, or the model reads another number of parts.
-    """
+    """The record of a single source, given in parts."""
     parts = [text] if isinstance(text, str) else list(text)
     record = record_of_texts(parts, model.recipe)
     for role, part in zip(roles_of(model.recipe), parts, strict=False):
@@ -91,12 +80,7 @@ def record_of(model: LoadedModel, text: str | Sequence[str]) -> Record:
 
 
 def predict_given(model: LoadedModel, records: Sequence[Record]) -> list[Prediction]:
-    """Predictions for records made by `record_of`; those of a tagger include the words it found.
-
-    Raises:
-        UsageError: The model was not fine-tuned.
-        UniclozeError: The model outputs nan.
-    """
+    """Predictions for records made by `record_of`; those of a tagger include the words it found."""
     task = load_task_model(model)
     found = predict(task, encoded(records, model.recipe, model.tokenizer, answers=False))
     if model.recipe.task.kind != "tagging":

@@ -156,20 +156,7 @@ def finetune_glue(
     grid_budget: int = 1,
     progress: bool = True,
 ) -> GlueSummary:
-    """Fine-tune on every GLUE task in a folder; resumes if stopped.
-
-    Args:
-        recipe_of: Gives the recipe of a task for the model.
-        start: The model.
-        folder: Has a folder for each task, with its training and development files and optionally its test file.
-        out: Folder of the runs.
-        seeds: Runs of each setting.
-        grid_budget: Number of settings to try for each task: the recipe's own, then random ones of `GRID`.
-        progress: Show progress on stderr.
-
-    Raises:
-        UniclozeError: The folder holds no task, or a record or the model is unusable.
-    """
+    """Fine-tune on every GLUE task in a folder; resumes if stopped."""
     found = list(_found(folder))
     if not found:
         raise UniclozeError(
@@ -192,12 +179,7 @@ def finetune_glue(
 
 
 def grid(recipe: Recipe, budget: int) -> list[dict[str, float]]:
-    """Up to `budget` settings: the recipe's own, then others of `GRID` in random order.
-
-    Args:
-        recipe: Recipe of the task; its seed determines the order.
-        budget: Maximum number of settings.
-    """
+    """Up to `budget` settings: the recipe's own, then others of `GRID` in random order."""
     every = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
     places = np.arange(len(every))
     order = keyed.permutation(places, len(every), keyed.key(recipe.training.seed, _DRAWS)[0])

@@ -56,17 +56,6 @@ def task_recipe(
     """The recipe of a task for one model, with the data, tokenizer, objective and model settings of that model.
 
     The model gets as many positions as the rows of the task need, unless `model.max_positions` is overridden.
-
-    Args:
-        recipe: Recipe of the task.
-        start: The model to start from.
-        overridden: Dotted keys whose values in the recipe are kept, such as `model.dropout`.
-        objective: Changed settings of the model's objective, by dotted key.
-        origins: File and line of the overridden settings that are from a file, for messages.
-
-    Raises:
-        UsageError: The recipe has no task, an overridden setting is fixed by the model, the auxiliary objective or an
-            objective setting does not exist, or the pooled slot has not read the text.
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
@@ -117,11 +106,7 @@ def task_recipe(
 def _refuse_other_models(
     recipe: Recipe, start: LoadedModel, overridden: Sequence[str], origins: Mapping[str, str]
 ) -> None:
-    """Reject settings that differ from those the model fixes: a different shape would leave weights newly initialised.
-
-    Raises:
-        UsageError: A setting differs.
-    """
+    """Reject settings that differ from those the model fixes: a different shape would leave weights newly initialised."""
     for key in overridden:
         section, _, name = key.partition(".")
         said = f"{origins[key]}: {key}" if key in origins else key
@@ -144,11 +129,7 @@ def _refuse_other_models(
 
 
 def _adapter_size(recipe: Recipe, start: LoadedModel) -> int:
-    """Width of the adapters: those asked for, else those of the start model.
-
-    Raises:
-        UsageError: The start model has adapters of another width.
-    """
+    """Width of the adapters: those asked for, else those of the start model."""
     asked, own = recipe.finetuning.adapter_size, start.recipe.model.adapter_size
     if asked is not None and own not in (0, asked):
         raise UsageError(
@@ -178,12 +159,7 @@ def what_changed(changed: Mapping[str, tuple[Any, Any]], start: LoadedModel) -> 
 
 
 def _pooled(recipe: Recipe) -> Recipe:
-    """The recipe with a default `task.pooling` that suits how the model reads.
-
-    Raises:
-        UsageError: A left-to-right model would predict from its first slot, which is the same in all rows, or a right-to-left
-            one from its last.
-    """
+    """The recipe with a default `task.pooling` that suits how the model reads."""
     task, reads = recipe.task, recipe.use.visibility
     causal, unread = reads == "left_to_right", {"left_to_right": "first", "right_to_left": "last"}.get(reads)
     if not isinstance(task, Headed) or task.head == "biattentive":
@@ -206,12 +182,7 @@ def _pooled(recipe: Recipe) -> Recipe:
 
 
 def _read_by_decoder(recipe: Recipe, task: Headed) -> Headed:
-    """The task, with an encoder-decoder's pooling: texts are classified from the last slot of its decoder (BART).
-
-    Raises:
-        UsageError: The model has no decoder, or the task packs several texts into a row, which an encoder-decoder does not
-            read.
-    """
+    """The task, with an encoder-decoder's pooling: texts are classified from the last slot of its decoder (BART)."""
     whole = task.kind in ("classification", "regression")
     if not recipe.model.decoder_layers or not whole:
         if task.pooling == "decoder":
@@ -246,9 +217,6 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
 
     If the task needs more positions, those of the trained model are repeated, as in UniLM's released code. The output
     layers of an already fine-tuned model are copied if its classes and `task.head` are the same.
-
-    Returns:
-        Names of the newly initialised weights.
     """
     own, theirs = model.state_dict(), start.model.state_dict()
     theirs |= {name: repeated(theirs[name], len(own[name])) for name in POSITION_ROWS if name in theirs}
@@ -275,14 +243,6 @@ def fit_head(model: TaskModel, data: TaskData) -> bool:
 
     The dense layer becomes a multiple of the identity, small enough that tanh is nearly linear; the strength of the
     regularisation is that of the best cross-validated likelihood. Few labels teach such a head more than gradient steps.
-
-    Args:
-        model: The model, whose head is changed.
-        data: The training records.
-
-    Returns:
-        Whether it was fitted: not for many rows, other heads, heads that do not learn, weighted classes, or a class without
-        two records.
     """
     head = dict(model.model.task_heads.items()).get("label")
     answers = np.array([row.targets["label"].labels[0] for row in data.rows if "label" in getattr(row, "targets", ())])

@@ -17,15 +17,10 @@ from unicloze.tasks.several import by_part, parts_of, rows_per_epoch
 
 @dataclass(frozen=True)
 class Mixture:
-    """Rows of several tasks, see `unicloze.tasks.several.rows_per_epoch`.
+    """Rows of several tasks, see `unicloze.tasks.several.rows_per_epoch`."""
 
-    Args:
-        counts: Rows of each part in an epoch, by label.
-        members: Indices of the rows of each part, by label.
-    """
-
-    counts: Mapping[str, int]
-    members: Mapping[str, Int64s]
+    counts: Mapping[str, int]  # rows of each part in an epoch, by label
+    members: Mapping[str, Int64s]  # indices of the rows of each part, by label
 
     @classmethod
     def of(cls, records: Sequence[Record], rows: Sequence[Any], settings: TaskSettings) -> Mixture | None:
@@ -78,17 +73,11 @@ def _visited(members: Int64s, visits: Int64s, seed: int, part: int) -> Int64s:
 
 @dataclass(frozen=True)
 class Turns:
-    """Steps of several tasks with heads of their own: each is of one task, drawn at random (Clark et al. 2018, Section 2.2).
+    """Steps of several tasks with heads of their own: each is of a random task (Clark et al. 2018, Section 2.2)."""
 
-    Args:
-        members: Indices of the rows of each part.
-        parts: Index of the part of each step. *Shape:* (steps,)
-        earlier: Number of earlier steps of the same part. *Shape:* (steps,)
-    """
-
-    members: Sequence[Int64s]
-    parts: Int64s
-    earlier: Int64s
+    members: Sequence[Int64s]  # indices of the rows of each part
+    parts: Int64s  # Index of the part of each step. *Shape:* (steps,)
+    earlier: Int64s  # Number of earlier steps of the same part. *Shape:* (steps,)
 
     @classmethod
     def of(cls, mixture: Mixture, steps: int, seed: int) -> Turns:

@@ -30,10 +30,6 @@ class PartialFile:
         total: Number of lines of the complete file.
         begun_with: Fingerprints of everything the lines depend on, by what they identify.
         fits: Whether a line can have a given number.
-
-    Raises:
-        UniclozeError: Another process is writing the part, or it was not made by this command.
-        OSError: It cannot be written.
     """
 
     def __init__(

@@ -42,11 +42,7 @@ def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list
 
 
 def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = False) -> list[Outputs]:
-    """Outputs of the task heads for each row, without padding.
-
-    Raises:
-        UniclozeError: An output is NaN.
-    """
+    """Outputs of the task heads for each row, without padding."""
     task, vocabulary = TASKS[model.recipe.task.kind], model.tokenizer.vocabulary
     own: dict[str, torch.Tensor] = {}
     world, blocks = model.compute.world, list(buckets_by_length(rows, SLOTS_AT_ONCE))
@@ -76,11 +72,7 @@ def as_json_lines(predictions: Sequence[Prediction]) -> str:
 
 
 def as_glue(predictions: Sequence[Prediction]) -> str:
-    """The format of the GLUE server: lines of "index, tab, prediction" under a header.
-
-    Raises:
-        UsageError: A prediction is not a class, a quantity or a text, or it or its id contains a tab or a newline.
-    """
+    """The format of the GLUE server: lines of "index, tab, prediction" under a header."""
     lines = ["index\tprediction\n"]
     for prediction in predictions:
         name, answer = prediction["id"], prediction["prediction"]
@@ -95,11 +87,7 @@ def as_glue(predictions: Sequence[Prediction]) -> str:
 
 
 def as_official(predictions: Sequence[Prediction]) -> str:
-    """The format of the official scripts: a list of answers for CoQA's turns, otherwise answers by id, as for SQuAD.
-
-    Raises:
-        UsageError: Two predictions have the same id.
-    """
+    """The format of the official scripts: a list of answers for CoQA's turns, otherwise answers by id, as for SQuAD."""
     if all("story" in said and "turn" in said for said in predictions):
         turns = [{"id": said["story"], "turn_id": said["turn"], "answer": said["prediction"]} for said in predictions]
         return json.dumps(turns, ensure_ascii=False) + "\n"
@@ -129,11 +117,7 @@ ENDINGS: Mapping[str, str] = {".jsonl": "jsonl", ".json": "json", ".tsv": "glue"
 
 
 def format_of(out: Path | None, format: str | None) -> str:
-    """The given format, or that of the file extension; `jsonl` if neither is given.
-
-    Raises:
-        UsageError: The format or the extension is unknown.
-    """
+    """The given format, or that of the file extension; `jsonl` if neither is given."""
     if format is not None and format not in PREDICTION_FORMATS:
         raise UsageError(f"format is {format!r}: give one of {', '.join(PREDICTION_FORMATS)}.")
     if format is not None or out is None:
@@ -147,11 +131,7 @@ def format_of(out: Path | None, format: str | None) -> str:
 
 
 def check_format(format: str, recipe: Recipe, records: Sequence[Record]) -> None:
-    """Reject a format that cannot hold the predictions of a task or of these records, before predicting.
-
-    Raises:
-        UsageError: The predictions do not fit the format.
-    """
+    """Reject a format that cannot hold the predictions of a task or of these records, before predicting."""
     if format == "glue" and "tags" in TASKS[recipe.task.kind].compares:
         raise UsageError(f"the tags of a sentence are not a class, a quantity or a text: {OTHER_FORMAT}")
     PREDICTION_FORMATS[format]([{"id": one.id, "prediction": "", **turn_of(one, recipe.task)} for one in records])
@@ -166,10 +146,6 @@ def write_predictions(predictions: Sequence[Prediction], path: Path, format: str
     """Write predictions in one of `PREDICTION_FORMATS`.
 
     For unanswerable questions, the format `json` also writes the no-answer probabilities to `NAME.na_probabilities.json`.
-
-    Raises:
-        UsageError: The predictions do not fit the format.
-        UniclozeError: The file cannot be written.
     """
     sure = {said["id"]: said["na_probability"] for said in predictions if "na_probability" in said}
     what, cure = "the predictions", "give another --out"

@@ -117,20 +117,7 @@ class FinetuneResult:
 def finetune_run(
     recipe: Recipe, start: LoadedModel, train: Path, dev: Path | None, out: Path, *, progress: bool = True
 ) -> FinetuneResult:
-    """Fine-tune a model on a task, or resume the run in the directory.
-
-    Args:
-        recipe: Recipe of the task for this model; see `task_recipe`.
-        start: The model to start from.
-        train: Records to train on.
-        dev: Records to evaluate on; if None, the last checkpoint counts as the best.
-        out: The run directory; nothing is written outside it.
-        progress: Show progress on stderr.
-
-    Raises:
-        UniclozeError: A record, the directory or a checkpoint is unusable, or the loss is not finite.
-        UsageError: The directory holds a run with other settings.
-    """
+    """Fine-tune a model on a task, or resume the run in the directory."""
     with joined() as world, hold_run(out, world), pinned_threads(recipe.training, world):
         world.same("the recipe", digest(recipe.to_dict()), "give all processes the same recipe and settings")
         progress = progress and world.first
@@ -403,11 +390,7 @@ class _Run(RunProcess):
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """Use the mean of the weights at the last evaluations within this context, if the recipe averages them.
-
-        Raises:
-            UniclozeError: The weights of one of these evaluations are missing or damaged.
-        """
+        """Use the mean of the weights at the last evaluations within this context, if the recipe averages them."""
         if not self.averages:
             yield
             return

@@ -42,21 +42,13 @@ Said = Callable[[Compared], Sequence[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """Compares answers to records with the right ones: of a task, or of a part of `task.parts`.
+    """Compares answers to records with the right ones: of a task, or of a part of `task.parts`."""
 
-    Args:
-        recipe: Recipe of the task.
-        records: Its records.
-        numbers: Their indices among all records.
-        metrics: Names of its metrics.
-        part: The part; None for a whole task.
-    """
-
-    recipe: Recipe
-    records: Sequence[Record]
-    numbers: Sequence[int]
-    metrics: Sequence[str]
-    part: TaskPart | None = None
+    recipe: Recipe  # recipe of the task
+    records: Sequence[Record]  # its records
+    numbers: Sequence[int]  # their indices among all records
+    metrics: Sequence[str]  # names of its metrics
+    part: TaskPart | None = None  # the part; None for a whole task
 
     def name(self, value: str) -> str:
         """Name of a metric or value among those of all parts."""
@@ -140,12 +132,7 @@ def measure(
 
 
 def check_answers(records: Sequence[Record], recipe: Recipe) -> None:
-    """Reject a development file without references, or with references that the metrics cannot compare.
-
-    Raises:
-        UniclozeError: A record has no answer, an id is repeated where answers are compared by id, a library that a metric
-            needs is not installed, or F1 finds no positive record.
-    """
+    """Reject a development file without references, or with references that the metrics cannot compare."""
     for scorer in scorers(records, recipe):
         for name in scorer.metrics:
             compares, references = metric(name).compares, scorer.references(name)
@@ -203,17 +190,7 @@ def _compared(
 def difference_error(
     predictions: Sequence[Any], others: Sequence[Any], records: Sequence[Record], recipe: Recipe
 ) -> float | None:
-    """Standard error of the difference of two models in the value that selects the checkpoint, on the same records.
-
-    Args:
-        predictions: Answers of one model.
-        others: Answers of the other.
-        records: The records.
-        recipe: Recipe of the task.
-
-    Returns:
-        The error in the unit of the value; None if it is not quick to compute.
-    """
+    """Standard error of the difference of two models in the value that selects the checkpoint, on the same records."""
     errors = []
     for scorer in scorers(records, recipe):
         name = scorer.metrics[0]
@@ -250,19 +227,7 @@ def measure_file(
     name: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> TaskScores:
-    """Score a file of predictions against labelled records, with standard errors.
-
-    Args:
-        predictions: A .jsonl or .tsv file as `predict` writes it, or .txt with one prediction per line.
-        references: The labelled records in the same order, in a format that fine-tuning reads.
-        recipe: Recipe of the task.
-        name: The metric; default: those of the task.
-        options: Options of the metrics, in addition to those of the task.
-
-    Raises:
-        UsageError: The recipe has no task, or a metric or option does not exist.
-        UniclozeError: A line is malformed, or the lines of the files do not match.
-    """
+    """Score a file of predictions against labelled records, with standard errors."""
     if not recipe.task.kind:
         raise UsageError(f"{recipe.name} is not a task recipe: see `unicloze recipes`.")
     recipe = _measuring(recipe, name, options or {})

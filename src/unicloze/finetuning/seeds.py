@@ -145,13 +145,7 @@ def finetune_seeds(
     seeds: int = 1,
     progress: bool = True,
 ) -> FinetuneSummary:
-    """Fine-tune with `seeds` consecutive seeds from `training.seed`, each in its own folder if several; resumes if stopped.
-
-    Raises:
-        UsageError: The folder holds runs that the results would leave out: of one seed instead of several, or the other
-            way round, or of other seeds.
-        UniclozeError: As for `finetune_run`.
-    """
+    """Fine-tune with consecutive seeds from `training.seed`, each in its own folder if several; resumes if stopped."""
     _refuse_others(out, recipe.training.seed, seeds)
     runs: list[FinetuneResult] = []
     for number in range(seeds):
@@ -168,11 +162,7 @@ def finetune_seeds(
 
 
 def _refuse_others(out: Path, first: int, seeds: int) -> None:
-    """Reject a folder with runs that its results would leave out.
-
-    Raises:
-        UsageError: A single run and runs of several seeds would share the folder, or it has a run of another seed.
-    """
+    """Reject a folder with runs that its results would leave out."""
     names = [path.parent.name.removeprefix("seed-") for path in out.glob(f"seed-*/{RECIPE}")]
     there = sorted(int(name) for name in names if name.isdecimal())
     others = [seed for seed in there if not first <= seed < first + seeds]

@@ -35,15 +35,6 @@ def samples(answered: Sequence[Prediction], records: Sequence[Record], settings:
     """Up to twenty predictions with the texts of their records, beginning with up to twelve wrong ones.
 
     Both kinds are spread evenly over the file. For quantities the largest errors come first.
-
-    Args:
-        answered: Predictions with their references.
-        records: The records they belong to.
-        settings: Which fields the task reads.
-
-    Returns:
-        For each: `id`, `fields`, `prediction`, `reference`, `right` (None for quantities and generated texts, which are
-        not simply right or wrong) and `confidence`, the probability of the prediction, or None.
     """
     generated = metric(settings.metrics[0]).compares == "texts"  # a text can be good without matching the reference
     parts = [part_of(record, settings) for record in records]

@@ -18,27 +18,16 @@ SLOTS_AT_ONCE = 8192
 
 @dataclass(frozen=True)
 class TaskModel:
-    """A fine-tuned model, ready to predict.
+    """A fine-tuned model, ready to predict."""
 
-    Args:
-        model: The model with the task heads.
-        tokenizer: Tokenizer of the model.
-        recipe: Recipe with the task.
-        compute: Device and precision to compute with.
-    """
-
-    model: UnifiedModel
-    tokenizer: Tokenizer
-    recipe: Recipe
-    compute: Compute
+    model: UnifiedModel  # the model with the task heads
+    tokenizer: Tokenizer  # tokenizer of the model
+    recipe: Recipe  # recipe with the task
+    compute: Compute  # device and precision to compute with
 
 
 def load_task_model(loaded: LoadedModel) -> TaskModel:
-    """A fine-tuned model, ready to predict.
-
-    Raises:
-        UsageError: The model was not fine-tuned.
-    """
+    """A fine-tuned model, ready to predict."""
     if not loaded.recipe.task.kind:
         raise UsageError(
             f"{loaded.path} is not a fine-tuned model: give the --out of `unicloze finetune`; {instead(loaded)}"

@@ -21,11 +21,6 @@ def with_best_threshold(
     """The recipe with the no-answer threshold of the best F1, halfway to the next margin, and its predictions.
 
     Both are returned unchanged if the task has no unanswerable questions or the recipe already has a threshold.
-
-    Args:
-        recipe: Recipe of the task.
-        data: The records and their rows.
-        predictions: One for each record.
     """
     task = recipe.task
     if not isinstance(task, ExtractionSettings) or not task.unanswerable or task.no_answer_threshold is not None:

@@ -61,15 +61,7 @@ def verdict_on(
     recipe: Recipe,
     difference: Callable[[BaselineScores], float | None] = lambda _: None,
 ) -> str:
-    """Interpretation of the scores of the best evaluation, in words.
-
-    Args:
-        scores: Scores by metric, with standard errors where known.
-        headlines: Value of each evaluation by the metric that selects the checkpoint, in order; higher is better.
-        baselines: The baselines to beat.
-        recipe: Recipe of the task.
-        difference: Standard error of the difference to a baseline on the same records; None if unknown.
-    """
+    """Interpretation of the scores of the best evaluation, in words."""
     key = chosen_value(recipe)
     first = key if key in scores else recipe.task.metrics[0]
     value = headline(scores, recipe)

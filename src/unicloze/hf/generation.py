@@ -82,9 +82,6 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         Returns:
             With labels and pseudo masks, logits are at the labels' slots and 0 elsewhere. Otherwise a slot's logits predict
             the next token, and a pseudo mask's logits the token at its position.
-
-        Raises:
-            UsageError: A row is too long, a label is in a source, or the model is in training mode without labels.
         """
         if labels is None and self.training:
             raise UsageError(

@@ -36,9 +36,6 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
 
     Args:
         path: A run directory, its checkpoints folder, or one checkpoint.
-
-    Raises:
-        UniclozeError: There is no intact checkpoint.
     """
     loaded = open_model(path)
     with tempfile.TemporaryDirectory(prefix="unicloze-") as folder:

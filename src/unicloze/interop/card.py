@@ -48,13 +48,7 @@ _TAGS = {
 
 
 def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, float]) -> str:
-    """The `README.md` of an export.
-
-    Args:
-        loaded: The model.
-        export: Its format.
-        differences: As in `ExportResult`.
-    """
+    """The `README.md` of an export."""
     recipe, events = loaded.recipe, _events(loaded)
     start: Mapping[str, Any] = next((event for event in reversed(events) if event.get("event") == "start"), {})
     sections = [

@@ -39,25 +39,15 @@ from unicloze.training.loading import LoadedModel
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """An exported folder, loaded by Transformers.
+    """An exported folder, loaded by Transformers."""
 
-    Args:
-        name: Name of its class.
-        model: The model, in evaluation mode.
-        tokenizer: The tokenizer as loaded by AutoTokenizer.
-        answers: Output attribute of each head, by our name of the head.
-        ids: Their id of each of our ids. *Shape:* (vocabulary,)
-        segments: `token_type_ids` of the two texts of a pair; None if the model has none.
-        longest: Most tokens of a row.
-    """
-
-    name: str
-    model: Any
-    tokenizer: Any
-    answers: Mapping[str, str]
-    ids: npt.NDArray[np.int64]
-    segments: tuple[int, int] | None
-    longest: int
+    name: str  # name of its class
+    model: Any  # the model, in evaluation mode
+    tokenizer: Any  # the tokenizer as loaded by AutoTokenizer
+    answers: Mapping[str, str]  # output attribute of each head, by our name of the head
+    ids: npt.NDArray[np.int64]  # Their id of each of our ids. *Shape:* (vocabulary,)
+    segments: tuple[int, int] | None  # `token_type_ids` of the two texts of a pair; None if the model has none
+    longest: int  # most tokens of a row
 
 
 ANSWERS: Mapping[str, Mapping[str, str]] = {
@@ -104,13 +94,7 @@ def quietly(library: Any) -> Iterator[None]:
 
 
 def load_folder(name: str, folder: Path, allowed: Mapping[str, bool] | None = None) -> tuple[Any, Any]:
-    """The model, in evaluation mode, and the tokenizer of a folder, as a user would load them.
-
-    Args:
-        name: The class.
-        folder: The folder.
-        allowed: Whether a pooler may be among the missing or the unexpected weights.
-    """
+    """The model, in evaluation mode, and the tokenizer of a folder, as a user would load them."""
     library = transformers_library()
     try:
         with quietly(library):

@@ -34,22 +34,15 @@ OF_OUTPUT = "head", "head_bias", "tied_output", "scale_output"
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model's shape and what else its family's tensors depend on.
+    """A model's shape and what else its family's tensors depend on."""
 
-    Args:
-        settings: Model shape.
-        padding: Number of leading rows of their position table reserved for padding.
-        fused: Whether attention has one `qkv_linear` without a key bias (released UniLM).
-        relative: Name of their relative position table, if any (released UniLM and models trained from it).
-        tokens: Rows of their token table, where `query` needs it.
-        query: Id of the pseudo mask, whose row of our token table is their vector of the slots that predict (XLNet).
-    """
-
-    settings: ModelSettings
-    padding: int = 0
-    fused: bool = False
+    settings: ModelSettings  # model shape
+    padding: int = 0  # number of leading rows of their position table reserved for padding
+    fused: bool = False  # whether attention has one `qkv_linear` without a key bias (released UniLM)
+    # name of their relative position table, if any (released UniLM and models trained from it)
     relative: str | None = None
-    tokens: int = 0
+    tokens: int = 0  # rows of their token table, where `query` needs it
+    # id of the pseudo mask, whose row of our token table is their vector of the slots that predict (XLNet)
     query: int | None = None
 
     @property
@@ -60,19 +53,13 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a configuration and the settings it decides.
+    """A key of a configuration and the settings it decides."""
 
-    Args:
-        theirs: The key; empty if tensors decide.
-        ours: The settings.
-        read: Their values, in the order of `ours`, from a configuration and the names of its tensors.
-        write: The key's value from our settings.
-    """
-
-    theirs: str
-    ours: tuple[str, ...]
+    theirs: str  # the key; empty if tensors decide
+    ours: tuple[str, ...]  # the settings
+    # their values, in the order of `ours`, from a configuration and the names of its tensors
     read: Callable[[Config, Collection[str]], tuple[Any, ...]]
-    write: Callable[[ModelSettings], Any]
+    write: Callable[[ModelSettings], Any]  # the key's value from our settings
 
 
 def _plain(theirs: str, ours: str, read: Callable[[Config], Any]) -> Key:
@@ -146,32 +133,22 @@ def _narrow(default: int = 128) -> Key:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The configuration of a family.
+    """The configuration of a family."""
 
-    Args:
-        keys: Its keys.
-        fixed: Settings that all of its models have.
-        only: Keys whose other values are not supported: what is, and why nothing else.
-        constants: Further keys of a written configuration.
-        heads: Keys of the width and of the number of heads, of which it is a multiple.
-        positions: Key of the rows of the position table.
-        after_padding: Whether positions begin after the padding token's id.
-        padding: Rows before the first position, if not.
-        padding_id: The only id of padding; None if any.
-        narrow: Whether its embeddings are always narrower than its hidden states.
-        finish: What else follows from the names of tensors.
-    """
-
-    keys: tuple[Key, ...]
-    fixed: Mapping[str, Any]
+    keys: tuple[Key, ...]  # its keys
+    fixed: Mapping[str, Any]  # settings that all of its models have
+    # keys whose other values are not supported: what is, and why nothing else
     only: Mapping[str, tuple[tuple[Any, ...], str]]
-    constants: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)  # further keys of a written configuration
+    # keys of the width and of the number of heads, of which it is a multiple
     heads: tuple[str, str] = ("hidden_size", "num_attention_heads")
+    # key of the rows of the position table
     positions: tuple[str, int | None] | None = ("max_position_embeddings", None)
-    after_padding: bool = False
-    padding: int = 0
-    padding_id: int | None = None
-    narrow: bool = False
+    after_padding: bool = False  # whether positions begin after the padding token's id
+    padding: int = 0  # rows before the first position, if not
+    padding_id: int | None = None  # the only id of padding; None if any
+    narrow: bool = False  # whether its embeddings are always narrower than its hidden states
+    # what else follows from the names of tensors
     finish: Callable[[Architecture, Collection[str]], Architecture] = lambda read, _: read
 
     @property
@@ -273,14 +250,7 @@ _NAMES_OF_DISTILBERT = {
 def _bert_keys(
     names: Mapping[str, str] = {}, *, dropout: float = 0.1, activation: str = "gelu", segments: int | None = 2
 ) -> tuple[Key, ...]:
-    """BERT's keys.
-
-    Args:
-        names: Other names for some of them.
-        dropout: Default of its rates.
-        activation: Default of its activation.
-        segments: Default number of segments; None without segments.
-    """
+    """BERT's keys."""
 
     def name(key: str) -> str:
         return names.get(key, key)

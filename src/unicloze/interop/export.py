@@ -64,11 +64,7 @@ class ExportResult:
 
 
 def stock_format(loaded: LoadedModel, to: str) -> Export:
-    """Export to a stock class of Transformers.
-
-    Raises:
-        UsageError: The class cannot represent the model; the message names the setting and the cure.
-    """
+    """Export to a stock class of Transformers."""
     check_format(to, loaded)
     if to in CLASSES:
         return Export(
@@ -89,18 +85,7 @@ def stock_format(loaded: LoadedModel, to: str) -> Export:
 
 
 def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str]) -> ExportResult:
-    """Write an export, load it back and compare it.
-
-    Args:
-        loaded: The model.
-        export: How to export it.
-        out: The folder. An earlier export is replaced once the new one is complete; any other content is an error.
-
-    Raises:
-        UsageError: `out` holds something else.
-        UniclozeError: The export differs from the model and was deleted; it cannot be written; or Transformers is not
-            installed.
-    """
+    """Write an export, load it back and compare it."""
     folder = Path(out)
     folder = folder.resolve() if folder.is_symlink() else folder
     _check_place(folder)

@@ -53,26 +53,15 @@ _BIO = re.compile(r"O|[BI]-.+")
 
 @dataclass(frozen=True, kw_only=True)
 class TaskLayers:
-    """Layers of a class with a dense layer before its output layer.
+    """Layers of a class with a dense layer before its output layer."""
 
-    Args:
-        dense: Name of the dense layer.
-        output: Name of the output layer.
-        head: `task.head` of such layers.
-    """
-
-    dense: str
-    output: str
-    head: str = "dense"
+    dense: str  # name of the dense layer
+    output: str  # name of the output layer
+    head: str = "dense"  # `task.head` of such layers
 
 
 def task_entries(kind: TaskClass, layers: Mapping[TaskClass, TaskLayers]) -> list[Entry]:
-    """Entries of a task's heads.
-
-    Args:
-        kind: The class.
-        layers: Of a family's classes with a dense layer.
-    """
+    """Entries of a task's heads."""
     if kind == "ForQuestionAnswering":
         ours = "task_heads.start.output", "task_heads.end.output"
         return [
@@ -94,13 +83,7 @@ def class_of(config: Config) -> TaskClass | None:
 
 
 def imported_task(config: Config, kind: TaskClass, layers: Mapping[TaskClass, TaskLayers]) -> TaskSettings:
-    """The task of a checkpoint with a task's head.
-
-    Args:
-        config: Its configuration.
-        kind: Its class.
-        layers: Of its family's classes with a dense layer.
-    """
+    """The task of a checkpoint with a task's head."""
     decodes = config.values.get("is_encoder_decoder") is True
     if not layers or (kind not in layers and (DENSE[kind] or decodes)):
         raise _refused(config, "architectures", "a head of this class cannot be imported")
@@ -181,42 +164,27 @@ TARGETS: Mapping[Head, str] = {"token": "ae", "next": "nsp", "order": "sop", "re
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Checkpoints that share tensor names.
+    """Checkpoints that share tensor names."""
 
-    Args:
-        name: Name of the family.
-        paper: Title of its paper.
-        prefix: Prefix of backbone names in models with a head; a bare encoder has none.
-        configuration: Its keys of a configuration.
-        backbone: Entries of the backbone, without the prefix.
-        heads: Entries of each head, with full names.
-        copies: As in `Table`, with full names.
-        pooler: The layer over the first slot: part of a classifier in `heads`, or on its own `ModelSettings.pooler`.
-        gelu_heads: Heads that use GELU regardless of the activation of the layers.
-        always: Heads every checkpoint has, whether or not they have tensors of their own.
-        unused: Names that are not used here, besides those of all families.
-        task_layers: Layers of its classes with the head of a task and a dense layer, with full names.
-        classes: The stock class of each set of heads; none for a family of language models.
-        generates: The stock class that generates texts, or permuted tokens; empty if there is none.
-        separators: Number of tokens between two texts.
-        queries: Whether slots that predict have a vector of their own instead of a token, see `Architecture.query`.
-    """
-
-    name: str
-    paper: str
-    prefix: str
-    configuration: Layout
-    backbone: Callable[[Architecture], Iterable[Entry]]
-    heads: Mapping[Head, tuple[Entry, ...]]
-    copies: Mapping[str, str] = field(default_factory=dict)
+    name: str  # name of the family
+    paper: str  # title of its paper
+    prefix: str  # prefix of backbone names in models with a head; a bare encoder has none
+    configuration: Layout  # its keys of a configuration
+    backbone: Callable[[Architecture], Iterable[Entry]]  # entries of the backbone, without the prefix
+    heads: Mapping[Head, tuple[Entry, ...]]  # entries of each head, with full names
+    copies: Mapping[str, str] = field(default_factory=dict)  # as in `Table`, with full names
+    # the layer over the first slot: part of a classifier in `heads`, or on its own `ModelSettings.pooler`
     pooler: str = ""
-    gelu_heads: frozenset[Head] = frozenset()
-    always: tuple[Head, ...] = ()
-    unused: tuple[str, ...] = ()
+    gelu_heads: frozenset[Head] = frozenset()  # heads that use GELU regardless of the activation of the layers
+    always: tuple[Head, ...] = ()  # heads every checkpoint has, whether or not they have tensors of their own
+    unused: tuple[str, ...] = ()  # names that are not used here, besides those of all families
+    # the stock class of each set of heads; none for a family of language models
     classes: Mapping[frozenset[Head], str] = field(default_factory=dict)
-    generates: str = ""
-    separators: int = 1
+    generates: str = ""  # the stock class that generates texts, or permuted tokens; empty if there is none
+    separators: int = 1  # number of tokens between two texts
+    # whether slots that predict have a vector of their own instead of a token, see `Architecture.query`
     queries: bool = False
+    # layers of its classes with the head of a task and a dense layer, with full names
     task_layers: Mapping[TaskClass, TaskLayers] = field(default_factory=dict)
 
     @property
@@ -227,14 +195,7 @@ class Family:
     def table(
         self, layout: Architecture, *, heads: Collection[Head] = (), bare: bool = False, task: TaskClass | None = None
     ) -> Table:
-        """The key table of a model.
-
-        Args:
-            layout: Its layout.
-            heads: Its heads.
-            bare: Whether backbone names have no prefix.
-            task: Its class, if it has the head of a task.
-        """
+        """The key table of a model."""
         prefix = "" if bare else self.prefix
         found = [
             dataclasses.replace(entry, theirs=tuple(prefix + name for name in entry.theirs))
@@ -525,12 +486,7 @@ MODEL_TYPES: Mapping[str, str] = {
 
 
 def family_of(config: Config, names: Collection[str]) -> Family:
-    """The family of a checkpoint, from its model type; released UniLM is recognised by its tensors.
-
-    Args:
-        config: Its configuration.
-        names: Names of its tensors.
-    """
+    """The family of a checkpoint, from its model type; released UniLM is recognised by its tensors."""
     if any(name.endswith((".qkv_linear.weight", "rel_pos_bias.weight")) for name in names):
         return FAMILIES["unilm"]
     kind = config.values.get("model_type")

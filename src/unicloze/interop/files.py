@@ -59,15 +59,10 @@ def read_json(path: Path, *, largest: int = LARGEST_FILE, kind: type = dict) -> 
 
 @dataclass(frozen=True)
 class Config:
-    """A model's `config.json`. Errors name the file and the key.
+    """A model's `config.json`. Errors name the file and the key."""
 
-    Args:
-        path: The file.
-        values: Its content.
-    """
-
-    path: Path
-    values: Mapping[str, Any]
+    path: Path  # the file
+    values: Mapping[str, Any]  # its content
 
     @classmethod
     def read(cls, path: Path) -> Config:
@@ -91,14 +86,7 @@ class Config:
             raise self.refused(key, why)
 
     def whole(self, key: str, default: int | None = None, *, kind: str = "size", least: int = 1) -> int:
-        """A bounded integer.
-
-        Args:
-            key: Its key.
-            default: Value of a missing key; None if the key is required.
-            kind: A key of `LARGEST`.
-            least: Smallest allowed value.
-        """
+        """A bounded integer."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST[kind]:
             expected = f"expected a whole number from {least} to {LARGEST[kind]:,}"
@@ -188,12 +176,7 @@ def inside(folder: Path, name: str) -> Path | None:
 
 
 def open_weights(folder: Path, *, pickle: bool = False) -> Weights:
-    """Open the weights of a checkpoint folder: safetensors, whole or sharded, or on request a `.bin`.
-
-    Args:
-        folder: The folder.
-        pickle: Read a `.bin` if there are no safetensors.
-    """
+    """Open the weights of a checkpoint folder: safetensors, whole or sharded, or on request a `.bin`."""
     if (file := inside(folder, SAFETENSORS)) is not None:
         return _together(file, [file], _safetensors)
     if (index := inside(folder, f"{SAFETENSORS}.index.json")) is not None:

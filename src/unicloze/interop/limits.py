@@ -22,32 +22,19 @@ from unicloze.training.loading import LoadedModel
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """How a model is exported.
+    """How a model is exported."""
 
-    Args:
-        to: The format.
-        architecture: The class of Transformers that loads it; empty for a format of unicloze alone.
-        write: Writes all files but the model card.
-        check: Loads a folder back and compares.
-        said: As in `ExportResult`.
-        imports: A module to import first, which registers the class in Transformers.
-        tag: Its pipeline tag; default: that of the class.
-        use: How to use it, as Markdown; default: with Transformers.
-        name: Name of the model; default: that of its recipe.
-        licence: Identifier of the licence; default: a note to add one.
-        sections: Further sections of the model card by title, as Markdown.
-    """
-
-    to: str
-    architecture: str
-    write: Callable[[Path], None]
-    check: Callable[[Path], Mapping[str, float]]
-    said: tuple[str, ...] = ()
-    imports: str = ""
-    tag: str = ""
-    use: str = ""
-    name: str = ""
-    licence: str = ""
+    to: str  # the format
+    architecture: str  # the class of Transformers that loads it; empty for a format of unicloze alone
+    write: Callable[[Path], None]  # writes all files but the model card
+    check: Callable[[Path], Mapping[str, float]]  # loads a folder back and compares
+    said: tuple[str, ...] = ()  # as in `ExportResult`
+    imports: str = ""  # A module to import first, which registers the class in Transformers
+    tag: str = ""  # its pipeline tag; default: that of the class
+    use: str = ""  # how to use it, as Markdown; default: with Transformers
+    name: str = ""  # name of the model; default: that of its recipe
+    licence: str = ""  # identifier of the licence; default: a note to add one
+    # further sections of the model card by title, as Markdown
     sections: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,19 +66,12 @@ HAS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Limit:
-    """A setting that a class does not support.
+    """A setting that a class does not support."""
 
-    Args:
-        setting: Its dotted name.
-        value: The model's value.
-        theirs: What the class does instead, such as "normalises after each sub-layer".
-        cure: An alternative to another format, as a clause; empty if there is none.
-    """
-
-    setting: str
-    value: object
-    theirs: str
-    cure: str = ""
+    setting: str  # its dotted name
+    value: object  # the model's value
+    theirs: str  # what the class does instead, such as "normalises after each sub-layer"
+    cure: str = ""  # an alternative to another format, as a clause; empty if there is none
 
 
 def check_name(to: str) -> None:

@@ -56,19 +56,7 @@ ModelLike = str | os.PathLike[str] | LoadedModel
 
 
 def open_model(model: ModelLike, device: str | None = None, precision: Precision | None = None) -> LoadedModel:
-    """Open a trained model, ready for use.
-
-    Args:
-        model: A run directory, a checkpoint, a Hugging Face model folder, the folder of a package or the name of an installed
-            one, or a loaded model, which is not modified.
-        device: `cpu`, `cuda`, `cuda:N`, or `auto` for a CUDA device if there is one; default: the CPU. A loaded model is
-            never moved.
-        precision: Precision of encoding and generation; default: that of the model and its recipe.
-
-    Raises:
-        UsageError: The device or precision is invalid, or a loaded model is on another device.
-        UniclozeError: There is no model, or it is damaged.
-    """
+    """Open a trained model, ready for use."""
     if precision is not None and precision not in get_args(Precision):
         raise UsageError(f"precision is {precision!r}: give one of {', '.join(get_args(Precision))}.")
     if isinstance(model, str | os.PathLike):

@@ -35,17 +35,7 @@ _TAGS = {
 def package_format(
     loaded: LoadedModel, name: str, *, licence: str = "", sections: Mapping[str, str] | None = None
 ) -> Export:
-    """Export as a package that holds one checkpoint with weights in bf16, without the state of optimisers.
-
-    Args:
-        loaded: The model; one with low-rank updates has them in its weights.
-        name: Name of the package and of the model.
-        licence: Identifier of the licence; default: none.
-        sections: Further sections of the model card by title, as Markdown.
-
-    Raises:
-        UsageError: The name is not that of a package.
-    """
+    """Export as a package that holds one checkpoint with weights in bf16, without the state of optimisers."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"a package cannot be named {name!r}: name the folder in lower-case letters, digits and single hyphens"

@@ -156,16 +156,7 @@ def module_of(model: LoadedModel, part: Program) -> Encoder | Step:
 
 
 def export_program(model: ModelLike, part: Program = "encoder") -> ExportedProgram:
-    """A part of a model as an `ExportedProgram`, compared with the model on rows of several shapes.
-
-    Args:
-        model: A run directory, a checkpoint or a loaded model.
-        part: `encoder`, or `step` for one generation step.
-
-    Raises:
-        UsageError: The model lacks the part, or it cannot be exported.
-        UniclozeError: The program differs from the model.
-    """
+    """A part of a model as an `ExportedProgram`, compared with the model on rows of several shapes."""
     module = module_of(open_model(model), part)
     program = trace(module)
     compare_program(module, program.module(), f"the exported {part}")
@@ -226,18 +217,6 @@ def export_onnx(model: ModelLike, out: str | os.PathLike[str], *, parts: Sequenc
     """Write `encoder.onnx` and, if the model generates text, `step.onnx` to a folder; rows and slots are dynamic.
 
     Each file is run by ONNX Runtime and compared with the model on rows of several shapes before it is moved into place.
-
-    Args:
-        model: A run directory, a checkpoint or a loaded model.
-        out: The folder; files of these names are replaced.
-        parts: `encoder`, `step` or both; default: all the model has.
-
-    Returns:
-        The files.
-
-    Raises:
-        UsageError: ONNX is not installed, the model lacks the part, or it cannot be exported.
-        UniclozeError: A file differs from the model; it was deleted.
     """
     _check_installed()
     loaded = open_model(model)

@@ -52,14 +52,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def check_names(place: Path, weights: Weights, table: Table, allow: Sequence[str]) -> None:
-    """Reject a checkpoint with missing or unexpected tensors.
-
-    Args:
-        place: Its name in messages.
-        weights: Its tensors.
-        table: The expected tensors.
-        allow: Patterns of names that may be missing or unexpected.
-    """
+    """Reject a checkpoint with missing or unexpected tensors."""
     asked = dict.fromkeys(name for entry in table.entries for name in entry.theirs)
     missing = [name for name in asked if name not in weights and not _matches(name, allow)]
     extra = [name for name in _unread(weights, table) if not _matches(name, allow)]
@@ -92,14 +85,7 @@ def without_misfits(
 
 
 def said_of_allowed(place: Path, weights: Weights, table: Table, held: Table) -> list[str]:
-    """Sentences about tensors skipped because of `allow`.
-
-    Args:
-        place: Name of the checkpoint.
-        weights: Its tensors.
-        table: The expected tensors.
-        held: The tensors read, as returned by `without_misfits`.
-    """
+    """Sentences about tensors skipped because of `allow`."""
     read = {name for entry in held.entries for name in entry.theirs}
     drawn = dict.fromkeys(name for entry in table.entries for name in entry.theirs if name not in read)
     unread = _unread(weights, table)
@@ -112,12 +98,7 @@ def said_of_allowed(place: Path, weights: Weights, table: Table, held: Table) ->
 
 
 def in_words(names: Iterable[str], notes: Mapping[str, str] | None = None) -> str:
-    """Tensor names with those of several layers merged to a pattern for `--allow`: `encoder.layer.*.output.bias (x12)`.
-
-    Args:
-        names: The names.
-        notes: Text to add to some of them.
-    """
+    """Tensor names with those of several layers merged to a pattern for `--allow`: `encoder.layer.*.output.bias (x12)`."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in names:
         groups.setdefault((_NUMBER.sub("*", name), (notes or {}).get(name, "")), []).append(name)
@@ -254,18 +235,7 @@ def import_checkpoint(
 
 
 def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel:
-    """Write a model as one of our checkpoints, for `load_model` and `training.initialize_from`.
-
-    Args:
-        loaded: The model.
-        out: Folder of the checkpoint; it must be missing or empty.
-
-    Returns:
-        The same model, with the new folder as its path.
-
-    Raises:
-        UsageError: `out` is not empty.
-    """
+    """Write a model as one of our checkpoints, for `load_model` and `training.initialize_from`."""
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty: give another --out")
@@ -276,13 +246,7 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel
 
 
 def write_weights(loaded: LoadedModel, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write one of our checkpoints without optimisers.
-
-    Args:
-        loaded: The model.
-        folder: The folder, which must not exist or be empty.
-        dtype: Precision of the weights.
-    """
+    """Write one of our checkpoints without optimisers."""
     weights = {
         name: weight.to(dtype) if weight.is_floating_point() else weight
         for name, weight in loaded.model.state_dict().items()
@@ -324,13 +288,7 @@ def _check_heads(config: Config, family: Family, layout: Architecture, heads: Se
 def _tokenizers(
     place: Path, given: str | os.PathLike[str] | None, stored: int
 ) -> tuple[Tokenizer, Tokenizer, TokenizerSettings]:
-    """The tokenizer of a checkpoint, the one to use for the model, and the latter's settings.
-
-    Args:
-        place: The checkpoint's folder.
-        given: The requested tokenizer, or the checkpoint's own if its folder has none.
-        stored: Rows of its token table.
-    """
+    """The tokenizer of a checkpoint, the one to use for the model, and the latter's settings."""
     found = read_tokenizer(place)
     wanted = None if given is None else open_tokenizer(Path(given))
     own = found or wanted

@@ -147,15 +147,7 @@ def _note(family: Family, model: ModelSettings, heads: Sequence[Head], task: Tas
 def text_use(
     place: Path, family: Family, tokenizer: Tokenizer, settings: TokenizerSettings, allow: Sequence[str]
 ) -> UseSettings:
-    """How a checkpoint writes a text: separators of its tokenizer or family, and what sentence-transformers does with it.
-
-    Args:
-        place: Its folder.
-        family: Its family.
-        tokenizer: Its tokenizer.
-        settings: Settings that load the tokenizer.
-        allow: Patterns of folders of modules to import it without.
-    """
+    """How a checkpoint writes a text: separators of its tokenizer or family, and what sentence-transformers does with it."""
     separators = separators_in(settings.path or "") or family.separators
     use = UseSettings(separators=separators)
     if family.name == "gpt2":

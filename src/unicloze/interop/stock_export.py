@@ -33,31 +33,18 @@ from unicloze.training.loading import LoadedModel
 
 @dataclass(frozen=True, kw_only=True)
 class StockExport:
-    """A model with everything needed to write it as a stock class.
+    """A model with everything needed to write it as a stock class."""
 
-    Args:
-        family: Its family.
-        architecture: Name of the class.
-        loaded: The model.
-        settings: Model shape as the family has it.
-        table: The key table.
-        padding: Number of rows in their position table before ours.
-        pad: Their padding id.
-        swapped: Two ids to swap.
-        form: Rows of texts, whose segments are the class's `token_type_ids`.
-        said: What is changed or missing in the export, as sentences.
-    """
-
-    family: Family
-    architecture: str
-    loaded: LoadedModel
-    settings: ModelSettings
-    table: Table
-    padding: int
-    pad: int
-    swapped: tuple[int, int] | None
-    form: TextFormat
-    said: tuple[str, ...]
+    family: Family  # its family
+    architecture: str  # name of the class
+    loaded: LoadedModel  # the model
+    settings: ModelSettings  # model shape as the family has it
+    table: Table  # the key table
+    padding: int  # number of rows in their position table before ours
+    pad: int  # their padding id
+    swapped: tuple[int, int] | None  # two ids to swap
+    form: TextFormat  # rows of texts, whose segments are the class's `token_type_ids`
+    said: tuple[str, ...]  # what is changed or missing in the export, as sentences
 
     def state(self) -> dict[str, Tensor]:
         """Our tensors with rows in their order."""
@@ -164,13 +151,7 @@ def layout_of(loaded: LoadedModel) -> GenerationFormat | None:
 
 
 def table_of(to: str, settings: ModelSettings, query: int | None = None) -> Table:
-    """The key table of a class.
-
-    Args:
-        to: The format.
-        settings: Shape of the model.
-        query: Id of the token whose row is the vector of predicted slots (XLNet).
-    """
+    """The key table of a class."""
     family = FAMILIES[to]
     return family.table(
         Architecture(settings=settings, padding=family.configuration.padding, query=query), heads=["token"]

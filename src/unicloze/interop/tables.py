@@ -44,13 +44,9 @@ class Same:
 
 @dataclass(frozen=True)
 class Fused:
-    """Our tensor is the concatenation of theirs along the first dimension, such as `attention.qkv`.
+    """Our tensor is the concatenation of theirs along the first dimension, such as `attention.qkv`."""
 
-    Args:
-        chunks: Number of their tensors, all of the same size.
-    """
-
-    chunks: int
+    chunks: int  # number of their tensors, all of the same size
 
     def forward(self, theirs: Tensors) -> Tensors:
         """Concatenate. *Shape:* (rows, ...) each to (chunks x rows, ...)"""
@@ -63,13 +59,9 @@ class Fused:
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Our tensors are slices of theirs along the first dimension, such as the two outputs of `qa_outputs`.
+    """Our tensors are slices of theirs along the first dimension, such as the two outputs of `qa_outputs`."""
 
-    Args:
-        chunks: Number of our tensors, all of the same size.
-    """
-
-    chunks: int
+    chunks: int  # number of our tensors, all of the same size
 
     def forward(self, theirs: Tensors) -> Tensors:
         """Split. *Shape:* (chunks x rows, ...) to (rows, ...) each"""
@@ -95,15 +87,10 @@ class Transposed:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """The same numbers in another shape, such as one row for each attention head; -1 stands for any size.
+    """The same numbers in another shape, such as one row for each attention head; -1 stands for any size."""
 
-    Args:
-        ours: Our shape.
-        theirs: Their shape.
-    """
-
-    ours: tuple[int, ...]
-    theirs: tuple[int, ...]
+    ours: tuple[int, ...]  # our shape
+    theirs: tuple[int, ...]  # their shape
 
     def forward(self, theirs: Tensors) -> Tensors:
         """*Shape:* `theirs` to `ours`"""
@@ -116,15 +103,10 @@ class Reshaped:
 
 @dataclass(frozen=True)
 class HeadsLast:
-    """Their projections map hidden states to heads: transposed, with an axis for the heads; ours are fused (XLNet).
+    """Their projections map hidden states to heads: transposed, with an axis for the heads; ours are fused (XLNet)."""
 
-    Args:
-        heads: Number of heads.
-        chunks: Number of their tensors, all of the same size.
-    """
-
-    heads: int
-    chunks: int = 1
+    heads: int  # number of heads
+    chunks: int = 1  # number of their tensors, all of the same size
 
     def forward(self, theirs: Tensors) -> Tensors:
         """*Shape:* (hidden size, heads, head size) each to (chunks x heads x head size, hidden size)"""
@@ -137,15 +119,10 @@ class HeadsLast:
 
 @dataclass(frozen=True)
 class QueryVector:
-    """Their vector of the slots that predict is a row of our token table, that of the pseudo mask (XLNet).
+    """Their vector of the slots that predict is a row of our token table, that of the pseudo mask (XLNet)."""
 
-    Args:
-        row: Id of the pseudo mask.
-        appended: Whether their table lacks the row, which is our last. Otherwise backward stores it in both.
-    """
-
-    row: int
-    appended: bool
+    row: int  # id of the pseudo mask
+    appended: bool  # Whether their table lacks the row, which is our last. Otherwise backward stores it in both.
 
     def forward(self, theirs: Tensors) -> Tensors:
         """*Shape:* (their tokens, width) and (1, 1, width) to (our tokens, width)"""
@@ -160,13 +137,9 @@ class QueryVector:
 
 @dataclass(frozen=True)
 class Appended:
-    """Our vector has one more number than theirs, at its end.
+    """Our vector has one more number than theirs, at its end."""
 
-    Args:
-        value: The number.
-    """
-
-    value: float
+    value: float  # the number
 
     def forward(self, theirs: Tensors) -> Tensors:
         """*Shape:* (a,) to (a + 1,)"""
@@ -179,13 +152,9 @@ class Appended:
 
 @dataclass(frozen=True)
 class Shifted:
-    """A position table whose first rows are for padding, which ours does not have because they are never used.
+    """A position table whose first rows are for padding, which ours does not have because they are never used."""
 
-    Args:
-        rows: Number of those rows; backward fills them with zeros.
-    """
-
-    rows: int
+    rows: int  # number of those rows; backward fills them with zeros
 
     def forward(self, theirs: Tensors) -> Tensors:
         """*Shape:* (rows + positions, width) to (positions, width)"""
@@ -203,14 +172,10 @@ class Folded:
 
     Texts of segment 0 are encoded the same by both. Backward loses the other segments; forward sets all
     segments to zero.
-
-    Args:
-        rows: As in `Shifted`.
-        segments: Rows of our segment table.
     """
 
-    rows: int
-    segments: int
+    rows: int  # as in `Shifted`
+    segments: int  # rows of our segment table
 
     def forward(self, theirs: Tensors) -> Tensors:
         """*Shape:* (rows + positions, width) to (positions, width) and (segments, width)"""
@@ -244,17 +209,11 @@ class KeylessBias:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Some of our tensors and the equivalent tensors of theirs.
+    """Some of our tensors and the equivalent tensors of theirs."""
 
-    Args:
-        ours: Our names.
-        theirs: Their names.
-        change: The conversion between them.
-    """
-
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
-    change: Change = field(default_factory=Same)
+    ours: tuple[str, ...]  # our names
+    theirs: tuple[str, ...]  # their names
+    change: Change = field(default_factory=Same)  # the conversion between them
 
 
 def same(ours: str, theirs: str) -> Entry:
@@ -279,15 +238,7 @@ def modules(names: Mapping[str, str]) -> list[Entry]:
 def layers(
     names: Mapping[str, Sequence[str]], count: int, *, ours: str, theirs: str, biases: bool = True
 ) -> list[Entry]:
-    """The modules of some layers.
-
-    Args:
-        names: Their names of our modules of a layer.
-        count: Number of layers.
-        ours: Prefix of a layer's names, with {} for its number.
-        theirs: Their prefix, with {0} for its number.
-        biases: Whether the modules have biases.
-    """
+    """The modules of some layers."""
     return [
         entry
         for number in range(count)
@@ -300,16 +251,12 @@ def layers(
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """All tensors of a model under both names.
+    """All tensors of a model under both names."""
 
-    Args:
-        entries: Cover each of our tensors, and each of theirs that is a weight.
-        copies: Their names of tensors stored twice, such as a tied output matrix, with the first name.
-        ignored: Patterns of their names that are not used here, such as a pooler without a classifier.
-    """
-
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...]  # cover each of our tensors, and each of theirs that is a weight
+    # their names of tensors stored twice, such as a tied output matrix, with the first name
     copies: Mapping[str, str] = field(default_factory=dict)
+    # patterns of their names that are not used here, such as a pooler without a classifier
     ignored: tuple[str, ...] = ()
 
     def ours(self, theirs: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

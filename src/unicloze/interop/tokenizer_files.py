@@ -23,12 +23,7 @@ from unicloze.text.tokenizers import Tokenizer
 
 
 def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
-    """The tokenizer of a checkpoint folder, and settings that load it again; None if it has none.
-
-    Args:
-        folder: Holds a `tokenizer.json`, a `vocab.txt`, or a `vocab.json` with `merges.txt`, and optionally a
-            `tokenizer_config.json`.
-    """
+    """The tokenizer of a checkpoint folder, and settings that load it again; None if it has none."""
     inside(folder, TOKENIZER_CONFIG)
     file = inside(folder, "tokenizer.json")
     if file is None:
@@ -81,16 +76,7 @@ POOLING: Mapping[str, Literal["first", "mean", "last"]] = {
 
 
 def padding_of(tokenizer: Tokenizer, wanted: int | None) -> tuple[int, tuple[int, int] | None]:
-    """Padding id for a class that requires a certain one, and the two ids to swap for it.
-
-    Args:
-        tokenizer: The tokenizer.
-        wanted: The required id; None if any.
-
-    Returns:
-        Their padding id, and None if no swap is needed because the id is an unused token such as [unused1], which then
-        becomes the padding.
-    """
+    """Padding id for a class that requires a certain one, and the two ids to swap for it."""
     vocabulary = tokenizer.vocabulary
     if wanted is None:
         return vocabulary.pad, None
@@ -117,17 +103,7 @@ def write_tokenizer(
     takes_segments: bool = True,
     words: bool = False,
 ) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, so that Transformers encodes a text and its masks as `fill` does.
-
-    Args:
-        tokenizer: The tokenizer.
-        folder: Destination.
-        form: Rows of a text and of a pair; its segments are the class's `token_type_ids`.
-        swapped: Two ids to swap.
-        pad: Their padding id; default: ours.
-        takes_segments: Whether the class has `token_type_ids`.
-        words: Whether each word of a sentence is spelled with a space before it, the first too, as taggers read it.
-    """
+    """Write `tokenizer.json` and its configuration, so that Transformers encodes a text and its masks as `fill` does."""
     tokenizer.save(folder)
     document, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     content = tokenizer.exported()
@@ -200,14 +176,7 @@ def _renumber(content: dict[str, Any], new: Mapping[int, int]) -> None:
 
 
 def write_sentence_files(folder: Path, use: UseSettings, *, hidden_size: int, longest: int) -> None:
-    """Write the files with which sentence-transformers embeds as `embed` does: `modules.json` and the files it names.
-
-    Args:
-        folder: Destination.
-        use: Pooling, normalisation and prompt.
-        hidden_size: Width of a vector.
-        longest: Largest number of tokens in a row; longer texts are truncated.
-    """
+    """Write the files with which sentence-transformers embeds as `embed` does: `modules.json` and the files it names."""
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},

@@ -29,61 +29,40 @@ MOST_SELECTED = 0.9
 
 @dataclass(frozen=True)
 class Region:
-    """Consecutive queries of every row, and what they may read.
+    """Consecutive queries of every row, and what they may read."""
 
-    Args:
-        first: First query slot.
-        last: End of the query slots, exclusive.
-        keys: Number of leading keys the queries read from.
-        bias: Added to the scores: 0, or -inf where a query may not read a key, plus the relative position bias.
-            *Shape:* (rows or 1, heads or 1, queries, keys)
-        block_mask: FlexAttention's mask, instead of `bias`.
-        score_mod: Adds the relative position bias to a score, for `block_mask`.
-        relation: Transformer-XL's relation of queries to keys, whose bias depends on the queries too.
-    """
-
-    first: int
-    last: int
-    keys: int
+    first: int  # first query slot
+    last: int  # end of the query slots, exclusive
+    keys: int  # number of leading keys the queries read from
+    # Added to the scores: 0, or -inf where a query may not read a key, plus the relative position bias. *Shape:* (rows
+    # or 1, heads or 1, queries, keys)
     bias: Tensor | None = None
-    block_mask: object | None = None
-    score_mod: ScoreMod | None = None
+    block_mask: object | None = None  # FlexAttention's mask, instead of `bias`
+    score_mod: ScoreMod | None = None  # adds the relative position bias to a score, for `block_mask`
+    # transformer-XL's relation of queries to keys, whose bias depends on the queries too
     relation: Relation | None = None
 
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Rows of equal length, and their attention regions.
+    """Rows of equal length, and their attention regions."""
 
-    Args:
-        rows: Number of rows.
-        queries: Query slots per row.
-        keys: Keys per row, including a memory's.
-        regions: Regions that cover all queries.
-    """
-
-    rows: int
-    queries: int
-    keys: int
-    regions: tuple[Region, ...]
+    rows: int  # number of rows
+    queries: int  # query slots per row
+    keys: int  # keys per row, including a memory's
+    regions: tuple[Region, ...]  # regions that cover all queries
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Attention of a batch, bucket by bucket: for all layers but the last, and for the predicted slots in the last.
+    """Attention of a batch, bucket by bucket: for all layers but the last, and for the predicted slots in the last."""
 
-    Args:
-        buckets: Blocks that cover all slots.
-        selected: The predicted slots, bucket by bucket; None if the last layer computes all slots.
-            *Shape:* (rows, predictions)
-        last: Blocks of the selected slots.
-        late: All slots are queries in the last layer, and slots are selected after attention; used where some rows predict
-            nearly everywhere and others do not. `selected` then numbers slots over all rows, *Shape:* (1, predictions)
-    """
-
-    buckets: tuple[BucketPlan, ...]
+    buckets: tuple[BucketPlan, ...]  # blocks that cover all slots
+    # The predicted slots, bucket by bucket; None if the last layer computes all slots. *Shape:* (rows, predictions)
     selected: Tensor | None
-    last: tuple[BucketPlan, ...]
+    last: tuple[BucketPlan, ...]  # blocks of the selected slots
+    # All slots are queries in the last layer, and slots are selected after attention; used where some rows predict
+    # nearly everywhere and others do not. `selected` then numbers slots over all rows, *Shape:* (1, predictions)
     late: bool = False
 
 
@@ -261,9 +240,6 @@ def step_biases(
     Returns:
         By name, tensors to add one after the other: a mask per row and a bias shared by all rows are kept separate.
         *Shape:* (rows or 1, heads or 1, slots or 1, keys) each
-
-    Raises:
-        UniclozeError: There are `local` layers and `local_width` is None.
     """
     distance = None if relative is None else relative(positions, key_positions)
     if distance is not None and copies > 1:

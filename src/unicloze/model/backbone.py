@@ -197,10 +197,6 @@ class Backbone(Stack):
             One tensor for the embeddings and one per layer; of an encoder-decoder, only the final states of the source and
             the slots after it. *Shape:* (rows, slots, hidden size); with `select` the last is (rows, predictions, hidden
             size).
-
-        Raises:
-            UniclozeError: A layer is `local` and the batch has no local visibility, or an encoder-decoder gets rows without
-                a source.
         """
         if self.decoder is not None:
             return [self._through_both(self.decoder, batch, select, dropout)]

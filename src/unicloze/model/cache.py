@@ -19,21 +19,13 @@ from unicloze.settings import ModelSettings
 
 @dataclass(kw_only=True)
 class Cache:
-    """Keys and values of the slots computed so far, for every layer.
+    """Keys and values of the slots computed so far, for every layer."""
 
-    Args:
-        keys: One tensor per layer. *Shape:* (rows, heads, head size, capacity)
-        values: One tensor per layer. *Shape:* (rows, heads, capacity, head size)
-        positions: Position each slot stands for. *Shape:* (rows, capacity)
-        filled: Number of slots kept per row; the next slots are written after them.
-        source: What a decoder reads of the encoded sources; None in a model without a decoder.
-    """
-
-    keys: list[Tensor]
-    values: list[Tensor]
-    positions: Tensor
-    filled: int = 0
-    source: SourceKeys | None = None
+    keys: list[Tensor]  # One tensor per layer. *Shape:* (rows, heads, head size, capacity)
+    values: list[Tensor]  # One tensor per layer. *Shape:* (rows, heads, capacity, head size)
+    positions: Tensor  # Position each slot stands for. *Shape:* (rows, capacity)
+    filled: int = 0  # number of slots kept per row; the next slots are written after them
+    source: SourceKeys | None = None  # what a decoder reads of the encoded sources; None in a model without a decoder
 
     @classmethod
     def empty(

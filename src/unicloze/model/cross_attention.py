@@ -52,36 +52,22 @@ class SourceReader(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceBucket:
-    """Rows of equal length whose cross-attention is computed at once.
+    """Rows of equal length whose cross-attention is computed at once."""
 
-    Args:
-        rows: Number of rows.
-        slots: Slots of the target per row.
-        keys: Slots of the source per row.
-        real: Which of these are not padding; None if all. *Shape:* (rows, keys)
-    """
-
-    rows: int
-    slots: int
-    keys: int
-    real: Tensor | None
+    rows: int  # number of rows
+    slots: int  # slots of the target per row
+    keys: int  # slots of the source per row
+    real: Tensor | None  # Which of these are not padding; None if all. *Shape:* (rows, keys)
 
 
 @dataclass(eq=False, kw_only=True)
 class SourceStates:
-    """The encoder's output for whole rows, as buckets of rows concatenated into one or as a single one.
+    """The encoder's output for whole rows, as buckets of rows concatenated into one or as a single one."""
 
-    Args:
-        states: *Shape:* (rows, source slots, hidden size)
-        buckets: How rows are divided.
-        backend: Attention backend; default: the fastest.
-        dropout: Dropout of this forward pass; none if None.
-    """
-
-    states: Tensor
-    buckets: Sequence[SourceBucket]
-    backend: Backend | None = None
-    dropout: DropoutKey | None = None
+    states: Tensor  # *Shape:* (rows, source slots, hidden size)
+    buckets: Sequence[SourceBucket]  # how rows are divided
+    backend: Backend | None = None  # attention backend; default: the fastest
+    dropout: DropoutKey | None = None  # dropout of this forward pass; none if None
 
     def __post_init__(self) -> None:
         dtype = score_dtype(self.states)
@@ -129,16 +115,11 @@ class SourceStates:
 
 @dataclass(eq=False, kw_only=True)
 class SourceKeys:
-    """Keys and values of encoded sources, for generation: any number of slots of a row read them.
+    """Keys and values of encoded sources, for generation: any number of slots of a row read them."""
 
-    Args:
-        keys: One tensor per layer. *Shape:* (rows, heads, head size, source slots)
-        values: One tensor per layer. *Shape:* (rows, heads, source slots, head size)
-        bias: Added to the scores, -inf at padding; None without padding. *Shape:* (rows, 1, 1, source slots)
-    """
-
-    keys: list[Tensor]
-    values: list[Tensor]
+    keys: list[Tensor]  # One tensor per layer. *Shape:* (rows, heads, head size, source slots)
+    values: list[Tensor]  # One tensor per layer. *Shape:* (rows, heads, source slots, head size)
+    # Added to the scores, -inf at padding; None without padding. *Shape:* (rows, 1, 1, source slots)
     bias: Tensor | None
 
     @classmethod

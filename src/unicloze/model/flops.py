@@ -24,25 +24,15 @@ TRAINING = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Amounts:
-    """What a model computes for some rows.
+    """What a model computes for some rows."""
 
-    Args:
-        rows: Number of rows.
-        slots: Slots in all rows.
-        keys: Average number of keys of its own row a slot attends to, over slots and layers.
-        predictions: Number of predictions of each target.
-        predicting_slots: Number of slots these predictions are made from, each counted once per target.
-        source_slots: Slots an encoder-decoder encodes, in all rows.
-        source_pairs: Pairs of these slots that read each other.
-    """
-
-    rows: int
-    slots: int
-    keys: float
-    predictions: Mapping[str, int]
-    predicting_slots: Mapping[str, int]
-    source_slots: int = 0
-    source_pairs: int = 0
+    rows: int  # number of rows
+    slots: int  # slots in all rows
+    keys: float  # average number of keys of its own row a slot attends to, over slots and layers
+    predictions: Mapping[str, int]  # number of predictions of each target
+    predicting_slots: Mapping[str, int]  # number of slots these predictions are made from, each counted once per target
+    source_slots: int = 0  # slots an encoder-decoder encodes, in all rows
+    source_pairs: int = 0  # pairs of these slots that read each other
 
     def of(self, targets: Collection[str]) -> Self:
         """The same rows with the predictions of some targets only."""

@@ -28,55 +28,34 @@ from unicloze.example import Batch, Leading
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderInputs:
-    """How a model encodes a text.
+    """How a model encodes a text."""
 
-    Args:
-        visibility: Which slots a slot reads.
-        segment_ids: Segment ids of a text and of its second part.
-        local_width: How many slots to its left a slot reads in `local` layers.
-    """
-
-    visibility: Literal["bidirectional", "left_to_right"] = "bidirectional"
-    segment_ids: tuple[int, int] = (0, 1)
-    local_width: int | None = None
+    visibility: Literal["bidirectional", "left_to_right"] = "bidirectional"  # which slots a slot reads
+    segment_ids: tuple[int, int] = (0, 1)  # segment ids of a text and of its second part
+    local_width: int | None = None  # how many slots to its left a slot reads in `local` layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepInputs:
-    """How a model generates a target.
+    """How a model generates a target."""
 
-    Args:
-        predicts: `pseudo` at a pseudo mask, `next` at the previous token.
-        source: Whether the source reads itself in both directions or left to right.
-        segment_ids: Segment ids of source and target.
-        pseudo: Id of the pseudo mask.
-        local_width: How many slots to its left a slot reads in `local` layers.
-    """
-
-    predicts: Literal["pseudo", "next"]
+    predicts: Literal["pseudo", "next"]  # `pseudo` at a pseudo mask, `next` at the previous token
+    # whether the source reads itself in both directions or left to right
     source: Literal["bidirectional", "left_to_right"] = "bidirectional"
-    segment_ids: tuple[int, int] = (0, 1)
-    pseudo: int | None = None
-    local_width: int | None = None
+    segment_ids: tuple[int, int] = (0, 1)  # segment ids of source and target
+    pseudo: int | None = None  # id of the pseudo mask
+    local_width: int | None = None  # how many slots to its left a slot reads in `local` layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """Some slots of every row, and all slots they may read: the earlier ones and themselves.
+    """Some slots of every row, and all slots they may read: the earlier ones and themselves."""
 
-    Args:
-        input_ids: *Shape:* (rows, slots)
-        segment_ids: *Shape:* (rows, slots)
-        positions: *Shape:* (rows, slots)
-        key_positions: Positions of all slots they may read, earlier ones first. *Shape:* (rows, keys)
-        visible: True where a slot reads a key. *Shape:* (rows, slots, keys)
-    """
-
-    input_ids: Tensor
-    segment_ids: Tensor
-    positions: Tensor
-    key_positions: Tensor
-    visible: Tensor
+    input_ids: Tensor  # *Shape:* (rows, slots)
+    segment_ids: Tensor  # *Shape:* (rows, slots)
+    positions: Tensor  # *Shape:* (rows, slots)
+    key_positions: Tensor  # Positions of all slots they may read, earlier ones first. *Shape:* (rows, keys)
+    visible: Tensor  # True where a slot reads a key. *Shape:* (rows, slots, keys)
 
 
 def positions_of(real: Tensor) -> Tensor:
@@ -96,9 +75,6 @@ def check_positions(real_slots: Tensor, slots: int, max_positions: int) -> None:
         real_slots: Number of real slots per row; read only if the padded row is too long. *Shape:* (rows,)
         slots: Slots per row, padding included.
         max_positions: Rows of the table.
-
-    Raises:
-        UsageError: A row is too long.
     """
     if torch.compiler.is_compiling() or slots <= max_positions:
         return
@@ -128,9 +104,6 @@ def encoding_batch(
         position_ids: Default: counted over the real slots of each row. *Shape:* (rows, slots)
         rule: How the model encodes.
         max_positions: Rows of the position table.
-
-    Raises:
-        UsageError: A row is too long, or has padding between real slots.
     """
     rows, slots = input_ids.shape
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
@@ -169,9 +142,6 @@ def slots_of(
         rule: How the model generates.
         earlier: Number of slots whose keys and values are cached.
         max_positions: Rows of the position table.
-
-    Raises:
-        UsageError: A row is too long.
     """
     rows, slots = input_ids.shape
     device = input_ids.device

@@ -142,9 +142,6 @@ class IncrementalModel:
             select: Return only these slots, see `OwnCache`.
             local_width: Largest distance in positions that `local` layers read.
 
-        Raises:
-            UniclozeError: A layer is `local` and `local_width` is None.
-
         Returns:
             float32. *Shape:* (rows, slots or selected, vocabulary)
         """

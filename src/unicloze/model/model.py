@@ -37,19 +37,13 @@ OWN_HEADS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class TargetLoss:
-    """Loss of a batch's predictions of one target.
+    """Loss of a batch's predictions of one target."""
 
-    Args:
-        total: Sum of weight times loss; divide by the weight of the whole global batch. *Shape:* ()
-        weight: Normaliser of the total, see `Target.normaliser`.
-        counted: Sums of weight times loss and of weight times its square over the counted predictions. *Shape:* () each
-        counted_weight: Normaliser of these sums, see `Target.counted`.
-    """
-
-    total: Tensor
-    weight: float
+    total: Tensor  # Sum of weight times loss; divide by the weight of the whole global batch. *Shape:* ()
+    weight: float  # normaliser of the total, see `Target.normaliser`
+    # Sums of weight times loss and of weight times its square over the counted predictions. *Shape:* () each
     counted: tuple[Tensor, Tensor]
-    counted_weight: float
+    counted_weight: float  # normaliser of these sums, see `Target.counted`
 
     @classmethod
     def of(cls, losses: Tensor, weights: Tensor, target: TargetBatch, counted: Tensor | None) -> TargetLoss:

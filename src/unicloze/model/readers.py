@@ -47,11 +47,7 @@ def takes_steps(settings: ModelSettings) -> bool:
 
 
 def check_steps(settings: ModelSettings) -> None:
-    """Reject a model whose layers need more of earlier slots than their keys and values.
-
-    Raises:
-        UsageError: The model is recurrent, or uses Transformer-XL's encoding.
-    """
+    """Reject a model whose layers need more of earlier slots than their keys and values."""
     if settings.kind == "recurrent":
         raise UsageError(
             "a model with model.kind recurrent keeps a state and no keys and values: generate with `unicloze generate`, or "
@@ -68,22 +64,15 @@ def check_steps(settings: ModelSettings) -> None:
 class FullRows:
     """Whole rows: every slot is present and reads what its batch says.
 
-    Args:
-        batch: The rows; a memory's hidden states are layer inputs, and its keys come before all others.
-        settings: Model shape.
-        select: Compute only the predicted slots in the last layer.
-        backend: Attention backend; default: the fastest.
-        dropout: Dropout of this forward pass; none if None.
-
     Raises:
         UniclozeError: A layer is `local` and the batch has no local visibility (in `start`).
     """
 
-    batch: Batch
-    settings: ModelSettings
-    select: bool = False
-    backend: Backend | None = None
-    dropout: DropoutKey | None = None
+    batch: Batch  # the rows; a memory's hidden states are layer inputs, and its keys come before all others
+    settings: ModelSettings  # model shape
+    select: bool = False  # compute only the predicted slots in the last layer
+    backend: Backend | None = None  # attention backend; default: the fastest
+    dropout: DropoutKey | None = None  # dropout of this forward pass; none if None
 
     def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
         """Render the batch's visibility once for all layers, see `Reader.start`."""
@@ -139,23 +128,14 @@ class FullRows:
 
 @dataclass(eq=False, kw_only=True)
 class LayerRows:
-    """What a layer reads of `FullRows`: alike for all layers but the last, so that one compiled graph serves them all.
+    """What a layer reads of `FullRows`: alike for all layers but the last, so that one compiled graph serves them all."""
 
-    Args:
-        buckets: The attention plan.
-        selected: Slots to compute, see `AttentionPlan`; None for all.
-        late: Whether they are selected after attention.
-        memory: Hidden states of the memory. *Shape:* (rows, memory, hidden size)
-        backend: Attention backend.
-        dropout: Dropout of this forward pass; none if None.
-    """
-
-    buckets: tuple[BucketPlan, ...]
-    selected: Tensor | None
-    late: bool
-    memory: Tensor | None
-    backend: Backend
-    dropout: DropoutKey | None
+    buckets: tuple[BucketPlan, ...]  # the attention plan
+    selected: Tensor | None  # slots to compute, see `AttentionPlan`; None for all
+    late: bool  # whether they are selected after attention
+    memory: Tensor | None  # Hidden states of the memory. *Shape:* (rows, memory, hidden size)
+    backend: Backend  # attention backend
+    dropout: DropoutKey | None  # dropout of this forward pass; none if None
 
     def computed(self, layer: Layer, hidden: Tensor) -> Tensor:
         """See `LayerReader.computed`."""
@@ -213,26 +193,19 @@ class OwnCache:
 
     `cache.filled` does not change: the caller updates it for the slots to keep.
 
-    Args:
-        cache: Must have room for the slots.
-        positions: Positions of the slots; one row only if the cache is empty. *Shape:* (rows or 1, positions)
-        reads: Which keys each slot reads: those in the cache, then these slots; default: all.
-            *Shape:* (rows or 1, slots or 1, keys)
-        copies: Number of slots per position.
-        select: Slots to compute in the last layer: the same in all rows, or per row, *Shape:* (rows, selected); default:
-            all.
-        local_width: Largest distance in positions that `local` layers read.
-
     Raises:
         UniclozeError: A layer is `local` and `local_width` is None (in `start`).
     """
 
-    cache: Cache
-    positions: Tensor
+    cache: Cache  # must have room for the slots
+    positions: Tensor  # Positions of the slots; one row only if the cache is empty. *Shape:* (rows or 1, positions)
+    # Which keys each slot reads: those in the cache, then these slots; default: all. *Shape:* (rows or 1, slots or 1,
+    # keys)
     reads: Tensor | None
-    copies: int = 1
+    copies: int = 1  # number of slots per position
+    # slots to compute in the last layer: the same in all rows, or per row, *Shape:* (rows, selected); default: all
     select: slice | Tensor | None = None
-    local_width: int | None = None
+    local_width: int | None = None  # largest distance in positions that `local` layers read
 
     def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
         """Store the slots' positions and compute the biases, see `Reader.start`."""
@@ -292,22 +265,15 @@ class OwnCache:
 class GivenKeys:
     """Some slots of every row, in pure torch; the caller holds the keys and values of earlier slots.
 
-    Args:
-        slots: The slots and what they read.
-        append: Takes each layer's new keys and values and returns those of all slots.
-        local_width: Largest distance in positions that `local` layers read.
-        backend: Attention backend; default: the fastest.
-        dropout: Dropout of this forward pass; none if None.
-
     Raises:
         UniclozeError: A layer is `local` and `local_width` is None (in `start`).
     """
 
-    slots: Slots
-    append: Append
-    local_width: int | None = None
-    backend: Backend | None = None
-    dropout: DropoutKey | None = None
+    slots: Slots  # the slots and what they read
+    append: Append  # takes each layer's new keys and values and returns those of all slots
+    local_width: int | None = None  # largest distance in positions that `local` layers read
+    backend: Backend | None = None  # attention backend; default: the fastest
+    dropout: DropoutKey | None = None  # dropout of this forward pass; none if None
 
     def start(self, hidden: Tensor, relative: RelativeBias | None, visibility: Sequence[str]) -> None:
         """Compute the biases, see `Reader.start`."""

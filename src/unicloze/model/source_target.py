@@ -24,11 +24,7 @@ NO_SOURCE = (
 
 
 def source_part(batch: Batch) -> Batch:
-    """The sources, packed as the batch is; padding reads only itself.
-
-    Raises:
-        UniclozeError: The rows have no source.
-    """
+    """The sources, packed as the batch is; padding reads only itself."""
     return pack([_source(part) for part in batch.rows_by_length])
 
 

@@ -20,17 +20,11 @@ from unicloze.settings import ModelSettings
 
 @dataclass(frozen=True)
 class Relation:
-    """Distances and segment differences between some queries and keys.
+    """Distances and segment differences between some queries and keys."""
 
-    Args:
-        sinusoids: One row per distance, after dropout. *Shape:* (distances, hidden size)
-        distance: Row of `sinusoids` for each pair. *Shape:* (rows, 1, queries, keys)
-        differs: Whether the two are in different segments; None in a model without segments.
-    """
-
-    sinusoids: Tensor
-    distance: Tensor
-    differs: Tensor | None
+    sinusoids: Tensor  # One row per distance, after dropout. *Shape:* (distances, hidden size)
+    distance: Tensor  # Row of `sinusoids` for each pair. *Shape:* (rows, 1, queries, keys)
+    differs: Tensor | None  # whether the two are in different segments; None in a model without segments
 
 
 class Relations:

@@ -59,10 +59,6 @@ def settings_of(name: str = "unilmv2", **values: Any) -> Any:
     Args:
         name: The objective.
         values: Settings that differ from the defaults.
-
-    Raises:
-        UsageError: There is no such objective.
-        TypeError: The objective has no such setting.
     """
     return OBJECTIVES[name].settings(name=name, **values)
 

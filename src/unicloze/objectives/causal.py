@@ -115,9 +115,6 @@ def lay_out(windows: Windows, settings: CausalSettings, *, answers: Flags) -> Ex
         windows: The text.
         settings: Reading direction and width of local layers.
         answers: The tokens to predict. *Shape:* (rows, window)
-
-    Raises:
-        UsageError: The visibility does not suit a causal language model.
     """
     direction = _DIRECTIONS.get(settings.visibility)
     if direction is None:

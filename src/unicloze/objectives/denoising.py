@@ -142,9 +142,6 @@ def span_corruption(
         vocabulary: Ids of the special tokens; its extra tokens, counted from the first, are the sentinels.
         settings: Share of noise, mean span length, and layout.
         rates: Mask rate of each row; default: `settings.mask_rate`. *Shape:* (rows,)
-
-    Raises:
-        UsageError: There are too few extra tokens, or the mode token is one of the sentinels.
     """
     rates, text = rates_of(windows, settings, rates), text_of(windows, vocabulary)
     window = windows.token_ids.shape[1]
@@ -258,11 +255,7 @@ def denoising(
 
 
 def check_sentences(windows: Windows, vocabulary: Vocabulary, settings: DenoisingSettings) -> None:
-    """Reject sentence permutation if no window contains two sentences.
-
-    Raises:
-        UsageError: No window contains two sentences.
-    """
+    """Reject sentence permutation if no window contains two sentences."""
     if "permute_sentences" not in settings.noise:
         return
     text = text_of(windows, vocabulary)

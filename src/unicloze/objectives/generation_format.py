@@ -22,40 +22,27 @@ from unicloze.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationFormat:
-    """Layout of generation rows, and what predicts the next token.
+    """Layout of generation rows, and what predicts the next token."""
 
-    Args:
-        predicts: `next`, the last token's own slot, or `pseudo`, a mask at the next position.
-        start: Tokens at the start of every row: [SOS], if the vocabulary has one besides [EOS], and a mode token if the
-            objective has one.
-        stop: The token that ends a source and is predicted at the end of a text: [EOS].
-        source_segment: Segment of the source, its [SOS] and [EOS] included.
-        target_segment: Segment of the target and of its pseudo masks.
-        pseudo: Id of the pseudo mask; None if it is not used.
-        opening: Tokens between source and target, the last of which predicts the target's first token (MASS,
-            encoder-decoders).
-        restarts: Whether positions count from 0 again after the source.
-        decoder_only: Whether there is no source: the prompt is the beginning of the text, read from left to right.
-        delimited: Whether an [EOS] separates source and target; in a decoder-only model the source is then read from left to
-            right. Default: unless decoder-only.
-        local_width: Number of positions back that local layers attend to.
-        never: Tokens that are never predicted.
-        may_repeat: Tokens whose sequences may repeat despite `DecodingSettings.no_repeat_ngram`.
-    """
-
-    predicts: Literal["pseudo", "next"]
+    predicts: Literal["pseudo", "next"]  # `next`, the last token's own slot, or `pseudo`, a mask at the next position
+    # tokens at the start of every row: [SOS], if the vocabulary has one besides [EOS], and a mode token if the
+    # objective has one
     start: tuple[int, ...]
-    stop: int
-    source_segment: int = 0
-    target_segment: int = 1
-    pseudo: int | None = None
+    stop: int  # the token that ends a source and is predicted at the end of a text: [EOS]
+    source_segment: int = 0  # segment of the source, its [SOS] and [EOS] included
+    target_segment: int = 1  # segment of the target and of its pseudo masks
+    pseudo: int | None = None  # id of the pseudo mask; None if it is not used
+    # tokens between source and target, the last of which predicts the target's first token (MASS, encoder-decoders)
     opening: tuple[int, ...] = ()
-    restarts: bool = False
+    restarts: bool = False  # whether positions count from 0 again after the source
+    # whether there is no source: the prompt is the beginning of the text, read from left to right
     decoder_only: bool = False
+    # Whether an [EOS] separates source and target; in a decoder-only model the source is then read from left to right.
+    # Default: unless decoder-only.
     delimited: bool | None = None
-    local_width: int | None = None
-    never: tuple[int, ...] = ()
-    may_repeat: tuple[int, ...] = ()
+    local_width: int | None = None  # number of positions back that local layers attend to
+    never: tuple[int, ...] = ()  # tokens that are never predicted
+    may_repeat: tuple[int, ...] = ()  # tokens whose sequences may repeat despite `DecodingSettings.no_repeat_ngram`
 
     @property
     def specials(self) -> int:

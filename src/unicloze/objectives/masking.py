@@ -47,19 +47,12 @@ def highest_rate(settings: MaskRate, rates: Rates) -> float:
 
 @dataclass(frozen=True)
 class Units:
-    """Units that are masked as a whole: consecutive, covering each row; every special token is a unit by itself.
+    """Units that are masked as a whole: consecutive, covering each row; every special token is a unit by itself."""
 
-    Args:
-        of_position: Index of each position's unit within its row. *Shape:* (rows, window)
-        begins: Whether a unit begins at a position. *Shape:* (rows, window)
-        maskable: Whether a unit is text; False after the last unit of a row. *Shape:* (rows, window)
-        sizes: Tokens of each unit. *Shape:* (rows, window)
-    """
-
-    of_position: npt.NDArray[np.int64]
-    begins: Flags
-    maskable: Flags
-    sizes: npt.NDArray[np.int64]
+    of_position: npt.NDArray[np.int64]  # Index of each position's unit within its row. *Shape:* (rows, window)
+    begins: Flags  # Whether a unit begins at a position. *Shape:* (rows, window)
+    maskable: Flags  # Whether a unit is text; False after the last unit of a row. *Shape:* (rows, window)
+    sizes: npt.NDArray[np.int64]  # Tokens of each unit. *Shape:* (rows, window)
 
     @classmethod
     def of(cls, follows: Flags, maskable: Flags) -> Units:

@@ -40,27 +40,19 @@ def infilled_spans(noised: int, mean_span: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Noised:
-    """A block of partially noised texts.
+    """A block of partially noised texts."""
 
-    Args:
-        tokens: Token ids.
-        origin: Index in all texts of the token that each stands for; a span's is that of its first. *Shape:* (tokens of all
-            rows,)
-        sentence: Index of the sentence of each token of the texts, ascending; used only to permute sentences. *Shape:*
-            (tokens of all texts,)
-        keys: Key of each row's draws. *Shape:* (rows,)
-        rates: Share of the tokens that each kind of noise affects. *Shape:* (rows,)
-        mask: Id of [MASK].
-        mean_span: Mean length of an infilled span.
-    """
-
-    tokens: Ragged
+    tokens: Ragged  # token ids
+    # Index in all texts of the token that each stands for; a span's is that of its first. *Shape:* (tokens of all
+    # rows,)
     origin: Int64s
+    # Index of the sentence of each token of the texts, ascending; used only to permute sentences. *Shape:* (tokens of
+    # all texts,)
     sentence: Int64s
-    keys: keyed.Bits
-    rates: Rates
-    mask: int
-    mean_span: float
+    keys: keyed.Bits  # Key of each row's draws. *Shape:* (rows,)
+    rates: Rates  # Share of the tokens that each kind of noise affects. *Shape:* (rows,)
+    mask: int  # id of [MASK]
+    mean_span: float  # mean length of an infilled span
 
     def replaced(self, values: npt.NDArray[np.int32], origin: Int64s, counts: Int64s) -> Noised:
         """The same texts with other tokens."""

@@ -28,29 +28,24 @@ class Objective(Generic[S]):
 
     `cloze`, `stepwise` and `causal` lay out rows with one target and no random draws, for evaluation and inference; None
     if a model trained with this objective cannot predict that way.
-
-    Args:
-        settings: The class of its settings.
-        make: Training rows, a pure function of windows, vocabulary, settings, and the mask rate of each row (None: that of
-            the settings). Every random draw is keyed by `windows.keys`.
-        cloze: Predict all tokens with a step >= 0 at once from the rest (autoencoding). The j-th prediction of a row is its
-            j-th such token by step, then position.
-        stepwise: Predict the same tokens in the same order step by step, each step seeing the tokens of earlier steps.
-        causal: Predict every maskable token from those left of it. The j-th prediction of a row is its j-th maskable token.
-        defines: Which of these three abilities the settings train; default: all that are not None.
-        causal_masks: Whether `causal` masks the whole text, which is more than most training rows do.
-        generates: How a model generates text, or None if the settings do not train it; default: it cannot generate.
-        not_done: Generation of its paper that is absent here, in words; empty if there is none.
-        check: Rejects text that the objective cannot use; called with some windows before the first step.
     """
 
-    settings: type[S]
+    settings: type[S]  # the class of its settings
+    # Training rows, a pure function of windows, vocabulary, settings, and the mask rate of each row (None: that of the
+    # settings). Every random draw is keyed by `windows.keys`.
     make: Callable[[Windows, Vocabulary, S, Rates | None], Examples]
+    # Predict all tokens with a step >= 0 at once from the rest (autoencoding). The j-th prediction of a row is its j-th
+    # such token by step, then position.
     cloze: Callable[[Windows, Steps, Vocabulary, S], Examples] | None = None
+    # predict the same tokens in the same order step by step, each step seeing the tokens of earlier steps
     stepwise: Callable[[Windows, Steps, Vocabulary, S], Examples] | None = None
+    # Predict every maskable token from those left of it. The j-th prediction of a row is its j-th maskable token.
     causal: Callable[[Windows, Vocabulary, S], Examples] | None = None
+    # which of these three abilities the settings train; default: all that are not None
     defines: Callable[[S], Collection[Ability]] | None = None
-    causal_masks: bool = False
+    causal_masks: bool = False  # whether `causal` masks the whole text, which is more than most training rows do
+    # how a model generates text, or None if the settings do not train it; default: it cannot generate
     generates: Callable[[S, Vocabulary], GenerationFormat | None] | None = None
-    not_done: str = ""
+    not_done: str = ""  # generation of its paper that is absent here, in words; empty if there is none
+    # rejects text that the objective cannot use; called with some windows before the first step
     check: Callable[[Windows, Vocabulary, S], None] | None = None

@@ -16,11 +16,7 @@ from unicloze.text.windows import Windows
 
 
 def with_pair_target(examples: Examples, windows: Windows, settings: Pairs) -> Examples:
-    """Add the target `nsp` or `sop` if the settings name it: 0 if S2 follows S1, else 1.
-
-    Raises:
-        UsageError: The windows were not paired for the target.
-    """
+    """Add the target `nsp` or `sop` if the settings name it: 0 if S2 follows S1, else 1."""
     names = [name for name in PAIRS_OF_TARGETS if name in settings.targets]
     if not names:
         return examples

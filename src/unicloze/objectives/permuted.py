@@ -136,9 +136,6 @@ def lay_out_permuted(
         vocabulary: Ids of the special tokens.
         pseudo: Token id of the P slots.
         most: Minimum capacity of a row in predicted tokens.
-
-    Raises:
-        UsageError: Every token of a row is to be predicted, so that the first step would see nothing.
     """
     masked, most = _masked(windows, steps, most)
     capacity = windows.token_ids.shape[1] + most
@@ -175,9 +172,6 @@ def lay_out_compensated(
         corruption: What M and Q show.
         pseudo: Id of the masks in Q.
         most: Minimum capacity of a row in predicted tokens.
-
-    Raises:
-        UsageError: Every token of a row is to be predicted.
     """
     masked, most = _masked(windows, steps, most)
     capacity = windows.token_ids.shape[1] + 2 * most

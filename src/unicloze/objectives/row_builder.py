@@ -45,21 +45,13 @@ def in_turn(windows: Windows) -> Steps:
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """The masked tokens of all rows in one list, by row, then step, then position. *Shape:* (masked,) each.
+    """The masked tokens of all rows in one list, by row, then step, then position. *Shape:* (masked,) each."""
 
-    Args:
-        row: Row of each token.
-        position: Position of each token in the window.
-        step: Factorization step of each token.
-        rank: Index of each token within its row.
-        counts: Masked tokens of each row. *Shape:* (rows,)
-    """
-
-    row: npt.NDArray[np.int64]
-    position: Int32s
-    step: Int32s
-    rank: Int32s
-    counts: Int32s
+    row: npt.NDArray[np.int64]  # row of each token
+    position: Int32s  # position of each token in the window
+    step: Int32s  # factorization step of each token
+    rank: Int32s  # index of each token within its row
+    counts: Int32s  # Masked tokens of each row. *Shape:* (rows,)
 
     @classmethod
     def of(cls, steps: Steps) -> MaskedTokens:

@@ -152,15 +152,10 @@ def predicted_suffix(tokens: int, rate: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Concatenated sequences of different lengths, one per row.
+    """Concatenated sequences of different lengths, one per row."""
 
-    Args:
-        values: *Shape:* (values of all rows,)
-        counts: Length of each sequence. *Shape:* (rows,)
-    """
-
-    values: npt.NDArray[Any]
-    counts: Int64s
+    values: npt.NDArray[Any]  # *Shape:* (values of all rows,)
+    counts: Int64s  # Length of each sequence. *Shape:* (rows,)
 
     @cached_property
     def ends(self) -> Int64s:
@@ -337,9 +332,6 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings) -
     """Rows that predict every text token from those left of it: the source is empty and the closing [EOS] not predicted.
 
     Training includes such rows: one in n for n tokens at a mean share of 0.5.
-
-    Raises:
-        UsageError: The settings never train on an empty source.
     """
     if not starts_from_nothing(settings):
         raise UsageError(

@@ -199,11 +199,7 @@ def corrupt(
 
 
 def pseudo_id(vocabulary: Vocabulary, settings: PseudoToken) -> int:
-    """Token id of [P].
-
-    Raises:
-        UsageError: [P] needs its own id, but the vocabulary has none available.
-    """
+    """Token id of [P]."""
     if settings.pseudo_token == "mask":
         return vocabulary.mask
     if vocabulary.pseudo is None:

@@ -23,11 +23,7 @@ class UntrainedSettings(Pairs):
 
 
 def nothing(*_: object) -> Examples:
-    """Raise an error, since this objective makes no rows.
-
-    Raises:
-        UsageError: Always.
-    """
+    """Raise an error, since this objective makes no rows."""
     raise UsageError(
         "objective none, that of an imported encoder, cannot be trained: use a recipe with another objective, and give the "
         "encoder as training.initialize_from"

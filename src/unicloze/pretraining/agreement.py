@@ -24,12 +24,7 @@ OF_A_TRAINED_TOKENIZER = (
 
 
 def check_beside_path(recipe: Recipe, overrides: Mapping[str, Any]) -> None:
-    """Reject tokenizer-training options combined with `tokenizer.path`.
-
-    Args:
-        recipe: Checked only if it has a `tokenizer.path`.
-        overrides: Settings given over the recipe file, as for `load_recipe`.
-    """
+    """Reject tokenizer-training options combined with `tokenizer.path`."""
     asked = flatten(overrides, lambda key: key)
     unread = [key for key in OF_A_TRAINED_TOKENIZER if key in asked]
     if recipe.tokenizer.path is not None and unread:
@@ -40,12 +35,7 @@ def check_beside_path(recipe: Recipe, overrides: Mapping[str, Any]) -> None:
 
 
 def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
-    """Reject data and tokenizer settings that contradict the prepared corpus in `data.prepared`.
-
-    Args:
-        recipe: Checked only if it has `data.prepared`.
-        given: Origin of each explicitly given setting, by its dotted name.
-    """
+    """Reject data and tokenizer settings that contradict the prepared corpus in `data.prepared`."""
     if recipe.data.prepared is None:
         return
     lineage = read_lineage(Path(recipe.data.prepared))

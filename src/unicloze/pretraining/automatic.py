@@ -81,17 +81,11 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen settings.
+    """The chosen settings."""
 
-    Args:
-        settings: By dotted name.
-        reasons: What was chosen and why, a line each.
-        clock: Decides when the run ends, if its budget is a time.
-    """
-
-    settings: dict[str, Any]
-    reasons: Sequence[str]
-    clock: Clock | None = None
+    settings: dict[str, Any]  # by dotted name
+    reasons: Sequence[str]  # what was chosen and why, a line each
+    clock: Clock | None = None  # decides when the run ends, if its budget is a time
 
 
 def choose(
@@ -104,17 +98,7 @@ def choose(
     progress: bool = True,
     began: float | None = None,
 ) -> Choice:
-    """Choose tokenizer, size, schedule and steps; prepares the text in FOLDER/data, where the run looks for it.
-
-    Args:
-        given: The user's settings by dotted name, which are kept.
-        budget: What the run may spend.
-        folder: Directory of the run.
-        start: The model of `training.initialize_from`, whose size and tokenizer are kept.
-        new_tokenizer: Train a tokenizer although the model has one.
-        progress: Show the progress of preparing.
-        began: Value of `time.monotonic` from which a budget of time counts; default: now.
-    """
+    """Choose tokenizer, size, schedule and steps; prepares the text in FOLDER/data, where the run looks for it."""
     reasons: list[str] = []
     chosen: dict[str, Any] = {}
     clock = None

@@ -55,15 +55,11 @@ def _meant(text: str) -> str:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much every contestant may spend.
+    """How much every contestant may spend."""
 
-    Args:
-        kind: `steps`, `tokens` of text, `flops` of the model (slots and predictions), or `time` in seconds of training.
-        amount: The amount of that kind.
-    """
-
+    # `steps`, `tokens` of text, `flops` of the model (slots and predictions), or `time` in seconds of training
     kind: BudgetKind
-    amount: float
+    amount: float  # the amount of that kind
 
     @classmethod
     def parse(cls, text: str) -> Budget:
@@ -89,17 +85,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Cost:
-    """Average cost of a training step.
+    """Average cost of a training step."""
 
-    Args:
-        flops: Floating-point operations of the model, and of a teacher.
-        tokens: Text tokens.
-        seconds: Wall-clock time; None if not measured.
-    """
-
-    flops: float
-    tokens: float
-    seconds: float | None = None
+    flops: float  # floating-point operations of the model, and of a teacher
+    tokens: float  # text tokens
+    seconds: float | None = None  # wall-clock time; None if not measured
 
     def of(self, kind: BudgetKind) -> float:
         """The cost in the unit of a budget."""
@@ -118,16 +108,7 @@ def cost_of_a_step(
     sampled: int = SAMPLED_STEPS,
     longest: float = LONGEST_TIMING,
 ) -> Cost:
-    """Average cost of a step of a recipe, over its phases.
-
-    Args:
-        recipe: The recipe.
-        prepared: The prepared text.
-        folder: Folder for the phrases that some objectives need.
-        timed: Also measure the time, by a few steps on temporary weights.
-        sampled: Number of steps of each phase whose operations and tokens are counted.
-        longest: Seconds after which the timing of a phase ends.
-    """
+    """Average cost of a step of a recipe, over its phases."""
     phrases = phrases_for(recipe, prepared, folder, progress=False)
 
     def sampler_of(settings: Recipe) -> WindowSampler:
@@ -201,12 +182,7 @@ def amounts_of(model: Model, examples: Examples) -> Amounts:
 
 
 def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> Amounts:
-    """What a network with a single stack computes for a block of rows.
-
-    Args:
-        examples: The rows.
-        visibility: Name of the visibility of each layer.
-    """
+    """What a network with a single stack computes for a block of rows."""
     real = np.arange(examples.input_ids.shape[1]) < examples.lengths[:, None]
     by_name = {"full": examples.intervals, "local": examples.local}
     known = {name: _mean_keys(rule, real) for name in set(visibility) if (rule := by_name[name]) is not None}

@@ -30,23 +30,14 @@ FEWEST_WORDS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """Results of n-gram counts of the training text on held-out text.
+    """Results of n-gram counts of the training text on held-out text."""
 
-    Args:
-        unigram: Held-out perplexity of the unigram model.
-        bigram: Held-out perplexity of the interpolated bigram model.
-        counted: Number of training tokens counted.
-        tokens: Number of training tokens.
-        words: Held-out content words; empty if there are too few or the objective cannot predict them.
-        ranks: Rank of each word under the counts.
-    """
-
-    unigram: float
-    bigram: float
-    counted: int
-    tokens: int
-    words: ContentWords
-    ranks: Sequence[int]
+    unigram: float  # held-out perplexity of the unigram model
+    bigram: float  # held-out perplexity of the interpolated bigram model
+    counted: int  # number of training tokens counted
+    tokens: int  # number of training tokens
+    words: ContentWords  # held-out content words; empty if there are too few or the objective cannot predict them
+    ranks: Sequence[int]  # rank of each word under the counts
 
     @property
     def perplexities(self) -> dict[str, float]:
@@ -65,13 +56,7 @@ def trained_sources(recipe: Recipe, prepared: Prepared) -> list[TokenSource]:
 
 
 def open_baselines(recipe: Recipe, prepared: Prepared, folder: Path) -> Baselines | None:
-    """The baselines of a run, computed once and stored in its directory; None if no token is held out.
-
-    Args:
-        recipe: Recipe at the end of the run.
-        prepared: The prepared text.
-        folder: The run directory.
-    """
+    """The baselines of a run, computed once and stored in its directory; None if no token is held out."""
     way, sources = way_to_ask(recipe.objective), trained_sources(recipe, prepared)
     made_from = {
         "schema": SCHEMA,

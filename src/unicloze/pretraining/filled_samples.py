@@ -29,14 +29,7 @@ AT_THEIR_PLACE = "ae", "par", "diffusion"
 def heldout_samples(
     model: Model, sampler: WindowSampler, tokenizer: Tokenizer, objective: ObjectiveSettings, compute: Compute
 ) -> list[dict[str, Any]]:
-    """The most likely tokens at each masked position of a few held-out windows, with the truth, by target.
-
-    Returns:
-        For each window its document, its tokens with masks, and for each masked position the prediction step, the truth,
-        whether the truth has a letter (`word`), each target's prediction, and by target (`top`) the most likely tokens with
-        their probabilities. If no target is predicted at its own position, nothing is masked and only the text is
-        returned.
-    """
+    """The most likely tokens at each masked position of a few held-out windows, with the truth, by target."""
     part = next((part for part in parts(objective) if part.evaluate), parts(objective)[0])
     windows = varied(sampler.sequential(4 * SAMPLES, pairs=part.settings.windows.pairs, lanes=4 * SAMPLES), SAMPLES)
     examples = make_examples(windows, sampler.vocabulary, part.settings.without_noise())

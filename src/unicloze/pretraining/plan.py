@@ -124,13 +124,7 @@ class Plan:
 
 
 def plan_run(recipe: Recipe, vocab_size: int, processes: int | None = None) -> Plan:
-    """Forecast a run on this machine.
-
-    Args:
-        recipe: The recipe.
-        vocab_size: Number of token ids.
-        processes: Number of processes, each with a device like that of this one; default: those torchrun started.
-    """
+    """Forecast a run on this machine."""
     processes = launch.processes() if processes is None else processes
     device, teacher = choose_device(recipe.training), teacher_of(recipe)
     precision = choose_precision(recipe.training, device)

@@ -114,15 +114,7 @@ def _measured(part: str, perplexities: Mapping[str, float | None], counts: Mappi
 def pretrain_run(
     recipe: Recipe, out: Path, *, progress: bool = True, verify: bool = False, clock: Clock | None = None
 ) -> RunResult:
-    """Pre-train a recipe, or resume the run in the directory.
-
-    Args:
-        recipe: All settings.
-        out: The run's directory; nothing is written outside it.
-        progress: Show progress on stderr.
-        verify: Check all prepared text before the first step.
-        clock: Decides when the run ends, unless it resumes.
-    """
+    """Pre-train a recipe, or resume the run in the directory."""
     with joined() as world, hold_run(out, world), pinned_threads(recipe.training, world):
         world.same("the recipe", digest(recipe.to_dict()), "give all processes the same recipe and settings")
         progress = progress and world.first

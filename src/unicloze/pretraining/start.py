@@ -23,15 +23,7 @@ _KINDS = {"transformer": "a Transformer", "recurrent": "an LSTM"}
 def inherited_settings(
     recipe: Recipe, start: LoadedModel, given: Mapping[str, Any], *, new_tokenizer: bool, warn: bool = True
 ) -> dict[str, Any]:
-    """Settings a run inherits from the model it starts from, by dotted name; warns where the recipe's shape differs.
-
-    Args:
-        recipe: The run's recipe; `training.initialize_from` names the model.
-        start: That model.
-        given: Explicitly given settings, which take precedence.
-        new_tokenizer: Train a tokenizer although the model has one.
-        warn: Whether to warn; a recipe without a size of its own needs no warning.
-    """
+    """Settings a run inherits from the model it starts from, by dotted name; warns where the recipe's shape differs."""
     place = recipe.training.initialize_from or ""
     asked = flatten(given, lambda key: key)
     theirs, ours = start.recipe.model.kind, recipe.model.kind

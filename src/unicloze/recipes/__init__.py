@@ -77,16 +77,7 @@ def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, An
 
 
 def given_beside(key: str, name_or_file: str | os.PathLike[str], overrides: Mapping[str, Any]) -> dict[str, str]:
-    """Settings given together with another one or later: in the same file, in a file based on it, or by the caller.
-
-    Args:
-        key: The other setting.
-        name_or_file: As for `load_recipe`.
-        overrides: As for `load_recipe`.
-
-    Returns:
-        Origin of each setting (file and line, or option), by dotted key.
-    """
+    """Settings given together with another one or later: in the same file, in a file based on it, or by the caller."""
     layers = _layers(_find(name_or_file), ())
     layers.append(flatten(overrides, lambda name: f"option --{name}"))
     first = max((number for number, layer in enumerate(layers) if key in layer), default=len(layers))
@@ -98,12 +89,6 @@ def given_in_task_files(name_or_file: str | os.PathLike[str]) -> dict[str, str]:
 
     A recipe for pre-training, or one that a run wrote, also sets the shape of a model; but that is the model it trained, not
     a wish for another one. Such a file contributes nothing.
-
-    Args:
-        name_or_file: As for `load_recipe`.
-
-    Returns:
-        File and line of each setting, by dotted key.
     """
     found: dict[str, str] = {}
     kind: Any = ""
@@ -155,11 +140,7 @@ def _built(layers: Sequence[Mapping[str, Setting]]) -> Recipe:
 
 
 def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
-    """Write a recipe atomically as YAML that `load_recipe` reads back.
-
-    Raises:
-        UniclozeError: The file cannot be written.
-    """
+    """Write a recipe atomically as YAML that `load_recipe` reads back."""
     target = Path(path)
     values = {"schema": SCHEMA, **_plain(recipe)}
     dumper = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper  # the same text, four times as fast
@@ -226,15 +207,10 @@ def _find(name_or_file: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True)
 class _File:
-    """A recipe file.
+    """A recipe file."""
 
-    Args:
-        settings: Its settings by dotted key.
-        of_a_run: Whether a run wrote it.
-    """
-
-    settings: dict[str, Setting]
-    of_a_run: bool
+    settings: dict[str, Setting]  # its settings by dotted key
+    of_a_run: bool  # whether a run wrote it
 
 
 def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:

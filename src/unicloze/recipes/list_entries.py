@@ -34,16 +34,7 @@ NOTES = {"task.fields": ": the name of a field, as in the header of a .tsv or .c
 
 
 def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[str, Any]]:
-    """The parts of a mixture, with every value converted to its setting's type.
-
-    Args:
-        entries: The entries of the recipe.
-        origin: Their origin, for messages.
-        objective: The objective of parts that name none.
-
-    Raises:
-        UsageError: A part is not a mapping, or has a setting that its objective lacks.
-    """
+    """The parts of a mixture, with every value converted to its setting's type."""
     found, labels = [], set()
     for number, entry in enumerate(entries, 1):
         place = f"{origin}, part {number} of objective.mixture"
@@ -74,17 +65,7 @@ def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[
 
 
 def kind_of(name: Any, place: str, given: Collection[str], section: str = "objective") -> type:
-    """The settings class of an objective or task.
-
-    Args:
-        name: The objective, or the kind of the task; "" for none.
-        place: Origin of the settings, for messages.
-        given: Dotted keys given there; those of other sections are ignored.
-        section: The section.
-
-    Raises:
-        UsageError: The name is unknown, or has no such setting.
-    """
+    """The settings class of an objective or task."""
     registry, key = VARIED[section]
     if name == "" and section == "task":
         kind: type = SECTIONS[section]
@@ -105,16 +86,7 @@ def named(values: Mapping[str, Any], section: str = "objective", key: str = "nam
 
 
 def typed_phases(entries: list[Any], origin: str, objective: str) -> list[dict[str, Any]]:
-    """The phases of a run as nested mappings, with every value converted to its setting's type.
-
-    Args:
-        entries: The entries of the recipe, nested or by dotted key.
-        origin: Their origin, for messages.
-        objective: The objective of phases that name none.
-
-    Raises:
-        UsageError: A phase is not a mapping, changes a fixed setting, or has a setting that its objective lacks.
-    """
+    """The phases of a run as nested mappings, with every value converted to its setting's type."""
     found = []
     for number, entry in enumerate(entries, 1):
         place = f"{origin}, phase {number} of training.phases"
@@ -152,31 +124,14 @@ def _check_share(entry: Mapping[str, Any], place: str) -> None:
 
 
 def typed(values: Mapping[str, Any], place: str, *, objective: type = ObjectiveSettings) -> dict[str, Any]:
-    """Convert values by dotted key to nested values of their settings' types.
-
-    Args:
-        values: Values of known settings.
-        place: Their origin, for messages.
-        objective: The settings class of `objective`.
-
-    Raises:
-        UsageError: A value has the wrong type.
-    """
+    """Convert values by dotted key to nested values of their settings' types."""
     settings = {key: Setting(value, place) for key, value in values.items()}
     found = parsed(settings, {"objective": objective})
     return {section: found[section] for section in dict.fromkeys(key.partition(".")[0] for key in values)}
 
 
 def parsed(settings: Mapping[str, Setting], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings by dotted key to nested values of their types.
-
-    Args:
-        settings: Known settings; those of `objective` and `task` must be in their class.
-        kinds: Settings classes of sections that differ from `SECTIONS`.
-
-    Raises:
-        UsageError: A value has the wrong type.
-    """
+    """Convert settings by dotted key to nested values of their types."""
     kinds = {"": str, **SECTIONS, **kinds}
     result: dict[str, Any] = {}
     for section in dict.fromkeys(key.rpartition(".")[0] for key in settings):

@@ -151,16 +151,7 @@ def parser_of(kind: type) -> ArgumentParser:
 
 
 def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, Any]:
-    """Parse command-line options into overrides for `load_recipe`, which checks the values.
-
-    Args:
-        arguments: `--training.steps 10 --training.seed=1 --data.corpus a.txt b.txt --training.compile`. A list takes
-            all words up to the next option, and repeating it adds to the list; a switch without a value is true.
-        prefix: Prefix of another recipe's settings, as in `--probe.training.steps`; it is kept in the keys.
-
-    Raises:
-        UsageError: An unknown option, or too few or too many values.
-    """
+    """Parse command-line options into overrides for `load_recipe`, which checks the values."""
     overrides: dict[str, Any] = {}
     words: list[list[str]] = []
     for argument in arguments:
@@ -190,15 +181,7 @@ def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, An
 
 
 def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str, Setting]:
-    """Convert nested or dotted values to settings by dotted key; a single value is accepted for a list of one.
-
-    Args:
-        values: `{"training": {"steps": 10}}`, `{"training.steps": 10}` or both.
-        origin: Returns the origin of a dotted key's value, for messages.
-
-    Raises:
-        UsageError: An unknown key, or a section that is not a mapping.
-    """
+    """Convert nested or dotted values to settings by dotted key; a single value is accepted for a list of one."""
     settings: dict[str, Setting] = {}
     for key, value in values.items():
         if find_key(key) is not None:

@@ -19,11 +19,7 @@ TABLES: Mapping[str, Sequence[str]] = {
 
 
 def recipes_of(words: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Expand words to distinct recipes: a table, a pattern of names or files, a run, a name or a file.
-
-    Raises:
-        UsageError: Nothing matches a pattern.
-    """
+    """Expand words to distinct recipes: a table, a pattern of names or files, a run, a name or a file."""
     found = [name for word in words for name in _named(os.fspath(word))]
     return list(dict.fromkeys(found))
 

@@ -203,15 +203,7 @@ OF_AN_AUXILIARY = (
 
 
 def given_settings(overrides: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:
-    """The settings given by a caller, nested or not, by dotted key.
-
-    Args:
-        overrides: The settings.
-        prefix: Prefix of each key in messages.
-
-    Raises:
-        UsageError: There is no such setting.
-    """
+    """The settings given by a caller, nested or not, by dotted key."""
     found = flatten(overrides or {}, lambda key: f"option --{prefix}{key}")
     return {key: setting.value for key, setting in found.items()}
 
@@ -220,13 +212,6 @@ def refuse_unread(recipes: Sequence[Recipe], given: Collection[str]) -> None:
     """Reject given settings that have no effect on pre-training in any recipe, part or phase.
 
     Settings equal to their default are accepted.
-
-    Args:
-        recipes: The recipes, with the given values.
-        given: Dotted keys.
-
-    Raises:
-        UsageError: A setting has no effect; the message names what it needs.
     """
     every = [variant for recipe in recipes for variant in variants(recipe)]
     for key in given:
@@ -240,16 +225,7 @@ def refuse_unread(recipes: Sequence[Recipe], given: Collection[str]) -> None:
 
 
 def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str], prefix: str = "") -> None:
-    """Reject given settings that have no effect on fine-tuning with any of the models.
-
-    Args:
-        recipes: Recipe of the task for each model, with `generation.learning` resolved.
-        given: Dotted keys.
-        prefix: Prefix of each key in messages.
-
-    Raises:
-        UsageError: A setting has no effect; the message names what it needs.
-    """
+    """Reject given settings that have no effect on fine-tuning with any of the models."""
     for key in given:
         section, _, name = key.partition(".")
         needs: list[Sequence[Needs]] = [
@@ -263,44 +239,20 @@ def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str], pre
 
 
 def refuse_unread_in_generation(recipe: Recipe, given: Collection[str]) -> None:
-    """Reject given settings that have no effect on generated text.
-
-    Args:
-        recipe: Recipe of the model, with the given values.
-        given: Dotted keys.
-
-    Raises:
-        UsageError: A setting has no effect; the message names what it needs.
-    """
+    """Reject given settings that have no effect on generated text."""
     for key in given:
         _refuse(key, [recipe], [IN_GENERATION.get(key, ())])
 
 
 def refuse_decided_in_task(given: Collection[str], prefix: str = "") -> None:
-    """Reject given settings that fine-tuning derives from others.
-
-    Args:
-        given: Dotted keys.
-        prefix: Prefix of each key in messages.
-
-    Raises:
-        UsageError: There is such a setting; the message names the alternative.
-    """
+    """Reject given settings that fine-tuning derives from others."""
     for key in given:
         if key in DECIDED_IN_A_TASK:
             raise UsageError(f"{prefix}{key} cannot be set in fine-tuning: {DECIDED_IN_A_TASK[key]}.")
 
 
 def refuse_unread_in_task_files(recipe: Recipe, origins: Mapping[str, str]) -> None:
-    """Reject settings of hand-written task files that fine-tuning derives from others or takes from the model.
-
-    Args:
-        recipe: Recipe of the task.
-        origins: File and line of each setting, by dotted key.
-
-    Raises:
-        UsageError: There is such a setting; the message names its line and the cure.
-    """
+    """Reject settings of hand-written task files that fine-tuning derives from others or takes from the model."""
     for key, origin in origins.items():
         refuse_decided_in_task([key], f"{origin}: ")
         section, _, name = key.partition(".")
@@ -310,16 +262,7 @@ def refuse_unread_in_task_files(recipe: Recipe, origins: Mapping[str, str]) -> N
 
 
 def refuse_not_of_pretraining(verb: str, given: Collection[str], prefix: str = "") -> None:
-    """Reject given settings that only fine-tuning uses.
-
-    Args:
-        verb: The command that was called.
-        given: Dotted keys.
-        prefix: Prefix of fine-tuning settings of this command; empty if it has none.
-
-    Raises:
-        UsageError: There is such a setting; the message names where to give it.
-    """
+    """Reject given settings that only fine-tuning uses."""
     for key in given:
         if key.partition(".")[0] in OF_TASKS:
             instead = f"give --{prefix}{key}" if prefix else "give it to `unicloze finetune`"
@@ -327,17 +270,7 @@ def refuse_not_of_pretraining(verb: str, given: Collection[str], prefix: str = "
 
 
 def refuse_beyond(verb: str, given: Collection[str], reads: Collection[str], instead: str) -> None:
-    """Reject given settings that a command does not use at all.
-
-    Args:
-        verb: The command that was called.
-        given: Dotted keys.
-        reads: Keys or whole sections that it uses.
-        instead: The cure.
-
-    Raises:
-        UsageError: There is such a setting.
-    """
+    """Reject given settings that a command does not use at all."""
     for key in given:
         if key not in reads and key.partition(".")[0] not in reads:
             raise UsageError(f"option --{key}: `unicloze {verb}` does not use it: {instead}.")

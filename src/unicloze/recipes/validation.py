@@ -64,15 +64,7 @@ _RANGES: Mapping[str, Range] = {
 
 
 def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
-    """Reject a recipe with invalid values.
-
-    Args:
-        recipe: The recipe.
-        origins: Origin of each value by dotted key, for messages: a file and line, or an option.
-
-    Raises:
-        UsageError: A value is invalid; the message names the first one, why, and the cure.
-    """
+    """Reject a recipe with invalid values."""
 
     def error(key: str, problem: str, place: str = "") -> UsageError:
         where = (origins or {}).get(key, f"recipe {recipe.name}")
@@ -107,21 +99,13 @@ def _without_secrets(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The recipe of one part of one phase.
+    """The recipe of one part of one phase."""
 
-    Args:
-        recipe: The recipe, without parts.
-        place: Its name in messages.
-        share: Share of the part in the rows of a step.
-        mixture_key: The key that lists the part.
-        set_by: For each key that the part or the phase sets, the key of the list with its entry.
-    """
-
-    recipe: Recipe
-    place: str
-    share: float
-    mixture_key: str
-    set_by: Mapping[str, str]
+    recipe: Recipe  # the recipe, without parts
+    place: str  # its name in messages
+    share: float  # share of the part in the rows of a step
+    mixture_key: str  # the key that lists the part
+    set_by: Mapping[str, str]  # for each key that the part or the phase sets, the key of the list with its entry
 
 
 def variants(recipe: Recipe) -> Iterator[Variant]:

@@ -30,11 +30,7 @@ from unicloze.settings import PYTHON_DOCS, TaskSettings
 
 
 def record_files(path: Path) -> list[Path]:
-    """The files of records at a path: the file itself, or all files in a folder and its subfolders, sorted by name.
-
-    Raises:
-        UniclozeError: No file exists there.
-    """
+    """The files of records at a path: the file itself, or all files in a folder and its subfolders, sorted by name."""
     files = [path] if path.is_file() else sorted(file for file in path.rglob("[!.]*") if file.is_file())
     if not files:
         what = "the folder contains no files" if path.is_dir() else "there is no such file"
@@ -43,17 +39,7 @@ def record_files(path: Path) -> list[Path]:
 
 
 def read_records(path: Path, settings: TaskSettings, *, cure: str | None = OPTION) -> list[Record]:
-    """The records of a file, or of all files in a folder.
-
-    Args:
-        path: The file or folder.
-        settings: Fields and format of the records.
-        cure: How to set fields and format, for messages; None if they cannot be set.
-
-    Raises:
-        UsageError: The format is unknown or cannot be inferred from the name.
-        UniclozeError: The file is missing, empty or not in its format; the message names the line.
-    """
+    """The records of a file, or of all files in a folder."""
     found: list[Record] = []
     for file in [path] if _format_of(path, settings) in COLLECTIONS else record_files(path):
         found += _read_file(file, settings, len(found), cure)

@@ -20,9 +20,6 @@ def answers_of(record: Record, settings: TaskSettings) -> list[GoldAnswer] | Non
     """The answers of a record: an empty list if it is unanswerable, None if the field is missing.
 
     Accepts a list of texts, a list of objects with `text` and perhaps `answer_start`, or one object with a list of each.
-
-    Raises:
-        UniclozeError: The answers have another form; the message names the record.
     """
     given = record.get(settings, "answers")
     if given is None:
@@ -46,11 +43,7 @@ def answers_of(record: Record, settings: TaskSettings) -> list[GoldAnswer] | Non
 
 
 def needed_answers(record: Record, settings: TaskSettings) -> list[GoldAnswer]:
-    """The answers of a record that must have a list of them, possibly empty.
-
-    Raises:
-        UniclozeError: The field is missing.
-    """
+    """The answers of a record that must have a list of them, possibly empty."""
     answers = answers_of(record, settings)
     if answers is None:
         name = settings.fields.get("answers", "answers")

@@ -36,11 +36,7 @@ Fields = Iterator[tuple[int, dict[str, Any]]]
 
 
 def read_race(text: str, path: Path) -> Fields:
-    """RACE: each question of an article is a record (Lai et al. 2017).
-
-    Raises:
-        UniclozeError: The file is not in RACE's format.
-    """
+    """RACE: each question of an article is a record (Lai et al. 2017)."""
     try:
         articles: Iterator[tuple[int, Any]] = iter([(1, parse_json(text, str(path)))])
     except UniclozeError:
@@ -64,11 +60,7 @@ def read_race(text: str, path: Path) -> Fields:
 
 
 def read_swag(text: str, path: Path) -> Fields:
-    """SWAG: which ending follows (Zellers et al. 2018).
-
-    Raises:
-        UniclozeError: A line lacks a column.
-    """
+    """SWAG: which ending follows (Zellers et al. 2018)."""
     endings = [f"ending{number}" for number in range(4)]
     for line, row in comma_separated(text, path):
         _check(row, ("sent1", "sent2", *endings), path, line, "a line of SWAG")
@@ -77,11 +69,7 @@ def read_swag(text: str, path: Path) -> Fields:
 
 
 def read_copa(text: str, path: Path) -> Fields:
-    """COPA: the likelier cause or effect (Roemmele et al. 2011; Wang et al. 2019, SuperGLUE).
-
-    Raises:
-        UniclozeError: The file is in neither format.
-    """
+    """COPA: the likelier cause or effect (Roemmele et al. 2011; Wang et al. 2019, SuperGLUE)."""
     if text.lstrip().startswith("<"):
         for line, item in _elements(text, path, "item"):
             parts = {name: item.findtext(name) for name in ("p", "a1", "a2")} | {"question": item.get("asks-for")}
@@ -104,11 +92,7 @@ def _copa(
 
 
 def read_story_cloze(text: str, path: Path) -> Fields:
-    """The Story Cloze Test: the right ending for four sentences (Mostafazadeh et al. 2016).
-
-    Raises:
-        UniclozeError: A line lacks a column.
-    """
+    """The Story Cloze Test: the right ending for four sentences (Mostafazadeh et al. 2016)."""
     sentences = [f"InputSentence{number}" for number in range(1, 5)]
     endings = ["RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"]
     for line, row in comma_separated(text, path):
@@ -120,11 +104,7 @@ def read_story_cloze(text: str, path: Path) -> Fields:
 
 
 def read_winogrande(text: str, path: Path) -> Fields:
-    """Winogrande: which candidate fills the gap (Sakaguchi et al. 2020).
-
-    Raises:
-        UniclozeError: A line lacks a field.
-    """
+    """Winogrande: which candidate fills the gap (Sakaguchi et al. 2020)."""
     for line, row in jsonl(text, path):
         _check(row, ("sentence", "option1", "option2"), path, line, "a line of Winogrande")
         fields = {"cloze": row["sentence"], "choices": [row["option1"], row["option2"]]}
@@ -134,11 +114,7 @@ def read_winogrande(text: str, path: Path) -> Fields:
 
 
 def read_wsc(text: str, path: Path) -> Fields:
-    """The Winograd Schema Challenge: the candidates replace the pronoun (Levesque et al. 2012).
-
-    Raises:
-        UniclozeError: The file is not in this format.
-    """
+    """The Winograd Schema Challenge: the candidates replace the pronoun (Levesque et al. 2012)."""
     for line, schema in _elements(text, path, "schema"):
         parts = {name: _joined(schema.find(f"text/{name}")) for name in ("txt1", "txt2")}
         choices = [_joined(answer) for answer in schema.iterfind("answers/answer")]
@@ -178,15 +154,7 @@ def _check(row: Any, names: tuple[str, ...], path: Path, line: int, what: str) -
 
 
 def _labelled(fields: dict[str, Any], answer: Any, first: str | int, path: Path, line: int) -> dict[str, Any]:
-    """The fields plus `label`, the index of the right choice from 0, if the file gives it.
-
-    Args:
-        fields: Fields of the record, including the choices.
-        answer: The file's answer; None, or one of `UNTOLD`, if it has none.
-        first: The file's name for the first choice.
-        path: The file.
-        line: Line of the record.
-    """
+    """The fields plus `label`, the index of the right choice from 0, if the file gives it."""
     said = "" if answer is None else str(answer).strip()
     if said in UNTOLD:
         return fields

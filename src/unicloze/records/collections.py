@@ -19,11 +19,7 @@ Lines = Iterator[tuple[int, dict[str, Any]]]
 
 
 def parallel(path: Path) -> Lines:
-    """Lines of a file as `source`, and those of a second file, named after a comma, as `target`.
-
-    Raises:
-        UniclozeError: A file is missing, or the files have different numbers of lines.
-    """
+    """Lines of a file as `source`, and those of a second file, named after a comma, as `target`."""
     sources, *others = (Path(name) for name in ([str(path)] if path.is_file() else str(path).split(",")))
     if len(others) > 1:
         raise UniclozeError(f"{path} names {len(others) + 1} files: give two, SOURCE,TARGET, with one line per record")
@@ -47,9 +43,6 @@ def dstc7(path: Path) -> Lines:
     """The published human evaluation of DSTC7, track 2: `context`, and the human responses as `references`.
 
     Contexts without a human response are left out.
-
-    Raises:
-        UniclozeError: The file is not that archive; the message names what is missing or the line.
     """
     if not path.is_file():
         raise UniclozeError(f"there is no file {path}: give the archive of DSTC7's human evaluation, a .tgz")
@@ -86,12 +79,6 @@ def python_docs(path: Path) -> Lines:
     """The docstrings of this Python installation: `target` is the summary line, `source` the rest.
 
     A hash of the module's name puts each docstring in one part, so that no module is in both.
-
-    Args:
-        path: `python-docs/train`, or `python-docs/dev` with a tenth of the modules.
-
-    Raises:
-        UniclozeError: The path is neither.
     """
     if str(path) not in PYTHON_DOCS_PARTS:
         raise UniclozeError(f"there are no records {path}: give {' or '.join(PYTHON_DOCS_PARTS)}")

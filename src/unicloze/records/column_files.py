@@ -21,9 +21,6 @@ def read_conll(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     A record has `tokens`, the first column; `tags`, the last column, if there are two or more; and each column under its
     number from 0 (`--task.fields '{tags: "1"}'` chooses the second).
-
-    Raises:
-        UniclozeError: A line has a different number of columns from the first.
     """
     for line, rows in _sentences(text, path, _cells, lambda cells: cells[0] == DOCUMENT):
         columns = [list(column) for column in zip(*rows, strict=True)]
@@ -35,9 +32,6 @@ def read_conllu(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Sentences of a CoNLL-U file: `tokens` (forms), `tags` (universal parts of speech), and each column under its name.
 
     Comments, multiword tokens and empty nodes are skipped.
-
-    Raises:
-        UniclozeError: A line does not have ten columns.
     """
     body = "\n".join("#" if line.startswith("#") else line for line in text.split("\n"))
     for line, rows in _sentences(body, path, lambda row: row.split("\t"), _is_aside):

@@ -20,23 +20,15 @@ from unicloze.records.line_files import Reader
 
 @dataclass(frozen=True, kw_only=True)
 class GlueColumns:
-    """Column names in the files of a task.
+    """Column names in the files of a task."""
 
-    Args:
-        text: Possible names of the column of the text, or of the first text of a pair.
-        pair: Possible names of the column of the second text; empty if the task has one text.
-        label: Possible names of the label column.
-        id: Possible names of the column that identifies a prediction in a submission.
-        bare: Column names of a file without a header, by the number of columns.
-        drops_broken: Whether to skip broken lines, which the published training file has.
-    """
-
-    text: tuple[str, ...]
-    pair: tuple[str, ...] = ()
-    label: tuple[str, ...] = ("label",)
-    id: tuple[str, ...] = ("index",)
+    text: tuple[str, ...]  # possible names of the column of the text, or of the first text of a pair
+    pair: tuple[str, ...] = ()  # possible names of the column of the second text; empty if the task has one text
+    label: tuple[str, ...] = ("label",)  # possible names of the label column
+    id: tuple[str, ...] = ("index",)  # possible names of the column that identifies a prediction in a submission
+    # column names of a file without a header, by the number of columns
     bare: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    drops_broken: bool = False
+    drops_broken: bool = False  # whether to skip broken lines, which the published training file has
 
 
 _STS = "genre", "filename", "year", "old_index", "score", "sentence1", "sentence2"
@@ -67,11 +59,7 @@ NAMED = 5
 
 
 def read_glue(text: str, path: Path, *, task: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a task's file: `text`, `pair` for tasks of two texts, `label` and `id` if present, and all other columns.
-
-    Raises:
-        UniclozeError: The columns are not the task's, or a line has a different number of columns from the first.
-    """
+    """Records of a task's file: `text`, `pair` for tasks of two texts, `label` and `id` if present, and all other columns."""
     layout = LAYOUTS[task]
     lines = [(number, line.removesuffix("\r").split("\t")) for number, line in enumerate(text.split("\n"), 1)]
     lines = [(number, cells) for number, cells in lines if cells != [""]]

@@ -14,11 +14,7 @@ Found = tuple[str, dict[str, Any]]
 
 
 def json_records(text: str, path: Path) -> Iterator[Found]:
-    """The records of a JSON document: a list, or the format of SQuAD or CoQA, detected from its first entry.
-
-    Raises:
-        UniclozeError: The text is not JSON or has none of these forms; the message says where.
-    """
+    """The records of a JSON document: a list, or the format of SQuAD or CoQA, detected from its first entry."""
     document = parse_json(text, str(path))
     if isinstance(document, list):
         return _listed(document, path)
@@ -28,11 +24,7 @@ def json_records(text: str, path: Path) -> Iterator[Found]:
 
 
 def listed(text: str, path: Path) -> Iterator[Found]:
-    """The objects of a list.
-
-    Raises:
-        UniclozeError: The text is not JSON or not a list of objects.
-    """
+    """The objects of a list."""
     document = parse_json(text, str(path))
     if not isinstance(document, list):
         raise UniclozeError(f"{path}: this is not a list of records; fix the file")
@@ -44,9 +36,6 @@ def squad(text: str, path: Path) -> Iterator[Found]:
 
     Each has `id`, `title`, and, if in the file, `context`, `question` and `answers` with `text` and `answer_start`; the
     answers are empty if the question is marked as impossible.
-
-    Raises:
-        UniclozeError: The text is not JSON or not of this form; the message says where.
     """
     return _squad(_get(parse_json(text, str(path)), "data", list, str(path)), path)
 
@@ -56,9 +45,6 @@ def coqa(text: str, path: Path) -> Iterator[Found]:
 
     Each has `id`, `story`, `turn`, `domain`, and, if in the file, `history` (earlier questions and answers), `context`,
     `question`, `answers` (of all annotators), `rationale` and `rationale_start` (-1 without a rationale).
-
-    Raises:
-        UniclozeError: The text is not JSON or not of this form; the message says where.
     """
     return _coqa(_get(parse_json(text, str(path)), "data", list, str(path)), path)
 

@@ -25,11 +25,7 @@ _HEADER = re.compile(rf'\s*(?:[^"\r\n]+|{_QUOTED.pattern})*')
 
 
 def jsonl(text: str, path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file with one JSON object per line.
-
-    Raises:
-        UniclozeError: A line is not a JSON object.
-    """
+    """Records of a file with one JSON object per line."""
     for line, content in enumerate(text.split("\n"), 1):
         if content.strip():
             fields = parse_json(content, f"{path}, line {line}")
@@ -41,18 +37,7 @@ def jsonl(text: str, path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
 def separated(
     text: str, path: Path, *, delimiter: str, quoted: bool, blank: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file with a header and one record per line.
-
-    Args:
-        text: Text of the file.
-        path: Its path, for messages.
-        delimiter: Separates the columns.
-        quoted: Whether columns that contain the delimiter or a line break are quoted.
-        blank: Whether a blank line is a record with one empty column; otherwise it is skipped.
-
-    Raises:
-        UniclozeError: A line has a different number of columns from the header, or two columns have the same name.
-    """
+    """Records of a file with a header and one record per line."""
     csv.field_size_limit(LARGEST_FIELD)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if quoted else _Unquoted(text, delimiter)
     names: list[str] | None = None
@@ -100,11 +85,7 @@ class _Unquoted:
 
 
 def tsv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a file with a header and tab-separated columns, without quoting.
-
-    Raises:
-        UniclozeError: See `separated`.
-    """
+    """Records of a file with a header and tab-separated columns, without quoting."""
     return separated(text, path, delimiter="\t", quoted=False)
 
 
@@ -112,9 +93,6 @@ def comma_separated(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]
     """Records of a file with a header and comma-separated columns; columns with a comma or a line break are quoted.
 
     If the header has no comma outside quotes but semicolons, as Excel writes in much of Europe, or else tabs, those separate.
-
-    Raises:
-        UniclozeError: See `separated`.
     """
     header = _QUOTED.sub("", _HEADER.match(text)[0])  # type: ignore[index]  # it always matches
     delimiter = next((mark for mark in ",;\t" if mark in header), ",")

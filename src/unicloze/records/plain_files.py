@@ -23,11 +23,7 @@ def kind_of(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file, which may be gzipped.
-
-    Raises:
-        UniclozeError: The file is missing, unreadable, damaged, or not UTF-8; the message names the line.
-    """
+    """The text of a UTF-8 file, which may be gzipped."""
     if not path.is_file():
         raise UniclozeError(f"There is no file {path}: name one.")
     try:
@@ -42,11 +38,7 @@ def read_text(path: Path) -> str:
 
 
 def decoded(content: bytes, place: Path | str) -> str:
-    """Decode the UTF-8 bytes of a file.
-
-    Raises:
-        UniclozeError: The bytes are not UTF-8; the message names the line.
-    """
+    """Decode the UTF-8 bytes of a file."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -55,16 +47,7 @@ def decoded(content: bytes, place: Path | str) -> str:
 
 
 def parse_json(text: str, place: str, *, unique: bool = False) -> Any:
-    """Parse a text as JSON.
-
-    Args:
-        text: The text.
-        place: Its origin, for messages.
-        unique: Reject objects with a repeated key, whose last value would count.
-
-    Raises:
-        UniclozeError: The text is not JSON, repeats a key, or contains half of a surrogate pair, which is invalid text.
-    """
+    """Parse a text as JSON."""
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

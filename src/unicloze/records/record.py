@@ -20,52 +20,31 @@ SHOWN = 40
 
 @dataclass(frozen=True)
 class Record:
-    """A labelled record.
+    """A labelled record."""
 
-    Args:
-        id: Its name in predictions: the value of its field `id`, else its number in the file from 0.
-        fields: Its fields by name.
-        place: File and line, for messages.
-        cure: How to set the names of its fields, for messages; None if they cannot be set.
-        unread: Roles to treat as missing, whatever the fields contain.
-        headed: Whether the first line of its file names its fields.
-    """
-
-    id: str
-    fields: Mapping[str, Any]
-    place: str
-    cure: str | None = OPTION
-    unread: Collection[str] = ()
-    headed: bool = False
+    id: str  # its name in predictions: the value of its field `id`, else its number in the file from 0
+    fields: Mapping[str, Any]  # its fields by name
+    place: str  # file and line, for messages
+    cure: str | None = OPTION  # how to set the names of its fields, for messages; None if they cannot be set
+    unread: Collection[str] = ()  # roles to treat as missing, whatever the fields contain
+    headed: bool = False  # whether the first line of its file names its fields
 
     def text(self, settings: TaskSettings, role: str) -> str:
-        """The text in a role.
-
-        Raises:
-            UniclozeError: It is missing or not a text; the message names the line.
-        """
+        """The text in a role."""
         value = self.get(settings, role)
         if not isinstance(value, str):
             raise self._without(settings, role, "text")
         return value
 
     def texts(self, settings: TaskSettings, role: str) -> list[str]:
-        """The list of texts in a role.
-
-        Raises:
-            UniclozeError: It is missing or not a list of texts; the message names the line.
-        """
+        """The list of texts in a role."""
         value = self.get(settings, role)
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise self._without(settings, role, "list of texts")
         return value
 
     def needed(self, settings: TaskSettings, role: str) -> Any:
-        """The value in a role.
-
-        Raises:
-            UniclozeError: It is missing; the message names the line.
-        """
+        """The value in a role."""
         value = self.get(settings, role)
         if value is None:
             raise self._without(settings, role, "value")
@@ -127,16 +106,7 @@ def as_records(
     cure: str | None = None,
     headed: bool = False,
 ) -> list[Record]:
-    """The records of a file.
-
-    Args:
-        lines: Output of a format's reader: each record's line number, or a description of its place, and its fields.
-        path: The file.
-        first: Number of its first record.
-        id_field: Name of the field with a record's id.
-        cure: See `Record`.
-        headed: See `Record`.
-    """
+    """The records of a file."""
     return [
         Record(
             id=str(number if (own := held(fields, id_field)) is None else own),
@@ -150,11 +120,7 @@ def as_records(
 
 
 def refuse_repeated(records: Sequence[Record]) -> None:
-    """Reject repeated ids, whose predictions could not be told apart.
-
-    Raises:
-        UniclozeError: Two records have the same id.
-    """
+    """Reject repeated ids, whose predictions could not be told apart."""
     known: dict[str, str] = {}
     for record in records:
         if record.id in known:

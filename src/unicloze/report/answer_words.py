@@ -33,11 +33,5 @@ _IN_WORDS: Mapping[str, Callable[[Labels], list[str]]] = {
 
 
 def spell(target: str, labels: Labels, tokenizer: Tokenizer) -> list[str]:
-    """The labels of one target in words.
-
-    Args:
-        target: Name of the target.
-        labels: The labels. *Shape:* (predictions,)
-        tokenizer: Converts ids to tokens.
-    """
+    """The labels of one target in words."""
     return tokenizer.tokens(labels) if predicts_tokens(target) else _IN_WORDS[target](labels)

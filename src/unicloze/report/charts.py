@@ -21,13 +21,7 @@ _LONGEST_NAME = 18
 
 
 def confusion(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> str:
-    """A confusion matrix with one row per reference label, shaded by the share of the row.
-
-    Args:
-        predictions: Predicted labels.
-        references: Reference labels.
-        labels: Order of rows and columns; missing labels are appended.
-    """
+    """A confusion matrix with one row per reference label, shaded by the share of the row."""
     if not references:
         return '<p class="nothing">Nothing to compare.</p>'
     counts = Counter(zip(references, predictions, strict=True))

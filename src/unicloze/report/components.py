@@ -18,14 +18,7 @@ REPORT = "report.html"
 
 
 def card(name: str, value: str, more: str, target: str | None = None) -> str:
-    """A figure at the top of a page, as HTML; all arguments are plain text.
-
-    Args:
-        name: Name of the figure.
-        value: The figure.
-        more: Note below it.
-        target: Target whose colour to use.
-    """
+    """A figure at the top of a page, as HTML; all arguments are plain text."""
     style = f" {series_class(target)}" if target else ""
     return (
         f'<div class="card{style}"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
@@ -40,23 +33,12 @@ def heading_of(run: Path) -> str:
 
 
 def panel(title: str, content: str) -> str:
-    """A framed part of a page, as HTML.
-
-    Args:
-        title: Heading, as plain text.
-        content: Content, as HTML.
-    """
+    """A framed part of a page, as HTML."""
     return f'<figure class="panel"><h3>{escape(title)}</h3>{content}</figure>'
 
 
 def score_table(heads: Sequence[str], rows: Sequence[str], names: int) -> str:
-    """A table of scores, as HTML.
-
-    Args:
-        heads: Column headings, as plain text.
-        rows: Rows made by `score_row`.
-        names: Number of leading columns without numbers.
-    """
+    """A table of scores, as HTML."""
     head = "".join(
         f'<th scope="col" class="{"number" if place >= names else ""}">{escape(name)}</th>'
         for place, name in enumerate(heads)

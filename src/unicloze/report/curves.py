@@ -25,21 +25,13 @@ _SMOOTH_FROM = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One curve.
+    """One curve."""
 
-    Args:
-        name: What it shows.
-        style: Style class of its colour; default: that of its target.
-        points: (x, y) by ascending x; values that cannot be drawn are left out and counted.
-        smooth: Draw a running mean over the pale curve, if it has enough points.
-        labelled: Whether to write its name at its end, before its last value.
-    """
-
-    name: str
-    points: Points
-    smooth: bool = False
-    style: str | None = None
-    labelled: bool = True
+    name: str  # what it shows
+    points: Points  # (x, y) by ascending x; values that cannot be drawn are left out and counted
+    smooth: bool = False  # draw a running mean over the pale curve, if it has enough points
+    style: str | None = None  # style class of its colour; default: that of its target
+    labelled: bool = True  # whether to write its name at its end, before its last value
 
     @property
     def classes(self) -> str:
@@ -62,20 +54,7 @@ def line_chart(
     mark: tuple[float, str] | None = None,
     over: str = "step",
 ) -> str:
-    """Draw curves over steps or another cost, each labelled at its end with its name and last value.
-
-    Args:
-        lines: The curves.
-        title: Description for screen readers.
-        width: Width in SVG units; the page scales it.
-        height: Height in SVG units.
-        logarithmic: Use a logarithmic y axis if all values are positive and span at least a factor of four.
-        mark: An x value to mark, and its label.
-        over: Name of the x axis.
-
-    Returns:
-        An `<svg>` element, or a `<p>` element if there is no value to draw.
-    """
+    """Draw curves over steps or another cost, each labelled at its end with its name and last value."""
     finite = [[(x, y) for x, y in line.points if drawable(y)] for line in lines]
     values = [y for points in finite for _, y in points]
     note = left_out(sum(len(line.points) for line in lines) - len(values))

@@ -39,29 +39,17 @@ _LINE = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A line of text.
+    """A line of text."""
 
-    Args:
-        x: Horizontal position of the anchor.
-        y: Vertical centre.
-        text: The text.
-        size: Font size.
-        role: Role that determines its colour.
-        anchor: Part of the text at (x, y).
-        upwards: Rotated by 90 degrees to read upwards.
-        mono: In a fixed-width font.
-        bold: In bold.
-    """
-
-    x: float
-    y: float
-    text: str
-    size: float = 12
-    role: str = "ink"
-    anchor: Literal["start", "middle", "end"] = "start"
-    upwards: bool = False
-    mono: bool = False
-    bold: bool = False
+    x: float  # horizontal position of the anchor
+    y: float  # vertical centre
+    text: str  # the text
+    size: float = 12  # font size
+    role: str = "ink"  # role that determines its colour
+    anchor: Literal["start", "middle", "end"] = "start"  # part of the text at (x, y)
+    upwards: bool = False  # rotated by 90 degrees to read upwards
+    mono: bool = False  # in a fixed-width font
+    bold: bool = False  # in bold
 
 
 @dataclass
@@ -69,16 +57,11 @@ class Drawing:
     """Shapes drawn in this order: rectangles (x, y, width, height, role), lines (points, role), labels.
 
     Notebooks display it as PNG if Pillow is installed, otherwise as SVG.
-
-    Args:
-        width: Width in SVG units; a PNG has twice as many pixels.
-        height: Height in SVG units.
-        title: Alternative text.
     """
 
-    width: float
-    height: float
-    title: str
+    width: float  # width in SVG units; a PNG has twice as many pixels
+    height: float  # height in SVG units
+    title: str  # alternative text
     rectangles: list[tuple[float, float, float, float, str]] = field(default_factory=list)
     lines: list[tuple[list[tuple[float, float]], str]] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
@@ -97,11 +80,7 @@ class Drawing:
         )  # fmt: skip
 
     def to_png(self) -> bytes:
-        """The drawing as PNG, in light colours.
-
-        Raises:
-            UniclozeError: Pillow is not installed.
-        """
+        """The drawing as PNG, in light colours."""
         try:
             from PIL import Image, ImageDraw
             from PIL.PngImagePlugin import PngInfo

@@ -273,11 +273,7 @@ def view_of(recipe: Recipe, token_ids: npt.NDArray[np.int32], seed: int, tokeniz
 
 
 def part_of(recipe: Recipe, label: str) -> Recipe:
-    """The recipe with one part of its mixture as its whole objective.
-
-    Raises:
-        UsageError: The recipe has no such part.
-    """
+    """The recipe with one part of its mixture as its whole objective."""
     known = {part.label: part.settings for part in parts(recipe.objective)}
     if label not in known:
         raise UsageError(f"recipe {recipe.name} has no part {label}: give --part one of {', '.join(known)}.")
@@ -287,20 +283,7 @@ def part_of(recipe: Recipe, label: str) -> Recipe:
 def inspect_example(
     recipe: Recipe, text: str, seed: int = 0, tokenizer: Tokenizer | None = None
 ) -> tuple[Examples, Tokenizer]:
-    """Make one example of a text, as a run of the recipe would; cuts and replacements are reported on stderr.
-
-    Args:
-        recipe: Determines window, segments and objective; for a mixture, its first part is used.
-        text: Text of the window; what does not fit is cut off.
-        seed: Random seed.
-        tokenizer: Tokenizer of the text; default: split on white space.
-
-    Returns:
-        One row, and the tokenizer of its ids.
-
-    Raises:
-        UsageError: The text has fewer tokens than the window has segments.
-    """
+    """Make one example of a text, as a run of the recipe would; cuts and replacements are reported on stderr."""
     if tokenizer is None:
         print("this recipe has no tokenizer yet: the text is split on white space", file=sys.stderr)
         tokenizer = whitespace_tokenizer(text, recipe.tokenizer.extra_tokens)
@@ -316,11 +299,7 @@ def inspect_example(
 
 
 def example_of(recipe: Recipe, token_ids: npt.NDArray[np.int32], seed: int, tokenizer: Tokenizer) -> Examples:
-    """One row made of token ids without special tokens; see `inspect_example`.
-
-    Raises:
-        UsageError: There are fewer tokens than segments.
-    """
+    """One row made of token ids without special tokens; see `inspect_example`."""
     segments = recipe.data.segments
     if len(token_ids) < segments:
         raise UsageError(

@@ -40,25 +40,15 @@ _ORIGINALS: Mapping[tuple[bool, bool], str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fed:
-    """One row of a run.
+    """One row of a run."""
 
-    Args:
-        view: The row.
-        caption: Origin of its text, and its part of a mixture.
-        noisy: Whether masked positions may show a random or the original token, which happens in training only.
-    """
-
-    view: ExampleView
-    caption: str
-    noisy: bool
+    view: ExampleView  # the row
+    caption: str  # origin of its text, and its part of a mixture
+    noisy: bool  # whether masked positions may show a random or the original token, which happens in training only
 
     @classmethod
     def of(cls, history: History) -> Fed:
-        """A row of the first tokens of a held-out sample, or of a sentence if there is none.
-
-        Raises:
-            UniclozeError: The recipe or tokenizer of the run is unusable, or the text is too short.
-        """
+        """A row of the first tokens of a held-out sample, or of a sentence if there is none."""
         recipe = load_recipe(history.run / RECIPE)
         trained_on = recipe.data.window
         if (history.run / TOKENIZER).is_file():

@@ -29,11 +29,7 @@ _BEGIN = """<!doctype html>
 
 
 def check_page(page: Path) -> None:
-    """Refuse to replace a file that is not a page written by unicloze.
-
-    Raises:
-        UniclozeError: The file is not such a page.
-    """
+    """Refuse to replace a file that is not a page written by unicloze."""
     if page.is_file() and not begins_like(page, re.escape(_BEGIN).encode()):
         raise UniclozeError(
             f"{page} is not a page of unicloze and would be replaced: move it away, or give another --out."
@@ -58,20 +54,7 @@ def frame(
     styles: Sequence[Style] = (),
     links: Sequence[str] = (),
 ) -> str:
-    """A page as HTML.
-
-    Args:
-        name: Heading, as plain text.
-        window_title: Title of the browser window, as plain text.
-        status: Text next to the heading, as plain text.
-        subtitle: Text below the heading, as plain text.
-        sections: Heading and content of each section, as HTML.
-        verdict: What the figures mean, as plain text.
-        cards: Figures at the top, as HTML.
-        footer: Last line, as plain text.
-        styles: Style sheets in addition to the common one.
-        links: Files in the page's folder to link to, after the table of contents.
-    """
+    """A page as HTML."""
     style = "".join(
         resources.files(package).joinpath(sheet).read_text("utf-8") for package, sheet in (PAGE_STYLE, *styles)
     )

@@ -22,41 +22,23 @@ _CHECKPOINT = re.compile(r"step-(\d+)")
 
 @dataclass
 class History:
-    """The effective events of a run: of repeated steps only the latest.
+    """The effective events of a run: of repeated steps only the latest."""
 
-    Args:
-        run: The run directory.
-        start: Event of the newest start of the run.
-        processes: Number of starts.
-        seconds: Running time, summed over all starts.
-        steps: Events of logged steps, by step.
-        evaluations: Events of evaluations, by step.
-        samples: Filled samples, by step.
-        checkpoint: Name of the newest checkpoint; None if none was saved.
-        end: Event of the end of the run; empty if it has not ended.
-        last: The newest event.
-        decays: A clock's decisions when to end the run, as events.
-    """
-
-    run: Path
-    start: Event
-    processes: int = 0
-    seconds: float = 0.0
-    steps: dict[int, Event] = field(default_factory=dict)
-    evaluations: dict[int, Event] = field(default_factory=dict)
-    samples: dict[int, list[Event]] = field(default_factory=dict)
-    checkpoint: str | None = None
-    end: Event = field(default_factory=dict)
-    last: Event = field(default_factory=dict)
-    decays: list[Event] = field(default_factory=list)
+    run: Path  # the run directory
+    start: Event  # event of the newest start of the run
+    processes: int = 0  # number of starts
+    seconds: float = 0.0  # running time, summed over all starts
+    steps: dict[int, Event] = field(default_factory=dict)  # events of logged steps, by step
+    evaluations: dict[int, Event] = field(default_factory=dict)  # events of evaluations, by step
+    samples: dict[int, list[Event]] = field(default_factory=dict)  # filled samples, by step
+    checkpoint: str | None = None  # name of the newest checkpoint; None if none was saved
+    end: Event = field(default_factory=dict)  # event of the end of the run; empty if it has not ended
+    last: Event = field(default_factory=dict)  # the newest event
+    decays: list[Event] = field(default_factory=list)  # A clock's decisions when to end the run, as events
 
     @classmethod
     def read(cls, run: Path) -> History:
-        """Read `RUN/ledger.jsonl`, skipping incomplete lines and unknown events.
-
-        Raises:
-            UniclozeError: The directory is not a run, or its ledger has no start.
-        """
+        """Read `RUN/ledger.jsonl`, skipping incomplete lines and unknown events."""
         ledger = run / LEDGER
         cure = "give the directory that `unicloze pretrain` wrote to (--out)."
         if not run.is_dir():
@@ -168,13 +150,7 @@ class History:
         return _targets(self.evaluations.values())
 
     def curve(self, key: str, target: str | None = None, *, evaluated: bool = False) -> Points:
-        """A measure over the steps, without steps that lack it; infinite values are kept.
-
-        Args:
-            key: Name of the measure in the ledger.
-            target: Name of the target, for measures recorded per target.
-            evaluated: Take it from the evaluations instead of the training steps.
-        """
+        """A measure over the steps, without steps that lack it; infinite values are kept."""
         points = []
         for step, event in (self.evaluations if evaluated else self.steps).items():
             value = number(event.get(key) if target is None else mapping(event.get(key)).get(target))

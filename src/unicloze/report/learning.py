@@ -21,14 +21,7 @@ _COLOURS = {"ae": "mask", "par": "pseudo"}
 
 
 def draw_learning(run: str | os.PathLike[str]) -> Drawing:
-    """The held-out perplexity of each target over the steps of a finished or unfinished run, on a logarithmic axis.
-
-    Args:
-        run: Directory of a pre-training run.
-
-    Raises:
-        UniclozeError: There is no run, or it has no perplexity yet.
-    """
+    """The held-out perplexity of each target over the steps of a finished or unfinished run, on a logarithmic axis."""
     history = History.read(Path(run))
     curves: dict[str, Points] = {}
     for name in filter(predicts_tokens, history.evaluated):
@@ -44,15 +37,7 @@ def draw_learning(run: str | os.PathLike[str]) -> Drawing:
 def draw_curves(
     curves: Mapping[str, Points], *, title: str, over: str, colours: Mapping[str, str], logarithmic: bool = False
 ) -> Drawing:
-    """Draw curves of positive values on a logarithmic axis, each with its name and last value at its end.
-
-    Args:
-        curves: The points of each curve, by its name.
-        title: What the values are.
-        over: What they are drawn over.
-        colours: Role of each curve's colour.
-        logarithmic: Whether the horizontal axis is logarithmic too, with a dot on each point.
-    """
+    """Draw curves of positive values on a logarithmic axis, each with its name and last value at its end."""
     ends = {name: f"{name} {short(points[-1][1])}" for name, points in curves.items()}
     right = _WIDTH - 18 - 13 * SANS_WIDTH * max(map(len, ends.values()))
     values = [y for points in curves.values() for _, y in points]

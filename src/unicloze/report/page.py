@@ -48,16 +48,7 @@ LINKED = RECIPE, LEDGER
 
 
 def watch_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, every: int) -> Path:
-    """Rewrite the page about a run until the run ends; meanwhile the browser reloads it.
-
-    Args:
-        run: Run directory.
-        out: As for `build_report`.
-        every: Seconds between two versions.
-
-    Raises:
-        UniclozeError: As for `build_report`.
-    """
+    """Rewrite the page about a run until the run ends; meanwhile the browser reloads it."""
     while not has_ended(Path(run)):
         build_report(run, out, refresh=every)
         time.sleep(every)
@@ -76,17 +67,6 @@ def build_report(
     """Write the page about a run, finished or not.
 
     For a folder of fine-tuning runs with several seeds, write one page per run and one about all.
-
-    Args:
-        run: Run directory.
-        out: File to write; default: `RUN/report.html`. An existing page is replaced atomically.
-        refresh: Seconds after which the browser reloads the page; default: never.
-
-    Returns:
-        The file.
-
-    Raises:
-        UniclozeError: The directory is not a run, or the page cannot be written or would replace something else.
     """
     folder = Path(run)
     page = Path(out) if out is not None else folder / REPORT

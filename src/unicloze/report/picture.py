@@ -36,16 +36,7 @@ BEGINNINGS = rb'<svg\b[^>]*class="unicloze"', rb"\x89PNG.{,100}Software\x00unicl
 
 
 def save_picture(view: ExampleView, path: str | Path) -> None:
-    """Write the mask picture of one example, as SVG or PNG depending on the extension.
-
-    Args:
-        view: The example.
-        path: A file ending in .svg or .png.
-
-    Raises:
-        UsageError: The extension is neither .svg nor .png.
-        UniclozeError: The file cannot be written, or a PNG is requested and Pillow is not installed.
-    """
+    """Write the mask picture of one example, as SVG or PNG depending on the extension."""
     check_ending(path)
     place, drawing = Path(path), draw_mask(view)
     content = drawing.to_png() if place.suffix.lower() == ".png" else drawing.to_svg() + "\n"
@@ -53,11 +44,7 @@ def save_picture(view: ExampleView, path: str | Path) -> None:
 
 
 def check_ending(path: str | Path) -> None:
-    """Reject a file name that names no format of pictures.
-
-    Raises:
-        UsageError: The extension is neither .svg nor .png.
-    """
+    """Reject a file name that names no format of pictures."""
     if Path(path).suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"--picture {path}: give a name that ends in .svg or .png.")
 
@@ -68,9 +55,6 @@ def draw_mask(view: ExampleView) -> Drawing:
     A cell is filled if the row reads the column, in the colour of the column's kind. Gaps separate C, O and P, smaller gaps
     the factorization steps. If layers differ in visibility, there is a matrix for each kind. Tokens, steps and predictions
     are shown if they are legible.
-
-    Args:
-        view: The example; its title becomes the headline.
     """
     slots = view.slots
     cell = _cell(len(slots))

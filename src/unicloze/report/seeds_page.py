@@ -41,13 +41,7 @@ def seed_folders(folder: Path) -> list[Path]:
 
 
 def seeds_page(folder: Path, runs: Sequence[TaskRun], place: Path) -> str:
-    """The page of all seeds as HTML, with links to the page of each seed.
-
-    Args:
-        folder: Folder of the runs.
-        runs: One run per seed.
-        place: Folder of the page, to which the links are relative.
-    """
+    """The page of all seeds as HTML, with links to the page of each seed."""
     first = runs[0]
     sections = [
         ("Scores", _scores(runs, place)),

@@ -10,13 +10,7 @@ Attribute = str | float | None
 
 
 def element(name: str, *content: str, **attributes: Attribute) -> str:
-    """An element.
-
-    Args:
-        name: Name of the element.
-        content: Child elements and escaped text, joined without separators.
-        attributes: Attributes by name, with `_` for `-`, and a trailing `_` after reserved words.
-    """
+    """An element."""
     given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     written = "".join(
         f' {key}="{escape(value) if isinstance(value, str) else number(value)}"' for key, value in given.items()
@@ -33,16 +27,7 @@ def picture(
     own_size: bool = False,
     **attributes: Attribute,
 ) -> str:
-    """An `<svg>` element with one child element per line.
-
-    Args:
-        content: Child elements.
-        title: Alternative text.
-        width: Width of the content.
-        height: Height of the content.
-        own_size: Show it at this size instead of scaling it to its container.
-        attributes: Further attributes of the `<svg>` element.
-    """
+    """An `<svg>` element with one child element per line."""
     attributes["viewBox"] = f"0 0 {number(width)} {number(height)}"
     attributes |= {"width": width, "height": height} if own_size else {}
     return element("svg", "\n".join(["", *content, ""]), **attributes, role="img", aria_label=title)

@@ -21,26 +21,16 @@ Answers = Sequence[Event]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRun:
-    """The recorded data of a fine-tuning run.
+    """The recorded data of a fine-tuning run."""
 
-    Args:
-        history: The ledger's history.
-        answers: Predictions of the best checkpoint on the development file, with references; empty if there is no such
-            file.
-        samples: A sample of them with their records.
-    """
-
-    history: History
+    history: History  # the ledger's history
+    # predictions of the best checkpoint on the development file, with references; empty if there is no such file
     answers: Answers
-    samples: Answers
+    samples: Answers  # A sample of them with their records
 
     @classmethod
     def read(cls, run: Path) -> TaskRun:
-        """Read the directory of a finished or unfinished run.
-
-        Raises:
-            UniclozeError: The directory is not a run.
-        """
+        """Read the directory of a finished or unfinished run."""
         return cls.of(History.read(run))
 
     @classmethod

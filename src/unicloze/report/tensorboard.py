@@ -15,18 +15,7 @@ _NOT_A_CURVE = {"schema", "event", "time", "step", "windows", "window"}
 
 
 def write_tensorboard(run: str | Path, folder: str | Path) -> Path:
-    """Write the curves of a run, finished or not.
-
-    Args:
-        run: Run directory.
-        folder: Folder of the event files.
-
-    Returns:
-        The folder.
-
-    Raises:
-        UniclozeError: There is no run, or TensorBoard is not installed.
-    """
+    """Write the curves of a run, finished or not."""
     history = History.read(Path(run))
     try:
         from torch.utils.tensorboard import SummaryWriter

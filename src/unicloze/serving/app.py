@@ -43,11 +43,7 @@ _TAIL = "</main>\n</body>\n</html>\n"
 
 
 def reference_page(openapi: Mapping[str, Any]) -> str:
-    """The page as HTML.
-
-    Args:
-        openapi: The OpenAPI description.
-    """
+    """The page as HTML."""
     schemas = openapi.get("components", {}).get("schemas", {})
     parts = []
     for path, operations in openapi["paths"].items():
@@ -130,13 +126,7 @@ NOT_JSON = "The request is not valid JSON: send a JSON object."
 
 
 def build_app(model: ServedModel, limits: Limits | None = None, token: str | None = None) -> Guard:
-    """The application that serves a model.
-
-    Args:
-        model: The model.
-        limits: Limits of requests.
-        token: Token that requests must carry; without one, only requests to this machine's own address are answered.
-    """
+    """The application that serves a model."""
     limits = limits or Limits()
     service = Service(model, limits)
 

@@ -29,25 +29,16 @@ STEPPING_AT_ONCE = 4
 
 @dataclass(eq=False)
 class _Job:
-    """A request's computation.
+    """A request's computation."""
 
-    Args:
-        key: Jobs with equal keys may be computed together.
-        items: What to compute.
-        compute: Computes items of jobs with this key.
-        stepwise: Whether `compute` is a generator.
-        loop: The loop of the request.
-        events: Receives the results, or pieces of a single item followed by its result.
-        abandoned: Whether nobody waits for it any more.
-    """
-
-    key: Hashable
-    items: Sequence[Any]
-    compute: Compute
-    stepwise: bool
-    loop: asyncio.AbstractEventLoop
+    key: Hashable  # jobs with equal keys may be computed together
+    items: Sequence[Any]  # what to compute
+    compute: Compute  # computes items of jobs with this key
+    stepwise: bool  # whether `compute` is a generator
+    loop: asyncio.AbstractEventLoop  # the loop of the request
+    # receives the results, or pieces of a single item followed by its result
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
-    abandoned: bool = False
+    abandoned: bool = False  # whether nobody waits for it any more
 
     def tell(self, event: Event) -> None:
         """Pass an event to the request's loop, from the thread that computes."""

@@ -100,13 +100,7 @@ class EmbedRequest(Request):
 
 
 def answer_model(name: str, of: type, /, **more: Any) -> type[BaseModel]:
-    """The fields of a dataclass as an answer, with the descriptions of its docstring.
-
-    Args:
-        name: Name in the description of the endpoints.
-        of: The dataclass; dataclasses that its fields hold are described too.
-        more: Further fields: a type, and its `Field`.
-    """
+    """The fields of a dataclass as an answer, with the descriptions of its docstring."""
     hints = typing.get_type_hints(of)
     fields: dict[str, Any] = {
         key: (_answer_type(hints[key]), Field(description=text.replace("None", "null")))

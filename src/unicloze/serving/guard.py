@@ -28,29 +28,18 @@ MOST_CANDIDATES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a server.
+    """Limits of a server."""
 
-    Args:
-        body: Bytes of a request.
-        texts: Texts of a request.
-        characters: Characters of all texts of a request that reads each text once.
-        careful_characters: Characters of all texts of a request that takes a forward pass for each token or mask.
-        masks: Masks of a text.
-        waiting: Requests that wait for the model; more are refused.
-        seconds: Time from the end of a request's headers to the last byte of its answer.
-        head_seconds: Time until the headers of a request have come.
-        connections: Open connections; more are refused.
-    """
-
-    body: int = 1 << 20
-    texts: int = 512
-    characters: int = 200_000
+    body: int = 1 << 20  # bytes of a request
+    texts: int = 512  # texts of a request
+    characters: int = 200_000  # characters of all texts of a request that reads each text once
+    # characters of all texts of a request that takes a forward pass for each token or mask
     careful_characters: int = 4_000
-    masks: int = 64
-    waiting: int = 128
-    seconds: float = 60.0
-    head_seconds: float = 10.0
-    connections: int = 512
+    masks: int = 64  # masks of a text
+    waiting: int = 128  # requests that wait for the model; more are refused
+    seconds: float = 60.0  # time from the end of a request's headers to the last byte of its answer
+    head_seconds: float = 10.0  # time until the headers of a request have come
+    connections: int = 512  # open connections; more are refused
 
 
 class Refused(Exception):

@@ -32,19 +32,12 @@ _LONGEST_TOKEN_FILE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What a server did until it was stopped.
+    """What a server did until it was stopped."""
 
-    Args:
-        model: Name of the model.
-        url: Address of the server.
-        answered: Requests answered with a result.
-        refused: Requests answered with an error.
-    """
-
-    model: str
-    url: str
-    answered: int
-    refused: int
+    model: str  # name of the model
+    url: str  # address of the server
+    answered: int  # requests answered with a result
+    refused: int  # requests answered with an error
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
@@ -55,12 +48,7 @@ class Served:
 
 
 def token_of(file: Path | None, host: str) -> str | None:
-    """The token from a file, or from the environment; None if there is none.
-
-    Args:
-        file: The file.
-        host: Address to serve at.
-    """
+    """The token from a file, or from the environment; None if there is none."""
     place, token = f"the environment variable {TOKEN}", os.environ.get(TOKEN)
     if file is not None:
         place = str(file)
@@ -101,16 +89,7 @@ class _Server(uvicorn.Server):
 def serve_model(
     model: LoadedModel, vectors: VectorPrecision, *, host: str, port: int, token: str | None, limits: Limits
 ) -> Served:
-    """Serve a model until SIGTERM or Ctrl-C; requests that have begun are finished first.
-
-    Args:
-        model: The model.
-        vectors: Precision of vectors.
-        host: Address to serve at.
-        port: Port; 0 for a free one.
-        token: Token that requests must carry.
-        limits: Limits of requests.
-    """
+    """Serve a model until SIGTERM or Ctrl-C; requests that have begun are finished first."""
     served = ServedModel(model, vectors.model)
     app = build_app(served, limits, token)
     with _listening(host, port) as listening:

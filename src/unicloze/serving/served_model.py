@@ -52,17 +52,11 @@ _ROUNDS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class VectorPrecision:
-    """The precision chosen for vectors.
+    """The precision chosen for vectors."""
 
-    Args:
-        model: The model in that precision.
-        speed_up: Speed of bf16 relative to fp32; None if it was not measured.
-        cosine: Smallest cosine between vectors of the two; None if it was not measured.
-    """
-
-    model: LoadedModel
-    speed_up: float | None = None
-    cosine: float | None = None
+    model: LoadedModel  # the model in that precision
+    speed_up: float | None = None  # speed of bf16 relative to fp32; None if it was not measured
+    cosine: float | None = None  # smallest cosine between vectors of the two; None if it was not measured
 
     def __str__(self) -> str:
         if self.speed_up is None or self.cosine is None:
@@ -126,15 +120,10 @@ LARGEST_PICTURE = 48
 
 @dataclass(frozen=True, kw_only=True)
 class Blanks:
-    """A text whose masks are filled.
+    """A text whose masks are filled."""
 
-    Args:
-        asked: The text and how to fill it.
-        picture: Whether to draw the mask picture of that order.
-    """
-
-    asked: ToFill
-    picture: bool
+    asked: ToFill  # the text and how to fill it
+    picture: bool  # whether to draw the mask picture of that order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,17 +143,11 @@ class MaskPicture:
 
 @dataclass(frozen=True, kw_only=True)
 class FilledBlanks:
-    """A filled text.
+    """A filled text."""
 
-    Args:
-        result: The text with its masks.
-        ids: Token ids of the candidates of each mask.
-        picture: The mask picture; None if it was not asked for or the text is too long.
-    """
-
-    result: FillResult
-    ids: list[list[int]]
-    picture: MaskPicture | None
+    result: FillResult  # the text with its masks
+    ids: list[list[int]]  # token ids of the candidates of each mask
+    picture: MaskPicture | None  # the mask picture; None if it was not asked for or the text is too long
 
 
 class ServedModel:

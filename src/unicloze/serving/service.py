@@ -54,15 +54,7 @@ class Service:
     async def embed(
         self, texts: Sequence[str], *, normalize: bool = False, truncate: bool = False, pooling: Pooling | None = None
     ) -> npt.NDArray[np.float32]:
-        """The vectors of some texts. *Shape:* (texts, hidden size)
-
-        Args:
-            texts: The texts.
-            normalize: Whether to scale each vector to length 1.
-            truncate: Read only the beginning of a text that is longer than the model reads at once; otherwise the vector is
-                pooled over all its windows.
-            pooling: As of `unicloze.decoding.embed.embed`.
-        """
+        """The vectors of some texts. *Shape:* (texts, hidden size)"""
         check_texts(texts, self.limits.texts, self.limits.characters)
         work = partial(self.model.embed, pooling=pooling, truncate=truncate)
         vectors = np.stack(await self.batcher.ask(("embed", pooling, truncate), texts, work))
@@ -111,13 +103,7 @@ class Service:
     async def write(
         self, sources: Sequence[str | Sequence[str]], decoding: Mapping[str, Any], *, truncate: bool = False
     ) -> list[list[Candidate]]:
-        """Generated texts for each source, with settings of `decoding`.
-
-        Args:
-            sources: The sources.
-            decoding: The settings.
-            truncate: Read only a part of a source that is too long; otherwise it is refused.
-        """
+        """Generated texts for each source, with settings of `decoding`."""
         model = self._writer(sources, decoding, truncate=truncate)
         records = [self.model.record(source) for source in sources]
         # What a text draws depends on the equal sources of its request, so requests that draw are computed alone.

@@ -28,16 +28,7 @@ TASKS: Registry[Task] = Registry(
 
 
 def task_settings(kind: str, **values: Any) -> Any:
-    """Settings of a kind of task, as an instance of its own class.
-
-    Args:
-        kind: The kind.
-        values: Settings that differ from the defaults.
-
-    Raises:
-        UsageError: There is no such kind.
-        TypeError: The kind has no such setting.
-    """
+    """Settings of a kind of task, as an instance of its own class."""
     return TASKS[kind].settings(kind=kind, **values)
 
 

@@ -49,11 +49,7 @@ def heads(settings: Headed) -> Mapping[str, HeadSettings]:
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
-    """One row per record.
-
-    Raises:
-        UniclozeError: A record lacks a field, has fewer than two choices or an invalid label; the message names its line.
-    """
+    """One row per record."""
     task = task_of(recipe, ChoiceSettings)
     pooling = pooling_of(recipe)
     each = [sequences(record, task) for record in records]
@@ -87,11 +83,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
 
 
 def sequences(record: Record, settings: TaskSettings) -> list[list[str]]:
-    """The texts in the sequence of each choice.
-
-    Raises:
-        UniclozeError: The record has fewer than two choices, or lacks a field; the message names its line.
-    """
+    """The texts in the sequence of each choice."""
     choices = record.texts(settings, "choices")
     if len(choices) < 2:
         raise UniclozeError(f"{record.place}: {len(choices)} choice(s); two or more are expected")
@@ -107,25 +99,12 @@ def sequences(record: Record, settings: TaskSettings) -> list[list[str]]:
 
 
 def right_choice(record: Record, settings: TaskSettings) -> int:
-    """Index of the right choice.
-
-    Raises:
-        UniclozeError: The label is missing or matches no choice; the message names the line.
-    """
+    """Index of the right choice."""
     return choice_of(record.get(settings, "label"), record.texts(settings, "choices"), record.place)
 
 
 def choice_of(label: Any, choices: Sequence[str], place: str) -> int:
-    """Index of the choice that a label names by its text or else by its index from 0.
-
-    Args:
-        label: The label in the file.
-        choices: The text of each choice.
-        place: Place of the record, for messages.
-
-    Raises:
-        UniclozeError: The label matches no choice, or the text of several.
-    """
+    """Index of the choice that a label names by its text or else by its index from 0."""
     known = f"a number from 0 to {len(choices) - 1}, or the text of one choice"
     if isinstance(label, str) and choices.count(label) > 1:
         raise UniclozeError(f"{place}: the label {label!r} is the text of several choices: it must be {known}")

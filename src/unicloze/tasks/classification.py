@@ -39,11 +39,7 @@ class RegressionSettings(Paired):
 
 
 def with_labels(settings: Labelled, records: Sequence[Record]) -> Labelled:
-    """The settings with the classes of the training records and their weights, unless given.
-
-    Raises:
-        UniclozeError: There are fewer than two classes, or a record has no class.
-    """
+    """The settings with the classes of the training records and their weights, unless given."""
     if settings.labels is not None and settings.class_weights != "balanced":
         return settings
     answers = [label_of(record, settings) for record in records]
@@ -55,11 +51,7 @@ def with_labels(settings: Labelled, records: Sequence[Record]) -> Labelled:
 
 
 def label_of(record: Record, settings: Labelled) -> str:
-    """The label of a record as text, without surrounding white space.
-
-    Raises:
-        UniclozeError: The label is missing or not one of the settings' labels; the message names the line.
-    """
+    """The label of a record as text, without surrounding white space."""
     value = record.get(settings, "label")
     if isinstance(value, float):
         raise UniclozeError(
@@ -99,9 +91,6 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     """One row per record: "[SOS] text [EOS]" or "[SOS] text [EOS] pair [EOS]", predicted from its pooled slots.
 
     With `task.both_orders` a pair is packed in both orders and predicted from both (Radford et al. 2018, Section 3.3).
-
-    Raises:
-        UniclozeError: A record lacks a field or has an unknown label; the message names its line.
     """
     task = task_of(recipe, Paired)
     texts = [tokenizer.encode_batch([record.text(task, "text") for record in records])]
@@ -169,11 +158,7 @@ def _answers(records: Sequence[Record], settings: TaskSettings) -> list[int] | l
 
 
 def quantity_of(record: Record, settings: TaskSettings) -> float:
-    """The quantity that labels a record.
-
-    Raises:
-        UniclozeError: The label is not a finite number; the message names the line.
-    """
+    """The quantity that labels a record."""
     value = record.get(settings, "label")
     try:
         number = float(value)

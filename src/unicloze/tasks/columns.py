@@ -31,9 +31,6 @@ def with_columns(settings: TaskSettings, records: Sequence[Record]) -> TaskSetti
 
     The label is the only other column with few values, or with numbers for a regression. The text is the only other column
     of several words, or the only other column; two are a pair if their names say so.
-
-    Raises:
-        UniclozeError: Several columns may be the text, or the first line of a table is a record.
     """
     if settings.kind not in GUESSED:
         return settings
@@ -91,11 +88,7 @@ def _texts(columns: Columns, first: Record, *, alone: bool) -> dict[str, str]:
 
 
 def _refuse_headless(label: str, values: Sequence[Any], first: Record) -> None:
-    """Reject a table whose first line is a record.
-
-    Raises:
-        UniclozeError: The label's column has the name of a label.
-    """
+    """Reject a table whose first line is a record."""
     if first.headed and (label in values or _is_quantity([label])):
         shown = ", ".join(f"'{name}'" for name in first.fields)
         file = first.place.rpartition(", line ")[0]

@@ -61,11 +61,7 @@ def heads(settings: Passages) -> Mapping[str, HeadSettings]:
 
 
 def checked(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
-    """The unchanged settings, once every record has an answer.
-
-    Raises:
-        UniclozeError: A record has no answer to train on; the message names the record.
-    """
+    """The unchanged settings, once every record has an answer."""
     for record in records:
         if not needed_answers(record, settings):
             raise UniclozeError(f"{record.place}: there is no answer to train on: correct the record or leave it out")
@@ -78,9 +74,6 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     Earlier turns precede a question, as many of their last tokens as fit. The training answer is the first annotator's: yes,
     no or unknown if it is just that word, else the span of the rationale with the highest F1. The label of a window without
     the answer, or without the rationale of a yes or no, is unknown.
-
-    Raises:
-        UniclozeError: A record lacks a field, or two have the same id; the message names the record.
     """
     task = task_of(recipe, ConversationSettings)
     refuse_repeated(records)
@@ -108,11 +101,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
 
 
 def history_of(record: Record, settings: TaskSettings) -> list[str]:
-    """The questions and answers before a question, in order; empty if the record has no history.
-
-    Raises:
-        UniclozeError: The history is not a list of pairs of texts; the message names the record.
-    """
+    """The questions and answers before a question, in order; empty if the record has no history."""
     given, turn = record.get(settings, "history"), record.get(settings, "turn")
     if given is None and isinstance(turn, int) and turn > 1:
         raise UniclozeError(
@@ -180,12 +169,6 @@ def closest_span(answer: str, text: str, start: int, end: int) -> tuple[int, int
     """Start and end, in characters, of the span whose words have the highest F1 with an answer; the shortest of equals.
 
     Articles are ignored. Without common words, the result is the searched range, or None if that is the whole text.
-
-    Args:
-        answer: The answer.
-        text: The text to search.
-        start: First character of the range to search.
-        end: End of the range (exclusive).
     """
     wanted = Counter(word for word in _WORD.findall(answer.lower()) if word not in _ARTICLES)
     words = [match for match in _WORD.finditer(text, start, end) if match[0].lower() not in _ARTICLES]

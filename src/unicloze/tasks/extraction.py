@@ -101,9 +101,6 @@ def with_unanswerable(settings: ExtractionSettings, records: Sequence[Record]) -
     """The settings with `unanswerable` determined from the training records, unless given.
 
     Warns how many answers were not found at their `answer_start`.
-
-    Raises:
-        UniclozeError: A record has no list of answers, or its answer is not in its passage.
     """
     moved = unanswerable = 0
     for record in records:
@@ -157,9 +154,6 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     """The windows of all records, record by record; the first of several answers is the training answer.
 
     Warns once how many questions are cut, how many passages are read in several windows, and how many answers fit in none.
-
-    Raises:
-        UniclozeError: A record lacks a field, or two have the same id; the message names the record.
     """
     task = task_of(recipe, ExtractionSettings)
     refuse_repeated(records)

@@ -190,11 +190,7 @@ def room(recipe: Recipe) -> tuple[int, int]:
 
 
 def with_targets(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
-    """The unchanged settings, once every training record has a target.
-
-    Raises:
-        UniclozeError: A record has no target; the message names its line.
-    """
+    """The unchanged settings, once every training record has a target."""
     for record in records:
         targets_of(record, settings)
     return settings
@@ -206,11 +202,7 @@ def heads(_settings: TaskSettings) -> Mapping[str, HeadSettings]:
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[SourceTarget]:
-    """One row per record, or per target; without a target if the record has none.
-
-    Raises:
-        UniclozeError: A record lacks a part of its source, or its target is not text; the message names its line.
-    """
+    """One row per record, or per target; without a target if the record has none."""
     task, generation = recipe.task, recipe.generation
     texts = [[" ".join(texts_of(record, task, role)) for role in generation.source] for record in records]
     tokens = iter(tokenizer.encode_batch([text for each in texts for text in each]))
@@ -266,17 +258,7 @@ def _anchors(record: Record, texts: Sequence[str], tokenizer: Tokenizer, recipe:
 def lay_out(
     rows: Sequence[SourceTarget], vocabulary: Vocabulary, recipe: Recipe, keys: npt.NDArray[np.uint64] | None
 ) -> Examples:
-    """Examples with the prediction target `target`.
-
-    Args:
-        rows: Rows, each with a target.
-        vocabulary: Ids of the special tokens and candidates for random tokens.
-        recipe: How targets are trained.
-        keys: Key of each row's draws; if None, nothing is drawn and every token is predicted.
-
-    Raises:
-        UniclozeError: A row has no target.
-    """
+    """Examples with the prediction target `target`."""
     learning = learning_of(recipe)
     windows = _windows(rows, vocabulary, keys)
     if learning == "next":

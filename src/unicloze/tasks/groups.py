@@ -16,15 +16,7 @@ T = TypeVar("T", bound=TaskSettings)
 
 
 def task_of(recipe: Recipe, kind: type[T]) -> T:
-    """The settings of a recipe's task.
-
-    Args:
-        recipe: The recipe.
-        kind: Expected class of the settings.
-
-    Raises:
-        TypeError: The settings are of another class.
-    """
+    """The settings of a recipe's task."""
     if not isinstance(recipe.task, kind):
         raise TypeError(f"the settings of task.kind {recipe.task.kind!r} are not {kind.__name__}")
     return recipe.task

@@ -28,19 +28,12 @@ reads from left to right. The tokens of the window are choices 1, 2, ..."""
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """A text with its tokens and their character positions.
+    """A text with its tokens and their character positions."""
 
-    Args:
-        text: The text.
-        ids: *Shape:* (tokens,)
-        starts: First character of each token. *Shape:* (tokens,)
-        ends: End of each token in characters (exclusive). *Shape:* (tokens,)
-    """
-
-    text: str
-    ids: Int32s
-    starts: Int32s
-    ends: Int32s
+    text: str  # the text
+    ids: Int32s  # *Shape:* (tokens,)
+    starts: Int32s  # First character of each token. *Shape:* (tokens,)
+    ends: Int32s  # End of each token in characters (exclusive). *Shape:* (tokens,)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -93,25 +86,16 @@ def _goes_on(character: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """A question with a window of its passage, read as one row.
+    """A question with a window of its passage, read as one row."""
 
-    Args:
-        record: Index of the record.
-        question: Tokens before the passage, without special tokens. *Shape:* (tokens,)
-        passage: The whole passage.
-        first: Index of the window's first token in the passage.
-        last: Index after its last token.
-        labels: The answer for each target of the task; `start` and `end` are choices. None if unknown.
-        separators: Number of [EOS] between question and window.
-    """
-
-    record: int
-    question: Int32s
-    passage: Passage
-    first: int
-    last: int
+    record: int  # index of the record
+    question: Int32s  # Tokens before the passage, without special tokens. *Shape:* (tokens,)
+    passage: Passage  # the whole passage
+    first: int  # index of the window's first token in the passage
+    last: int  # index after its last token
+    # The answer for each target of the task; `start` and `end` are choices. None if unknown.
     labels: Mapping[str, int] | None
-    separators: int = 1
+    separators: int = 1  # number of [EOS] between question and window
 
     @property
     def slots(self) -> int:
@@ -130,13 +114,7 @@ def room_for_question(recipe: Recipe) -> int:
 
 
 def window_bounds(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Start and end (exclusive) of each window; neighbours overlap by at least half a window.
-
-    Args:
-        tokens: Tokens of the passage.
-        room: Tokens of a window.
-        stride: Tokens from the start of one window to the start of the next; at most half a window.
-    """
+    """Start and end (exclusive) of each window; neighbours overlap by at least half a window."""
     step = min(stride, max(1, room // 2))
     further = -(-max(0, tokens - room) // step)
     return [(first, min(tokens, first + room)) for first in range(0, further * step + 1, step)]
@@ -152,15 +130,7 @@ def span_labels(span: tuple[int, int] | None, first: int, last: int) -> dict[str
 def lay_out_windows(
     rows: Sequence[Window], vocabulary: Vocabulary, recipe: Recipe, *, classes: Sequence[str] = ()
 ) -> Examples:
-    """Convert windows to examples.
-
-    Args:
-        rows: The windows.
-        vocabulary: Ids of the special tokens.
-        recipe: Recipe of the task.
-        classes: Further targets, predicted by the slot of the whole row; `start` and `end` are chosen among this slot and
-            the tokens of the window.
-    """
+    """Convert windows to examples."""
     written = task_format(recipe, vocabulary)
     names, pooling = ("start", "end", *classes), pooling_of(recipe)
     return lay_out([_row(row, written, names, pooling) for row in rows], vocabulary, recipe)
@@ -184,33 +154,17 @@ def _row(window: Window, written: TextFormat, names: Sequence[str], pooling: Tas
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A span of a passage and its score.
+    """A span of a passage and its score."""
 
-    Args:
-        text: A slice of the passage.
-        start: Its first character.
-        score: The logit of its start plus that of its end.
-    """
-
-    text: str
-    start: int
-    score: float
+    text: str  # A slice of the passage
+    start: int  # its first character
+    score: float  # the logit of its start plus that of its end
 
 
 def best_spans(
     starts: npt.NDArray[np.floating], ends: npt.NDArray[np.floating], *, longest: int, most: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.floating]]:
-    """The spans with the highest sums of the scores of their start and end, the best first.
-
-    Args:
-        starts: Score of each token as a start. *Shape:* (tokens,)
-        ends: Score of each token as an end. *Shape:* (tokens,)
-        longest: Maximum tokens of a span.
-        most: Maximum number of spans.
-
-    Returns:
-        First tokens, last tokens and scores. *Shape:* (spans,) each
-    """
+    """The spans with the highest sums of the scores of their start and end, the best first."""
     tokens = len(starts)
     if not tokens:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), starts[:0]
@@ -234,12 +188,6 @@ def best_of_windows(
     """The best spans over all windows of a passage, and the lowest score of no answer.
 
     A span found in several windows counts once, with its highest score. Scores are sums of logits.
-
-    Args:
-        windows: Windows of one passage.
-        outputs: Outputs `start` and `end` for each window.
-        longest: Maximum tokens of a span.
-        most: Maximum number of spans.
     """
     found: dict[tuple[int, int], float] = {}
     nowhere = np.inf

@@ -35,11 +35,7 @@ def _is_sign(character: str) -> bool:
 
 
 def record_of_texts(texts: Sequence[str], recipe: Recipe) -> Record:
-    """Make a record of raw texts, one for each part that the model reads, such as a passage and a question.
-
-    Raises:
-        UsageError: The number of texts does not match the parts that the model reads, or a part is not text.
-    """
+    """Make a record of raw texts, one for each part that the model reads, such as a passage and a question."""
     roles, settings = roles_of(recipe), recipe.task
     least = [role for role in roles if settings.kind == "generation" or role not in _optional(recipe)]
     if not len(least) <= len(texts) <= len(roles):
@@ -53,11 +49,7 @@ def record_of_texts(texts: Sequence[str], recipe: Recipe) -> Record:
 
 
 def roles_of(recipe: Recipe) -> Sequence[str]:
-    """Roles of the texts that a model reads, in order.
-
-    Raises:
-        UsageError: The model reads something other than text.
-    """
+    """Roles of the texts that a model reads, in order."""
     settings = recipe.task
     if settings.kind in ("", "generation"):
         return recipe.generation.source

@@ -13,11 +13,7 @@ from unicloze.tasks.task import Task
 
 
 def resolved(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
-    """The settings completed from the training records: classes, optional roles.
-
-    Raises:
-        UniclozeError: A record cannot be used for training; the message names its line.
-    """
+    """The settings completed from the training records: classes, optional roles."""
     task = TASKS[settings.kind]
     return with_optional(task.resolve(settings, records), task, records)
 
@@ -31,13 +27,7 @@ def with_optional(settings: TaskSettings, task: Task, records: Sequence[Record])
 
 
 def check_roles(records: Sequence[Record], task: Task, recipe: Recipe) -> None:
-    """Reject unknown roles, and records whose optional roles differ from those of the training file.
-
-    Raises:
-        UsageError: `task.fields` or `task.optional` names a role that the task does not use.
-        UniclozeError: No record has an optional role that the training file has or `task.fields` names, or a record has a
-            role that the training file lacks.
-    """
+    """Reject unknown roles, and records whose optional roles differ from those of the training file."""
     settings = recipe.task
     check_fields(recipe, task)
     _check_known("task.optional", settings.optional or [], task.optional, settings.kind)
@@ -53,16 +43,7 @@ def check_roles(records: Sequence[Record], task: Task, recipe: Recipe) -> None:
 
 
 def check_fields(recipe: Recipe, task: Task | None, more: Sequence[str] = ()) -> None:
-    """Reject `task.fields` with roles that are not used.
-
-    Args:
-        recipe: Recipe of a task, or of pre-training for plain text sources.
-        task: Its task, if it has one.
-        more: Further known roles.
-
-    Raises:
-        UsageError: A role is unknown.
-    """
+    """Reject `task.fields` with roles that are not used."""
     sources = recipe.generation.source if recipe.task.kind in ("", "generation") else ()
     _check_known(
         "task.fields", recipe.task.fields, {*(task.roles if task else ()), *sources, "id", *more}, recipe.task.kind

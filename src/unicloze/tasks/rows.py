@@ -19,37 +19,26 @@ from unicloze.visibility import Intervals, TextVisibility, nearby, packed_rows, 
 
 @dataclass(frozen=True, kw_only=True)
 class RowTarget:
-    """Predictions of one name in a row.
+    """Predictions of one name in a row."""
 
-    Args:
-        slots: The slots of each prediction; several if they predict together.
-        labels: The answers; None if unknown.
-        units: First slot of what each prediction is about, such as a word, and the slot after its last; empty if not known.
-    """
-
+    # the slots of each prediction; several if they predict together
     slots: Sequence[Sequence[int] | npt.NDArray[np.integer]]
-    labels: Sequence[int] | Sequence[float] | None
+    labels: Sequence[int] | Sequence[float] | None  # the answers; None if unknown
+    # first slot of what each prediction is about, such as a word, and the slot after its last; empty if not known
     units: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of a task before padding.
+    """A row of a task before padding."""
 
-    Args:
-        record: Index of its record.
-        input_ids: Its tokens, special tokens included. *Shape:* (slots,)
-        segment_ids: *Shape:* (slots,)
-        lengths: Slots of each packed sequence, which sees only itself; default: one sequence of all slots.
-        source: Slots that an encoder reads; a decoder reads the others, from left to right. 0 if there is no decoder's part.
-        targets: Predictions by name.
-    """
-
-    record: int
-    input_ids: Int32s
-    segment_ids: Int32s
-    targets: Mapping[str, RowTarget] = field(default_factory=dict)
+    record: int  # index of its record
+    input_ids: Int32s  # Its tokens, special tokens included. *Shape:* (slots,)
+    segment_ids: Int32s  # *Shape:* (slots,)
+    targets: Mapping[str, RowTarget] = field(default_factory=dict)  # predictions by name
+    # slots of each packed sequence, which sees only itself; default: one sequence of all slots
     lengths: Sequence[int] = ()
+    # Slots that an encoder reads; a decoder reads the others, from left to right. 0 if there is no decoder's part.
     source: int = 0
 
     @property
@@ -59,13 +48,7 @@ class Row:
 
 
 def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Examples:
-    """Pad rows to one length.
-
-    Args:
-        rows: A row without a target that another has makes no predictions of it.
-        vocabulary: Provides the id of padding.
-        recipe: Provides the visibility.
-    """
+    """Pad rows to one length."""
     reads: list[TextVisibility] | TextVisibility
     if recipe.use.visibility == "both_directions":
         rows, reads = [in_both_directions(row) for row in rows], ["left_to_right", "right_to_left"]
@@ -179,21 +162,13 @@ def _weighted(target: Target, task: TaskSettings) -> Target:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat:
-    """How a model writes a text or a pair of texts as a row: the one answer for tasks, embedding, import and export.
+    """How a model writes a text or a pair of texts as a row: the one answer for tasks, embedding, import and export."""
 
-    Args:
-        start: Tokens before the first text.
-        between: Tokens between the texts of a pair.
-        end: Tokens after the last text.
-        segments: Segments of the first and the second text; of tokens, that of the text they follow.
-        longest: Most tokens of a row.
-    """
-
-    start: tuple[int, ...]
-    between: tuple[int, ...]
-    end: tuple[int, ...]
-    segments: tuple[int, int]
-    longest: int
+    start: tuple[int, ...]  # tokens before the first text
+    between: tuple[int, ...]  # tokens between the texts of a pair
+    end: tuple[int, ...]  # tokens after the last text
+    segments: tuple[int, int]  # segments of the first and the second text; of tokens, that of the text they follow
+    longest: int  # most tokens of a row
 
     def specials(self, texts: int = 1) -> int:
         """Tokens of a row beside its texts."""
@@ -255,11 +230,6 @@ def pooled_slots(length: int, pooling: TaskPooling, *, leftward: bool = False) -
     """The slots that represent a sequence: its `first`, its `last`, or all for the `mean` and for `concat`.
 
     A decoder reads the sequence a second time, and its last slot represents it.
-
-    Args:
-        length: Slots of the sequence.
-        pooling: Which of them.
-        leftward: Whether it is read from right to left; all slots are then given in this order.
     """
     every = range(length)
     slots: dict[str, Sequence[int]] = {
@@ -277,14 +247,6 @@ def read_again(input_ids: Int32s, segment_ids: Int32s, start: int) -> tuple[Int3
 
     The decoder's slots are as many as the encoder's: its input is that of the encoder moved by one, so that the last slot
     has read all but the closing [EOS] (BART, Section 3.1).
-
-    Args:
-        input_ids: *Shape:* (slots,)
-        segment_ids: *Shape:* (slots,)
-        start: The decoder's start slot.
-
-    Returns:
-        Tokens and segments. *Shape:* (2 x slots,)
     """
     again = np.concatenate([input_ids, [start], input_ids[:-1]]).astype(np.int32)
     return again, np.concatenate([segment_ids, segment_ids])

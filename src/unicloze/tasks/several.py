@@ -40,34 +40,22 @@ NO_CLASS = "(no class)"
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPart:
-    """One of several tasks: an entry of `task.parts`.
+    """One of several tasks: an entry of `task.parts`."""
 
-    Args:
-        label: Its name, which begins its sources.
-        train: Its training file, in the folder `--train`.
-        dev: Its development file, in the folder `--dev`; without one it is not evaluated.
-        format: File format, as `task.format`.
-        source: Field of each text of the source, by the name shown before it; of a tagger, `{tokens: FIELD}`.
-        target: Field of the answer; of a tagger, by default `tags`.
-        labels: Tags of a tagger; default: sorted tags of the training file.
-        classes: Target text of each class; default: the class itself.
-        step: Round numbers to a multiple of this (STS-B: 0.2).
-        metrics: Metrics of its predictions; the first counts in the mean that selects the checkpoint.
-        share: Fixed share of the training rows; default: by the number of its rows.
-        unsupervised: Continue the beginning of the first text of the source, cut at a random word; there is no answer.
-    """
-
-    label: str
-    train: str
-    dev: str | None = None
-    format: str = "auto"
+    label: str  # its name, which begins its sources
+    train: str  # its training file, in the folder `--train`
+    dev: str | None = None  # its development file, in the folder `--dev`; without one it is not evaluated
+    format: str = "auto"  # file format, as `task.format`
+    # field of each text of the source, by the name shown before it; of a tagger, `{tokens: FIELD}`
     source: Mapping[str, str] = field(default_factory=lambda: {"text": "text"})
-    target: str = "label"
-    labels: Sequence[str] | None = None
-    classes: Mapping[str, str] | None = None
-    step: float | None = None
+    target: str = "label"  # field of the answer; of a tagger, by default `tags`
+    labels: Sequence[str] | None = None  # tags of a tagger; default: sorted tags of the training file
+    classes: Mapping[str, str] | None = None  # target text of each class; default: the class itself
+    step: float | None = None  # round numbers to a multiple of this (STS-B: 0.2)
+    # metrics of its predictions; the first counts in the mean that selects the checkpoint
     metrics: Sequence[str] = ("accuracy",)
-    share: float | None = None
+    share: float | None = None  # fixed share of the training rows; default: by the number of its rows
+    # continue the beginning of the first text of the source, cut at a random word; there is no answer
     unsupervised: bool = False
 
     @property
@@ -82,11 +70,7 @@ class TaskPart:
         return max(0, -int(exponent))
 
     def target_of(self, record: Record) -> str | None:
-        """The target text of a record; None without an answer.
-
-        Raises:
-            UniclozeError: The answer is no number, or none of the classes.
-        """
+        """The target text of a record; None without an answer."""
         value = record.get(TaskSettings(), self.target)
         if value is None:
             return None
@@ -105,13 +89,7 @@ class TaskPart:
         return str(value) if self.classes is None else self.classes[str(value)]
 
     def reference_of(self, record: Record, reference: Any, *, compares: str) -> Any:
-        """The right answer of a record of this part, in the form of `answer_of`: numbers are not rounded.
-
-        Args:
-            record: The record.
-            reference: What its kind of task compares predictions with.
-            compares: As of `answer_of`.
-        """
+        """The right answer of a record of this part, in the form of `answer_of`: numbers are not rounded."""
         if compares not in ("labels", "numbers"):
             return reference
         if GOLD in record.fields:
@@ -120,16 +98,7 @@ class TaskPart:
         return self.answer_of(reference[0], compares=compares)
 
     def answer_of(self, text: Any, *, compares: str) -> Any:
-        """The class or number that a text stands for, to compare it by a metric.
-
-        Args:
-            text: A target or a generated text, or the tags of a sentence.
-            compares: `labels`, `numbers`, `texts` or `tags`, see `unicloze.evaluation.metrics.registry`.
-
-        Returns:
-            The class of its text, `NO_CLASS` if it is of none, or the bare text of a part without `classes`; a number, -1 if
-            it is none, as T5's evaluation has it; texts and tags as they are.
-        """
+        """The class or number that a text stands for, to compare it by a metric."""
         if compares not in ("labels", "numbers"):
             return text
         bare = _bare(text)
@@ -238,15 +207,6 @@ def records_of(path: Path, settings: TaskSettings, *, dev: bool = False) -> list
 
     Those of several tasks are read from the files of the parts in a folder, or from one file whose records name their part
     in the field `task`.
-
-    Args:
-        path: A file or a folder.
-        settings: Settings of the task.
-        dev: Whether to read the development files of the parts instead of the training files.
-
-    Raises:
-        UsageError: A format is unknown.
-        UniclozeError: A file is missing or malformed, or a record names no part.
     """
     parts = parts_of(settings)
     if not parts:
@@ -313,11 +273,6 @@ def rows_per_epoch(counts: Mapping[str, int], settings: TaskSettings, rows: int)
 
     A part's rate is its number of rows, at most the cap, to the power of one over the temperature; a part with a `share` has
     that share of all rows, and the others divide the rest. Each part has a row at least.
-
-    Args:
-        counts: Number of rows of each part, by label.
-        settings: Settings of the task.
-        rows: Rows of an epoch.
     """
     fixed = {part.label: part.share for part in parts_of(settings) if part.share is not None and part.label in counts}
     cap: int | None = getattr(settings, "mixing_cap", None)

@@ -25,15 +25,7 @@ def cut_texts(
     chunk_by: Collection[int] | None = None,
     anchors: Mapping[int, tuple[int, int]] | None = None,
 ) -> list[Int32s]:
-    """Shorten the longest parts, to equal length if necessary, until all fit with separators between them.
-
-    Args:
-        parts: Token ids of each part.
-        room: Maximum total tokens, separators included.
-        keep: What to keep of a part, or of each; see `GenerationSettings.keep`.
-        chunk_by: Indices of the parts that select a chunk; default: all but the part itself.
-        anchors: First and last token that the chunk of a part must contain, by the part's index.
-    """
+    """Shorten the longest parts, to equal length if necessary, until all fit with separators between them."""
     lengths = np.array([len(part) for part in parts])
     left = max(0, room - (len(parts) - 1))
     if lengths.sum() <= left:
@@ -65,12 +57,6 @@ def chunk(part: Int32s, others: Sequence[Int32s], size: int, anchor: tuple[int, 
     """The chunk of `size` consecutive tokens that contains another part as a whole, or else the most tokens of the others.
 
     Of equal chunks, the first is taken (UniLM v1, Sections 3.2 and 3.3).
-
-    Args:
-        part: *Shape:* (tokens,)
-        others: The other parts.
-        size: Tokens of the chunk.
-        anchor: First and last token that the chunk contains, or as much of them as fits.
     """
     starts = len(part) - size + 1
     if starts <= 1 or not size:

@@ -100,11 +100,7 @@ class TaggingSettings(Headed, Delimited, Labelled):
 
 
 def with_tags(settings: TaggingSettings, records: Sequence[Record]) -> TaggingSettings:
-    """The settings with the tags of the training records as labels and their weights, unless given; for each part separately.
-
-    Raises:
-        UniclozeError: A record has no tags, or not one per word; the message names its line.
-    """
+    """The settings with the tags of the training records as labels and their weights, unless set, for each part."""
     if settings.parts:
         parts, numbers = [], by_part(records)
         for part, entry in zip(parts_of(settings), settings.parts, strict=True):
@@ -144,11 +140,7 @@ def _targets(record: Record, settings: TaggingSettings) -> list[str]:
 
 
 def tags_of(record: Record, settings: TaskSettings) -> list[str]:
-    """The tags of a record, one per word.
-
-    Raises:
-        UniclozeError: The tags are invalid or not one per word; the message names the line.
-    """
+    """The tags of a record, one per word."""
     tags, words = [tag.strip() for tag in record.texts(settings, "tags")], record.texts(settings, "tokens")
     if len(tags) != len(words):
         raise UniclozeError(f"{record.place}: {len(tags)} tags for {len(words)} tokens; give one for each")
@@ -177,12 +169,7 @@ def heads(settings: TaggingSettings) -> Mapping[str, HeadSettings]:
 
 
 def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
-    """One row per record, or several for a long one.
-
-    Raises:
-        UniclozeError: A record lacks a field, has an unknown tag or an invalid predicate; the message names its line.
-        UsageError: The model has no second segment to mark a predicate with.
-    """
+    """One row per record, or several for a long one."""
     task = task_of(recipe, TaggingSettings)
     answers = _answers(records, task)
     predicates = _predicates(records, recipe)
@@ -219,12 +206,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
 
 
 def windows(sizes: Sequence[int], room: int) -> Iterator[tuple[range, range]]:
-    """The words that each window contains, and those it predicts; every word is predicted exactly once.
-
-    Args:
-        sizes: Sub-tokens of each word, at most `room`.
-        room: Sub-tokens of a window.
-    """
+    """The words that each window contains, and those it predicts; every word is predicted exactly once."""
     start = predicted = 0
     while True:
         end, used = start, 0

@@ -15,11 +15,7 @@ REFERENCES = "references"
 
 
 def texts_of(record: Record, settings: TaskSettings, role: str) -> list[str]:
-    """The texts in a role: a text, the `text` of a mapping (SQuAD's answers), or the texts in a list of these.
-
-    Raises:
-        UniclozeError: The value has another type; the message names the line.
-    """
+    """The texts in a role: a text, the `text` of a mapping (SQuAD's answers), or the texts in a list of these."""
     found = _texts_in(record.get(settings, role))
     return [record.text(settings, role)] if found is None else found
 
@@ -42,21 +38,13 @@ def has_target(record: Record, settings: TaskSettings) -> bool:
 
 
 def targets_of(record: Record, settings: TaskSettings) -> list[str]:
-    """The texts to train on: a record's targets, or else its references.
-
-    Raises:
-        UniclozeError: The record has neither; the message names its line.
-    """
+    """The texts to train on: a record's targets, or else its references."""
     only_references = record.get(settings, TARGET) is None and record.get(settings, REFERENCES) is not None
     return _some_texts(record, settings, REFERENCES if only_references else TARGET)
 
 
 def reference(record: Record, settings: TaskSettings) -> list[str]:
-    """The texts to compare a prediction with: a record's references, or else its targets.
-
-    Raises:
-        UniclozeError: The record has neither; the message names its line.
-    """
+    """The texts to compare a prediction with: a record's references, or else its targets."""
     return _some_texts(record, settings, TARGET if record.get(settings, REFERENCES) is None else REFERENCES)
 
 

@@ -55,59 +55,43 @@ def written(out: str | PathLike[str], what: str, found: Sequence[Prediction]) ->
 
 @dataclass(frozen=True)
 class Baseline:
-    """Answers derived from the training records alone, without a model.
+    """Answers derived from the training records alone, without a model."""
 
-    Args:
-        name: Description that completes "no better than ...".
-        answers: One answer per record, in the format of predictions.
-    """
-
-    name: str
-    answers: Sequence[Any]
+    name: str  # description that completes "no better than ..."
+    answers: Sequence[Any]  # one answer per record, in the format of predictions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One kind of task, as functions.
+    """One kind of task, as functions."""
 
-    Args:
-        purpose: What it does, in one line.
-        roles: Roles of the fields of its records (`TaskSettings.fields`).
-        answers: Roles that hold the right answer; they are not read to predict.
-        optional: Roles that a file's records may lack; the training file decides (`TaskSettings.optional`).
-        settings: Class of its settings.
-        resolve: Completes the settings from the training records, such as the classes.
-        heads: Model heads in addition to the pre-training ones, by target.
-        token_targets: Targets that predict tokens.
-        encode: Converts records to rows of tokens, once; a record may give several rows. Labels may be absent if no record
-            has one.
-        lay_out: Converts rows to examples, at every step, given the rows, the vocabulary, the recipe and one key per row
-            for all random draws (see `unicloze.keyed`); the keys are None if nothing may be drawn.
-        predict: Converts model outputs for the rows to one prediction per record; None if predictions are generated from
-            rows with a `source`.
-        reference: What a record's prediction is compared with.
-        baseline: Predictions to beat (see `unicloze.tasks.baselines`).
-        rival: Predictions of what a user would take instead of a model, if anything.
-        texts: Roles that raw texts can fill, in order (see `unicloze.tasks.raw_texts`).
-        compares: What its metrics may compare (see `unicloze.evaluation.metrics.registry`); anything if empty.
-    """
-
-    purpose: str
-    roles: tuple[str, ...]
-    answers: tuple[str, ...]
-    settings: type[TaskSettings]
+    purpose: str  # what it does, in one line
+    roles: tuple[str, ...]  # roles of the fields of its records (`TaskSettings.fields`)
+    answers: tuple[str, ...]  # roles that hold the right answer; they are not read to predict
+    settings: type[TaskSettings]  # class of its settings
+    # completes the settings from the training records, such as the classes
     resolve: Callable[[Any, Sequence[Record]], TaskSettings]
-    heads: Callable[[Any], Mapping[str, HeadSettings]]
+    heads: Callable[[Any], Mapping[str, HeadSettings]]  # model heads in addition to the pre-training ones, by target
+    # Converts records to rows of tokens, once; a record may give several rows. Labels may be absent if no record has
+    # one.
     encode: Callable[[Sequence[Record], Tokenizer, Recipe], Sequence[Any]]
+    # converts rows to examples, at every step, given the rows, the vocabulary, the recipe and one key per row for all
+    # random draws (see `unicloze.keyed`); the keys are None if nothing may be drawn
     lay_out: Callable[[Sequence[Any], Vocabulary, Recipe, npt.NDArray[np.uint64] | None], Examples]
+    # converts model outputs for the rows to one prediction per record; None if predictions are generated from rows with
+    # a `source`
     predict: Callable[[Sequence[Record], Sequence[Any], Sequence[Outputs], Recipe], list[Prediction]] | None
-    reference: Callable[[Record, Any], Any]
+    reference: Callable[[Record, Any], Any]  # what a record's prediction is compared with
+    # predictions to beat (see `unicloze.tasks.baselines`)
     baseline: Callable[[Sequence[Record], Sequence[Record], Recipe], Baseline | None]
+    # predictions of what a user would take instead of a model, if anything
     rival: Callable[[Sequence[Record], Sequence[Record], Recipe], Baseline | None] = lambda *_: None
-    token_targets: tuple[str, ...] = ()
+    token_targets: tuple[str, ...] = ()  # targets that predict tokens
+    # what its metrics may compare (see `unicloze.evaluation.metrics.registry`); anything if empty
     compares: tuple[str, ...] = ()
+    # roles that a file's records may lack; the training file decides (`TaskSettings.optional`)
     optional: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()  # roles that raw texts can fill, in order (see `unicloze.tasks.raw_texts`)
 
 
 class RecordsCut(UserWarning):

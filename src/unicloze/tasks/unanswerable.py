@@ -59,18 +59,7 @@ class Written:
 def write_training_records(
     source: Path, out: Path, *, share: float = SHARE, seed: int = 0, settings: TaskSettings | None = None
 ) -> Written:
-    """Write training records of the task `extraction` from a file of passages, questions and answers.
-
-    Args:
-        source: Records with `context`, `question` and `answers` (or `answer`, a text), and optionally `title`, the article.
-        out: The .jsonl to write.
-        share: Unanswerable questions per answerable one.
-        seed: Seed of the draws.
-        settings: Format and fields of the source.
-
-    Raises:
-        UniclozeError: A record is invalid (the message names its line), or no record has an answer.
-    """
+    """Write training records of the task `extraction` from a file of passages, questions and answers."""
     settings = settings or TaskSettings(kind="extraction")
     found: list[dict[str, Any]] = []
     records = read_records(source, settings)

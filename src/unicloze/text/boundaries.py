@@ -44,33 +44,20 @@ _JOINS[:, _INSIDE] = _JOINS[_OPEN, _LETTER] = _JOINS[_SPACE, [_LETTER, _SIGN]] =
 
 @dataclass(frozen=True, eq=False)
 class Boundaries:
-    """How each token of a vocabulary begins and ends.
+    """How each token of a vocabulary begins and ends."""
 
-    Args:
-        starts: How each token begins. *Shape:* (vocabulary,)
-        ends: How each token ends. *Shape:* (vocabulary,)
-    """
-
-    starts: npt.NDArray[np.int8]
-    ends: npt.NDArray[np.int8]
+    starts: npt.NDArray[np.int8]  # How each token begins. *Shape:* (vocabulary,)
+    ends: npt.NDArray[np.int8]  # How each token ends. *Shape:* (vocabulary,)
 
     @classmethod
     def of(cls, texts: Sequence[bytes | None]) -> Boundaries:
-        """Classify the tokens of a vocabulary.
-
-        Args:
-            texts: UTF-8 text of each id; None for a special token.
-        """
+        """Classify the tokens of a vocabulary."""
         both = np.array([_edges(text) for text in texts], dtype=np.int8).reshape(-1, 2)
         return cls(both[:, 0], both[:, 1])
 
     @classmethod
     def marked(cls, continues: npt.NDArray[np.bool_]) -> Boundaries:
-        """For a vocabulary whose tokens say whether they continue a word, whatever is before it.
-
-        Args:
-            continues: Whether an id does. *Shape:* (vocabulary,)
-        """
+        """For a vocabulary whose tokens say whether they continue a word, whatever is before it."""
         starts = np.where(continues, _INSIDE, _APART).astype(np.int8)
         return cls(starts, np.full_like(starts, _CLOSED))
 
@@ -82,12 +69,7 @@ class Boundaries:
     def follows(
         self, token_ids: npt.NDArray[np.integer], first: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Whether each token belongs to the word of the token before it, which must not be a special token.
-
-        Args:
-            token_ids: *Shape:* (..., tokens)
-            first: Marks further tokens without a predecessor, besides the first of each row. *Shape:* (..., tokens)
-        """
+        """Whether each token belongs to the word of the token before it, which must not be a special token."""
         found = np.zeros(token_ids.shape, dtype=bool)
         ends = self.ends[token_ids]
         partial = ends == _AS_BEFORE
@@ -100,12 +82,7 @@ class Boundaries:
 
 
 def text_of(token: str, mark: str | None) -> bytes:
-    """UTF-8 text of a token, including its leading space.
-
-    Args:
-        token: Spelling in the vocabulary.
-        mark: How the vocabulary writes spaces; None if its tokens include none.
-    """
+    """UTF-8 text of a token, including its leading space."""
     if mark == BYTE_LEVEL and all(character in _BYTES for character in token):
         return bytes(_BYTES[character] for character in token)
     if mark == SENTENCEPIECE:

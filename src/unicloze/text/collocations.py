@@ -33,12 +33,7 @@ TOKENS_AT_ONCE = 2**20
 
 
 def open_phrases(data: DataSettings, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable:
-    """Phrases from `data.phrases`, or found in the training text; saved in the folder and reused.
-
-    Raises:
-        UsageError: There are no phrases.
-        UniclozeError: The folder holds phrases of another corpus or file.
-    """
+    """Phrases from `data.phrases`, or found in the training text; saved in the folder and reused."""
     tokenizer = prepared.tokenizer
     given = None if data.phrases is None else Path(data.phrases).expanduser()
     if given is not None and not given.is_file():
@@ -64,23 +59,7 @@ def find_phrases(
     most_counted: int = 8_000_000,
     progress: bool = False,
 ) -> PhraseTable:
-    """Find collocations in two streaming passes over the text, in bounded memory.
-
-    Args:
-        sources: The text.
-        tokenizer: The tokenizer of the text.
-        most_words: Largest number of words in a phrase, at least 2.
-        least_count: Smallest number of occurrences in the text that is read.
-        least_npmi: Smallest normalised pointwise mutual information.
-        most_phrases: Keep at most this many phrases, the most frequent ones.
-        most_tokens: Read about this many tokens, spread evenly over longer text.
-        most_counted: Largest number of distinct words, pairs and so on counted at a time; beyond it the rarest are dropped,
-            so rare ones may be undercounted.
-        progress: Show progress on stderr.
-
-    Raises:
-        UsageError: No phrase was found.
-    """
+    """Find collocations in two streaming passes over the text, in bounded memory."""
     lengths = range(2, most_words + 1)
     counts = {words: _Counts(most_counted) for words in range(1, most_words + 1)}
     text = _Text(sources, tokenizer, most_tokens)
@@ -113,13 +92,7 @@ def find_phrases(
 
 
 def npmi(together: npt.NDArray[np.int64], alone: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float64]:
-    """Normalised pointwise mutual information, defined at the top of this module.
-
-    Args:
-        together: Occurrences of each phrase. *Shape:* (phrases,)
-        alone: Occurrences of each of its words. *Shape:* (words per phrase, phrases)
-        total: Number of words.
-    """
+    """Normalised pointwise mutual information, defined at the top of this module."""
     # A word occurs at least as often as its phrase, even if its own count was dropped.
     joint = np.log(together / total)
     information = joint - np.log(np.maximum(alone, together) / total).sum(axis=0)

@@ -28,11 +28,7 @@ class Stored:
 
     @classmethod
     def open(cls, path: Path, blocks: Blocks | None = None) -> Stored:
-        """Map a file.
-
-        Raises:
-            UniclozeError: Its size is not a multiple of 8 bytes.
-        """
+        """Map a file."""
         size = path.stat().st_size
         if size % 8:
             raise UniclozeError(f"{path} has {size} bytes, not a multiple of 8: remove the folder and prepare again.")
@@ -55,11 +51,7 @@ class Stored:
         return self.values[start:end]
 
     def check_all(self) -> None:
-        """Verify every block.
-
-        Raises:
-            UniclozeError: One is damaged.
-        """
+        """Verify every block."""
         if self._blocks is not None:
             self._blocks.check_all(self.values.view(np.uint8))
 

@@ -44,27 +44,14 @@ _FILES = ("words.json", "ngrams.npy", "texts.npy")
 
 @dataclass(frozen=True, eq=False)
 class NGrams:
-    """The distinct n-grams of some evaluation texts.
+    """The distinct n-grams of some evaluation texts."""
 
-    Args:
-        words: Number of each word.
-        rows: The n-grams, sorted by hash. *Shape:* (n-grams, n)
-    """
-
-    words: dict[str, int]
-    rows: Words
+    words: dict[str, int]  # number of each word
+    rows: Words  # The n-grams, sorted by hash. *Shape:* (n-grams, n)
 
     @classmethod
     def of(cls, texts: Iterable[str], n: int) -> tuple[NGrams, list[Int64s]]:
-        """Collect the n-grams of texts.
-
-        Args:
-            texts: The texts.
-            n: Words of an n-gram.
-
-        Returns:
-            The n-grams, and the indices of those of each text; none for a text of fewer words.
-        """
+        """Collect the n-grams of texts."""
         words: dict[str, int] = {}
         found = [_windows(_numbers(text, words, grow=True), n) for text in texts]
         every = np.concatenate([np.zeros((0, n), np.int32), *found])
@@ -137,15 +124,7 @@ def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def evaluation_texts(names: Sequence[str]) -> Iterator[tuple[File, list[str]]]:
-    """The texts of evaluation files: strings of JSON, cells of tables, and lines of other files.
-
-    Args:
-        names: Files, folders or globs; `.gz` files are unpacked.
-
-    Raises:
-        UsageError: There is no file at a name.
-        UniclozeError: A file is damaged or too large.
-    """
+    """The texts of evaluation files: strings of JSON, cells of tables, and lines of other files."""
     for name in names:
         files = files_at(name)
         if not files:

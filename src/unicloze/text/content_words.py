@@ -32,15 +32,10 @@ MOST_READ = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class ContentWords:
-    """Sentences with one content word each.
+    """Sentences with one content word each."""
 
-    Args:
-        sentences: Token ids of each sentence.
-        places: Index of the word's token in each sentence; it has a text token on either side.
-    """
-
-    sentences: Sequence[Sequence[int]]
-    places: Sequence[int]
+    sentences: Sequence[Sequence[int]]  # token ids of each sentence
+    places: Sequence[int]  # index of the word's token in each sentence; it has a text token on either side
 
     def __len__(self) -> int:
         return len(self.places)
@@ -54,15 +49,7 @@ class ContentWords:
 def content_words(
     sources: Sequence[TokenSource], counts: Counts, tokenizer: Tokenizer, *, longest: int, most: int
 ) -> ContentWords:
-    """Draw one content word from each of some sentences, by keyed random numbers.
-
-    Args:
-        sources: The held-out text.
-        counts: Counts of the training text.
-        tokenizer: The tokenizer of both.
-        longest: Largest number of tokens in a sentence.
-        most: Largest number of sentences; all are distinct.
-    """
+    """Draw one content word from each of some sentences, by keyed random numbers."""
     letters, could_be_word = letters_of(tokenizer)
     is_word = could_be_word & ~frequent_tokens(counts, letters)
     read = [*stretches(sources, MOST_READ)]
@@ -87,15 +74,7 @@ def content_words(
 
 
 def frequent_tokens(counts: Counts, letters: Flags) -> Flags:
-    """The most frequent single-token words, up to `FREQUENT_SHARE` of all running words.
-
-    Args:
-        counts: Counts of the training text.
-        letters: Tokens consisting of letters only. *Shape:* (vocabulary,)
-
-    Returns:
-        *Shape:* (vocabulary,)
-    """
+    """The most frequent single-token words, up to `FREQUENT_SHARE` of all running words."""
     size, continues = counts.vocabulary.size, counts.vocabulary.continues
     goes_on = continues[counts.pairs % size]
     continued = np.bincount(counts.pairs[goes_on] // size, counts.times[goes_on], minlength=size)
@@ -119,13 +98,7 @@ def letters_of(tokenizer: Tokenizer) -> tuple[Flags, Flags]:
 
 
 def _sentences(begins: Flags, letters: Flags, longest: int) -> tuple[Int64s, Int64s]:
-    """Start and end of each sentence of a text, without those that are short or have few letters.
-
-    Args:
-        begins: Whether a sentence begins at a token. *Shape:* (tokens,)
-        letters: Whether a token consists of letters. *Shape:* (tokens,)
-        longest: Largest number of tokens in a sentence; longer ones are cut.
-    """
+    """Start and end of each sentence of a text, without those that are short or have few letters."""
     first = np.flatnonzero(begins)
     parts = -(-np.diff(first, append=len(begins)) // longest)
     part = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)

@@ -35,15 +35,7 @@ MOST_MEASURED = 2**21
 
 
 def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Int64s, Flags]]:
-    """The text of some sources, or evenly spread stretches of it.
-
-    Args:
-        sources: The text.
-        most: About this many tokens at most, in whole stretches.
-
-    Yields:
-        Tokens, and whether a document or the stretch begins at each. *Shape:* (tokens,) each.
-    """
+    """The text of some sources, or evenly spread stretches of it."""
     shards = [shard for source in sources for shard in source.shards]
     bounds = np.cumsum([0, *(-(-shard.num_tokens // STRETCH) for shard in shards)])
     total = int(bounds[-1])
@@ -68,20 +60,12 @@ def _stretch(shard: TokenShard, start: int) -> tuple[Int64s, Flags]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Counts:
-    """Counts of tokens and of token pairs in a text.
+    """Counts of tokens and of token pairs in a text."""
 
-    Args:
-        vocabulary: The vocabulary of the tokens.
-        tokens: Count of each id; 0 for special ids. *Shape:* (vocabulary,)
-        pairs: Codes of the pairs that occur, first id x vocabulary size + second id, sorted.
-            *Shape:* (pairs,)
-        times: Count of each pair. *Shape:* (pairs,)
-    """
-
-    vocabulary: Vocabulary
-    tokens: Int64s
-    pairs: Int64s
-    times: Int64s
+    vocabulary: Vocabulary  # the vocabulary of the tokens
+    tokens: Int64s  # Count of each id; 0 for special ids. *Shape:* (vocabulary,)
+    pairs: Int64s  # Codes of the pairs that occur, first id x vocabulary size + second id, sorted. *Shape:* (pairs,)
+    times: Int64s  # Count of each pair. *Shape:* (pairs,)
 
     @classmethod
     def of(cls, sources: Sequence[TokenSource], vocabulary: Vocabulary, most: int = MOST_COUNTED) -> Counts:

@@ -35,29 +35,17 @@ def is_dataset(corpus: str | Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSource:
-    """A dataset named by an entry of `data.corpus`.
+    """A dataset named by an entry of `data.corpus`."""
 
-    Args:
-        corpus: The entry.
-        name: Folder, or OWNER/NAME on the Hub.
-        config: Configuration of a Hub dataset.
-        split: Default: `train` or the only split.
-        column: Default: `data.text_field`.
-    """
-
-    corpus: str
-    name: str
-    config: str | None
-    split: str | None
-    column: str | None
+    corpus: str  # the entry
+    name: str  # folder, or OWNER/NAME on the Hub
+    config: str | None  # configuration of a Hub dataset
+    split: str | None  # default: `train` or the only split
+    column: str | None  # default: `data.text_field`
 
     @classmethod
     def of(cls, corpus: str) -> DatasetSource:
-        """Parse an entry.
-
-        Raises:
-            UsageError: It is not of the form `hf:NAME[:SPLIT[:COLUMN]]`, or names a kind of file.
-        """
+        """Parse an entry."""
         parts = corpus.removeprefix(PREFIX).split(":")
         name, config = parts[0], None
         if not all(parts) or len(parts) > 3:
@@ -82,11 +70,7 @@ class DatasetSource:
 
     @property
     def folder(self) -> Path | None:
-        """Local folder of the dataset; None for one on the Hub.
-
-        Raises:
-            UsageError: The name is a file.
-        """
+        """Local folder of the dataset; None for one on the Hub."""
         place = Path(self.name).expanduser()
         if place.is_file():
             raise UsageError(
@@ -95,11 +79,7 @@ class DatasetSource:
         return place if place.is_dir() else None
 
     def described(self) -> list[tuple[str, Path | None]]:
-        """What determines its content: its files with their local paths, and the split and column taken.
-
-        Raises:
-            UniclozeError: There is no such dataset, or the Hub cannot be reached.
-        """
+        """What determines its content: its files with their local paths, and the split and column taken."""
         taken = f"(split {self.split or 'by default'}, column {self.column or 'data.text_field'})"
         folder = self.folder
         if folder is None:
@@ -111,15 +91,7 @@ class DatasetSource:
         return [*((str(file), file) for file in files), (f"dataset {taken}", None)]
 
     def documents(self, text_field: str, tally: Tally) -> Iterator[Document]:
-        """The documents in order; `tally.digest` is reset, and complete at the end.
-
-        Args:
-            text_field: The column, unless the entry names one.
-            tally: Counts documents and repairs.
-
-        Raises:
-            UniclozeError: There is no such dataset, split or column, or the dataset is damaged.
-        """
+        """The documents in order; `tally.digest` is reset, and complete at the end."""
         tally.digest = hashlib.blake2b(digest_size=16)
         column, line = self.column or text_field, 0
         with _explained(self):

@@ -96,13 +96,7 @@ class Digests:
 
     @classmethod
     def make(cls, folder: Path, elsewhere: Iterable[Path] = (), known: Mapping[Path, list[str]] | None = None) -> str:
-        """Write `digests.json` for all files of a folder and some files outside it; returns the digest of `digests.json`.
-
-        Args:
-            folder: The folder.
-            elsewhere: The files outside it.
-            known: Digests of files that were computed before.
-        """
+        """Write `digests.json` for all files of a folder and some files outside it; returns the digest of `digests.json`."""
         inside = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != FILE)
         named = {file.relative_to(folder).as_posix(): file for file in inside} | {str(file): file for file in elsewhere}
         known = known or {}
@@ -113,11 +107,7 @@ class Digests:
 
     @classmethod
     def open(cls, folder: Path, lineage: Mapping[str, Any], *, required: bool) -> Digests | None:
-        """Open the digests of a folder; None, with a warning, if an older version prepared it and they are not required.
-
-        Raises:
-            UniclozeError: `digests.json` is missing or damaged, or `required` and the folder has none.
-        """
+        """Open the digests of a folder; None, with a warning, if an older version prepared it and they are not required."""
         if "digests" not in lineage and required:
             raise UniclozeError(
                 f"{folder} was prepared by an older version, without digests to verify: remove it and prepare again, or use "
@@ -140,11 +130,7 @@ class Digests:
         return cls(folder, content["files"])
 
     def blocks(self, path: Path) -> Blocks:
-        """The blocks of a file.
-
-        Raises:
-            UniclozeError: The file did not exist when the folder was prepared.
-        """
+        """The blocks of a file."""
         inside = path.is_relative_to(self._folder)
         name = path.relative_to(self._folder).as_posix() if inside else str(path)
         if name not in self._files:
@@ -152,11 +138,7 @@ class Digests:
         return Blocks(path, self._files[name], self._cure)
 
     def check(self, *paths: Path) -> None:
-        """Verify whole files, ignoring missing ones.
-
-        Raises:
-            UniclozeError: A file has changed.
-        """
+        """Verify whole files, ignoring missing ones."""
         for path in (path for path in paths if path.is_file()):
             self.blocks(path).check_all(np.fromfile(path, dtype=np.uint8))
 

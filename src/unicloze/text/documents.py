@@ -44,19 +44,12 @@ _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """A text and its location.
+    """A text and its location."""
 
-    Args:
-        text: Not empty, without NUL characters, encodable as UTF-8.
-        path: File, or name of a built-in text.
-        line: Line of the file (row of a .parquet file), from 1.
-        spans: Phrases and entities that its record marks.
-    """
-
-    text: str
-    path: str
-    line: int
-    spans: Spans = NO_SPANS
+    text: str  # not empty, without NUL characters, encodable as UTF-8
+    path: str  # file, or name of a built-in text
+    line: int  # line of the file (row of a .parquet file), from 1
+    spans: Spans = NO_SPANS  # phrases and entities that its record marks
 
     def part(self, start: int, end: int) -> Document:
         """The document of the characters from `start` to `end`."""
@@ -65,22 +58,14 @@ class Document:
 
 @dataclass(kw_only=True)
 class Tally:
-    """Counts of documents and repairs, and the hash of the last file.
+    """Counts of documents and repairs, and the hash of the last file."""
 
-    Args:
-        documents: Documents yielded.
-        empty: Documents without text, dropped.
-        replaced: Invalid UTF-8 sequences (or unpaired surrogates in .jsonl), each replaced by U+FFFD.
-        nul: NUL characters, dropped.
-        first_bad: File and line of the first repair.
-        digest: Hash of the raw bytes of a file, complete once the whole file is read.
-    """
-
-    documents: int = 0
-    empty: int = 0
-    replaced: int = 0
-    nul: int = 0
-    first_bad: str | None = None
+    documents: int = 0  # documents yielded
+    empty: int = 0  # documents without text, dropped
+    replaced: int = 0  # invalid UTF-8 sequences (or unpaired surrogates in .jsonl), each replaced by U+FFFD
+    nul: int = 0  # NUL characters, dropped
+    first_bad: str | None = None  # file and line of the first repair
+    # hash of the raw bytes of a file, complete once the whole file is read
     digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
 
 
@@ -88,9 +73,6 @@ def files_at(path: str | Path) -> Sequence[File]:
     """All files a path or URL names, sorted: a file, everything below a folder, or the matches of a glob (`**` allowed).
 
     Links are followed. Hidden files and folders are ignored unless named explicitly.
-
-    Raises:
-        UniclozeError: A folder or storage is not readable.
     """
     if is_url(path):
         return stored_files(str(path))
@@ -159,14 +141,7 @@ def _names_below(place: Path, hidden: bool) -> Iterator[Path]:
 
 
 def find_files(path: str | Path) -> Sequence[File]:
-    """The text files among those a path names, sorted.
-
-    Args:
-        path: As in `files_at`.
-
-    Raises:
-        UniclozeError: There is nothing, or no file of a known kind.
-    """
+    """The text files among those a path names, sorted."""
     place, known = Path(path).expanduser(), ", ".join(SUFFIXES)
     files = files_at(path)
     found = [file for file in files if file.name.endswith(SUFFIXES)]
@@ -212,16 +187,7 @@ def _other_stored_files(url: str) -> dict[str, int]:
 
 
 def read_documents(path: str | Path, text_field: str = "text", *, tally: Tally | None = None) -> Iterator[Document]:
-    """The documents of a file, folder or glob, in order.
-
-    Args:
-        path: As in `find_files`.
-        text_field: Field of .jsonl or column of .parquet that holds the text.
-        tally: Counts documents and repairs.
-
-    Raises:
-        UniclozeError: A file is truncated or damaged, a line is not a JSON object, or `text_field` is missing.
-    """
+    """The documents of a file, folder or glob, in order."""
     tally = tally if tally is not None else Tally()
     for file in find_files(path):
         yield from read_file(file, text_field, tally)
@@ -234,18 +200,7 @@ def read_file(
     spans_field: str | None = None,
     field_option: str = "--data.text_field",
 ) -> Iterator[Document]:
-    """The documents of one file; `tally.digest` is reset for each file.
-
-    Args:
-        file: The file.
-        text_field: As in `read_documents`.
-        tally: Counts documents and repairs.
-        spans_field: Field of .jsonl that holds the spans of a text; default: they are not read.
-        field_option: Option that sets `text_field`, for messages.
-
-    Raises:
-        UniclozeError: As `read_documents`, or spans are invalid or in a .parquet file.
-    """
+    """The documents of one file; `tally.digest` is reset for each file."""
     tally.digest = hashlib.blake2b(digest_size=16)
     name = file.name.removesuffix(".gz").removesuffix(".zst")
     try:
@@ -378,11 +333,7 @@ def _between_characters(raw: bytearray, cut: int) -> int:
 
 
 def _lines(file: File, stream: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file.
-
-    Raises:
-        UniclozeError: One is too long for memory.
-    """
+    """The lines of a file."""
     line = 0
     while raw := stream.readline(LONGEST_LINE + 1):
         line += 1

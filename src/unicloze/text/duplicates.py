@@ -22,16 +22,7 @@ _ENTRY = np.dtype([("hash", "<u8"), ("place", "<i8")])
 
 
 def first_copies(parts: Iterable[Hashes], count: int, folder: Path) -> Flags:
-    """Whether each document is the first of its hash.
-
-    Args:
-        parts: Hashes of the documents in order, in parts. *Shape:* (documents of the part,) each
-        count: Number of documents.
-        folder: Folder for the buckets, removed by the caller.
-
-    Returns:
-        *Shape:* (count,); mapped from disk if there is more than one bucket.
-    """
+    """Whether each document is the first of its hash."""
     buckets = min(_MOST_BUCKETS, -(-count // BUCKET))
     if buckets <= 1:
         entries = np.concatenate([np.zeros(0, np.uint64), *parts])

@@ -18,13 +18,7 @@ from unicloze.text.plain import takes_white_space
 
 
 def dressed(backend: tokenizers.Tokenizer, *, mask: tuple[int, str], spaced: bool) -> dict[str, Any]:
-    """The `tokenizer.json` to export.
-
-    Args:
-        backend: The tokenizer.
-        mask: Id and name of the mask.
-        spaced: Whether tokens include the preceding space.
-    """
+    """The `tokenizer.json` to export."""
     document: dict[str, Any] = json.loads(backend.to_str())
     if isinstance(backend.model, models.WordPiece):
         document["decoder"] = _state(joining_decoder(backend.model.continuing_subword_prefix))

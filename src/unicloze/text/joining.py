@@ -49,11 +49,7 @@ _SUBSTITUTIONS = (
 
 
 def join_words(text: str) -> str:
-    """Remove spaces that only the tokenizer put around punctuation and ideographs.
-
-    Args:
-        text: Words and punctuation marks separated by spaces.
-    """
+    """Remove spaces that only the tokenizer put around punctuation and ideographs."""
     words = text.split()
     joined = words[:1]
     open_quotes: set[str] = set()
@@ -81,11 +77,7 @@ def join_words(text: str) -> str:
 
 
 def joining_decoder(prefix: str) -> Any:
-    """A decoder of the tokenizers library that spells word pieces nearly like `join_words`, for use in other libraries.
-
-    Args:
-        prefix: Prefix of pieces that continue a word.
-    """
+    """A decoder of the tokenizers library that spells word pieces nearly like `join_words`, for use in other libraries."""
     steps = [decoders.Replace(Regex(pattern), content) for pattern, content in _SUBSTITUTIONS]
     return decoders.Sequence([decoders.WordPiece(prefix=prefix, cleanup=False), decoders.Fuse(), *steps])
 
@@ -99,14 +91,7 @@ def _opens(word: str, open_quotes: set[str]) -> bool:
 
 
 def _is_apostrophe(before: str, alone: bool, after: str, open_quotes: set[str]) -> bool:
-    """Whether a mark belongs to the word before it, as in it's, o'clock, the dogs' tails.
-
-    Args:
-        before: The word.
-        alone: Whether a space precedes that word; the d of "we'd" is not an elision.
-        after: The word after the mark.
-        open_quotes: The open quotation marks.
-    """
+    """Whether a mark belongs to the word before it, as in it's, o'clock, the dogs' tails."""
     if not before[-1:].isalnum():
         return False
     if after.lower() in _CONTRACTED:

@@ -80,13 +80,7 @@ def version(file: File) -> dict[str, Any]:
 
 
 def describe_file(file: File, digest: str, read_as: str | None = None) -> dict[str, Any]:
-    """Entry of a file: path or URL, its version, hash of its raw bytes, and how it is read.
-
-    Args:
-        file: The file.
-        digest: Hash of its raw bytes.
-        read_as: What else determines how the file is read; default: its format.
-    """
+    """Entry of a file: path or URL, its version, hash of its raw bytes, and how it is read."""
     return {"path": str(file), **version(file), "hash": digest, "read_as": read_as or _format(file)}
 
 
@@ -121,11 +115,7 @@ def file_hash(file: File) -> str:
 
 
 def read_lineage(folder: Path) -> dict[str, Any]:
-    """Read `lineage.json`.
-
-    Raises:
-        UniclozeError: The file is missing, damaged or of another schema.
-    """
+    """Read `lineage.json`."""
     path = folder / LINEAGE
     if not path.is_file():
         raise UniclozeError(
@@ -194,16 +184,6 @@ def check_lineage(
     """Check that a prepared folder was made from this corpus with these settings.
 
     Unless `verify` is set, a file is hashed again only if its size or modification time differs.
-
-    Args:
-        folder: The prepared folder.
-        data: Settings that name the corpus.
-        settings: As returned by `describe_settings`.
-        cure: Advice in the error message; default: prepare elsewhere or remove the folder.
-        verify: Hash every file again.
-
-    Raises:
-        UniclozeError: They differ; the message holds both fingerprints and the differences.
     """
     lineage = read_lineage(folder)
     changes = []

@@ -26,9 +26,6 @@ def marks_of(spans: Spans, offsets: npt.NDArray[np.integer]) -> Marks:
     Args:
         spans: The spans of the text.
         offsets: First character and end of each token. *Shape:* (tokens, 2)
-
-    Returns:
-        *Shape:* (tokens,)
     """
     marks = np.full(len(offsets), sum(_GIVES[kind] for kind in spans.gives), dtype=np.uint8)
     for kind in KINDS if len(offsets) else ():

@@ -14,17 +14,7 @@ BYTE_VOCABULARY, MERGES = "vocab.json", "merges.txt"
 
 
 def byte_level(vocabulary: Any, file: Path, *, special: Iterable[str], prefix_space: bool) -> dict[str, Any]:
-    """The `tokenizer.json` of a byte-level vocabulary.
-
-    Args:
-        vocabulary: Content of `vocab.json`.
-        file: The file, which has `merges.txt` beside it.
-        special: Tokens that are special if the vocabulary has them.
-        prefix_space: Whether the first word of a text is spelled like those after a space.
-
-    Raises:
-        UniclozeError: The vocabulary does not give every token a number, or `merges.txt` is missing or damaged.
-    """
+    """The `tokenizer.json` of a byte-level vocabulary."""
     if not isinstance(vocabulary, dict) or not all(type(number) is int for number in vocabulary.values()):
         raise UniclozeError(f"{file} does not give every token a number: download it again.")
     named = [token for token in dict.fromkeys(special) if token in vocabulary]
@@ -47,11 +37,7 @@ def byte_level(vocabulary: Any, file: Path, *, special: Iterable[str], prefix_sp
 
 
 def _merges(file: Path) -> list[str]:
-    """The pairs of a `merges.txt`, in their order.
-
-    Raises:
-        UniclozeError: It is missing, not UTF-8, or a line is not a pair; the message names the line.
-    """
+    """The pairs of a `merges.txt`, in their order."""
     if not file.is_file():
         raise UniclozeError(f"There is no file {file}, which belongs to {BYTE_VOCABULARY}: copy it there.")
     try:

@@ -42,16 +42,6 @@ def streams(
 
     An epoch is a ring of its samples. Lanes start at evenly spaced places, rotated by a keyed shift each epoch, and take
     equally many steps; samples left at the end of some lanes (fewer than `lanes`) are reached by another epoch's shift.
-
-    Args:
-        positions: Step times lanes, plus the lane. *Shape:* (positions,)
-        size: Samples of an epoch.
-        seed: Key of the shifts.
-        lanes: Number of parallel streams.
-        directions: Lanes that go backward read their samples in reverse.
-
-    Returns:
-        Epoch, sample, whether a lane begins there, and whether it goes backward, *Shape:* (positions,) each.
     """
     steps = max(1, size // lanes)
     epochs, within = np.divmod(positions, steps * lanes)
@@ -70,11 +60,7 @@ def evenly_spaced(count: int, size: int) -> Int64s:
 def evenly_spaced_lanes(
     count: int, size: int, *, lanes: int, directions: Directions = "forward"
 ) -> tuple[Int64s, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """At most `count` numbers below `size`: evenly spaced lanes of equally many consecutive numbers.
-
-    Returns:
-        Numbers, whether a lane begins there, and whether it goes backward. *Shape:* (numbers,) each.
-    """
+    """At most `count` numbers below `size`: evenly spaced lanes of equally many consecutive numbers."""
     lanes = min(lanes, count)
     step, lane = np.divmod(np.arange(count // lanes * lanes, dtype=np.int64), lanes)
     backward = backward_lanes(lane, lanes, directions)

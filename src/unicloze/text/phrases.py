@@ -50,32 +50,17 @@ _WORD_POWERS = _powers(_WORD_FACTOR, MOST_WORDS)
 
 @dataclass(frozen=True)
 class Words:
-    """Words of concatenated texts.
+    """Words of concatenated texts."""
 
-    Args:
-        starts: First token of each word. *Shape:* (words,)
-        of_token: Index of each token's word. *Shape:* (tokens,)
-        hashes: Hash of each word's tokens. *Shape:* (words,)
-        row: Index of each word's text. *Shape:* (words,)
-        is_text: Whether a word is text rather than a special token. *Shape:* (words,)
-    """
-
-    starts: npt.NDArray[np.int64]
-    of_token: npt.NDArray[np.int64]
-    hashes: keyed.Bits
-    row: npt.NDArray[np.int64]
-    is_text: Flags
+    starts: npt.NDArray[np.int64]  # First token of each word. *Shape:* (words,)
+    of_token: npt.NDArray[np.int64]  # Index of each token's word. *Shape:* (tokens,)
+    hashes: keyed.Bits  # Hash of each word's tokens. *Shape:* (words,)
+    row: npt.NDArray[np.int64]  # Index of each word's text. *Shape:* (words,)
+    is_text: Flags  # Whether a word is text rather than a special token. *Shape:* (words,)
 
     @classmethod
     def of(cls, token_ids: Ids, rows: Ids, maskable: Flags, vocabulary: Vocabulary) -> Words:
-        """Split texts into words.
-
-        Args:
-            token_ids: Concatenated texts. *Shape:* (tokens,)
-            rows: Index of each token's text, ascending. *Shape:* (tokens,)
-            maskable: Tokens that are text; each other token is its own word. *Shape:* (tokens,)
-            vocabulary: Says which tokens continue a word.
-        """
+        """Split texts into words."""
         first = np.ones(len(token_ids), dtype=bool)
         first[1:] = (rows[1:] != rows[:-1]) | ~maskable[:-1]
         begins = ~(vocabulary.boundaries.follows(token_ids, first) & maskable)
@@ -87,12 +72,7 @@ class Words:
         return cls(starts, of_token, hashes, np.asarray(rows)[starts].astype(np.int64), maskable[starts])
 
     def runs(self, words: int, fit: Flags | None = None) -> tuple[npt.NDArray[np.int64], keyed.Bits]:
-        """Starts of all runs of `words` consecutive words within one text, and a hash of each run.
-
-        Args:
-            words: Length of a run.
-            fit: Words that may be in a run; default: all text words. *Shape:* (words,)
-        """
+        """Starts of all runs of `words` consecutive words within one text, and a hash of each run."""
         count = max(0, len(self.starts) - words + 1)
         usable = self.is_text if fit is None else fit
         whole = self.row[:count] == self.row[words - 1 :][:count]
@@ -184,11 +164,7 @@ class PhraseTable:
 
     @classmethod
     def load(cls, folder: Path, vocabulary: Vocabulary, origin: Mapping[str, Any]) -> PhraseTable:
-        """Load a saved table.
-
-        Raises:
-            UniclozeError: It is damaged, of another schema, or of another origin.
-        """
+        """Load a saved table."""
         cure = f"remove {folder} to make it again, or start another --out."
         try:
             content = json.loads((folder / FACTS).read_text(encoding="utf-8"))
@@ -213,11 +189,7 @@ def _sha256(file: Path) -> str:
 
 
 def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
-    """Read phrases from a text file, one per line; warns about lines that are not usable.
-
-    Raises:
-        UsageError: The file is missing or has no phrase of several words that the tokenizer can spell.
-    """
+    """Read phrases from a text file, one per line; warns about lines that are not usable."""
     try:
         content = read_bytes(path).decode("utf-8-sig")
     except OSError as error:
@@ -263,10 +235,6 @@ def _leftmost(first: npt.NDArray[np.int64], words: int) -> npt.NDArray[np.int64]
     """Choose non-overlapping runs greedily from the left.
 
     Each round takes the runs that overlap no earlier run and removes those that overlap a taken one.
-
-    Args:
-        first: First word of each run, ascending. *Shape:* (runs,)
-        words: Words per run.
     """
     chosen = []
     while len(first):

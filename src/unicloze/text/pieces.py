@@ -19,21 +19,13 @@ Tokens = npt.NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Locations of some pieces. *Shape:* (pieces,) each.
+    """Locations of some pieces. *Shape:* (pieces,) each."""
 
-    Args:
-        run: Number of the run of text a piece is cut from, within its source.
-        start: Its first token, counted from the start of the run.
-        length: Its number of tokens.
-        first: Number of the first piece of the run.
-        last: Number of the first piece after the run.
-    """
-
-    run: Int64s
-    start: Int64s
-    length: Int64s
-    first: Int64s
-    last: Int64s
+    run: Int64s  # number of the run of text a piece is cut from, within its source
+    start: Int64s  # its first token, counted from the start of the run
+    length: Int64s  # its number of tokens
+    first: Int64s  # number of the first piece of the run
+    last: Int64s  # number of the first piece after the run
 
 
 class Pieces(Protocol):
@@ -70,15 +62,7 @@ class Pieces(Protocol):
 def cut(
     source: TokenSource, *, piece: int, least: int, separator: int | None = None, stride: int | None = None
 ) -> Pieces:
-    """Cut a source into pieces.
-
-    Args:
-        source: The text.
-        piece: Tokens per piece.
-        least: Smallest number of tokens in the last piece of a run; shorter ones are dropped.
-        separator: Id between two documents of a run; if None, each document is its own run.
-        stride: Tokens from the start of one piece to that of the next; default: those of a piece. It needs a separator.
-    """
+    """Cut a source into pieces."""
     if separator is None:
         return _Separate(source, piece, least)
     return _Joined(source, piece, least, separator, stride or piece)

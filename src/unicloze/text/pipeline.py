@@ -47,9 +47,6 @@ def _refuse_texts_beside(corpus: str) -> None:
     """Reject a folder or glob that holds both token shards and texts, since only one kind would be read.
 
     Folders written by `prepare` are exempt.
-
-    Raises:
-        UsageError: It holds both.
     """
     place = Path(corpus).expanduser()
     if (place / LINEAGE).is_file():
@@ -102,11 +99,7 @@ class Preparation:
             )
 
     def run(self) -> Path:
-        """Make the folder; `lineage.json` is written last.
-
-        Returns:
-            The finished folder, inside the working folder.
-        """
+        """Make the folder; `lineage.json` is written last."""
         self.scratch.mkdir(exist_ok=True)
         for part in ("train", "heldout"):
             (self.folder / part).mkdir(parents=True)
@@ -215,11 +208,7 @@ class Preparation:
             raise UniclozeError(f"{entry['corpus']} holds no text, since its files are empty: add some text.")
 
     def _decide(self, surveyed: list[_Surveyed]) -> int:
-        """Drop duplicates, decide the split, and write the side of each document of each portion.
-
-        Returns:
-            Visible characters held out at the end of the document that is cut; 0 if none is.
-        """
+        """Drop duplicates, decide the split, and write the side of each document of each portion."""
         split = HeldoutSplit(self.data.heldout_share, sources=len(self.entries))
         count = sum(one.count for one in surveyed)
         parts = (hashes for one in surveyed for hashes, _ in one.parts())
@@ -252,11 +241,7 @@ class Preparation:
         return replace(job, sides=str(surveyed.sides), tail=tail, files=tuple(surveyed.result["files"]))
 
     def _decontaminated(self, jobs: list[Job]) -> tuple[list[Job], dict[str, Any] | None]:
-        """Find evaluation texts in the training documents, for the jobs to cut them out.
-
-        Returns:
-            The jobs, and a report; None if no evaluation files are given.
-        """
+        """Find evaluation texts in the training documents, for the jobs to cut them out."""
         data = self.data
         if not data.decontaminate:
             return jobs, None
@@ -319,16 +304,7 @@ class Preparation:
     def _tokenise(
         self, jobs: list[Job], tokenizer: Tokenizer, decontamination: dict[str, Any] | None
     ) -> dict[Path, list[str]]:
-        """Tokenise the texts and put the shards of their portions together.
-
-        Args:
-            jobs: Jobs that read the texts.
-            tokenizer: The tokenizer.
-            decontamination: Gets the numbers of documents that were cut and dropped.
-
-        Returns:
-            Digests of the files of the shards.
-        """
+        """Tokenise the texts and put the shards of their portions together."""
         print_ = tokenizer.fingerprint
         jobs = [replace(job, tokenizer=str(self.folder), tokenizer_print=print_) for job in jobs]
         with self.bar("tokenising", self.total_bytes) as bar:
@@ -363,11 +339,7 @@ class Preparation:
                 entry[part] = tokenised.write_selection(self.folder / part, entry["name"], chosen, side)
 
     def _check_files(self) -> None:
-        """Refuse a corpus that has gained or lost files since the survey.
-
-        Raises:
-            UniclozeError: It has.
-        """
+        """Refuse a corpus that has gained or lost files since the survey."""
         for entry in self.text:
             if entry["corpus"] != PYTHON_DOCS and not is_dataset(entry["corpus"]):
                 now = [str(file) for file in find_files(entry["corpus"])]
@@ -377,17 +349,11 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class _Surveyed:
-    """A portion whose survey is done.
+    """A portion whose survey is done."""
 
-    Args:
-        job: The survey.
-        result: What it recorded.
-        sides: File for the side of each document.
-    """
-
-    job: Job
-    result: dict[str, Any]
-    sides: Path
+    job: Job  # the survey
+    result: dict[str, Any]  # what it recorded
+    sides: Path  # file for the side of each document
 
     @property
     def count(self) -> int:
@@ -408,11 +374,7 @@ def _kept(sizes: npt.NDArray[np.int64], first: npt.NDArray[np.bool_] | None, pla
 
 
 def _result(job: Job) -> dict[str, Any]:
-    """What a finished job recorded.
-
-    Raises:
-        UniclozeError: Its result is gone.
-    """
+    """What a finished job recorded."""
     result = job.result()
     if result is None:
         raise UniclozeError(CHANGED.format(job.portion.corpus))

@@ -57,23 +57,15 @@ _PART = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    """Some consecutive files of a source.
+    """Some consecutive files of a source."""
 
-    Args:
-        source: Name of the source.
-        corpus: Its entry of `data.corpus`.
-        kind: Text files, the built-in text, the rows of a dataset, or one token shard.
-        files: Paths of the files; empty for a dataset.
-        identity: Changes with the files.
-        size: Roughly their bytes of text.
-    """
-
-    source: str
-    corpus: str
+    source: str  # name of the source
+    corpus: str  # its entry of `data.corpus`
+    # text files, the built-in text, the rows of a dataset, or one token shard
     kind: Literal["files", "built-in", "dataset", "shard"]
-    files: tuple[str, ...]
-    identity: str
-    size: int = 0
+    files: tuple[str, ...]  # paths of the files; empty for a dataset
+    identity: str  # changes with the files
+    size: int = 0  # roughly their bytes of text
 
     def documents(
         self,
@@ -84,18 +76,7 @@ class Portion:
         spans_field: str | None = None,
         again: bool = False,
     ) -> Iterator[Document]:
-        """The documents in order.
-
-        Args:
-            text_field: Field that holds the text.
-            tally: Counts documents and repairs.
-            noted: Gets a description of each file; if it is read again, the descriptions of the first time.
-            spans_field: Field of .jsonl that holds the spans of a text.
-            again: Whether it was read before.
-
-        Raises:
-            UniclozeError: A file is damaged, or has changed since it was read before.
-        """
+        """The documents in order."""
         if self.kind == "dataset":
             source = DatasetSource.of(self.corpus)
             yield from source.documents(text_field, tally)
@@ -122,13 +103,7 @@ class Portion:
 
 
 def divide(source: str, corpus: str, built_in: Path) -> list[Portion]:
-    """Divide a source into portions.
-
-    Args:
-        source: Its name.
-        corpus: Its entry of `data.corpus`.
-        built_in: File of the built-in text.
-    """
+    """Divide a source into portions."""
     if corpus == PYTHON_DOCS:
         name = file_name()
         return [Portion(source=source, corpus=corpus, kind="built-in", files=(str(built_in),), identity=name)]
@@ -166,39 +141,23 @@ def _portion(source: str, corpus: str, kind: Literal["files", "shard"], files: S
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Work on one portion, whose result is a folder.
+    """Work on one portion, whose result is a folder."""
 
-    Args:
-        what: `survey` hashes the documents; `search` finds evaluation texts in them; `tokenise` writes their tokens.
-        portion: The portion.
-        folder: Folder of the results of all jobs.
-        text_field: Field that holds the text.
-        seed: Salt of the hashes.
-        tokenizer: Folder of the tokenizer; for a survey only of token shards, or of texts beside them.
-        tokenizer_print: Fingerprint of the tokenizer.
-        mixed: The corpus has both texts and token shards.
-        sides: File with the side of each document, see `unicloze.text.split`; not for a survey.
-        tail: Visible characters held out at the end of a document that is cut.
-        files: Descriptions of the files as the survey found them; not for a survey.
-        ngrams: Folder of the n-grams to search for.
-        cuts: File with the places to cut out of training documents.
-        spans_field: Field of .jsonl that holds the spans of a text.
-    """
-
+    # `survey` hashes the documents; `search` finds evaluation texts in them; `tokenise` writes their tokens
     what: Literal["survey", "search", "tokenise"]
-    portion: Portion
-    folder: str
-    text_field: str
-    seed: int
-    tokenizer: str | None = None
-    tokenizer_print: str = ""
-    mixed: bool = False
-    sides: str | None = None
-    tail: int = 0
-    files: tuple[dict[str, Any], ...] = ()
-    ngrams: str | None = None
-    cuts: str | None = None
-    spans_field: str | None = None
+    portion: Portion  # the portion
+    folder: str  # folder of the results of all jobs
+    text_field: str  # field that holds the text
+    seed: int  # salt of the hashes
+    tokenizer: str | None = None  # folder of the tokenizer; for a survey only of token shards, or of texts beside them
+    tokenizer_print: str = ""  # fingerprint of the tokenizer
+    mixed: bool = False  # the corpus has both texts and token shards
+    sides: str | None = None  # file with the side of each document, see `unicloze.text.split`; not for a survey
+    tail: int = 0  # visible characters held out at the end of a document that is cut
+    files: tuple[dict[str, Any], ...] = ()  # descriptions of the files as the survey found them; not for a survey
+    ngrams: str | None = None  # folder of the n-grams to search for
+    cuts: str | None = None  # file with the places to cut out of training documents
+    spans_field: str | None = None  # field of .jsonl that holds the spans of a text
 
     @property
     def out(self) -> Path:
@@ -220,14 +179,7 @@ class Job:
         return json.loads(mark.read_bytes()) if mark.is_file() else None
 
     def run(self, report: Report) -> None:
-        """Do the work unless it is done.
-
-        Args:
-            report: Called with the number of bytes of text read since the last call.
-
-        Raises:
-            UniclozeError: The portion cannot be read or has changed.
-        """
+        """Do the work unless it is done."""
         out = self.out
         if (out / DONE).is_file():
             return
@@ -259,9 +211,6 @@ class Job:
         """The documents of a surveyed portion that are not dropped, and whether each is held out.
 
         Evaluation texts are cut out of training documents, whose pieces are documents of their own.
-
-        Args:
-            counts: Counts the documents that are `cut` and those that are `dropped` because too little is left of them.
         """
         if self.cuts is None:
             yield from self.split()
@@ -456,21 +405,13 @@ class _Hashers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A piece of a document on its way to the tokenizer.
+    """A piece of a document on its way to the tokenizer."""
 
-    Args:
-        document: The document, or its training or held-out part.
-        text: The piece.
-        start: Its first character in the document.
-        is_heldout: Whether the document is held out.
-        is_last: Whether the document ends here.
-    """
-
-    document: Document
-    text: str
-    start: int
-    is_heldout: bool
-    is_last: bool
+    document: Document  # the document, or its training or held-out part
+    text: str  # the piece
+    start: int  # its first character in the document
+    is_heldout: bool  # whether the document is held out
+    is_last: bool  # whether the document ends here
 
 
 def batches(documents: Iterable[tuple[Document, bool]]) -> Iterator[list[Piece]]:

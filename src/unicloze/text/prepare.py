@@ -137,11 +137,7 @@ def open_or_prepare(
     cure: str | None = None,
     verify: bool = False,
 ) -> Prepared:
-    """Open `data.prepared` if it is set (the corpus need not exist then), else call `prepare_data`.
-
-    Raises:
-        UniclozeError: As `Prepared.load` and `prepare_data`, or `data.prepared` was made with another tokenizer.
-    """
+    """Open `data.prepared` if it is set (the corpus need not exist then), else call `prepare_data`."""
     if data.prepared is None:
         return prepare_data(data, tokenizer, Path(folder), progress=progress, seed=seed, cure=cure, verify=verify)
     prepared = Prepared.load(data.prepared, verify=verify, progress=progress)
@@ -174,21 +170,6 @@ def prepare_data(
     token shards: if their tokens are equal, or, mixed with texts, if they spell equal texts); the first copy is kept.
     Whether a document is held out depends on the hash of its text, see `unicloze.text.split`; each source keeps at least one
     document for training. A killed preparation is completed by the next one with the same settings.
-
-    Args:
-        data: `corpus`, `text_field`, `heldout_share` and `deduplicate` are used. An entry of the corpus may also be
-            datatrove token shards, which are read in place.
-        tokenizer: The tokenizer to train or load.
-        out: The folder.
-        progress: Show progress on stderr.
-        seed: Key for the choice of held-out documents.
-        cure: Advice if the folder was made from something else; default: use another folder or remove it.
-        verify: If this corpus was already prepared there, read all of it and of the folder again.
-        jobs: Number of processes; the result does not depend on it.
-
-    Raises:
-        UsageError: A setting is invalid.
-        UniclozeError: The corpus cannot be read, the folder was made from something else, or the disk is full.
     """
     if not 0 <= data.heldout_share < 1:
         raise UsageError(f"data.heldout_share is {data.heldout_share}: give a share from 0 to below 1.")
@@ -256,11 +237,7 @@ def _alone(lock: Path, out: Path) -> Iterator[None]:
 def _open_source(
     folder: Path, part: str, entry: dict[str, Any], content: dict[str, Any], digests: Digests | None, *, progress: bool
 ) -> TokenSource:
-    """Open a source as its lineage describes it.
-
-    Raises:
-        UniclozeError: It is damaged, or another one: an older version sometimes gave two sources the same name.
-    """
+    """Open a source as its lineage describes it."""
     name = entry["name"]
     if "shards" in entry:
         shards = tokenised.open_selection(folder / part, name, [Path(path) for path in entry["shards"]], digests)

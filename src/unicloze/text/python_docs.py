@@ -75,19 +75,12 @@ Docstrings = list[tuple[str, str]]
 
 
 class Summary(NamedTuple):
-    """A docstring with text after its summary line.
+    """A docstring with text after its summary line."""
 
-    Args:
-        module: Its module.
-        number: Its number within the module, from 0.
-        line: The summary line.
-        body: The text after it, with white space collapsed.
-    """
-
-    module: str
-    number: int
-    line: str
-    body: str
+    module: str  # its module
+    number: int  # its number within the module, from 0
+    line: str  # the summary line
+    body: str  # the text after it, with white space collapsed
 
 
 @functools.cache

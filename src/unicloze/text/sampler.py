@@ -36,23 +36,14 @@ _CHECKED_WINDOWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class WindowName:
-    """Location of a window's text.
+    """Location of a window's text."""
 
-    Args:
-        source: Name of the source.
-        file: File of the document.
-        line: Line of the file where the document begins (row of a table), from 1; None if unknown.
-        document: Index of the document among those of the file in the shard.
-        first_token: Index of the window's first token within the document.
-        byte: Its approximate byte offset in the document's text; None if unknown.
-    """
-
-    source: str
-    file: str
-    line: int | None
-    document: int
-    first_token: int
-    byte: int | None
+    source: str  # name of the source
+    file: str  # file of the document
+    line: int | None  # line of the file where the document begins (row of a table), from 1; None if unknown
+    document: int  # index of the document among those of the file in the shard
+    first_token: int  # index of the window's first token within the document
+    byte: int | None  # its approximate byte offset in the document's text; None if unknown
 
     def __str__(self) -> str:
         place = "" if self.byte is None else f", near byte {self.byte}"
@@ -80,10 +71,6 @@ class WindowSampler:
         phrases: Phrases to mark in the windows, as `Windows.joined`.
         spans: Read the spans that documents give, as `Windows.marks`.
         overlap: Share of the text of a window in `streams` that the next window reads again.
-
-    Raises:
-        UsageError: The window is too short, or the weights do not fit the sources.
-        UniclozeError: No source has a window.
     """
 
     def __init__(
@@ -162,19 +149,7 @@ class WindowSampler:
     def read(
         self, start: int, count: int, *, pairs: Pairs = "contiguous", static_copies: int | None = None, lanes: int = 1
     ) -> Windows:
-        """The windows at positions `start` to `start + count`, counted over all epochs.
-
-        Args:
-            start: First position.
-            count: Number of windows.
-            pairs: Relation of S2 to S1, see `unicloze.text.segment_pairs`.
-            static_copies: Draws for a window repeat after this many passes over its source (BERT's static masking); default:
-                new draws in every pass.
-            lanes: Number of parallel streams, equal to the batch size; ignored by the shuffled order.
-
-        Raises:
-            UsageError: The windows lack two segments of one document to pair, or there is only one document.
-        """
+        """The windows at positions `start` to `start + count`, counted over all epochs."""
         positions = np.arange(start, start + count, dtype=np.int64)
         begins = backward = None
         if self.order == "streams":
@@ -199,22 +174,11 @@ class WindowSampler:
         return self._windows(source, index, keys, pairs, self._quotas, begins, backward)
 
     def rate_at(self, position: int, lanes: int) -> float:
-        """Factor of the learning rate of the step at a position.
-
-        Args:
-            position: As for `read`.
-            lanes: As for `read`.
-        """
+        """Factor of the learning rate of the step at a position."""
         return 1.0
 
     def sequential(self, count: int, *, pairs: Pairs = "contiguous", lanes: int = 1) -> Windows:
-        """At most `count` windows for evaluation, spread evenly over the sources and independent of the seed.
-
-        Args:
-            count: Largest number of windows.
-            pairs: As for `read`.
-            lanes: As for `read`: this many evenly spread runs of consecutive windows.
-        """
+        """At most `count` windows for evaluation, spread evenly over the sources and independent of the seed."""
         count, begins, backward = min(count, self.num_windows), None, None
         if self.order == "streams":
             numbers, begins, backward = orders.evenly_spaced_lanes(
@@ -241,12 +205,7 @@ class WindowSampler:
         return found
 
     def name(self, source: int, index: int) -> WindowName:
-        """Location of a window; if it spans several documents, the document of its first token.
-
-        Args:
-            source: As in `Windows.source`.
-            index: As in `Windows.index`.
-        """
+        """Location of a window; if it spans several documents, the document of its first token."""
         place = self._pieces[source].place(np.array([index]))
         shard, document, first_token = self._pieces[source].document(int(place.run[0]), int(place.start[0]))
         length = int(shard.ends[document] - shard.starts[document])
@@ -439,12 +398,7 @@ class WindowSampler:
 
 
 def check_segment_pairs(sampler: WindowSampler, pairs: Pairs) -> None:
-    """Reject text that does not allow such segment pairs.
-
-    Raises:
-        UsageError: There is only one document (`next_sentence`), or fewer than half of the windows have two whole
-            sentences (`sentence_order`).
-    """
+    """Reject text that does not allow such segment pairs."""
     windows = sampler.sequential(_CHECKED_WINDOWS, pairs=pairs)
     if pairs != "sentence_order" or windows.negative is None:
         return

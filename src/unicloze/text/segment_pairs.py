@@ -73,19 +73,6 @@ def other_documents(
     """Draw a window of another document for each row, uniformly over the windows of all other documents.
 
     One draw suffices: the windows of a document have consecutive numbers, which are excluded from the range.
-
-    Args:
-        source: Source of each row. *Shape:* (rows,)
-        places: Location of the rows' own pieces.
-        keys: Key of each row's draws. *Shape:* (rows,)
-        windows: Number of windows in each source. *Shape:* (sources,)
-        shares: How often each source is read, windows x weight. *Shape:* (sources,)
-
-    Returns:
-        Source and number of each window. *Shape:* (rows,) each.
-
-    Raises:
-        UsageError: There is no other document.
     """
     rows, own = np.arange(len(source)), places.last - places.first
     mass = np.repeat(shares[None, :], len(source), axis=0)
@@ -159,15 +146,6 @@ def beside_new_text(segments: Segments, keys: keyed.Bits, stride: int, backward:
     Windows of a stream advance by `stride` tokens, and each window adds as many to the memory: the first of its piece, or in
     backward rows the last. These tokens and a part of the others are the segment next to the memory. The rest, cut off at a
     uniform place, is the other segment: the second, or in backward rows the first. Neither part of the others is empty.
-
-    Args:
-        segments: Pieces, see `contiguous`.
-        keys: Key of each row's draws. *Shape:* (rows,)
-        stride: Tokens by which the windows advance.
-        backward: Rows whose memory holds the text after them. *Shape:* (rows,)
-
-    Returns:
-        The segments and the new tokens. A piece at the end of a text with fewer than two other tokens is cut anywhere.
     """
     lengths, piece = segments.lengths, segments.text.shape[1]
     new = np.where(backward, np.maximum(0, lengths - (piece - stride)), np.minimum(stride, lengths))
@@ -244,14 +222,6 @@ def sentence_order(
     The cut is uniform over the sentence ends inside the piece. Incomplete sentences at either end of the piece are dropped,
     because they would reveal the order. A row without two whole sentences keeps the longest stretch of the piece between
     sentence ends, cut uniformly.
-
-    Args:
-        segments: Result of `contiguous`.
-        places: Location of the pieces.
-        index: Number of each piece. *Shape:* (rows,)
-        keys: Key of each row's draws. *Shape:* (rows,)
-        ends_sentence: Whether an id ends a sentence. *Shape:* (vocabulary,)
-        negative: Rows to swap. *Shape:* (rows,)
     """
     text, lengths = segments.text, segments.lengths
     piece = text.shape[1]
@@ -294,9 +264,6 @@ def _longest_stretch(ends: npt.NDArray[np.bool_], lengths: Int64s) -> tuple[Int6
     Args:
         ends: Tokens that end a sentence. *Shape:* (rows, piece)
         lengths: Number of tokens in each piece. *Shape:* (rows,)
-
-    Returns:
-        Start and stop; the whole piece if no stretch has two tokens. *Shape:* (rows,) each.
     """
     some, rows = ends.any(axis=1), np.arange(len(lengths))
     at_first = np.where(some, ends.argmax(axis=1), lengths)

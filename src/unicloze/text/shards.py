@@ -74,15 +74,7 @@ class ShardWriter:
         ends_document: bool = True,
         marks: Marks | None = None,
     ) -> None:
-        """Write a document, or a piece of one.
-
-        Args:
-            token_ids: Its tokens. *Shape:* (tokens,)
-            size: Bytes of text.
-            line: Line of the file where the document begins, from 1; 0 if unknown.
-            ends_document: Whether the document ends with this piece.
-            marks: Bytes of its spans; None if it has none. *Shape:* (tokens,)
-        """
+        """Write a document, or a piece of one."""
         self._write_marks(token_ids, marks)
         tokens_file, index_file, bytes_file, lines_file = self._open[:4]
         tokens_file.write(token_ids.astype(self._dtype).tobytes())
@@ -132,12 +124,7 @@ def files_beside(path: Path) -> list[Path]:
 
 
 def shard_paths(folder: Path, entry: dict[str, Any]) -> list[Path]:
-    """The `.ds` files of a source of text: one for each portion it was prepared in.
-
-    Args:
-        folder: Folder of its training or held-out part.
-        entry: Its entry in `lineage.json`.
-    """
+    """The `.ds` files of a source of text: one for each portion it was prepared in."""
     name, portions = entry["name"], entry.get("portions", 1)
     names = [name] if portions == 1 else [f"{name}.{number:05d}" for number in range(portions)]
     return [folder / f"{one}.ds" for one in names]
@@ -340,11 +327,7 @@ def _tokenizer_name(metadata: Path) -> str:
 
 
 def open_column(file: Path, digests: Digests | None) -> Stored:
-    """Map a file of 64-bit numbers; a small one is verified at once.
-
-    Raises:
-        UniclozeError: It is damaged.
-    """
+    """Map a file of 64-bit numbers; a small one is verified at once."""
     stored = Stored.open(file, None if digests is None else digests.blocks(file))
     if 8 * len(stored) <= _SMALL:
         stored.check_all()

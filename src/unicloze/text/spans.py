@@ -18,15 +18,11 @@ KINDS: tuple[SpanKind, ...] = ("phrase", "entity")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spans:
-    """The spans of a document or of a part of it.
+    """The spans of a document or of a part of it."""
 
-    Args:
-        found: Spans in order; those of one kind do not overlap. In a part, a span may begin before the part or end after it.
-        gives: Kinds of the spans of the whole document.
-    """
-
+    # Spans in order; those of one kind do not overlap. In a part, a span may begin before the part or end after it.
     found: tuple[Span, ...] = ()
-    gives: frozenset[str] = frozenset()
+    gives: frozenset[str] = frozenset()  # kinds of the spans of the whole document
 
     def part(self, start: int, end: int) -> Spans:
         """The spans of the characters from `start` to `end`, counted from `start`."""
@@ -43,19 +39,7 @@ NO_SPANS = Spans()
 
 
 def read_spans(value: Any, text: str, place: str, field: str) -> Spans:
-    """The spans that a record gives for its text.
-
-    Args:
-        value: A list of spans, each a list of the first character, the end and optionally the kind (default: entity); or
-            None.
-        text: The text.
-        place: File and line of the record.
-        field: Name of the field.
-
-    Raises:
-        UniclozeError: A span is malformed, lies outside the text, holds no visible character or overlaps another of its
-            kind.
-    """
+    """The spans that a record gives for its text."""
     if value is None:
         return NO_SPANS
     if not isinstance(value, list):
@@ -87,11 +71,7 @@ def _span(entry: Any, text: str, place: str, field: str) -> Span:
 
 
 def _refuse_overlaps(spans: Sequence[Span], place: str, field: str) -> None:
-    """Refuse spans of one kind that overlap.
-
-    Raises:
-        UniclozeError: Two do.
-    """
+    """Refuse spans of one kind that overlap."""
     for one, other in itertools.pairwise(spans):
         if other[0] < one[1]:
             raise UniclozeError(

@@ -69,14 +69,7 @@ class HeldoutSplit:
         self.cut_size = 0
 
     def add(self, source: str, values: Hashes, sizes: npt.NDArray[np.int64], *, is_text: bool) -> None:
-        """Add documents of one source, none of them a duplicate that is dropped.
-
-        Args:
-            source: Name of the source.
-            values: Their hashes, see `text_hash` and `Spelling`. *Shape:* (documents,)
-            sizes: In bytes, or in any unit common to all documents. *Shape:* (documents,)
-            is_text: Whether they can be cut.
-        """
+        """Add documents of one source, none of them a duplicate that is dropped."""
         if not len(values):
             return
         self._total += int(sizes.sum())
@@ -178,12 +171,7 @@ class Spelling:
         self._table = [b"" if number in silent else spell(token) for number, token in enumerate(tokens)]
 
     def hash(self, parts: Iterable[Ids], seed: int) -> tuple[int, int]:
-        """A 64-bit hash of the text a document spells, and its size in bytes.
-
-        Args:
-            parts: Token ids of the document, in parts. *Shape:* (tokens,) each
-            seed: Salt of the hash.
-        """
+        """A 64-bit hash of the text a document spells, and its size in bytes."""
         decoder, digest, size = codecs.getincrementaldecoder("utf-8")("replace"), _hash(seed), 0
         for part in parts:
             text = decoder.decode(b"".join(map(self._table.__getitem__, part.tolist())))

@@ -78,14 +78,7 @@ class Sums:
         self.total = int(self._ends[-1]) if len(self._ends) else 0
 
     def find(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """The documents whose values contain some positions.
-
-        Args:
-            positions: From 0 to below `total`. *Shape:* (positions,)
-
-        Returns:
-            Document, sum of the values before it, and its value. *Shape:* (positions,) each.
-        """
+        """The documents whose values contain some positions."""
         blocks = np.searchsorted(self._ends, positions, side="right")
         base = self._before_block(blocks)
         if self._stride == 1:

@@ -21,23 +21,14 @@ LONGEST_MEAN_WORD = 20
 
 @dataclass(frozen=True)
 class Survey:
-    """What a look at a corpus tells.
+    """What a look at a corpus tells."""
 
-    Args:
-        size: Estimated number of characters; None if unknown.
-        spaced: Whether words are separated by spaces.
-    """
-
-    size: int | None
-    spaced: bool
+    size: int | None  # estimated number of characters; None if unknown
+    spaced: bool  # whether words are separated by spaces
 
 
 def survey(data: DataSettings) -> Survey:
-    """Look at a corpus.
-
-    Raises:
-        UniclozeError: It cannot be read.
-    """
+    """Look at a corpus."""
     sizes = [None if is_dataset(corpus) else _characters(corpus, data.text_field) for corpus in data.corpus]
     texts = [text for corpus in data.corpus for text in _beginning(corpus, data.text_field)]
     words = sum(len(text.split()) for text in texts)

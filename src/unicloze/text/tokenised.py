@@ -31,15 +31,7 @@ def name_of(tokenizer: Tokenizer) -> str:
 
 
 def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsignedinteger]]:
-    """Token ids of each document of a shard. *Shape:* (tokens,) each
-
-    Args:
-        path: The `.ds` file.
-        tokenizer: The tokenizer of its tokens.
-
-    Raises:
-        UniclozeError: The shard is damaged, has ids unknown to the tokenizer, or was written here with another tokenizer.
-    """
+    """Token ids of each document of a shard. *Shape:* (tokens,) each"""
     shard, vocab_size = TokenShard.open(path), tokenizer.vocabulary.size
     if shard.tokenizer_name.startswith(_OURS) and shard.tokenizer_name != name_of(tokenizer):
         raise UniclozeError(
@@ -53,14 +45,7 @@ def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsig
 
 
 def write_selection(folder: Path, name: str, shards: list[tuple[Path, Path]], side: int) -> dict[str, Any]:
-    """Record the documents of each shard that form a source, as one `NAME.I.documents` file of uint64 per shard.
-
-    Args:
-        folder: Folder of the record.
-        name: Name of the source.
-        shards: Each shard, and a file with the side of each of its documents.
-        side: The side of the documents to record.
-    """
+    """Record the documents of each shard that form a source, as one `NAME.I.documents` file of uint64 per shard."""
     counts = {"documents": 0, "tokens": 0}
     for i, (path, sides) in enumerate(shards):
         file, place = folder / f"{name}.{i}.documents", 0
@@ -78,17 +63,7 @@ def write_selection(folder: Path, name: str, shards: list[tuple[Path, Path]], si
 def open_selection(
     folder: Path, name: str, paths: list[Path], digests: Digests | None = None
 ) -> tuple[TokenShard, ...]:
-    """Open what `write_selection` recorded.
-
-    Args:
-        folder: Folder of the record.
-        name: Name of the source.
-        paths: Its shards.
-        digests: Digests of the prepared folder.
-
-    Raises:
-        UniclozeError: A file is missing or damaged, or a shard has changed.
-    """
+    """Open what `write_selection` recorded."""
     shards = []
     for i, path in enumerate(paths):
         file = folder / f"{name}.{i}.documents"
@@ -99,11 +74,7 @@ def open_selection(
 
 
 def check_ids(path: Path, tokens: npt.NDArray[np.integer], vocab_size: int) -> None:
-    """Refuse token ids of a shard that are not below the vocabulary size.
-
-    Raises:
-        UniclozeError: An id is too large.
-    """
+    """Refuse token ids of a shard that are not below the vocabulary size."""
     largest = int(tokens.max(initial=0))
     if largest >= vocab_size:
         raise UniclozeError(

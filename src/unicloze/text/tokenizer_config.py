@@ -25,23 +25,14 @@ _GENERIC = "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """A `tokenizer_config.json`.
+    """A `tokenizer_config.json`."""
 
-    Args:
-        path: The file.
-        values: Its content; empty without such a file.
-    """
-
-    path: Path
-    values: Mapping[str, Any]
+    path: Path  # the file
+    values: Mapping[str, Any]  # its content; empty without such a file
 
     @classmethod
     def beside(cls, file: Path) -> TokenizerConfig:
-        """Read the configuration in the folder of a tokenizer file.
-
-        Raises:
-            UniclozeError: It is not a JSON object.
-        """
+        """Read the configuration in the folder of a tokenizer file."""
         path = file.with_name(TOKENIZER_CONFIG)
         if not path.is_file():
             return cls(path, {})
@@ -61,19 +52,11 @@ class TokenizerConfig:
 
     @property
     def adds_prefix_space(self) -> bool:
-        """Whether the first word of a text is spelled like those after a space (byte-level vocabularies).
-
-        Raises:
-            UniclozeError: The value is neither true nor false.
-        """
+        """Whether the first word of a text is spelled like those after a space (byte-level vocabularies)."""
         return bool(self._flag(PREFIX_SPACE))
 
     def normalizer(self, vocabulary: Iterable[str]) -> normalizers.Normalizer:
-        """Normalizer for a `vocab.txt`: lower-casing as configured, else if no word has a capital.
-
-        Raises:
-            UniclozeError: A value is neither true nor false.
-        """
+        """Normalizer for a `vocab.txt`: lower-casing as configured, else if no word has a capital."""
         lowercase = self._flag(LOWERCASE)
         if lowercase is None:
             lowercase = all(word == word.lower() for word in vocabulary if not word.startswith(("[", "<")))
@@ -88,9 +71,6 @@ class TokenizerConfig:
         """Reject a `tokenizer.json` whose normalisation contradicts the configuration.
 
         Transformers follows the configuration if its class supports these keys, else the file.
-
-        Raises:
-            UniclozeError: They differ.
         """
         name = str(self.values.get("tokenizer_class"))
         takes = isinstance(backend.model, models.WordPiece) and name not in _GENERIC

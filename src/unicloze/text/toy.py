@@ -18,14 +18,7 @@ ENOUGH = 500_000
 
 
 def beginning_of(data: DataSettings, folder: Path) -> Path | None:
-    """Write the beginnings of a corpus's sources, in equal shares, to one file in a folder.
-
-    Returns:
-        The file; None if the corpus is small, prepared, or not in text files.
-
-    Raises:
-        UniclozeError: The corpus cannot be read, or the file cannot be written.
-    """
+    """Write the beginnings of a corpus's sources, in equal shares, to one file in a folder."""
     if data.prepared is not None or not data.corpus or any(map(is_dataset, data.corpus)):
         return None
     sizes = [ENOUGH if each == PYTHON_DOCS else _size(each) for each in data.corpus]

@@ -24,35 +24,22 @@ _SENTENCE_ENDS = frozenset(".?!;\u2026\u3002\uff01\uff1f\u0964\u061f\u06d4\n")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Vocabulary:
-    """Ids of special tokens, and the ids that random tokens are drawn from.
+    """Ids of special tokens, and the ids that random tokens are drawn from."""
 
-    Args:
-        size: Number of ids, used or not.
-        pad: Fills the end of a row.
-        unk: Replaces text that cannot be spelled.
-        sos: First token of a window, also known as [CLS].
-        eos: Ends a segment, also known as [SEP].
-        mask: [M] of the paper.
-        pseudo: [P] of the paper; None if the vocabulary has no spare id.
-        special: Ids that are neither masked nor drawn at random, sorted. *Shape:* (number of special ids,)
-        ordinary: All other ids, sorted. *Shape:* (number of ordinary ids,)
-        extra: Special ids without a fixed role, for sentinels and mode tokens. *Shape:* (number of them,)
-        ends_sentence: Whether an id ends a sentence. *Shape:* (size,)
-        boundaries: Decides whether a token continues the word before it.
-    """
-
-    size: int
-    pad: int
-    unk: int
-    sos: int
-    eos: int
-    mask: int
-    pseudo: int | None
+    size: int  # number of ids, used or not
+    pad: int  # fills the end of a row
+    unk: int  # replaces text that cannot be spelled
+    sos: int  # first token of a window, also known as [CLS]
+    eos: int  # ends a segment, also known as [SEP]
+    mask: int  # [M] of the paper
+    pseudo: int | None  # [P] of the paper; None if the vocabulary has no spare id
+    # Ids that are neither masked nor drawn at random, sorted. *Shape:* (number of special ids,)
     special: npt.NDArray[np.int32]
-    ordinary: npt.NDArray[np.int32]
+    ordinary: npt.NDArray[np.int32]  # All other ids, sorted. *Shape:* (number of ordinary ids,)
+    # Special ids without a fixed role, for sentinels and mode tokens. *Shape:* (number of them,)
     extra: npt.NDArray[np.int32]
-    ends_sentence: npt.NDArray[np.bool_]
-    boundaries: Boundaries
+    ends_sentence: npt.NDArray[np.bool_]  # Whether an id ends a sentence. *Shape:* (size,)
+    boundaries: Boundaries  # decides whether a token continues the word before it
 
     @property
     def continues(self) -> npt.NDArray[np.bool_]:
@@ -72,17 +59,7 @@ def space_mark(backend: tokenizers.Tokenizer) -> str | None:
 
 
 def vocabulary_of(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, str], mark: str | None) -> Vocabulary:
-    """The vocabulary of a tokenizer.
-
-    Args:
-        backend: The tokenizer.
-        name: Its name in messages.
-        named: Token of a role where the usual names do not apply or are ambiguous.
-        mark: How its tokens write a leading space; None if they include none.
-
-    Raises:
-        UniclozeError: A role has no token, or all tokens are special.
-    """
+    """The vocabulary of a tokenizer."""
     ids = backend.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
     declared = {i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special}

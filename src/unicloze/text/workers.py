@@ -24,17 +24,7 @@ _EVERY = 2**22
 
 
 def run_jobs(jobs: Sequence[Job], processes: int, report: Report) -> None:
-    """Run all jobs that are not done.
-
-    Args:
-        jobs: The jobs.
-        processes: Number of worker processes; 1 runs the jobs in this process, with all its threads.
-        report: Called with the number of bytes of text read since the last call.
-
-    Raises:
-        UniclozeError: A portion cannot be read, or a worker was killed.
-        OSError: A file cannot be written.
-    """
+    """Run all jobs that are not done."""
     left = [job for job in jobs if job.result() is None]
     if min(processes, len(left)) <= 1:
         for job in left:

@@ -17,11 +17,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 
 
 def tune_allocator() -> bool:
-    """Make glibc serve large blocks from one growing heap. Call it before torch allocates; elsewhere it does nothing.
-
-    Returns:
-        Whether the allocator was tuned.
-    """
+    """Make glibc serve large blocks from one growing heap. Call it before torch allocates; elsewhere it does nothing."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

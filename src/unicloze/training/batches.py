@@ -96,29 +96,18 @@ def every(parts_of: Sequence[int]) -> Collection[int]:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The rows of one forward pass, all for one objective; without rows there is no pass.
+    """The rows of one forward pass, all for one objective; without rows there is no pass."""
 
-    Args:
-        examples: The rows.
-        windows: Windows the rows were made from; None for labelled records.
-        coefficients: Factor of each target's loss; 1 where not given.
-        place: Location of labelled records, for messages.
-        buckets: Number of rows in each bucket of similar lengths; empty if all rows are padded to the longest.
-        repeats: Whether it lays out the text of another micro-batch of the same step again.
-        part: Index of its mixture part.
-        rate: Factor of the learning rate of its step.
-        dropout: Factor of the dropout rates.
-    """
-
-    examples: Examples
-    windows: Windows | None
-    coefficients: Mapping[str, float] = field(default_factory=dict)
-    place: str = ""
+    examples: Examples  # the rows
+    windows: Windows | None  # windows the rows were made from; None for labelled records
+    coefficients: Mapping[str, float] = field(default_factory=dict)  # factor of each target's loss; 1 where not given
+    place: str = ""  # location of labelled records, for messages
+    # number of rows in each bucket of similar lengths; empty if all rows are padded to the longest
     buckets: Sequence[int] = ()
-    repeats: bool = False
-    part: int = 0
-    rate: float = 1.0
-    dropout: float = 1.0
+    repeats: bool = False  # whether it lays out the text of another micro-batch of the same step again
+    part: int = 0  # index of its mixture part
+    rate: float = 1.0  # factor of the learning rate of its step
+    dropout: float = 1.0  # factor of the dropout rates
 
     @property
     def text_tokens(self) -> int:
@@ -138,15 +127,7 @@ def training_steps(
     *,
     windows_ahead: int = 0,
 ) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each step, from `first_step` to the last.
-
-    Args:
-        recipe: With its phases and mixtures.
-        sampler_of: The sampler for the windows of a phase.
-        first_step: Steps done.
-        own: Which micro-batches to make; the others have no rows.
-        windows_ahead: Windows to skip, see `Spikes`.
-    """
+    """The micro-batches of each step, from `first_step` to the last."""
     for phase in phases(recipe):
         phase = dataclasses.replace(phase, first_window=phase.first_window + windows_ahead)
         if phase.last_step > first_step:
@@ -189,10 +170,6 @@ def rows_of_parts(phase: Phase, steps: np.ndarray[tuple[int], np.dtype[np.int64]
     """Windows of each step that go to each part, counted from the phase's first window.
 
     After every step each part's total is within one row of its share, so its rows in one step are within two.
-
-    Args:
-        phase: The phase, with the parts of its objective.
-        steps: Consecutive steps of the phase, from 0.
     """
     batch_size = phase.recipe.training.batch_size
     bounds = np.cumsum([0.0, *(part.share for part in parts(phase.recipe.objective))])

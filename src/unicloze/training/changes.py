@@ -48,11 +48,7 @@ FREE_AFTER_OUT_OF_MEMORY = {"training.micro_batch_size"}
 
 
 def free_after(kind: str | None) -> frozenset[str]:
-    """Settings that may change because of the error that stopped a run.
-
-    Args:
-        kind: Name of the error's class; None if none did.
-    """
+    """Settings that may change because of the error that stopped a run."""
     more = {"NonFiniteError": FREE_AFTER_DIVERGENCE, "OutOfMemoryError": FREE_AFTER_OUT_OF_MEMORY}
     return frozenset(FREE_TO_CHANGE | more.get(kind or "", set()))
 
@@ -60,15 +56,7 @@ def free_after(kind: str | None) -> frozenset[str]:
 def refuse_changes(
     former: Recipe, recipe: Recipe, out: Path, instead: str, *, free: Collection[str] = frozenset(FREE_TO_CHANGE)
 ) -> None:
-    """Refuse to resume a run with other settings.
-
-    Args:
-        former: Settings of the run.
-        recipe: Requested settings.
-        out: The run directory.
-        instead: Advice besides giving another directory.
-        free: Settings that may differ.
-    """
+    """Refuse to resume a run with other settings."""
     old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
     keys = {**new, **old}  # keys of a mapping may have been removed or added
     changed = [key for key in keys if old.get(key) != new.get(key) and key not in free]

@@ -73,20 +73,13 @@ class FormatError(UniclozeError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An intact checkpoint, loaded.
+    """An intact checkpoint, loaded."""
 
-    Args:
-        path: Its directory.
-        model: Weights by name.
-        optimizers: State of each optimiser.
-        state: Everything else: step, sampler position, model shape.
-        memories: Memories of the rows of the last step, by name; empty in a model without memory.
-    """
-
-    path: Path
-    model: dict[str, Tensor]
-    optimizers: list[dict[str, Any]]
-    state: dict[str, Any]
+    path: Path  # its directory
+    model: dict[str, Tensor]  # weights by name
+    optimizers: list[dict[str, Any]]  # state of each optimiser
+    state: dict[str, Any]  # everything else: step, sampler position, model shape
+    # memories of the rows of the last step, by name; empty in a model without memory
     memories: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -137,17 +130,7 @@ def write_checkpoint(
     files: list[Path],
     memories: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write one checkpoint; its folder appears only when complete.
-
-    Args:
-        final: The folder.
-        step: Number of optimiser steps done.
-        model: Weights by name.
-        optimizers: Their states are saved with the weights.
-        state: Any JSON-serialisable values.
-        files: Files to copy.
-        memories: Memories of the rows of the last step, by name.
-    """
+    """Write one checkpoint; its folder appears only when complete."""
     if (name := first_non_finite(model)) is not None:
         raise UniclozeError(
             f"{final} was not written because {name} is NaN or infinite; earlier checkpoints are unchanged"
@@ -242,12 +225,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 
 def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
-    """Load a checkpoint and verify every file against its manifest.
-
-    Args:
-        path: Its directory.
-        weights_only: Skip the optimiser states and the memories.
-    """
+    """Load a checkpoint and verify every file against its manifest."""
     manifest_path = path / MANIFEST
     try:
         manifest = parse_json(manifest_path.read_bytes())
@@ -285,11 +263,7 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
 
 
 def _state(file: Path) -> dict[str, Any]:
-    """Read `state.json`.
-
-    Raises:
-        ValueError: Its content is malformed.
-    """
+    """Read `state.json`."""
     state = parse_json(file.read_bytes())
     if not isinstance(state, dict) or "step" not in state:
         raise ValueError(f"{file.name} has no step")
@@ -347,17 +321,11 @@ def fingerprint(tokenizer: Tokenizer, weights: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class StartModel:
-    """A start model, as checkpoints name it.
+    """A start model, as checkpoints name it."""
 
-    Args:
-        path: Its folder.
-        relative: Its folder, relative to the run directory.
-        digest: See `fingerprint`.
-    """
-
-    path: str
-    relative: str
-    digest: str
+    path: str  # its folder
+    relative: str  # its folder, relative to the run directory
+    digest: str  # see `fingerprint`
 
     @classmethod
     def of(cls, path: Path, digest: str, out: Path) -> StartModel:

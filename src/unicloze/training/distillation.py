@@ -50,13 +50,7 @@ class Teacher:
 
     @classmethod
     def of(cls, opened: LoadedModel, recipe: Recipe, tokenizer: Tokenizer) -> Teacher:
-        """The teacher of a run.
-
-        Args:
-            opened: The model of the recipe's `distillation.teacher`.
-            recipe: Recipe of the student; that of a task with its classes.
-            tokenizer: Tokenizer of the student.
-        """
+        """The teacher of a run."""
         said = f"distillation.teacher {opened.path}"
         if opened.tokenizer.fingerprint != tokenizer.fingerprint:
             raise UsageError(
@@ -74,12 +68,7 @@ class Teacher:
         )
 
     def __call__(self, batch: Batch, compute: Compute) -> Batch:
-        """The batch with soft labels for every prediction of the targets.
-
-        Args:
-            batch: The student's rows.
-            compute: Device and precision.
-        """
+        """The batch with soft labels for every prediction of the targets."""
         asked = {name: target for name, target in batch.targets.items() if name in self._targets}
         if not asked:
             return batch

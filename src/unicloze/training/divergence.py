@@ -42,10 +42,6 @@ def first_non_finite(tensors: Mapping[str, Tensor], norm: float | None = None) -
 
     One norm over all tensors is computed first. Only if it is not finite, which large values can also cause, is each tensor
     checked.
-
-    Args:
-        tensors: By name; those of integers are not checked.
-        norm: Their norm, if it is known, see `norm_of_all`.
     """
     if math.isfinite(float(norm_of_all(tensors)) if norm is None else norm):
         return None
@@ -63,26 +59,15 @@ MOST = 10
 
 @dataclass
 class Spikes:
-    """What a run remembers of its gradients and spikes.
+    """What a run remembers of its gradients and spikes."""
 
-    Args:
-        norms: Gradient norms of the last steps whose update was made.
-        in_a_row: Spikes since the last update, or, where a run goes back, since the checkpoint it goes back to.
-        windows_ahead: Windows of text skipped by going back.
-    """
-
-    norms: list[float] = field(default_factory=list)
-    in_a_row: int = 0
-    windows_ahead: int = 0
+    norms: list[float] = field(default_factory=list)  # gradient norms of the last steps whose update was made
+    in_a_row: int = 0  # spikes since the last update, or, where a run goes back, since the checkpoint it goes back to
+    windows_ahead: int = 0  # windows of text skipped by going back
 
     @classmethod
     def read(cls, saved: Any, place: object) -> Self:
-        """From the state of a checkpoint; empty if it has none.
-
-        Args:
-            saved: Result of `to_dict`, or None.
-            place: Name of the checkpoint in messages.
-        """
+        """From the state of a checkpoint; empty if it has none."""
         if saved is None:
             return cls()
         spikes = cls(**saved) if isinstance(saved, dict) and saved.keys() == {*cls.__dataclass_fields__} else None
@@ -120,11 +105,7 @@ class NonFiniteError(UniclozeError):
 
 
 def cure(*, skip: bool) -> str:
-    """What the user can change after a divergence.
-
-    Args:
-        skip: Whether `training.on_spike skip` is possible and not set yet.
-    """
+    """What the user can change after a divergence."""
     changes = [
         "a lower --training.learning_rate",
         "--training.clip_norm 1.0",

@@ -29,11 +29,7 @@ LONGEST = 60.0
 
 
 def exchange_seconds(longest: float = LONGEST) -> float:
-    """Median time in which two processes add 4 MiB of gradients through gloo; this takes a few seconds.
-
-    Args:
-        longest: Seconds after which the processes are ended.
-    """
+    """Median time in which two processes add 4 MiB of gradients through gloo; this takes a few seconds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

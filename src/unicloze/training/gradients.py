@@ -28,12 +28,7 @@ def by_rows(model: nn.Module) -> Iterator[None]:
 
 
 def fill_gradients(model: nn.Module, buffers: dict[nn.Parameter, Tensor]) -> None:
-    """Convert sparse gradients to dense, as optimisers need; later micro-batches add to them in place.
-
-    Args:
-        model: The model being trained.
-        buffers: Gradient buffers by weight, reused and overwritten in every step.
-    """
+    """Convert sparse gradients to dense, as optimisers need; later micro-batches add to them in place."""
     for weight in model.parameters():
         gradient = weight.grad
         if gradient is not None and gradient.is_sparse:
@@ -107,11 +102,7 @@ def flatten(gradients: Gradients, bucket: list[int], weights: Sequence[nn.Parame
 
 
 def buckets(sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Indices of weights, in groups of at most `BUCKET` elements, or of one larger weight.
-
-    Args:
-        sizes: Index and number of elements of each weight.
-    """
+    """Indices of weights, in groups of at most `BUCKET` elements, or of one larger weight."""
     bucket: list[int] = []
     held = 0
     for number, size in sizes:

@@ -35,14 +35,6 @@ def start_from_vectors(model: Model, tokenizer: Tokenizer, path: Path) -> str:
 
     A token takes the vector of the word that is spelled like it, unless it continues a word or is special. Of an
     encoder-decoder with two tables, only the encoder's changes.
-
-    Args:
-        model: The model, already initialised.
-        tokenizer: Its tokenizer.
-        path: The file: on each line a word and as many numbers as the embeddings are wide, separated by spaces; may be .gz.
-
-    Returns:
-        A sentence that says how many tokens have a vector.
     """
     tables = [network.backbone.embeddings.tokens for network in model.networks]
     words = words_of(tokenizer)
@@ -143,9 +135,6 @@ def shared_tokens(old: Tokenizer, new: Tokenizer) -> Int64s:
     Tokens with a role ([SOS] or [CLS], [MASK] or <mask>) are matched by role; a pseudo mask missing from the old vocabulary
     is matched with its mask. Other tokens are matched if they have the same spelling and both or neither continue a word,
     however the vocabularies mark that.
-
-    Returns:
-        *Shape:* (size of the new vocabulary,)
     """
     exactly: dict[tuple[str, bool], int] = {}
     as_text: dict[tuple[str, bool], int] = {}
@@ -181,16 +170,7 @@ def spelled(tokenizer: Tokenizer) -> list[tuple[str, bool, str]]:
 
 
 def rows_of_tokens(table: Tensor, shared: Int64s, ordinary: npt.NDArray[np.int32]) -> Tensor:
-    """Token rows of a new vocabulary: shared rows copied, the others set to the mean.
-
-    Args:
-        table: Rows of the old vocabulary. *Shape:* (old tokens, ...)
-        shared: Result of `shared_tokens`. *Shape:* (new tokens,)
-        ordinary: Int64s of the old vocabulary to average.
-
-    Returns:
-        *Shape:* (new tokens, ...)
-    """
+    """Token rows of a new vocabulary: shared rows copied, the others set to the mean."""
     rows = table.index_select(0, torch.from_numpy(np.maximum(shared, 0)))
     rows[torch.from_numpy(shared < 0)] = table.index_select(0, torch.from_numpy(ordinary.astype(np.int64))).mean(dim=0)
     return rows
@@ -218,13 +198,6 @@ def rows_of_segments(recipe: Recipe, known: int) -> Tensor:
 
     Any other id starts from row 0 or 1, depending on whether an objective uses it for a first or second segment: UniLM v1's
     six ids come from BERT's two. Int64s that no objective uses start from row 0.
-
-    Args:
-        recipe: Recipe that says what the ids stand for.
-        known: Number of rows in the old table.
-
-    Returns:
-        *Shape:* (segments,)
     """
     count = recipe.model.num_segments
     rows = [i if i < known else 0 for i in range(count)]
@@ -240,12 +213,6 @@ def initialize_from(model: Model, other: LoadedModel, tokenizer: Tokenizer, reci
     """Copy another model's weights where name and shape fit, tables row by row; warns about everything else.
 
     From a chain of networks, the one kept after training is copied; every network of the new model takes what fits.
-
-    Args:
-        model: The new model, already initialised.
-        other: The model to start from.
-        tokenizer: The new model's tokenizer.
-        recipe: The new model's recipe.
     """
     if other.recipe.model.adapter_size:
         raise UniclozeError(
@@ -308,14 +275,6 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
     """Settings a run inherits from the model it starts from, unless given explicitly.
 
     These are its shape, so that the weights fit, with more positions or segments where the recipe's rows need them.
-
-    Args:
-        recipe: The run's recipe.
-        other: The model.
-        given: Explicitly given settings by dotted name, which take precedence.
-
-    Returns:
-        Settings by dotted name, and a sentence listing those that differ from the recipe; empty if none do.
     """
     theirs = other.recipe.model
     unread = () if theirs.embeddings == "characters" else ("character_size", "character_filters", "character_highways")

@@ -22,29 +22,17 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A loss with what it counts; only figures of one meaning are added or compared.
+    """A loss with what it counts; only figures of one meaning are added or compared."""
 
-    Args:
-        target: Name of the target.
-        part: Label of the part of a mixture; empty if there is only one.
-        phase: Index of the phase of the run.
-        labels: `soft` if a teacher's predictions or label smoothing are in the loss.
-        nats: Sum of the losses of all predictions.
-        weight: Normaliser of `nats`: the number of predictions, unless the objective weighs them.
-        counted_nats: Sum over the predictions of ordinary tokens that the row does not show elsewhere.
-        counted_squares: Sum of the squares of these losses.
-        counted_weight: Normaliser of both; 0 if they were not measured.
-    """
-
-    target: str
-    part: str = ""
-    phase: int = 0
-    labels: Literal["hard", "soft"] = "hard"
-    nats: float = 0.0
-    weight: float = 0.0
-    counted_nats: float = 0.0
-    counted_squares: float = 0.0
-    counted_weight: float = 0.0
+    target: str  # name of the target
+    part: str = ""  # label of the part of a mixture; empty if there is only one
+    phase: int = 0  # index of the phase of the run
+    labels: Literal["hard", "soft"] = "hard"  # `soft` if a teacher's predictions or label smoothing are in the loss
+    nats: float = 0.0  # sum of the losses of all predictions
+    weight: float = 0.0  # normaliser of `nats`: the number of predictions, unless the objective weighs them
+    counted_nats: float = 0.0  # sum over the predictions of ordinary tokens that the row does not show elsewhere
+    counted_squares: float = 0.0  # sum of the squares of these losses
+    counted_weight: float = 0.0  # normaliser of both; 0 if they were not measured
 
     @classmethod
     def read(cls, values: Any) -> Figure | None:

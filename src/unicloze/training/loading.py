@@ -97,12 +97,7 @@ def build_model(recipe: Recipe, vocab_size: int) -> Model:
 
 
 def spell_tokens(model: Model, symbols: Callable[[], Int64s]) -> None:
-    """Give a model that reads characters those of each token; does nothing to other models.
-
-    Args:
-        model: The model.
-        symbols: Makes the table, see `Tokenizer.symbols`.
-    """
+    """Give a model that reads characters those of each token; does nothing to other models."""
     tables = [module for module in model.modules() if isinstance(module, CharacterCnn)]
     found = torch.from_numpy(symbols()) if tables else None
     for tokens in tables:  # a decoder has its own
@@ -177,12 +172,7 @@ def _check_attention(recipe: Recipe, device: torch.device) -> None:
 
 
 def freeze(model: Model, parts: Sequence[str]) -> None:
-    """Freeze parts of a model: their weights get no gradient and belong to no optimiser.
-
-    Args:
-        model: The model.
-        parts: Prefixes of weight names, up to a dot.
-    """
+    """Freeze parts of a model: their weights get no gradient and belong to no optimiser."""
     weights = dict(model.named_parameters())
     for part in parts:
         found = [weight for name, weight in weights.items() if f"{name}.".startswith(f"{part}.")]
@@ -215,13 +205,7 @@ def _targets(recipe: Recipe) -> Sequence[str]:
 
 
 def fit_weights(model: Model, checkpoint: Checkpoint, others: Mapping[str, Tensor] | None = None) -> None:
-    """Copy a checkpoint's weights into a model.
-
-    Args:
-        model: The model.
-        checkpoint: The checkpoint.
-        others: Weights that the checkpoint leaves out, by name; names that the model lacks are ignored.
-    """
+    """Copy a checkpoint's weights into a model."""
     own = model.state_dict()
     left_out = {name: weight for name, weight in (others or {}).items() if name in own}
     weights = {**left_out, **checkpoint.model}
@@ -288,10 +272,6 @@ def average_checkpoints(run: str | os.PathLike[str], last: int) -> LoadedModel:
 
     The run must have kept as many: `training.keep_checkpoints`. `unicloze.interop.read.write_model` saves the model.
     Fine-tuning averages by itself with `finetuning.average_last`.
-
-    Args:
-        run: Directory of a pre-training run.
-        last: Number of checkpoints.
     """
     found = list_checkpoints(Path(run) / CHECKPOINTS)
     if not 1 <= last <= len(found):
@@ -309,10 +289,6 @@ def mean_weights(model: nn.Module, checkpoints: Sequence[Path]) -> Iterator[None
     """Give a model the mean of the weights in some checkpoints within this context, and its own back afterwards.
 
     Weights that the checkpoints leave out stay as they are.
-
-    Args:
-        model: The model.
-        checkpoints: Checkpoints of this model, at least one.
     """
     mean = _mean(load_checkpoint(path, weights_only=True).model for path in checkpoints)
     own = {name: weight.detach().clone() for name, weight in model.state_dict().items() if name in mean}

@@ -37,12 +37,7 @@ WRITTEN = (
 
 @contextmanager
 def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
-    """Lock the directory of a run for this process, and create it if it does not exist.
-
-    Args:
-        folder: The directory.
-        world: The processes of the run; the first holds the lock for all.
-    """
+    """Lock the directory of a run for this process, and create it if it does not exist."""
     if world is not None and not world.first:
         yield
         return
@@ -68,18 +63,7 @@ class InUse(UniclozeError):
 
 @contextmanager
 def hold(lock: Path, place: Path, cure: str, *, keep: bool = False, wait: bool = False) -> Iterator[None]:
-    """Hold a lock file for this process; it is released when the process ends, even if killed.
-
-    Args:
-        lock: The file to lock; the holder's name is written to a file next to it.
-        place: Its name in messages.
-        cure: Advice if another process holds it.
-        keep: Keep both files afterwards.
-        wait: Wait for the other process, after a message.
-
-    Raises:
-        InUse: Another process holds the lock; the message names it.
-    """
+    """Hold a lock file for this process; it is released when the process ends, even if killed."""
     holder, held = lock.with_name(f"{lock.name}.holder"), FileLock(lock)
     try:
         held.acquire(timeout=0)

@@ -36,33 +36,22 @@ from unicloze.training.world import StepReport, World
 
 @dataclass
 class TrainState:
-    """Everything that changes during a run. The sampler's state is `step` alone.
+    """Everything that changes during a run. The sampler's state is `step` alone."""
 
-    Args:
-        model: The weights.
-        optimizers: Their moments.
-        step: Steps done.
-        text_tokens: Tokens of text trained on.
-        memories: Memories that the rows of the last step leave for the next, by index of the micro-batch.
-        buffers: Reused gradient buffers of large tables, see `lookups`; overwritten in every step.
-        parts: Index of the mixture part of each micro-batch of the last step.
-        figures: Losses of the last step, by index of the mixture part.
-        step_tokens: Tokens of text in the last step.
-        spikes: Gradient norms and spikes so far.
-        decays: What a clock decided, see `unicloze.training.pace`.
-    """
-
-    model: Model
-    optimizers: list[torch.optim.Optimizer]
-    step: int = 0
-    text_tokens: int = 0
+    model: Model  # the weights
+    optimizers: list[torch.optim.Optimizer]  # their moments
+    step: int = 0  # steps done
+    text_tokens: int = 0  # tokens of text trained on
+    # memories that the rows of the last step leave for the next, by index of the micro-batch
     memories: Memories = field(default_factory=dict)
+    # reused gradient buffers of large tables, see `lookups`; overwritten in every step
     buffers: dict[nn.Parameter, Tensor] = field(default_factory=dict)
-    parts: list[int] | None = None
+    parts: list[int] | None = None  # index of the mixture part of each micro-batch of the last step
+    # losses of the last step, by index of the mixture part
     figures: list[tuple[int, Figure]] = field(default_factory=list)
-    step_tokens: int = 0
-    spikes: Spikes = field(default_factory=Spikes)
-    decays: list[Decay] = field(default_factory=list)
+    step_tokens: int = 0  # tokens of text in the last step
+    spikes: Spikes = field(default_factory=Spikes)  # gradient norms and spikes so far
+    decays: list[Decay] = field(default_factory=list)  # what a clock decided, see `unicloze.training.pace`
 
     def last_step(self, settings: TrainingSettings) -> int:
         """The step that ends the run, as planned or as a clock decided."""
@@ -71,27 +60,19 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """Callbacks of a run, called with the state after a step.
+    """Callbacks of a run, called with the state after a step."""
 
-    Args:
-        log: Gets the loss per target, the gradient norm and the speed.
-        evaluate: Measures the held-out perplexity. Returns True to end the run early.
-        save: Writes a checkpoint.
-        describe: Returns where the rows of a micro-batch come from.
-        spiked: Gets the reason of a spike before the step is counted. Returns None to leave out the update, or goes back to
-            an earlier step and returns the micro-batches from there on.
-        decide: May end the run earlier or later, called with the state after each step. If it does, it returns the
-            micro-batches from there on.
-        may_skip: Whether `training.on_spike skip` is possible in this run.
-    """
-
-    log: Callable[[TrainState, Mapping[str, Any]], None]
-    evaluate: Callable[[TrainState], bool]
-    save: Callable[[TrainState], None]
-    describe: Callable[[MicroBatch], str]
+    log: Callable[[TrainState, Mapping[str, Any]], None]  # gets the loss per target, the gradient norm and the speed
+    evaluate: Callable[[TrainState], bool]  # Measures the held-out perplexity. Returns True to end the run early.
+    save: Callable[[TrainState], None]  # writes a checkpoint
+    describe: Callable[[MicroBatch], str]  # returns where the rows of a micro-batch come from
+    # Gets the reason of a spike before the step is counted. Returns None to leave out the update, or goes back to an
+    # earlier step and returns the micro-batches from there on.
     spiked: Callable[[TrainState, str], Iterator[list[MicroBatch]] | None] = lambda _state, _reason: None
+    # May end the run earlier or later, called with the state after each step. If it does, it returns the micro-batches
+    # from there on.
     decide: Callable[[TrainState], Iterator[list[MicroBatch]] | None] = lambda _state: None
-    may_skip: bool = True
+    may_skip: bool = True  # whether `training.on_spike skip` is possible in this run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,21 +103,7 @@ class Compute:
 def fit(
     state: TrainState, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, compute: Compute, hooks: Hooks
 ) -> Interruption:
-    """Train until the last step or until a signal arrives.
-
-    Args:
-        state: Changed in place.
-        steps: The micro-batches of each step, from `state.step` on.
-        settings: Schedule and intervals.
-        compute: Device and precision.
-        hooks: Callbacks.
-
-    Raises:
-        NonFiniteError: The loss or gradient is not finite, or too many steps spiked in a row; the weights before that step
-            are saved. Or an update made weights non-finite; these are never saved, and with `on_spike` other than `accept`
-            that update is a spike.
-        UniclozeError: The text of a step cannot be read; the weights before that step are saved.
-    """
+    """Train until the last step or until a signal arrives."""
     with (
         stop_when_asked() as interruption,
         Prefetch(steps, max(1, WINDOWS_AT_ONCE // settings.batch_size)) as made,
@@ -207,11 +174,7 @@ class _Steps:
         self._updated, self._updated_with = _Before.of(state), list[MicroBatch]()
 
     def take(self) -> bool:
-        """Take a step; whether the run ends with it.
-
-        Raises:
-            _WentBack: It or the update before spiked, and the run went back; or the steps to come changed.
-        """
+        """Take a step; whether the run ends with it."""
         state, settings, hooks, interruption = self._state, self._settings, self._hooks, self._interruption
         started, before = time.perf_counter(), _Before.of(state)
         micro_batches = self._next_rows()
@@ -290,12 +253,7 @@ class _Steps:
         self._hooks.save(self._state)
 
     def _check_update(self) -> bool:
-        """Check the last update; whether it was undone.
-
-        Raises:
-            NonFiniteError: It is not finite, and the run ends.
-            _WentBack: It is not finite, and the run went back.
-        """
+        """Check the last update; whether it was undone."""
         name, state = self._updates.spoiled(), self._state
         if name is None:
             return False
@@ -313,12 +271,7 @@ class _Steps:
         return True
 
     def _leave_out(self, spike: str) -> None:
-        """Leave out the update of the current step, or go back; see `Hooks.spiked`.
-
-        Raises:
-            NonFiniteError: Too many steps spiked in a row; the weights are saved.
-            _WentBack: The run went back.
-        """
+        """Leave out the update of the current step, or go back; see `Hooks.spiked`."""
         state = self._state
         state.spikes.in_a_row += 1
         if state.spikes.in_a_row > MOST:
@@ -353,14 +306,6 @@ def accumulate_gradients(
 
     Each process computes its own leaves; the gradients of all are added in tree order, see `tree`. The memories of these rows
     replace `state.memories`.
-
-    Returns:
-        Mean loss of each target, in nats per prediction.
-
-    Raises:
-        NonFiniteError: A loss is not finite.
-        Abandoned: A signal arrived before the last micro-batch. Signals are handled after the current micro-batch; the step
-            is repeated when the run resumes.
     """
     interruption = interruption or Interruption()
     passes = _passes(state, micro_batches, settings, compute, describe, interruption)
@@ -384,9 +329,6 @@ def losses_and_norm(
 
     All numbers are read from a GPU at once, also whether the last update is finite: each process waits for its GPU once a
     step. Before that the processes agree that none of them left the step, and exchange gradients on their devices.
-
-    Returns:
-        Mean loss of each target, and the norm of the gradient.
     """
     if not compute.queues:
         losses = accumulate_gradients(state, micro_batches, settings, compute, describe, interruption)
@@ -500,11 +442,7 @@ def weights_of(examples: Examples) -> dict[str, float]:
 
 
 def total_weights(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Weight of each target over a global batch, or 1 if it is 0, since it is a divisor.
-
-    Args:
-        weights: Weights of its micro-batches, in order.
-    """
+    """Weight of each target over a global batch, or 1 if it is 0, since it is a divisor."""
     sums: dict[str, float] = {}
     for of_micro_batch in weights:
         for name, weight in of_micro_batch.items():
@@ -531,14 +469,6 @@ def evaluate(
     """The summed losses of each target over a block of examples.
 
     Processes share the forward passes, unless each pass reads the memory of the previous one.
-
-    Args:
-        model: The model.
-        examples: The rows.
-        compute: Device, precision and processes.
-        rows: Rows per forward pass.
-        windows: Windows the rows were made from. A row that continues the row `rows` places before it reads its memory, if
-            the model has memory.
     """
     blocks, world, memory = list(examples.split(rows)), compute.world, None
     continued = windows is not None and windows.continues is not None

@@ -38,12 +38,7 @@ JOINING = 300.0
 
 @contextmanager
 def joined(*, joining: float | None = None, patience: float | None = None) -> Iterator[World]:
-    """The processes that torchrun started for one run; a single process without torchrun.
-
-    Args:
-        joining: Seconds to wait for all processes to join.
-        patience: Seconds to wait for other processes in an exchange.
-    """
+    """The processes that torchrun started for one run; a single process without torchrun."""
     if launch.processes() == 1:
         yield World()
         return

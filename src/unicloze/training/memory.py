@@ -23,14 +23,7 @@ _CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int, shares: int = 1) -> None:
-    """Refuse pre-training whose lower bound of memory exceeds that of the device.
-
-    Args:
-        recipe: The recipe; each phase is checked.
-        device: Device of the run.
-        vocab_size: Number of token ids.
-        shares: Number of processes that each hold a share of the weights.
-    """
+    """Refuse pre-training whose lower bound of memory exceeds that of the device."""
     there = memory_of(device)
     if there is None:
         return
@@ -43,14 +36,7 @@ def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int
 
 
 def refuse_task_that_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int, slots: Sequence[int]) -> None:
-    """Refuse fine-tuning whose lower bound of memory exceeds that of the device.
-
-    Args:
-        recipe: Recipe of the task for its model.
-        device: Device of the run.
-        vocab_size: Number of token ids.
-        slots: Number of slots of each row of the training file.
-    """
+    """Refuse fine-tuning whose lower bound of memory exceeds that of the device."""
     there = memory_of(device)
     if there is None:
         return

@@ -251,9 +251,6 @@ def orthogonalised(matrices: Tensor, coefficients: Sequence[float], steps: int, 
         coefficients: The three of the polynomial.
         steps: Number of iterations.
         epsilon: Smallest norm to divide by.
-
-    Returns:
-        *Shape:* that of `matrices`
     """
     first, second, third = coefficients
     found = matrices
@@ -360,14 +357,6 @@ def build_optimizers(
     weights of LSTMs, which are stacks of gates. Frozen weights belong to none. Weight decay applies to
     matrices, but not to biases, normalisations and the relative position bias. Each group stores its peak learning rate as
     `peak_lr` and its first training step as `first_step`.
-
-    Args:
-        model: The model.
-        settings: Optimiser and learning rates.
-        layer_decay: Factor of the peak learning rate per layer from the top down, see `depths` (ULMFiT's discriminative
-            fine-tuning, Section 3.2).
-        unfreeze_every: Number of steps after which one more layer is trained, from the top down (ULMFiT's gradual unfreezing,
-            Section 3.3); 0 trains all from the start.
     """
     apart = layer_decay != 1.0 or unfreeze_every > 0
     stacked = {id(p) for module in model.modules() if isinstance(module, nn.RNNBase) for p in module.parameters()}
@@ -451,12 +440,7 @@ def depths(model: nn.Module) -> dict[str, int]:
 
 
 def set_learning(optimizers: list[torch.optim.Optimizer], step: int) -> None:
-    """Train the groups whose first step has come; the others get no gradient, update or moments.
-
-    Args:
-        optimizers: Made by `build_optimizers`.
-        step: Number of steps done.
-    """
+    """Train the groups whose first step has come; the others get no gradient, update or moments."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             learns = step >= group.get("first_step", 0)  # missing in older checkpoints

@@ -57,14 +57,7 @@ def decided_steps(
     first_step: int,
     steps_of: Callable[[Recipe, int], Iterator[list[MicroBatch]]],
 ) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each step, each by the recipe that was decided for it.
-
-    Args:
-        recipe: As planned.
-        decays: All decisions.
-        first_step: Steps done.
-        steps_of: The micro-batches by a recipe from a step on.
-    """
+    """The micro-batches of each step, each by the recipe that was decided for it."""
     bounds = [0, *(decay.first for decay in decays), decided(recipe, decays).training.steps]
     for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
         begin = max(begin, first_step)
@@ -84,19 +77,12 @@ def recorded_decays(events: Iterable[Mapping[str, Any]], planned: int) -> list[D
 
 @dataclass
 class Clock:
-    """Watches the time of a run.
+    """Watches the time of a run."""
 
-    Args:
-        began: Value of `time.monotonic` at the start of the command.
-        budget: Seconds from then to the end of the command.
-        most: Most steps that make sense, whatever the time.
-        now: Reads the time.
-    """
-
-    began: float
-    budget: float
-    most: int
-    now: Callable[[], float] = time.monotonic
+    began: float  # value of `time.monotonic` at the start of the command
+    budget: float  # seconds from then to the end of the command
+    most: int  # most steps that make sense, whatever the time
+    now: Callable[[], float] = time.monotonic  # reads the time
     _steps: deque[float] = field(default_factory=deque)
     _evaluation: float | None = None
     _last: float | None = None
@@ -125,13 +111,7 @@ class Clock:
             self._last += seconds
 
     def decide(self, step: int, recipe: Recipe, decays: Sequence[Decay]) -> Decay | None:
-        """What to decide after a step; None to go on as planned.
-
-        Args:
-            step: Steps done.
-            recipe: As planned.
-            decays: The decisions so far.
-        """
+        """What to decide after a step; None to go on as planned."""
         if not self._steps:
             return None
         training = recipe.training

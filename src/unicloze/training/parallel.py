@@ -84,12 +84,7 @@ class Group(World):
     # Messages through the store: rare, and without a time limit while the first process lives.
 
     def only_first(self, do: Callable[[], T]) -> T:
-        """Run `do` on the first process only; its failure fails the others.
-
-        Raises:
-            FailedElsewhere: Another process has failed.
-            UniclozeError: The first process has ended without reporting an error.
-        """
+        """Run `do` on the first process only; its failure fails the others."""
         self._turn += 1
         key = f"turn-{self._turn}"
         if self.first:
@@ -137,12 +132,7 @@ class Group(World):
 
     @contextmanager
     def passes(self) -> Iterator[None]:
-        """See `World.passes`.
-
-        Raises:
-            FailedElsewhere: Another process has failed.
-            UniclozeError: Another process has ended without reporting an error.
-        """
+        """See `World.passes`."""
         try:
             yield
         except RuntimeError as error:
@@ -174,12 +164,7 @@ class Group(World):
         return [row[:size].numpy().tobytes() for row, size in rows]
 
     def read(self, numbers: Tensor) -> list[float]:
-        """See `World.read`; while the exchanges before it are computed by CUDA, it looks for failures.
-
-        Raises:
-            FailedElsewhere: Another process has failed.
-            UniclozeError: Another process did not take part in an exchange.
-        """
+        """See `World.read`; while the exchanges before it are computed by CUDA, it looks for failures."""
         if numbers.device.type != "cuda":
             return super().read(numbers)
         found = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
@@ -274,12 +259,7 @@ class Group(World):
         return whole[:length]
 
     def _do(self, collective: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        """Take part in a collective.
-
-        Raises:
-            FailedElsewhere: Another process has failed.
-            UniclozeError: Another process has ended without reporting an error.
-        """
+        """Take part in a collective."""
         self._exchange += 1
         try:
             work = collective(*arguments, **named, async_op=True)
@@ -330,12 +310,7 @@ class Group(World):
         )
 
     def look(self) -> None:
-        """Check whether another process has failed.
-
-        Raises:
-            FailedElsewhere: Another process has failed.
-            UniclozeError: The store is gone, as is the process that hosted it.
-        """
+        """Check whether another process has failed."""
         try:
             said = self._store.get("failed") if self._store.check(["failed"]) else None
         except RuntimeError as error:

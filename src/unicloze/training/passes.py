@@ -27,34 +27,20 @@ class Abandoned(Exception):
 
 @dataclass
 class Passes:
-    """Forward and backward passes of this process in a step.
+    """Forward and backward passes of this process in a step."""
 
-    Args:
-        world: The processes.
-        report: What this process reports of them.
-        gradients: The sums of gradients.
-        leaves: Number of leaves of all processes.
-        normalisers: Weight of each target in the step.
-        memories: Memories for the next step.
-        totals: Losses that are not read yet, by micro-batch and target.
-        problem: Returns the message about a loss that is not finite.
-        parts: Index of the mixture part of each micro-batch.
-        part_weights: Weight of each target in the step, by part and target.
-        labels: Kind of the labels of all losses.
-        figures: Losses of the step that all processes agreed on, by part.
-    """
-
-    world: World
-    report: StepReport
-    gradients: GradientSums
-    leaves: int
-    normalisers: Mapping[str, float]
-    memories: Memories
-    totals: dict[int, dict[str, Tensor]]
-    problem: Callable[[int, str, float], str]
-    parts: Sequence[int]
-    part_weights: Mapping[tuple[int, str], float]
-    labels: Literal["hard", "soft"]
+    world: World  # the processes
+    report: StepReport  # what this process reports of them
+    gradients: GradientSums  # the sums of gradients
+    leaves: int  # number of leaves of all processes
+    normalisers: Mapping[str, float]  # weight of each target in the step
+    memories: Memories  # memories for the next step
+    totals: dict[int, dict[str, Tensor]]  # losses that are not read yet, by micro-batch and target
+    problem: Callable[[int, str, float], str]  # returns the message about a loss that is not finite
+    parts: Sequence[int]  # index of the mixture part of each micro-batch
+    part_weights: Mapping[tuple[int, str], float]  # weight of each target in the step, by part and target
+    labels: Literal["hard", "soft"]  # kind of the labels of all losses
+    # losses of the step that all processes agreed on, by part
     figures: list[tuple[int, Figure]] = field(default_factory=list)
 
     def read(self, others: Sequence[Tensor] = ()) -> list[float]:
@@ -73,12 +59,7 @@ class Passes:
         return numbers[len(unread) :]
 
     def agree(self, interruption: Interruption) -> dict[str, float]:
-        """Agree with the other processes on the step; returns the mean loss of each target, of losses that were read.
-
-        Raises:
-            NonFiniteError: A loss is not finite.
-            Abandoned: A process left the step.
-        """
+        """Agree with the other processes on the step; returns the mean loss of each target, of losses that were read."""
         sums: dict[str, float] = {}
         of_parts: dict[tuple[int, str], float] = {}
         reports = self.world.meet(self.report, lambda: interruption.signal)
@@ -106,12 +87,7 @@ def numbers_of(tensors: Sequence[Tensor], world: World) -> list[float]:
 
 
 def _agreed(reports: list[StepReport], world: World, interruption: Interruption) -> list[tuple[int, dict[str, float]]]:
-    """Number and mean losses of all micro-batches, in order, from the reports of all processes.
-
-    Raises:
-        NonFiniteError: A loss is not finite.
-        Abandoned: A process left the step.
-    """
+    """Number and mean losses of all micro-batches, in order, from the reports of all processes."""
     if world.size > 1:
         interruption.agreed = next((report.signal for report in reports if report.signal), 0)
     problems = [report.problem for report in reports if report.problem is not None]
@@ -140,15 +116,7 @@ def out_of_memory(
     *,
     can_checkpoint: bool = True,
 ) -> OutOfMemoryError:
-    """The error of a pass that did not fit.
-
-    Args:
-        micro_batch: The rows of the pass.
-        settings: Those of the run.
-        step: Number of the step, from 1.
-        attempt: Runs forward and backward pass of fewer of these rows; None if fewer rows cannot be tried.
-        can_checkpoint: Whether the model supports `training.checkpoint_activations`.
-    """
+    """The error of a pass that did not fit."""
     rows = len(micro_batch.examples)
     fits = None if attempt is None else rows_that_fit(micro_batch, settings.batch_size, attempt)
     cures = [] if fits is None else [f"{option_of('training.micro_batch_size')} {fits} (tried: it fits)"]

@@ -21,12 +21,7 @@ def choose_device(settings: TrainingSettings) -> torch.device:
 
 
 def named_device(name: str | torch.device, setting: str = "device") -> torch.device:
-    """The device of a given name.
-
-    Args:
-        name: `cpu`, `cuda`, `cuda:N`, `xpu`, `xpu:N`, `mps`, or `auto`: a CUDA device if there is one, else the CPU.
-        setting: Name of the setting in error messages.
-    """
+    """The device of a given name."""
     name = str(name)
     if not re.fullmatch(DEVICE, name):
         raise UsageError(f"{setting} is {name!r}: give auto, cpu, cuda, cuda:N, xpu, xpu:N or mps")

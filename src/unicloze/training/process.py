@@ -165,11 +165,7 @@ class RunProcess:
         return events[begins[-1] :] if begins else events
 
     def heed(self, stopped_by: int) -> None:
-        """Re-raise a signal that arrived too late to stop the run; called after its directory is unlocked.
-
-        Args:
-            stopped_by: The signal that stopped the run; 0 if none did.
-        """
+        """Re-raise a signal that arrived too late to stop the run; called after its directory is unlocked."""
         if self.signal and not stopped_by:
             signal.raise_signal(self.signal)
 
@@ -183,17 +179,7 @@ class RunProcess:
         spiked: Callable[[TrainState, str], Iterator[list[MicroBatch]] | None] | None = None,
         decide: Callable[[TrainState], Iterator[list[MicroBatch]] | None] = lambda _state: None,
     ) -> None:
-        """Train with a progress bar; sets `signal` to the signal that stopped it early, else 0.
-
-        Args:
-            steps: The micro-batches of each step.
-            settings: Schedule and intervals.
-            evaluate: As in `Hooks`.
-            save: As in `Hooks`.
-            describe: As in `Hooks`.
-            spiked: As in `Hooks`; default: `skip`.
-            decide: As in `Hooks`.
-        """
+        """Train with a progress bar; sets `signal` to the signal that stopped it early, else 0."""
         hooks = Hooks(
             log=self.log, evaluate=evaluate, save=save, describe=describe, spiked=spiked or self.skip,
             decide=decide,
@@ -312,15 +298,6 @@ class RunProcess:
         """Write a self-contained checkpoint to a folder of the run directory, with copies of extra files.
 
         What was gathered from the shares of several processes is written in the background, after what is being written.
-
-        Args:
-            folder: Name of the folder.
-            optimizers: Their states are saved.
-            recipe: The recipe file.
-            facts: Saved in the state.
-            keep: Number of checkpoints to keep.
-            more: Extra files.
-            then: Called once it is written.
         """
         path, sharded = self.out / folder / checkpoint_name(self.state.step), self.world.sharded
         states: Sequence[Stateful] = list(optimizers)
@@ -412,11 +389,7 @@ def load_moments(optimizers: Sequence[torch.optim.Optimizer], checkpoint: Checkp
 
 
 def _check_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Refuse an optimiser state that does not match the weights.
-
-    Raises:
-        ValueError: It does not match.
-    """
+    """Refuse an optimiser state that does not match the weights."""
     ours = optimizer.state_dict()["param_groups"]
     if [group["params"] for group in state["param_groups"]] != [group["params"] for group in ours]:
         raise ValueError("its moments are those of other weights")

@@ -84,13 +84,9 @@ def _sharded(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class WholeState:
-    """The state of an optimiser gathered from all processes.
+    """The state of an optimiser gathered from all processes."""
 
-    Args:
-        state: As of `torch.optim.Optimizer.state_dict`.
-    """
-
-    state: dict[str, Any]
+    state: dict[str, Any]  # as of `torch.optim.Optimizer.state_dict`
 
     def state_dict(self) -> dict[str, Any]:
         """The state."""

@@ -12,15 +12,10 @@ from typing import Any
 
 @dataclass
 class Interruption:
-    """Whether SIGTERM, SIGINT or SIGHUP asked the run to stop.
+    """Whether SIGTERM, SIGINT or SIGHUP asked the run to stop."""
 
-    Args:
-        signal: The signal this process received; 0 if none.
-        agreed: The signal all processes of the run stop for; 0 if none, None in a single process.
-    """
-
-    signal: int = 0
-    agreed: int | None = None
+    signal: int = 0  # the signal this process received; 0 if none
+    agreed: int | None = None  # the signal all processes of the run stop for; 0 if none, None in a single process
 
     @property
     def heeded(self) -> int:

@@ -88,10 +88,6 @@ def leaves_of(parts: Sequence[int], most: int) -> list[list[int]]:
 
     The parts of a mixture are spread evenly over the leaves, because micro-batches of different parts take different
     amounts of work.
-
-    Args:
-        parts: Index of the mixture part of each micro-batch.
-        most: Maximum number of leaves; there are never more leaves than micro-batches.
     """
     counts = {part: parts.count(part) for part in set(parts)}
     seen = dict.fromkeys(counts, 0)

@@ -33,17 +33,11 @@ COUNTED = {"unigram": "words", "bigram": "pairs of words", "trigram": "threes of
 
 @dataclass
 class Course:
-    """The losses of a run by step.
+    """The losses of a run by step."""
 
-    Args:
-        training: Figures of the steps in the ledger.
-        heldout: Figures of the evaluations.
-        seconds: Running time.
-    """
-
-    training: dict[int, list[Figure]] = field(default_factory=dict)
-    heldout: dict[int, list[Figure]] = field(default_factory=dict)
-    seconds: float = 0.0
+    training: dict[int, list[Figure]] = field(default_factory=dict)  # figures of the steps in the ledger
+    heldout: dict[int, list[Figure]] = field(default_factory=dict)  # figures of the evaluations
+    seconds: float = 0.0  # running time
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Course:
@@ -132,15 +126,7 @@ def too_little_text(sources: Sequence[TokenSource]) -> str:
 def verdict_on(
     figures: Mapping[str, Figure], counts: Mapping[str, float], words: WordScore | None, course: Course, little: str
 ) -> str:
-    """The verdict on a finished pre-training run.
-
-    Args:
-        figures: By target, at the last evaluation.
-        counts: Held-out perplexities of counts of the training text by kind, see `COUNTED`; empty if nothing is held out.
-        words: Score on content words; None if not measured.
-        course: The losses of the run.
-        little: Result of `too_little_text`.
-    """
+    """The verdict on a finished pre-training run."""
     measured = {name: figure for name, figure in figures.items() if figure.token_mean is not None}
     overfitted = _overfitted(course)
     if not counts or not measured:

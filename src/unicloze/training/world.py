@@ -18,21 +18,13 @@ T = TypeVar("T")
 
 @dataclass
 class StepReport:
-    """A process's report on a step.
+    """A process's report on a step."""
 
-    Args:
-        means: Mean losses of its micro-batches, by index.
-        left: Whether it left the step before its last micro-batch.
-        problem: Index of a micro-batch with a non-finite loss, and the message.
-        signal: Number of the signal it received; 0 if none.
-        seconds: Its computing time in seconds.
-    """
-
-    means: dict[int, dict[str, float]] = field(default_factory=dict)
-    left: bool = False
-    problem: tuple[int, str] | None = None
-    signal: int = 0
-    seconds: float = 0.0
+    means: dict[int, dict[str, float]] = field(default_factory=dict)  # mean losses of its micro-batches, by index
+    left: bool = False  # whether it left the step before its last micro-batch
+    problem: tuple[int, str] | None = None  # index of a micro-batch with a non-finite loss, and the message
+    signal: int = 0  # number of the signal it received; 0 if none
+    seconds: float = 0.0  # its computing time in seconds
 
 
 class World:
@@ -92,22 +84,11 @@ class World:
         return False
 
     def meet(self, report: StepReport, received: Callable[[], int]) -> list[StepReport]:
-        """Exchange the reports on a step so far; returns those of all processes, in order.
-
-        Args:
-            report: Report of this process.
-            received: Returns the signal received so far; 0 if none.
-        """
+        """Exchange the reports on a step so far; returns those of all processes, in order."""
         return [report]
 
     def add(self, sums: PartialSums[Gradients], leaves: int, weights: Sequence[nn.Parameter]) -> Gradients:
-        """The gradients of all leaves.
-
-        Args:
-            sums: Sums over the leaves of this process.
-            leaves: Number of leaves of all processes.
-            weights: Weights that the gradients belong to.
-        """
+        """The gradients of all leaves."""
         return sums.total()
 
     def share_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

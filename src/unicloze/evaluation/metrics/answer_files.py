@@ -23,11 +23,7 @@ PLAIN = TaskSettings()
 
 
 def read_squad(path: Path) -> dict[str, list[str]]:
-    """The right answers by question id; an empty list if unanswerable.
-
-    Raises:
-        UniclozeError: The file is not in SQuAD's format, or an id occurs twice.
-    """
+    """The right answers by question id; an empty list if unanswerable."""
     return {record.id: [answer.text for answer in needed_answers(record, PLAIN)] for record in _different(path, squad)}
 
 
@@ -39,11 +35,7 @@ def _different(path: Path, read: Reader) -> list[Record]:
 
 
 def read_squad_predictions(path: Path) -> dict[str, Answer]:
-    """Answers from the official `{id: text}`, or from .jsonl with `id`, `prediction` and, if known, `na_probability`.
-
-    Raises:
-        UniclozeError: The file has another format, or an id occurs twice.
-    """
+    """Answers from the official `{id: text}`, or from .jsonl with `id`, `prediction` and, if known, `na_probability`."""
     if kind_of(path) == ".jsonl":
         return _answer_lines(path)
     answers = _mapping(path, str, '{"ID OF THE QUESTION": "ANSWER"}')
@@ -62,11 +54,7 @@ def _answer_lines(path: Path) -> dict[str, Answer]:
 
 
 def answer_of(item: Item) -> Answer:
-    """The answer on a line, with its `na_probability` if given.
-
-    Raises:
-        UniclozeError: The answer is not a text, or `na_probability` is not a finite number.
-    """
+    """The answer on a line, with its `na_probability` if given."""
     if not isinstance(item.value, str):
         raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a text: fix the line.")
     given = item.fields.get("na_probability")
@@ -86,11 +74,7 @@ def _finite(value: Any) -> float | None:
 
 
 def read_na_probabilities(path: Path) -> dict[str, float]:
-    """No-answer scores by question id, from `{id: number}`.
-
-    Raises:
-        UniclozeError: The file has another format.
-    """
+    """No-answer scores by question id, from `{id: number}`."""
     numbers: dict[str, float] = {}
     for name, given in _mapping(path, (int, float), '{"ID OF THE QUESTION": 0.5}').items():
         number = _finite(given)
@@ -101,11 +85,7 @@ def read_na_probabilities(path: Path) -> dict[str, float]:
 
 
 def read_coqa(path: Path) -> dict[Turn, Gold]:
-    """The answers of all annotators to each turn.
-
-    Raises:
-        UniclozeError: The file is not in CoQA's format, or a turn occurs twice.
-    """
+    """The answers of all annotators to each turn."""
     return {
         Turn(record.fields["story"], record.fields["turn"]): Gold(
             answers=record.texts(PLAIN, "answers"), domain=record.fields["domain"]
@@ -115,11 +95,7 @@ def read_coqa(path: Path) -> dict[Turn, Gold]:
 
 
 def read_coqa_predictions(path: Path) -> dict[Turn, str]:
-    """Answers from a list of `{"id": STORY, "turn_id": NUMBER, "answer": TEXT}`.
-
-    Raises:
-        UniclozeError: The file has another format, or a turn is answered twice.
-    """
+    """Answers from a list of `{"id": STORY, "turn_id": NUMBER, "answer": TEXT}`."""
     answers: dict[Turn, str] = {}
     for record in as_records(listed(read_text(path), path), path):
         number = record.needed(PLAIN, "turn_id")

@@ -11,20 +11,7 @@ TOKENIZE = "13a", "intl", "char", "none", "zh"
 
 
 def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]], *, tokenize: str = "13a") -> MetricResult:
-    """Corpus BLEU of 1- to 4-grams, with exponential smoothing and the closest reference length, as reported by WMT.
-
-    Args:
-        predictions: The texts, detokenised unless `tokenize` is `none`.
-        references: References of each text; their number may differ.
-        tokenize: One of `TOKENIZE`.
-
-    Returns:
-        `bleu`, the four precisions, and the brevity penalty as a plain number. The note is sacrebleu's signature, which
-        is needed to compare BLEU scores.
-
-    Raises:
-        UniclozeError: sacrebleu is not installed, or predictions and references do not match.
-    """
+    """Corpus BLEU of 1- to 4-grams, with exponential smoothing and the closest reference length, as reported by WMT."""
     check_texts(predictions, references)
     metric = library("sacrebleu.metrics", "metrics").BLEU(tokenize=tokenize, force=True)
     most = max(map(len, references))

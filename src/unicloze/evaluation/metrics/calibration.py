@@ -20,13 +20,6 @@ def calibration(
 
     The confidence of a prediction is the probability of the most likely class. `confidence` is its mean: above the accuracy,
     the classifier is overconfident.
-
-    Args:
-        predictions: Probabilities of all classes, by class, or of all choices, in order.
-        references: The right classes or numbers of choices.
-
-    Raises:
-        UniclozeError: Predictions and references do not match.
     """
     check_same_length(predictions, references)
     shares: list[dict[Any, float]] = [

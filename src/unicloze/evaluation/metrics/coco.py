@@ -23,14 +23,6 @@ def coco(
 
     BLEU is corpus BLEU, without smoothing and with the closest reference length. ROUGE-L is the mean over texts of F with
     beta 1.2, from the best precision and the best recall over the references.
-
-    Args:
-        predictions: The texts, as space-separated tokens.
-        references: References of each text; their number may differ.
-        profile: Processing applied to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`; default: none.
-
-    Raises:
-        UniclozeError: Predictions and references do not match.
     """
     found, wanted = tokens_of(predictions, references, profile)
     values = {f"bleu_{n}": score for n, score in enumerate(_bleu(found, wanted), start=1)}

@@ -20,15 +20,10 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gold:
-    """The right answers of a turn.
+    """The right answers of a turn."""
 
-    Args:
-        answers: One answer per annotator.
-        domain: Source of the story, such as `wikipedia`; empty if unknown.
-    """
-
-    answers: Sequence[str]
-    domain: str = ""
+    answers: Sequence[str]  # one answer per annotator
+    domain: str = ""  # source of the story, such as `wikipedia`; empty if unknown
 
 
 def coqa(predictions: Mapping[Turn, str], references: Mapping[Turn, Gold]) -> MetricResult:
@@ -37,12 +32,6 @@ def coqa(predictions: Mapping[Turn, str], references: Mapping[Turn, Gold]) -> Me
     With several annotators, each in turn is left out and the best score against the others is taken; the turn's score is
     the mean of these. This makes models comparable with humans, who are not compared with their own answers. Turns without
     a prediction count as wrong; the official script leaves them out of the mean.
-
-    Returns:
-        `f1` and `exact`, and `f1_DOMAIN` for each domain.
-
-    Raises:
-        UniclozeError: There are no turns, or no prediction answers one.
     """
     if not references:
         raise UniclozeError("The references have no questions: give at least one.")

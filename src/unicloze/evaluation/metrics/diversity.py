@@ -13,20 +13,7 @@ from unicloze.evaluation.metrics.result import MetricResult
 
 
 def diversity(predictions: Sequence[str], references: Sequence[Sequence[str]] = ()) -> MetricResult:
-    """Entropy-4, Distinct-1, Distinct-2 and the average length of texts, in words and punctuation marks.
-
-    Args:
-        predictions: The texts.
-        references: Ignored.
-
-    Returns:
-        `entropy_4`, of the distribution of 4-grams over all texts, in nats (Zhang et al. 2018); `distinct_1` and
-        `distinct_2`, the ratio of distinct to all n-grams, from 0 to 1 (Li et al. 2016, Table 10's Div-1 and Div-2);
-        `average_length` in tokens.
-
-    Raises:
-        UniclozeError: There are no predictions.
-    """
+    """Entropy-4, Distinct-1, Distinct-2 and the average length of texts, in words and punctuation marks."""
     if not predictions:
         raise UniclozeError("There is no text to measure: give at least one prediction.")
     tokens = [words(text) for text in predictions]

@@ -8,17 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """Metric of a task.
+    """Metric of a task."""
 
-    Args:
-        metric: Name of the metric.
-        values: Its values reported in papers; the first is that of UniLM v1's Table 11.
-        selects: The value of UniLMv2's Table 3, by which its grid of settings (Table 9) chooses.
-    """
-
-    metric: str
-    values: tuple[str, ...]
-    selects: str = "accuracy"
+    metric: str  # name of the metric
+    values: tuple[str, ...]  # its values reported in papers; the first is that of UniLM v1's Table 11
+    selects: str = "accuracy"  # the value of UniLMv2's Table 3, by which its grid of settings (Table 9) chooses
 
 
 GLUE: Mapping[str, GlueTask] = {

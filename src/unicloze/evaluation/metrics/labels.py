@@ -13,27 +13,13 @@ POSITIVE = "1"
 
 
 def accuracy(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
-    """Percentage of right labels.
-
-    Raises:
-        UniclozeError: scikit-learn is not installed, or predictions and references do not match.
-    """
+    """Percentage of right labels."""
     found, wanted = _labels(predictions, references)
     return _result("accuracy", {"accuracy": _accuracy(found, wanted)}, found)
 
 
 def f1(predictions: Sequence[Label], references: Sequence[Label], *, positive: str = POSITIVE) -> MetricResult:
-    """F1, precision and recall of one class, and accuracy (MRPC, QQP).
-
-    Args:
-        predictions: The predicted labels.
-        references: The right labels.
-        positive: The class.
-
-    Raises:
-        UsageError: Neither a reference nor a prediction is of that class.
-        UniclozeError: scikit-learn is not installed, or predictions and references do not match.
-    """
+    """F1, precision and recall of one class, and accuracy (MRPC, QQP)."""
     found, wanted = _labels(predictions, references)
     if positive not in wanted and positive not in found:
         known = ", ".join(sorted(set(wanted))[:10])
@@ -48,22 +34,14 @@ def f1(predictions: Sequence[Label], references: Sequence[Label], *, positive: s
 
 
 def macro_f1(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
-    """Mean F1 over all classes, and accuracy.
-
-    Raises:
-        UniclozeError: scikit-learn is not installed, or predictions and references do not match.
-    """
+    """Mean F1 over all classes, and accuracy."""
     found, wanted = _labels(predictions, references)
     score = library("sklearn.metrics", "metrics").f1_score(wanted, found, average="macro", zero_division=0.0)
     return _result("macro-f1", {"macro_f1": 100 * score, "accuracy": _accuracy(found, wanted)}, found)
 
 
 def matthews(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
-    """Matthews' correlation coefficient (CoLA), times 100; undefined if all predictions or all references are equal.
-
-    Raises:
-        UniclozeError: scikit-learn is not installed, or predictions and references do not match.
-    """
+    """Matthews' correlation coefficient (CoLA), times 100; undefined if all predictions or all references are equal."""
     found, wanted = _labels(predictions, references)
     sklearn = library("sklearn.metrics", "metrics")
     undefined = ["matthews"] if len(set(found)) == 1 or len(set(wanted)) == 1 else []

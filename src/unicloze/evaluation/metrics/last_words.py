@@ -11,15 +11,7 @@ _AROUND = re.compile(r"^\W+|\W+$")
 
 
 def lambada(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> MetricResult:
-    """Percentage of passages whose last word is right (Paperno et al. 2016).
-
-    Args:
-        predictions: The predicted words, or texts that end with them.
-        references: The passages, or their last words. Punctuation around a word is ignored, case is not.
-
-    Raises:
-        UniclozeError: Predictions and references do not match.
-    """
+    """Percentage of passages whose last word is right (Paperno et al. 2016)."""
     check_texts(predictions, references)
     right = sum(
         last_word(prediction) in {last_word(one) for one in several} - {""}

@@ -22,16 +22,7 @@ _FIELD = " ||| "
 def meteor(
     predictions: Sequence[str], references: Sequence[Sequence[str]], *, profile: str | None = None
 ) -> MetricResult:
-    """Corpus METEOR for English, with exact, stem, synonym and paraphrase matches.
-
-    Args:
-        predictions: The texts, as space-separated tokens.
-        references: References of each text; their number may differ.
-        profile: Processing applied to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`; default: none.
-
-    Raises:
-        UniclozeError: pycocoevalcap or Java is not installed, Java fails, or predictions and references do not match.
-    """
+    """Corpus METEOR for English, with exact, stem, synonym and paraphrase matches."""
     found, wanted = tokens_of(predictions, references, profile)
     jar, java = programs()
     command = [java, "-Xmx2G", "-Dfile.encoding=UTF-8", "-jar", jar.name, "-", "-", "-stdio", "-l", "en", "-norm"]
@@ -55,11 +46,7 @@ def meteor(
 
 
 def programs() -> tuple[Path, str]:
-    """Paths of METEOR's .jar file and of the Java runtime.
-
-    Raises:
-        UniclozeError: One of them is not installed.
-    """
+    """Paths of METEOR's .jar file and of the Java runtime."""
     jar, java = _jar(), shutil.which("java")
     if java is None:
         raise UniclozeError("METEOR needs Java, but java is not on the PATH: install a Java runtime.")

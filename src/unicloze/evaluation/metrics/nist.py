@@ -20,14 +20,6 @@ def nist(predictions: Sequence[str], references: Sequence[Sequence[str]], *, tok
     The information of an n-gram is log2(count of its first n - 1 words / count of the n-gram), over all references of the
     corpus. A matched n-gram counts at most as often as in the reference with the most occurrences; each sum is divided by
     the number of n-grams predicted. The length penalty compares all predicted words with the mean reference length.
-
-    Args:
-        predictions: The texts.
-        references: References of each text; their number may differ, as lengths are averaged text by text.
-        tokenize: `13a` lower-cases and tokenises as the script does, `none` splits at spaces only.
-
-    Raises:
-        UniclozeError: sacrebleu, whose 13a tokenizer is used, is not installed, or predictions and references do not match.
     """
     check_texts(predictions, references)
     split = _Tokens(tokenize)

@@ -15,14 +15,6 @@ def correlation(
     """Pearson's and Spearman's correlation (STS-B), times 100.
 
     If all predictions or all references are equal, both are undefined, and the note says why.
-
-    Args:
-        predictions: The predicted numbers.
-        references: The right numbers.
-        metric: Name of the metric.
-
-    Raises:
-        UniclozeError: scipy is not installed, a number is not finite, or predictions and references do not match.
     """
     check_same_length(predictions, references)
     for name, numbers in (("Prediction", predictions), ("Reference", references)):

@@ -29,14 +29,6 @@ def perl_rouge(
     """ROUGE-1, ROUGE-2 and ROUGE-L of ROUGE-1.5.5 with the settings of UniLM's scripts: `-a -c 95 -m -n 2 -r 1000`.
 
     Its ROUGE-L is summary-level and reported as `rougeLsum`. Several references are averaged.
-
-    Args:
-        predictions: The texts.
-        references: References of each text.
-        profile: Processing applied to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`.
-
-    Raises:
-        UniclozeError: The script is not installed, or fails.
     """
     check_texts(predictions, references)
     script = find_script()
@@ -61,11 +53,7 @@ def perl_rouge(
 
 
 def find_script() -> Path:
-    """Path of the script: in the folder named by `ROUGE_HOME` if set, else on the PATH.
-
-    Raises:
-        UniclozeError: It is not there.
-    """
+    """Path of the script: in the folder named by `ROUGE_HOME` if set, else on the PATH."""
     home = os.environ.get(HOME)
     found = Path(home) / SCRIPT if home else Path(shutil.which(SCRIPT) or "")
     if not found.is_file():

@@ -50,15 +50,10 @@ _LONE = re.compile(r"(?<!\S)[.,;:?!](?!\S)")
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Processing of the texts of a data set before comparison. Each line of the result is a sentence.
+    """Processing of the texts of a data set before comparison. Each line of the result is a sentence."""
 
-    Args:
-        prediction: Applied to each prediction.
-        reference: Applied to each reference.
-    """
-
-    prediction: Callable[[str], str]
-    reference: Callable[[str], str]
+    prediction: Callable[[str], str]  # applied to each prediction
+    reference: Callable[[str], str]  # applied to each reference
 
 
 def sentences(text: str) -> str:
@@ -78,12 +73,6 @@ def retokenise(text: str, *, symbols: Mapping[str, str] | None = None, quotes: b
     """Words and punctuation marks, as a WordPiece tokenizer splits them, in the spelling of the Penn Treebank.
 
     `do n ' t` becomes `do n't`, `John ' s` `John 's`, `3 , 000` `3,000`, `3 . 5` `3.5`, `U . N .` `U.N.`.
-
-    Args:
-        text: A text, or its space-separated tokens.
-        symbols: Replacements of tokens, such as `-LRB-` for a bracket.
-        quotes: Distinguish opening from closing quotes.
-        dashes: Join words around a dash.
     """
     text = " ".join(symbols.get(word, word) if symbols else word for word in words(text))
     text = _substituted(text, _CONTRACTIONS)
@@ -117,10 +106,6 @@ def summary(text: str, longest: int) -> str:
 
     Sentences are separated by UniLM's token `[X_SEP]`, or found by `sentences` if there is none. A sentence is a repetition
     if more than 70 % of its words occur in earlier sentences.
-
-    Args:
-        text: The prediction.
-        longest: Maximum number of tokens.
     """
     kept: list[str] = []
     seen: set[str] = set()

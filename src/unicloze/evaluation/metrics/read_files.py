@@ -30,18 +30,7 @@ from unicloze.evaluation.metrics.row_files import Item, read_items
 def read_pairs(
     predictions: Path, references: Sequence[Path], compares: Compared, *, na_probabilities: Path | None = None
 ) -> tuple[Any, Any]:
-    """Predictions and references as the metrics take them; see `unicloze.evaluation.metrics.registry`.
-
-    Args:
-        predictions: File of the predictions.
-        references: File of the references, or several files if texts have several references.
-        compares: Type of predictions and references.
-        na_probabilities: File of no-answer scores for SQuAD.
-
-    Raises:
-        UsageError: Files are missing, or more are given than this type allows.
-        UniclozeError: A line is invalid, or lines do not match.
-    """
+    """Predictions and references as the metrics take them; see `unicloze.evaluation.metrics.registry`."""
     if not references:
         raise UsageError("No file of references is given: give one.")
     if len(references) > 1 and compares != "texts":
@@ -63,20 +52,12 @@ def read_pairs(
 
 
 def read_predictions(path: Path) -> list[str]:
-    """Texts to be measured without references.
-
-    Raises:
-        UniclozeError: A line is invalid.
-    """
+    """Texts to be measured without references."""
     return [_text(item) for item in read_items(path, ("prediction",))]
 
 
 def value_of(item: Item, compares: Compared) -> Any:
-    """The value of an item as the metrics take it.
-
-    Raises:
-        UniclozeError: The value has another type; the message names the line.
-    """
+    """The value of an item as the metrics take it."""
     return _VALUES[compares](item)
 
 
@@ -94,11 +75,7 @@ def _squad_predictions(path: Path, na_probabilities: Path | None) -> Mapping[str
 
 
 def check_match(predictions: Path, found: Sequence[Item], references: Path, wanted: Sequence[Item]) -> None:
-    """Check that predictions and references are equal in number, and in ids if both have them.
-
-    Raises:
-        UniclozeError: They do not match; the message names the first mismatch.
-    """
+    """Check that predictions and references are equal in number, and in ids if both have them."""
     for prediction, reference in zip(found, wanted, strict=False):
         if None not in (prediction.id, reference.id) and str(prediction.id) != str(reference.id):
             raise UniclozeError(

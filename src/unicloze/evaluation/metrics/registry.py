@@ -152,11 +152,7 @@ METRICS: dict[str, Metric] = {
 
 
 def metric(name: str) -> Metric:
-    """The metric with a name.
-
-    Raises:
-        UsageError: There is no such metric.
-    """
+    """The metric with a name."""
     if name not in METRICS:
         near = difflib.get_close_matches(name, METRICS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""

@@ -57,46 +57,27 @@ class MetricResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric that can be selected by name.
+    """A metric that can be selected by name."""
 
-    Args:
-        purpose: What it measures, in one line.
-        compares: Type of predictions and references.
-        function: Takes predictions, references, and options as keywords.
-        headline: Name of the value that ranks models.
-        higher_is_better: Whether a higher headline value is better.
-        extra: Extra of the package with the libraries it needs; None if it needs none.
-        options: Its options and their allowed values; an empty list allows any text.
-        needs_references: Whether it compares predictions with references or measures them alone.
-        check_programs: Raises an error if a program that it needs is not installed; None if it needs none.
-    """
-
-    purpose: str
-    compares: Compared
-    function: Callable[..., MetricResult]
-    headline: str
-    higher_is_better: bool = True
-    extra: str | None = None
+    purpose: str  # what it measures, in one line
+    compares: Compared  # type of predictions and references
+    function: Callable[..., MetricResult]  # takes predictions, references, and options as keywords
+    headline: str  # name of the value that ranks models
+    higher_is_better: bool = True  # whether a higher headline value is better
+    extra: str | None = None  # extra of the package with the libraries it needs; None if it needs none
+    # its options and their allowed values; an empty list allows any text
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    needs_references: bool = True
+    needs_references: bool = True  # whether it compares predictions with references or measures them alone
+    # raises an error if a program that it needs is not installed; None if it needs none
     check_programs: Callable[[], object] | None = None
 
     def __call__(self, predictions: Any, references: Any, **options: Any) -> MetricResult:
-        """Compare predictions with references.
-
-        Raises:
-            UsageError: The metric has no such option, or the option does not allow the value.
-            UniclozeError: Predictions and references do not match, or a library that the metric needs is not installed.
-        """
+        """Compare predictions with references."""
         self.check_options(options)
         return self.function(predictions, references, **options)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Reject unknown options and values.
-
-        Raises:
-            UsageError: The metric has no such option, or the option does not allow the value.
-        """
+        """Reject unknown options and values."""
         for name, value in options.items():
             if name not in self.options:
                 known = ", ".join(self.options) or "none"
@@ -112,11 +93,7 @@ class Metric:
 
 
 def check_same_length(predictions: Sized, references: Sized) -> None:
-    """Check that there are predictions, and as many references.
-
-    Raises:
-        UniclozeError: The numbers differ, or both are 0.
-    """
+    """Check that there are predictions, and as many references."""
     if len(predictions) != len(references):
         raise UniclozeError(
             f"There are {len(predictions):,} predictions and {len(references):,} references: give one for each."
@@ -126,12 +103,7 @@ def check_same_length(predictions: Sized, references: Sized) -> None:
 
 
 def check_texts(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Check that each prediction has at least one reference.
-
-    Raises:
-        UsageError: The references of a prediction are one text instead of a list of texts.
-        UniclozeError: A prediction has no reference, or there is nothing to compare.
-    """
+    """Check that each prediction has at least one reference."""
     check_same_length(predictions, references)
     for number, several in enumerate(references, start=1):
         if isinstance(several, str):
@@ -141,11 +113,7 @@ def check_texts(predictions: Sequence[str], references: Sequence[Sequence[str]])
 
 
 def library(module: str, extra: str) -> ModuleType:
-    """A module of an optional package.
-
-    Raises:
-        UniclozeError: The package is not installed.
-    """
+    """A module of an optional package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

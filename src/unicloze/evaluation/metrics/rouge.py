@@ -21,17 +21,6 @@ def rouge(
     ROUGE-Lsum takes the union of the common subsequences of each reference sentence; papers on summaries of several
     sentences (and ROUGE-1.5.5) call it ROUGE-L. Of several references, the one with the best F1 counts, separately for each
     kind.
-
-    Args:
-        predictions: The texts.
-        references: References of each text.
-        profile: Processing applied to both first, one of `unicloze.evaluation.metrics.profiles.PROFILES`.
-
-    Returns:
-        F1 under the name of each kind, precision and recall with the suffixes `_precision` and `_recall`.
-
-    Raises:
-        UniclozeError: rouge-score is not installed, or predictions and references do not match.
     """
     check_texts(predictions, references)
     scorer = library("rouge_score.rouge_scorer", "metrics").RougeScorer(list(KINDS), tokenizer=_Tokenizer())

@@ -17,31 +17,16 @@ from unicloze.settings import TaskSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """The content of one line.
+    """The content of one line."""
 
-    Args:
-        value: Text in .txt and .tsv, any JSON in .jsonl.
-        place: File and line.
-        id: The item's `id`, if it has one.
-        fields: All fields of the line.
-    """
-
-    value: Any
-    place: str
-    id: Any = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    value: Any  # text in .txt and .tsv, any JSON in .jsonl
+    place: str  # file and line
+    id: Any = None  # the item's `id`, if it has one
+    fields: Mapping[str, Any] = field(default_factory=dict)  # all fields of the line
 
 
 def read_items(path: Path, fields: Sequence[str]) -> list[Item]:
-    """The items of a file, in order.
-
-    Args:
-        path: A .txt, .tsv or .jsonl file, optionally with .gz added.
-        fields: Columns of .tsv or fields of .jsonl that may have the value; the first one present is used.
-
-    Raises:
-        UniclozeError: The file is of another kind, or a line has none of the fields.
-    """
+    """The items of a file, in order."""
     text, kind = read_text(path), kind_of(path)
     if kind not in _READERS:
         raise UniclozeError(

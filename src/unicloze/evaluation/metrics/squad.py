@@ -12,15 +12,10 @@ from unicloze.evaluation.metrics.result import MetricResult
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """A predicted answer.
+    """A predicted answer."""
 
-    Args:
-        text: The answer; empty if the question is predicted to be unanswerable.
-        na_probability: Score that there is no answer, on any increasing scale; None if unknown.
-    """
-
-    text: str
-    na_probability: float | None = None
+    text: str  # the answer; empty if the question is predicted to be unanswerable
+    na_probability: float | None = None  # score that there is no answer, on any increasing scale; None if unknown
 
 
 def squad(predictions: Mapping[str, str | Answer], references: Mapping[str, Sequence[str]]) -> MetricResult:
@@ -30,17 +25,6 @@ def squad(predictions: Mapping[str, str | Answer], references: Mapping[str, Sequ
     predictions have a no-answer score, so are the best values over all thresholds above which an answer is dropped; of
     equally good thresholds, the lowest is reported. Questions without a prediction count as wrong, as in the script of
     version 1.1.
-
-    Args:
-        predictions: Answers by question id; those to other questions are ignored.
-        references: Right answers by question id; an empty list if unanswerable.
-
-    Returns:
-        `exact` and `f1`; with unanswerable questions also `has_answer_exact`, `has_answer_f1`, `no_answer_exact` (which
-        equals F1); with no-answer scores also `best_exact`, `best_f1` and their thresholds, on the scale of the scores.
-
-    Raises:
-        UniclozeError: There are no questions, or no prediction answers one.
     """
     if not references:
         raise UniclozeError("The references have no questions: give at least one.")
@@ -75,16 +59,7 @@ def squad(predictions: Mapping[str, str | Answer], references: Mapping[str, Sequ
 def best_threshold(
     na_probabilities: Mapping[str, float], scores: Mapping[str, float], answerable: set[str]
 ) -> tuple[float, float]:
-    """The best no-answer threshold: answers with a higher no-answer score are dropped.
-
-    Args:
-        na_probabilities: No-answer score of each question.
-        scores: Score of each answer if kept, from 0 to 1. For an unanswerable question: 1 if it is empty, else 0.
-        answerable: The questions that have an answer.
-
-    Returns:
-        The mean score in percent, and the threshold; it is below all scores if dropping every answer is best.
-    """
+    """The best no-answer threshold: answers with a higher no-answer score are dropped."""
     order = sorted(na_probabilities, key=lambda one: na_probabilities[one])
     total = float(sum(one not in answerable for one in order))
     best, threshold = total, na_probabilities[order[0]] - 1.0

@@ -24,11 +24,7 @@ _CLOSE = 1e-6
 
 
 def binomial_error(percent: float, items: int) -> float:
-    """Standard error, in percentage points, of a share of items, such as an accuracy.
-
-    Raises:
-        UsageError: `items` is below 1.
-    """
+    """Standard error, in percentage points, of a share of items, such as an accuracy."""
     if items < 1:
         raise UsageError(f"items is {items}: give 1 or more.")
     share = percent / 100
@@ -47,19 +43,6 @@ def bootstrap_errors(
 
     Each sample has as many items as the test set, drawn with replacement; the draws depend only on the seed and the sample's
     number.
-
-    Args:
-        measure: Metric function of predictions and references in the same order.
-        predictions: The predictions.
-        references: The references.
-        samples: Number of samples, 2 or more.
-        seed: Seed of the draws.
-
-    Returns:
-        Standard errors by name of the value, in its unit; samples in which the value is missing or undefined are ignored.
-
-    Raises:
-        UsageError: There are too few samples, or no items.
     """
     if samples < 2 or not predictions:
         raise UsageError(f"{samples} samples of {len(predictions)} items: give 2 samples and 1 item or more.")
@@ -85,16 +68,6 @@ def standard_errors(
 
     Accuracy has the binomial standard error. Labels, numbers and tags are bootstrapped (`bootstrap_errors`). Values that are
     means over items, like ROUGE and unlike BLEU, have the standard error of a mean.
-
-    Args:
-        name: Name of the metric.
-        predictions: The predictions, in the order of the references.
-        references: The references.
-        against: Predictions of another model, if the values are its differences to the first on the same items.
-        options: Options of the metric.
-
-    Raises:
-        UniclozeError: Predictions and references do not match, or a library that the metric needs is not installed.
     """
     chosen = metric(name)
     is_drawn = chosen.compares in ("labels", "numbers", "tags")

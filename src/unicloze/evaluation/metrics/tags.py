@@ -23,16 +23,6 @@ def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequenc
 
     An entity is right if its kind and its first and last tokens are. Tags are `B-KIND`, `I-KIND` and `O`; an `I-` that does
     not continue an entity of its kind begins one, so both IOB1 and IOB2 work.
-
-    Args:
-        predictions: Tags of each sentence.
-        references: The right tags, in the same number for each sentence.
-
-    Returns:
-        `f1`, `precision`, `recall` over all entities, `accuracy`, and `f1_KIND` for each kind.
-
-    Raises:
-        UniclozeError: A sentence has more or fewer tags than its reference, or a tag has another form.
     """
     check_same_length(predictions, references)
     right: Counter[str] = Counter()
@@ -63,11 +53,7 @@ def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequenc
 
 
 def tag_accuracy(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> MetricResult:
-    """Percentage of right tags over all words, and of sentences with all tags right.
-
-    Raises:
-        UniclozeError: A sentence has more or fewer tags than its reference, or there are no tags.
-    """
+    """Percentage of right tags over all words, and of sentences with all tags right."""
     check_same_length(predictions, references)
     for number, (tags, gold) in enumerate(zip(predictions, references, strict=True), start=1):
         _check_lengths(number, tags, gold)
@@ -83,11 +69,7 @@ def tag_accuracy(predictions: Sequence[Sequence[str]], references: Sequence[Sequ
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """The entities of a sentence, in order.
-
-    Raises:
-        UniclozeError: A tag is not `B-KIND`, `I-KIND` or `O`.
-    """
+    """The entities of a sentence, in order."""
     result: list[Entity] = []
     open_kind, start = "", 0
     for place, tag in enumerate([*tags, "O"]):

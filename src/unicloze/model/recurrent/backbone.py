@@ -57,18 +57,15 @@ def layer_widths(settings: ModelSettings) -> list[tuple[int, int, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a stack computes for a batch.
+    """What a stack computes for a batch."""
 
-    Args:
-        states: Of each slot: the embedding, the output of each layer before dropout, and the output of the last layer after
-            dropout. *Shape:* (rows, slots, width) each
-        shown: The output of each bidirectional layer after dropout, as the layer above and the heads read it; empty for
-            others. *Shape:* (rows, slots, width) each
-        penalty: AR and TAR of this batch, see `penalty_of`; None if the model has neither or there is no dropout.
-    """
-
+    # Of each slot: the embedding, the output of each layer before dropout, and the output of the last layer after
+    # dropout. *Shape:* (rows, slots, width) each
     states: list[Tensor]
+    # The output of each bidirectional layer after dropout, as the layer above and the heads read it; empty for others.
+    # *Shape:* (rows, slots, width) each
     shown: list[Tensor]
+    # AR and TAR of this batch, see `penalty_of`; None if the model has neither or there is no dropout
     penalty: Tensor | None
 
     @property
@@ -132,22 +129,14 @@ class RecurrentBackbone(nn.Module):
         self.visibility = ["full"] * settings.num_layers
 
     def forward(self, batch: Batch, *, select: bool = False, dropout: DropoutKey | None = None) -> list[Tensor]:
-        """Hidden states of the embeddings and after each layer; arguments and result as of `Backbone.forward`.
-
-        Raises:
-            UsageError: A slot reads neither from left to right nor from right to left.
-        """
+        """Hidden states of the embeddings and after each layer; arguments and result as of `Backbone.forward`."""
         states = self.read(batch, dropout).by_layer
         if select:
             states[-1] = predicted(batch, states[-1])
         return states
 
     def read(self, batch: Batch, dropout: DropoutKey | None = None) -> Reading:
-        """Read a batch. Its memory, if any, is where its first runs begin; it is updated if the batch has text slots.
-
-        Raises:
-            UsageError: A slot reads neither from left to right nor from right to left.
-        """
+        """Read a batch. Its memory, if any, is where its first runs begin; it is updated if the batch has text slots."""
         both_ways, intervals = self.settings.directions == "bidirectional", batch.intervals.cpu().numpy()
         directions = directions_of(self.settings)
         found = find_texts(intervals) if both_ways else find_runs(intervals, directions)

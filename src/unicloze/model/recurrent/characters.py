@@ -78,11 +78,7 @@ class CharacterCnn(nn.Module):
                     module.carry.bias.fill_(CARRY_BIAS)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """The vector of each token, computed once for each distinct one. *Shape:* (...) to (..., width)
-
-        Raises:
-            UniclozeError: The model was not given the symbols of the tokens.
-        """
+        """The vector of each token, computed once for each distinct one. *Shape:* (...) to (..., width)"""
         if self.symbols is None:
             raise UniclozeError(
                 "the model reads characters, but was not given those of its tokens: call `spell_tokens`"

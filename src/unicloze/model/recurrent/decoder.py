@@ -14,15 +14,10 @@ from unicloze.settings import ModelSettings
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedSource:
-    """What a decoder reads of some sources.
+    """What a decoder reads of some sources."""
 
-    Args:
-        states: Output of the encoder. *Shape:* (sources, slots, width)
-        real: Which slots are not padding. *Shape:* (sources, slots)
-    """
-
-    states: Tensor
-    real: Tensor
+    states: Tensor  # Output of the encoder. *Shape:* (sources, slots, width)
+    real: Tensor  # Which slots are not padding. *Shape:* (sources, slots)
 
     def first(self, count: int) -> EncodedSource:
         """The first sources alone."""
@@ -31,15 +26,10 @@ class EncodedSource:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderState:
-    """What a decoder carries from step to step, for one or more texts of each source.
+    """What a decoder carries from step to step, for one or more texts of each source."""
 
-    Args:
-        layers: Output and cell of each layer. *Shape:* (sources, texts, width) each
-        attended: The attentional state, which is fed to the next step. *Shape:* (sources, texts, hidden size)
-    """
-
-    layers: Sequence[tuple[Tensor, Tensor]]
-    attended: Tensor
+    layers: Sequence[tuple[Tensor, Tensor]]  # Output and cell of each layer. *Shape:* (sources, texts, width) each
+    attended: Tensor  # The attentional state, which is fed to the next step. *Shape:* (sources, texts, hidden size)
 
     def first(self, count: int) -> DecoderState:
         """The state of the first sources alone."""

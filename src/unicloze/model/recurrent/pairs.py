@@ -57,9 +57,6 @@ def find_pairs(intervals: Intervals) -> Pairs:
 
     Args:
         intervals: *Shape:* (rows, slots, 4)
-
-    Raises:
-        UsageError: A slot reads something else.
     """
     rows, width = intervals.shape[:2]
     slot, row = np.arange(width), np.arange(rows)[:, None]

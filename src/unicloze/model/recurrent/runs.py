@@ -39,19 +39,12 @@ NO_TEXT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """The runs of one direction, longest first.
+    """The runs of one direction, longest first."""
 
-    Args:
-        rows: Row of each run. *Shape:* (runs,)
-        starts: Its leftmost slot. *Shape:* (runs,)
-        lengths: Its number of slots, in descending order. *Shape:* (runs,)
-        backward: Whether they are read from right to left.
-    """
-
-    rows: Int64s
-    starts: Int64s
-    lengths: Int64s
-    backward: bool
+    rows: Int64s  # Row of each run. *Shape:* (runs,)
+    starts: Int64s  # Its leftmost slot. *Shape:* (runs,)
+    lengths: Int64s  # Its number of slots, in descending order. *Shape:* (runs,)
+    backward: bool  # whether they are read from right to left
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,9 +74,6 @@ def find_runs(intervals: Intervals, directions: Sequence[Direction]) -> dict[Dir
     Args:
         intervals: *Shape:* (rows, slots, 4)
         directions: The directions the model can read in.
-
-    Raises:
-        UsageError: A slot reads something else, or in a direction that the model lacks.
     """
     width = intervals.shape[1]
     slot = np.arange(width)
@@ -123,9 +113,6 @@ def find_texts(intervals: Intervals) -> dict[Direction, Runs]:
 
     Args:
         intervals: *Shape:* (rows, slots, 4)
-
-    Raises:
-        UsageError: A slot reads something else.
     """
     first, end = intervals[..., 0].astype(np.int64), intervals[..., 1].astype(np.int64)
     slot = np.arange(intervals.shape[1])
@@ -164,11 +151,7 @@ def _runs(member: npt.NDArray[np.bool_], bound: npt.NDArray[np.integer], *, back
 
 
 def _check(runs: Runs, bound: npt.NDArray[np.integer], slot: Int64s) -> None:
-    """Reject runs whose slots read slots outside of them.
-
-    Raises:
-        UsageError: A run does not begin where its slots begin to read, or end where they end.
-    """
+    """Reject runs whose slots read slots outside of them."""
     wanted = runs.starts + runs.lengths if runs.backward else runs.starts
     if (bound[runs.rows, runs.starts] != wanted).any():
         raise UsageError(NO_RUN)

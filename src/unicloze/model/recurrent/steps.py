@@ -33,15 +33,10 @@ STEPS_AT_ONCE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class StepState:
-    """What a model remembers of the texts written so far.
+    """What a model remembers of the texts written so far."""
 
-    Args:
-        carried: Of each hypothesis. *Shape:* (rows, hypotheses, width) each
-        shared: Of each row, the same for all of its hypotheses. *Shape:* (rows, ...) each
-    """
-
-    carried: tuple[Tensor, ...]
-    shared: tuple[Tensor, ...] = ()
+    carried: tuple[Tensor, ...]  # Of each hypothesis. *Shape:* (rows, hypotheses, width) each
+    shared: tuple[Tensor, ...] = ()  # Of each row, the same for all of its hypotheses. *Shape:* (rows, ...) each
 
     def for_hypotheses(self, count: int) -> StepState:
         """The state of a single hypothesis per row, given to `count` of them."""
@@ -203,11 +198,7 @@ class Output:
 
 
 def check_predicts(model: UnifiedModel) -> None:
-    """Reject a model without a head that predicts tokens.
-
-    Raises:
-        UsageError: It has none.
-    """
+    """Reject a model without a head that predicts tokens."""
     if not hasattr(model, "token_head"):
         raise UsageError("this model does not predict tokens, so it cannot generate text: use another objective")
 

@@ -54,9 +54,6 @@ class TranslationBackbone(nn.Module):
         Returns:
             *Shape:* (rows, slots, embedding width) and (rows, slots, hidden size); with `select`, the last is (rows,
             predictions, hidden size).
-
-        Raises:
-            UsageError: A slot reads something else than a source or a target does.
         """
         pairs = find_pairs(batch.intervals.cpu().numpy())
         with torch.autocast(batch.input_ids.device.type, enabled=False):

@@ -20,17 +20,12 @@ from unicloze.settings import ModelSettings, ViewName
 
 @dataclass(frozen=True)
 class View:
-    """The input of a head for a unit, such as a word.
+    """The input of a head for a unit, such as a word."""
 
-    Args:
-        direction: The direction of the first layer that it reads; None for both directions of all layers.
-        edge: The slot of the unit to which `shift` is added.
-        shift: Distance from that slot to the one it reads.
-    """
-
+    # the direction of the first layer that it reads; None for both directions of all layers
     direction: Direction | None
-    edge: Literal["first", "last"] = "first"
-    shift: int = 0
+    edge: Literal["first", "last"] = "first"  # the slot of the unit to which `shift` is added
+    shift: int = 0  # distance from that slot to the one it reads
 
     def slot(self, first: int, end: int) -> int:
         """The slot it reads for a unit whose slots are [first, end)."""
