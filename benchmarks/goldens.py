@@ -65,6 +65,7 @@ OWN: Mapping[str, dict[str, Any]] = {
     "bert-base": {"training.phases": [{"share": 1, "data.window": 16}, {"share": 1}]},
     "albert-base": {"model.embedding_size": 16},
     "roberta-base": {"training.optimizer": "adamax", "training.weight_decay": 0, "training.schedule": "cosine"},
+    "cove": {"model.decoder_layers": COMMON["model.num_layers"]},
 }
 """Additional settings of some recipes: more steps to generate texts, and mechanisms that no recipe uses at toy size."""
 LEARNING = {

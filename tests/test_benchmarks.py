@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
 import subprocess
@@ -17,6 +18,8 @@ import interop_toys
 from corpora import ADJECTIVES, NOUNS, VERBS, write_corpus
 from qa_toys import small_model
 from test_blimp import write_set
+from unicloze.recipes import load_recipe, recipe_names, toy_overrides
+from unicloze.verbs.pretraining import _of_whole
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SMALL_TAGGER = "--hidden 8 --cells 8 --embedding 8 --vocabulary 200 --finetuning.epochs 1"
@@ -162,6 +165,15 @@ def test_a_toy_run_prints_its_table(name: str, material: dict[str, Path], tmp_pa
     assert run(name, RUNS[name], material, tmp_path).strip() or RUNS[name] == "--results {lines}"
     if "{out}" in RUNS[name] or "{glue}" in RUNS[name]:
         assert all(json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines())
+
+
+def test_the_settings_of_goldens_suit_every_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    goldens = importlib.import_module("goldens")
+    for name in recipe_names():
+        settings = {**goldens.COMMON, **goldens.OWN.get(name, {})}
+        load_recipe(name, _of_whole(settings))
+        assert load_recipe(name, {**toy_overrides(), **settings}).model.num_layers == 3
 
 
 def test_every_benchmark_is_tried() -> None:

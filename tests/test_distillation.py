@@ -312,8 +312,27 @@ def test_a_teacher_that_does_not_fit_is_refused(place: Path) -> None:
         opened(masked)
     bart = nlu_toys.start("bart-base")
     causal = load_recipe("gpt", toy_overrides() | {"distillation.teacher": "it"})
-    with pytest.raises(UsageError, match="is an encoder-decoder, and the rows of objective causal have no source"):
+    with pytest.raises(UsageError, match=r"predicts lm in rows of denoising \(bidirectional\), but"):
         opened(causal, bart, bart.tokenizer)
+    bert = nlu_toys.start("bert-base")
+    left = load_recipe(
+        "bert-base",
+        toy_overrides()
+        | {"objective.visibility": "left_to_right", "objective.targets": ["ae"], "distillation.teacher": "it"},
+    )
+    with pytest.raises(
+        UsageError, match=r"predicts ae in rows of masked \(bidirectional\), but .* masked \(left_to_right\)"
+    ):
+        opened(left, bert, bert.tokenizer)
+    prefix = load_recipe("prefix-lm-base", toy_overrides() | {"distillation.teacher": "it"})
+    gpt = nlu_toys.start("gpt")
+    with pytest.raises(
+        UsageError, match=r"predicts lm in rows of causal \(left_to_right\), but .* prefix \(bidirectional\)"
+    ):
+        opened(prefix, gpt, gpt.tokenizer)
+    assert opened(
+        load_recipe("unilmv2-ablation-ae", toy_overrides() | {"distillation.teacher": "it"}), bert, bert.tokenizer
+    )
 
 
 @pytest.fixture(scope="module")

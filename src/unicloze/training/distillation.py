@@ -14,7 +14,7 @@ import torch
 
 from unicloze.errors import UsageError
 from unicloze.example import Batch, SoftLabels
-from unicloze.mixtures import all_targets, longest_row
+from unicloze.mixtures import all_targets, longest_row, parts, phases
 from unicloze.model.flops import TRAINING, Amounts
 from unicloze.model.model import OWN_HEADS
 from unicloze.settings import Recipe
@@ -86,13 +86,8 @@ class Teacher:
 
 
 def _check_rows(recipe: Recipe, opened: LoadedModel, said: str) -> None:
-    """Reject a teacher without the positions or segments of the student's rows, or with a decoder they have no target for."""
+    """Reject a teacher without the positions or segments of the student's rows."""
     theirs = opened.model.settings
-    if theirs.decoder_layers and not recipe.task.kind and getattr(recipe.objective, "starts", None) is None:
-        raise UsageError(
-            f"{said} is an encoder-decoder, and the rows of objective {recipe.objective.name} have no source and target: "
-            "name a teacher without a decoder"
-        )
     needed = recipe.task.max_length if recipe.task.kind else longest_row(recipe)
     if theirs.positions == "learned" and opened.model.max_positions < needed:
         cure = "task.max_length" if recipe.task.kind else "data.window"
@@ -119,7 +114,24 @@ def _targets_of_text(recipe: Recipe, opened: LoadedModel, said: str) -> list[str
             f"{said} predicts {' and '.join(sorted(known)) or 'no tokens'}, but the run trains "
             f"{' and '.join(all_targets(recipe))}: name a teacher trained for one of its targets"
         )
+    for name in targets:
+        theirs, ours = (_kinds_of_rows(each, name) for each in (opened.recipe, recipe))
+        if other := sorted(ours - theirs):
+            raise UsageError(
+                f"{said} predicts {name} in rows of {' and '.join(sorted(theirs))}, but the run has rows of "
+                f"{' and '.join(other)}: name a teacher trained on such rows"
+            )
     return targets
+
+
+def _kinds_of_rows(recipe: Recipe, target: str) -> set[str]:
+    """The kinds of rows that have a target: objective and visibility, of which `ae` means the same in every objective."""
+    settings = [part.settings for phase in phases(recipe) for part in parts(phase.recipe.objective)]
+    return {
+        f"{'masked' if target == 'ae' else each.name} ({each.reading.visibility})"
+        for each in settings
+        if target in each.targets
+    }
 
 
 def _targets_of_task(recipe: Recipe, opened: LoadedModel, said: str) -> list[str]:

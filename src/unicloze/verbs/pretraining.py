@@ -299,7 +299,8 @@ def _of_whole(given: Overrides) -> dict[str, Any]:
     of_toy = {"data.window", "training.steps", "training.batch_size", "training.micro_batch_size"}
     if "training.steps" in settings:
         of_toy.add("training.warmup_steps")
-    of_toy |= {key for key in toy_overrides() if key.startswith("model.")} | {"model.embedding_size"}
+    of_toy |= {key for key in toy_overrides() if key.startswith("model.")}
+    of_toy |= {"model.embedding_size", "model.decoder_layers"}
     return {key: value for key, value in settings.items() if key not in of_toy}
 
 
