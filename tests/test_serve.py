@@ -149,6 +149,16 @@ def test_predict_answers_as_python_does(judge: Client) -> None:
         assert answer["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.* records are longer")
+def test_an_answer_tells_that_its_text_was_cut(judge: Client) -> None:
+    long = "anna sees berlin " * 100
+    assert judge.post("/predict", {"text": long}).json["truncated"] is True
+    assert "truncated" not in judge.post("/predict", {"text": "anna sees berlin"}).json
+    refused = judge.post("/", {"inputs": ["anna sees berlin", long]})
+    assert refused.status == 400 and "A text is longer than the rows of" in refused.error
+    assert len(judge.post("/", {"inputs": long, "truncate": True}).json[0]) == 2
+
+
 def test_a_tagger_answers_with_the_words_it_tagged() -> None:
     with serving(classifier(["O", "B-PER", "I-PER"], "tagging")) as client:
         answer = client.post("/predict", {"text": "Anna sees Berlin."}).json

@@ -29,7 +29,7 @@ OTHER_FORMAT = "give an --out that ends in .jsonl, or --format jsonl"
 
 
 def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:
-    """One prediction for each record, in order."""
+    """One prediction for each record, in order; `truncated` marks those of records that were cut to a row."""
     task = TASKS[model.recipe.task.kind]
     if task.predict is None:
 
@@ -38,7 +38,9 @@ def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list
             return [one for some in predictions_of(parts, data.records, model.recipe, model.tokenizer) for one in some]
 
         return model.compute.world.only_first(generate_all)
-    return task.predict(data.records, data.rows, outputs_of(model, data.rows, progress=progress), model.recipe)
+    found = task.predict(data.records, data.rows, outputs_of(model, data.rows, progress=progress), model.recipe)
+    cut = {row.record for row in data.rows if getattr(row, "cut", False)}
+    return [{**one, "truncated": True} if number in cut else one for number, one in enumerate(found)]
 
 
 def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = False) -> list[Outputs]:

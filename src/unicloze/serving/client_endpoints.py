@@ -214,6 +214,13 @@ def hugging_face_router(service: Service) -> APIRouter:
         alone = isinstance(request.inputs, str)
         if "predict" in model.abilities:
             predictions = await service.predict(texts)
+            if not request.truncate and any("truncated" in one for one in predictions):
+                raise Refused(
+                    400,
+                    f"A text is longer than the rows of {model.model.recipe.task.max_length} tokens that the model reads: "
+                    "shorten it, or set truncate.",
+                    code="context_length_exceeded",
+                )
             return as_json([_classes(one, given.top_k) for one in predictions])
         masks = model.model.tokenizer.masks
         has_mask = "fill" in model.abilities and any(mask in text for text in texts for mask in masks)

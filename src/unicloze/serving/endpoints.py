@@ -151,6 +151,7 @@ class PredictAnswer(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     prediction: Any
+    truncated: bool | None = Field(None, description="Whether a text was cut, since it is longer than the model reads.")
 
 
 class Health(BaseModel):

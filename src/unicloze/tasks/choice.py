@@ -75,6 +75,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
                 input_ids=np.concatenate([ids for ids, _ in pieces]),
                 segment_ids=np.concatenate([ids for _, ids in pieces]),
                 lengths=[len(ids) for ids, _ in pieces],
+                cut=is_cut,
                 targets={TARGET: target},
             )
         )

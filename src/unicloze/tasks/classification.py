@@ -102,7 +102,8 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
     for number, given in enumerate(zip(*texts, strict=True)):
         apart = task.head == "biattentive"
         shown = written.fit(given, spare=apart * (len(given) - 1))
-        cut += sum(map(len, shown)) < sum(map(len, given))
+        is_cut = sum(map(len, shown)) < sum(map(len, given))
+        cut += is_cut
         orders: Sequence[Sequence[Int32s]] = (shown,)
         if task.both_orders and len(shown) == 2:
             orders = (shown, shown[::-1])
@@ -123,6 +124,7 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
                 segment_ids=np.concatenate([ids for _, ids in pieces]),
                 lengths=[] if pooling == "decoder" else [len(ids) for ids, _ in pieces],
                 source=length if pooling == "decoder" else 0,
+                cut=is_cut,
                 targets={"label": RowTarget(slots=[slots], labels=None if answers is None else [answers[number]])},
             )
         )

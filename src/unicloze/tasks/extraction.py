@@ -170,7 +170,8 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         labels = [None if answers is None else _labels(span, first, last) for first, last in bounds]
         several += len(bounds) > 1
         unreached += bool(answers) and not any(label and label["start"] for label in labels)
-        windows += windows_of_record(number, shown, passage, bounds, labels, recipe.use.separators)
+        made = windows_of_record(number, shown, passage, bounds, labels, recipe.use.separators)
+        windows += [dataclasses.replace(window, cut=len(question) > room) for window in made]
     cut = sum(len(question) > room for question in questions)
     note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
     return windows

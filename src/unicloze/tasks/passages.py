@@ -96,6 +96,7 @@ class Window:
     # The answer for each target of the task; `start` and `end` are choices. None if unknown.
     labels: Mapping[str, int] | None
     separators: int = 1  # number of [EOS] between question and window
+    cut: bool = False  # whether the question lacks its end
 
     @property
     def slots(self) -> int:

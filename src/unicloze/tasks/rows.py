@@ -40,6 +40,7 @@ class Row:
     lengths: Sequence[int] = ()
     # Slots that an encoder reads; a decoder reads the others, from left to right. 0 if there is no decoder's part.
     source: int = 0
+    cut: bool = False  # whether it lacks a part of the record's texts
 
     @property
     def slots(self) -> int:
