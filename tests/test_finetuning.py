@@ -134,6 +134,16 @@ def test_patience_stops_early_and_the_best_is_kept(start: LoadedModel, tmp_path:
     assert load_model(tmp_path / "run").step == 2
 
 
+def test_patience_counts_no_head_fitted_before_training(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, values = write(tmp_path / "train.jsonl", pairs()), iter([80.0, 70.0, 75.0, 74.0, 99.0])
+    monkeypatch.setattr("unicloze.finetuning.run.headline", lambda *_: next(values))
+    recipe = recipe_for(start, finetuning__patience=1, finetuning__evaluations=1, training__learning_rate="auto")
+    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    assert (result.best_step, result.step) == (0, 6)
+
+
 def test_seeds_give_mean_and_spread(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = write(tmp_path / "train.jsonl", pairs()), write(tmp_path / "dev.jsonl", pairs(9))
     overrides = {**SIXTEEN, "finetuning.epochs": 2}

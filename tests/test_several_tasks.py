@@ -19,6 +19,7 @@ from unicloze.finetuning.mixing import Mixture
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.scores import measure, measure_file
 from unicloze.recipes import load_recipe
+from unicloze.report.task_history import TaskRun
 from unicloze.settings import Recipe
 from unicloze.tasks.generation import WritingSettings
 from unicloze.tasks.several import records_of, rows_per_epoch
@@ -137,6 +138,9 @@ def test_tasks_are_learned_together_and_scored_apart(
     assert result.scores["mean of tasks"].values == {"mean of tasks": pytest.approx(mean)}
     assert result.baselines[0].name == "the most common answer of each task"
     assert "better than the most common answer of each task (mean of tasks " in result.verdict
+    shown = TaskRun.read(tmp_path / "run")
+    assert {name: shown.errors(name) for name in result.scores} == {n: r.errors for n, r in result.scores.items()}
+    assert shown.errors("kind accuracy").keys() == {"kind accuracy"}
 
     asked = nlu_toys.write(
         tmp_path / "asked.jsonl", [{"task": "kind", "text": "anna"}, {"task": "stsb", "text": "eva", "pair": "eva"}]

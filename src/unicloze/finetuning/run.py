@@ -235,7 +235,7 @@ class _Run(RunProcess):
                 say(what_learns(model))
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
-        self.waited = 0
+        self.waited, self.reached = 0, None  # evaluations of training since its best value
         self.headlines: list[float] = []
         self.baselines: Sequence[BaselineScores] = ()
         if self.measured is not None:
@@ -307,7 +307,8 @@ class _Run(RunProcess):
         if self.scores:
             verdict = self._verdict(predictions)
         if not stopped and not ended:
-            self.write_end(verdict=verdict)
+            errors = {name: dict(result.errors) for name, result in self.scores.items() if result.errors}
+            self.write_end(verdict=verdict, errors=errors)
         if not stopped and self.world.first:
             shutil.rmtree(self.out / AVERAGED, ignore_errors=True)
         return FinetuneResult(
@@ -357,11 +358,13 @@ class _Run(RunProcess):
 
     def _compare_with_best(self, value: float, step: int) -> bool:
         self.headlines.append(value)
-        if self.best is None or value > self.best[0]:
-            self.best, self.waited = (value, step), 0
-            return True
-        self.waited += 1
-        return False
+        if step > 0:  # a head fitted before training is kept if it is the best, but training is given its time
+            self.waited = 0 if self.reached is None or value > self.reached else self.waited + 1
+            self.reached = max(value, value if self.reached is None else self.reached)
+        better = self.best is None or value > self.best[0]
+        if better:
+            self.best = value, step
+        return better
 
     def _write_start(self) -> None:
         unlabelled = self.train_data.unlabelled

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.registry import METRICS
-from unicloze.evaluation.metrics.standard_errors import standard_errors
 from unicloze.report.history import Event, History, mapping, number, sequence
 from unicloze.run_files import DEV_PREDICTIONS, DEV_SAMPLES
 
@@ -81,17 +79,9 @@ class TaskRun:
         return str(mapping(result.get("units")).get(key, "%"))
 
     def errors(self, metric: str) -> dict[str, float]:
-        """Standard errors of a metric's values, where known."""
-        pairs = [one["prediction"] for one in self.answers], [one["reference"] for one in self.answers]
-        try:
-            return standard_errors(metric, *pairs, **self._options(metric)) if self.answers else {}
-        except UniclozeError:  # the extra for this metric is not installed
-            return {}
-
-    def _options(self, metric: str) -> dict[str, str]:
-        given = mapping(mapping(self.history.recipe.get("task")).get("metric_options"))
-        known = METRICS[metric].options if metric in METRICS else {}
-        return {str(key): str(value) for key, value in given.items() if key in known}
+        """Standard errors of a metric's values, which the end of the run records; empty before or if unknown."""
+        found = mapping(mapping(self.history.last.get("errors")).get(metric))
+        return {str(key): error for key, value in found.items() if (error := number(value)) is not None}
 
     def points(self, metric: str, key: str) -> list[tuple[float, float]]:
         """One value of a metric over the steps."""

@@ -58,7 +58,8 @@ class FinetuningSettings:
         epochs: Passes over the training file; `auto` chooses by the number of records.
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file per epoch; 0.5 evaluates after every other epoch.
-        patience: Stop after this many evaluations without improvement; default: never.
+        patience: Stop after this many evaluations without improvement, not counting that of a head fitted before the first
+            step; default: never.
         average_last: Evaluate and keep the mean of the weights at this many of the latest evaluations, or at all so far if
             they are fewer (Transformer 2017, Section 6.1: 5 checkpoints for the base model, 20 for the big one). Training
             itself continues from the weights as they are. 1 averages nothing.
