@@ -235,7 +235,8 @@ class _Run(RunProcess):
                 say(what_learns(model))
         self.best: tuple[float, int] | None = None
         self.scores: Mapping[str, MetricResult] = {}
-        self.waited, self.reached = 0, None  # evaluations of training since its best value
+        self.waited = 0  # evaluations of training since its best value
+        self.reached: float | None = None
         self.headlines: list[float] = []
         self.baselines: Sequence[BaselineScores] = ()
         if self.measured is not None:
@@ -359,8 +360,8 @@ class _Run(RunProcess):
     def _compare_with_best(self, value: float, step: int) -> bool:
         self.headlines.append(value)
         if step > 0:  # a head fitted before training is kept if it is the best, but training is given its time
-            self.waited = 0 if self.reached is None or value > self.reached else self.waited + 1
-            self.reached = max(value, value if self.reached is None else self.reached)
+            rises = self.reached is None or value > self.reached
+            self.waited, self.reached = (0, value) if rises else (self.waited + 1, self.reached)
         better = self.best is None or value > self.best[0]
         if better:
             self.best = value, step
