@@ -14,18 +14,12 @@ import argparse
 import functools
 import itertools
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from json_lines import differences, evenly_spaced, once
-from unicloze import verbs
-from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import predict
-from unicloze.finetuning.scores import measure
-from unicloze.finetuning.task_model import load_task_model
-from unicloze.interop.opening import open_model
+from short_runs import finetuned
 
 FILES = {
     "sst-2": ("SST-2/train.tsv.gz", "SST-2/test.tsv.gz", True),
@@ -45,20 +39,8 @@ COMMON = {"training.batch_size": 16, "training.device": "cpu", "training.precisi
 
 def ran(task: str, model: Path, settings: Mapping[str, Any], files: tuple[Path, Path]) -> dict[str, Any]:
     """Fine-tune, predict and score."""
-    with tempfile.TemporaryDirectory() as name:
-        began = time.process_time()
-        if verbs.finetune(f"glue-{task}", model, files[0], None, name, quiet=True, overrides=settings).exit_code:
-            raise SystemExit("stopped; the same command continues")
-        spent = time.process_time() - began
-        tuned = load_task_model(open_model(Path(name)))
-        data = open_records(files[1], tuned.recipe, tuned.tokenizer)
-        result = next(iter(measure(predict(tuned, data), data.records, tuned.recipe).values()))
-    return {
-        "learning rate": tuned.recipe.training.learning_rate,
-        "scores": dict(result.values),
-        "score": next(iter(result.values.values())),
-        "cpu seconds": round(spent, 1),
-    }
+    found = finetuned(f"glue-{task}", model, files, settings)
+    return {**found, "score": next(iter(found["scores"].values()))}
 
 
 def main() -> None:

@@ -35,6 +35,15 @@ def parsed_known(parser: argparse.ArgumentParser, toy: str) -> tuple[argparse.Na
     return parser.parse_known_args([*toy.split(), *given] if "--toy" in given else given)
 
 
+def fill_in(page: Path, script: str, text: str) -> None:
+    """Replace the text that a script made in a page, between `<!-- made by SCRIPT -->` and `<!-- end -->`."""
+    begin, end = f"<!-- made by benchmarks/{script} -->\n", "<!-- end -->"
+    before, found, after = page.read_text(encoding="utf-8").partition(begin)
+    if not found or end not in after:
+        raise SystemExit(f"{page} has no text between {begin.strip()} and {end}")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after.partition(end)[2]}", encoding="utf-8")
+
+
 def write(results: Mapping[str, Any], file: Path | None) -> None:
     """Write the results, if a file is asked for."""
     if file is not None:

@@ -1,12 +1,19 @@
-"""Short pre-trainings of which a benchmark keeps the figures of the ledger."""
+"""Short pre-trainings and fine-tunings of which a benchmark keeps the figures."""
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from unicloze import verbs
+from unicloze.finetuning.data import open_records
+from unicloze.finetuning.predict import predict
+from unicloze.finetuning.scores import measure
+from unicloze.finetuning.task_model import load_task_model
+from unicloze.interop.opening import open_model
 from unicloze.report.history import History
 
 CAUSAL = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "mixture": [], "coefficients": {}}
@@ -41,4 +48,25 @@ def figures(run: Path) -> dict[str, Any]:
         "content_words": {name: round(100 * words[name], 1) for name in ("top_5", "counts_top_5")} if words else {},
         "verdict": history.verdict,
         "seconds": round(history.seconds),
+    }
+
+
+def finetuned(task: str, model: Path, files: tuple[Path, Path], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Fine-tune a model on the first file, and score its last step on the second.
+
+    Raises:
+        SystemExit: if a signal stopped the training.
+    """
+    began, processor = time.perf_counter(), time.process_time()
+    with tempfile.TemporaryDirectory() as name:
+        if verbs.finetune(task, model, files[0], None, name, quiet=True, overrides=settings).exit_code:
+            raise SystemExit("stopped; the same command continues")
+        tuned = load_task_model(open_model(Path(name)))
+        data = open_records(files[1], tuned.recipe, tuned.tokenizer)
+        results = measure(predict(tuned, data), data.records, tuned.recipe)
+    return {
+        "learning rate": tuned.recipe.training.learning_rate,
+        "scores": {name: value for result in results.values() for name, value in result.values.items()},
+        "seconds": round(time.perf_counter() - began, 1),
+        "cpu seconds": round(time.process_time() - processor, 1),
     }

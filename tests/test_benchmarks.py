@@ -6,6 +6,7 @@ import gzip
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -70,6 +71,10 @@ RUNS: dict[str, str] = {
     "mixed_tasks": "--model {run} --glue {glue} --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1",
     "regret": "--results {lines}",
     "size": "",
+    "table_6": (
+        "--equal-steps {out}/steps --equal-flops {out}/flops --corpus {books} --glue {glue} --squad {squad} --lines {lines} "
+        "--questions {questions} {questions} --toy --tokenizer.vocab_size 200 --model.hidden_size 16 --model.num_layers 1"
+    ),
     "ulmfit": (
         "--general {books} --sst {glue}/SST-2 --textbooks {books} --out {out} --lines {lines} --tasks sentiment --steps 2 "
         "--domain-steps 2 --records 8 --test-records 4 --epochs 1 --seeds 1 --cells 8 --batch-size 4 --vocabulary 200"
@@ -100,7 +105,12 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "STS-B/sts-train.csv.gz": [
             f"main\tx\ty\t{i}\t{i % 6}.0\t{text}\t{text[4:]}" for i, text in enumerate(sentences)
         ],
+        "MRPC/msr_paraphrase_train.tsv.gz": [
+            "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+            *(f"{i % 2}\t{i}\t{i}\t{text}\t{text[4:]}" for i, text in enumerate(sentences[:8])),
+        ],
     }
+    glue["MRPC/msr_paraphrase_test.tsv.gz"] = glue["MRPC/msr_paraphrase_train.tsv.gz"]
     glue |= {"SST-2/test.tsv.gz": glue["SST-2/train.tsv.gz"], "STS-B/sts-dev.csv.gz": glue["STS-B/sts-train.csv.gz"]}
     for name, lines in glue.items():
         (place / "glue" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -116,10 +126,17 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (place / "tags.conllu").write_text("\n\n".join(blocks) + "\n\n")
     record = {"context": sentences[0], "answers": [NOUNS[0]], "question": f"who {VERBS[0]} it ?"}
     (place / "questions.jsonl").write_text((json.dumps(record) + "\n") * 4)
-    asked = [{"id": f"q{i}", "question": text, "answers": []} for i, text in enumerate(sentences)]
+    answers = [{"text": sentences[0], "answer_start": 0}]
+    asked = [
+        [
+            {"id": f"q{n}-{i}", "question": text, "answers": answers}
+            for i, text in enumerate(sentences[: 24 if n < 2 else 3])
+        ]
+        for n in range(5)
+    ]
     articles = [
-        {"title": f"a{n}", "paragraphs": [{"context": "x", "qas": asked[at : at + 8]} for at in (0, 8, 16)]}
-        for n in range(2)
+        {"title": f"a{n}", "paragraphs": [{"context": sentences[0], "qas": each[at::3]} for at in range(3)]}
+        for n, each in enumerate(asked)
     ]
     (place / "shared" / "qa").mkdir(parents=True)
     squad = place / "shared" / "qa" / "squad-dev-v1.1.from-explorer.json.gz"
@@ -127,7 +144,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (place / "blimp").mkdir()
     write_set(place / "blimp", [("the cat sees .", "the cat see ."), ("a dog opens .", "a dog open .")], "agreement")
     return {
-        "shared": place / "shared",
+        "shared": place / "shared", "squad": squad,
         "run": place / "run", "bert": place / "bert", "glue": place / "glue", "sst": place / "sst.tsv",
         "books": place / "books.jsonl.gz", "tags": place / "tags.conllu", "questions": place / "questions.jsonl",
         "blimp": place / "blimp", "corpus": write_corpus(place / "text"), "repository": BENCHMARKS.parent,
@@ -174,6 +191,21 @@ def test_the_settings_of_goldens_suit_every_recipe(monkeypatch: pytest.MonkeyPat
         settings = {**goldens.COMMON, **goldens.OWN.get(name, {})}
         load_recipe(name, _of_whole(settings))
         assert load_recipe(name, {**toy_overrides(), **settings}).model.num_layers == 3
+
+
+def test_tables_of_the_pages_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `--page` writes: the text that a benchmark makes of its results stands in the page."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    made = [
+        (page, *found)
+        for page in sorted((BENCHMARKS.parent / "docs").glob("**/*.md"))
+        for found in re.findall(
+            r"<!-- made by benchmarks/(\w+)\.py -->\n\n(.*?)\n<!-- end -->", page.read_text(), re.DOTALL
+        )
+    ]
+    assert {script for _, script, _ in made} == {"table_6"}
+    for page, script, text in made:
+        assert text == importlib.import_module(script).tables(), f"run benchmarks/{script}.py --page {page}"
 
 
 def test_every_benchmark_is_tried() -> None:
