@@ -286,7 +286,7 @@ SETTINGS = {
     "task.layers": Row("two ways", "all"),
     "task.pooling": Row("classes", "last"),
     "task.head_dropout": Row("classes", "0.5"),
-    "task.head_size": Row("classes", "8", beside="--task.head biattentive"),
+    "task.head_size": Row("classes", "8", "4", beside="--task.head biattentive"),
     "task.delimiter": Row("classes", "true"),
     "task.both_orders": Row("classes", "true", beside="--task.pooling first"),
     "task.predicate": Row("tags", "repeat"),

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import hashlib
 import io
 import itertools
 import json
+import os
 import random
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
 from test_import_unilm import released
 from unicloze import cli
+from unicloze.training.ledger import Ledger
 
 NOUNS = [
     "cat", "dog", "house", "tree", "river", "stone", "bird", "child", "window", "garden", "café", "post office",
@@ -196,21 +200,25 @@ class World:
         """Words split as by a shell, with paths filled in."""
         return shlex.split(self.text(text))
 
-    def outcome(self, scene: str, options: str) -> Outcome:
-        """The outcome of a scene with options; cached."""
+    def outcome(self, scene: str, options: str, unlike: Outcome | None = None) -> Outcome:
+        """The outcome of a scene with options; cached. A run ends as soon as it is told apart from one of `unlike`."""
         key = scene, options
-        if key not in self._known:
-            self._known[key] = self._outcome(self.scenes[scene], options)
+        if key in self._known:
+            return self._known[key]
+        if unlike is not None:
+            return self._outcome(self.scenes[scene], options, unlike)
+        self._known[key] = self._outcome(self.scenes[scene], options)
         return self._known[key]
 
-    def _outcome(self, scene: Scene, options: str) -> Outcome:
+    def _outcome(self, scene: Scene, options: str, unlike: Outcome | None = None) -> Outcome:
         words = self.words(f"{scene.words} {options}")
         self._number += 1
         folder = self.place / "scratch" / str(self._number)
         folder.mkdir(parents=True)
         if scene.ready is not None:
             scene.ready(self, folder)
-        code, out, err = self._call(words, folder)
+        with ends_if_unlike(unlike, folder):
+            code, out, err = self._call(words, folder)
         if scene.then and code == 0:
             _, more, _ = self._call(self.words(scene.then), folder)
             out += more
@@ -222,8 +230,37 @@ class World:
     def _call(words: Sequence[str], folder: Path) -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli.main(words)
+            try:
+                code = cli.main(words)
+            except ToldApart:
+                code = 0
         return code, out.getvalue(), err.getvalue()
+
+
+class ToldApart(BaseException):
+    """A run has written something else than the run it is compared with."""
+
+
+@contextlib.contextmanager
+def ends_if_unlike(other: Outcome | None, folder: Path) -> Iterator[None]:
+    """Runs in the folder end at the first event of their ledger that the other outcome's ledger does not have."""
+    write, written = Ledger.write, collections.Counter[str]()
+
+    def write_and_compare(ledger: Ledger, event: str, **values: object) -> None:
+        if ledger._file.closed:  # it is ending
+            return
+        write(ledger, event, **values)
+        name = os.path.relpath(ledger._path.resolve(), folder.resolve())
+        place, written[name] = written[name], written[name] + 1
+        others = other.files.get(name, []) if other else []
+        if others[place : place + 1] != [effect({"event": event, **json.loads(json.dumps(values))})]:
+            ledger.close()
+            raise ToldApart
+
+    with pytest.MonkeyPatch.context() as patch:
+        if other is not None:
+            patch.setattr(Ledger, "write", write_and_compare)
+        yield
 
 
 def said(err: str) -> str:
@@ -239,6 +276,11 @@ def without_times(text: str) -> str:
     return re.sub(r'"(time|seconds)": [\d.]+', "TIME", text)
 
 
+def effect(event: dict[str, Any]) -> dict[str, Any]:
+    """What a ledger's event tells that neither repeats settings nor depends on the clock."""
+    return {key: value for key, value in event.items() if key not in NO_EFFECT | {"schema"}}
+
+
 def content(file: Path) -> Any:
     """The contents of a file without settings and times."""
     if file.name in UNREAD_FILES:
@@ -247,7 +289,7 @@ def content(file: Path) -> Any:
         return {key: value for key, value in json.loads(file.read_text()).items() if key not in ("recipe", "probes")}
     if file.name == "ledger.jsonl":
         events = [json.loads(line) for line in file.read_text().splitlines()]
-        return [{key: value for key, value in event.items() if key not in NO_EFFECT} for event in events]
+        return [effect(event) for event in events]
     if file.name == "lineage.json":
         lineage = json.loads(file.read_text())
         return [[source["train"], source["heldout"]] for source in lineage["sources"]]
