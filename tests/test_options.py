@@ -181,7 +181,15 @@ def test_every_option_of_every_verb_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "option"), [pytest.param(*key, marks=[pytest.mark.whole] * (key[0].split()[0] in SLOW)) for key in OPTIONS]
+    ("verb", "option"),
+    [
+        pytest.param(
+            *key,
+            marks=[pytest.mark.whole] * (key[0].split()[0] in SLOW)
+            + [pytest.mark.slow] * (key == ("compare", "--jobs")),
+        )
+        for key in OPTIONS
+    ],
 )
 def test_two_values_of_an_option_differ(verb: str, option: str, world: World) -> None:
     if verb == "serve":
