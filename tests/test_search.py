@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from itertools import pairwise
 from typing import Any
@@ -23,6 +25,7 @@ from unicloze.decoding.search import (
     search,
 )
 from unicloze.errors import UsageError
+from unicloze.finetuning.given_texts import _giving_way
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.settings import DecodingSettings
 
@@ -310,3 +313,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_settings_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check_settings(DecodingSettings(**settings), LAYOUT)
+
+
+CHOICES: dict[str, Any] = {
+    "beams": 3, "sample": True, "temperature": 2.0, "top_k": 4, "top_p": 0.5, "min_length": 40, "max_length": 20,
+    "no_repeat_ngram": 3, "may_repeat": ["a"], "early_stop": "first", "num_results": 2, "parallel": 2, "seed": 3,
+}  # fmt: skip
+
+
+def test_settings_of_a_recipe_give_way_to_given_ones() -> None:
+    """All that is valid by itself, in the recipe and given, is valid together, and what is given is kept."""
+    pseudo, plain = dataclasses.replace(LAYOUT, predicts="pseudo"), DecodingSettings()
+
+    def is_valid(settings: DecodingSettings) -> bool:
+        try:
+            check_settings(settings, pseudo)
+        except UsageError:
+            return False
+        return True
+
+    some = [dict(pairs) for count in (1, 2, 3) for pairs in itertools.combinations(CHOICES.items(), count)]
+    some += [{"sample": False}, {"beams": 1}, {"no_repeat_ngram": 0}, {"early_stop": "exact"}, {"num_results": 1}]
+    valid = [each for each in some if is_valid(dataclasses.replace(plain, **each))]
+    for recipe, given in itertools.product(valid, valid):
+        merged = _giving_way(dataclasses.replace(plain, **{**recipe, **given}), [f"decoding.{name}" for name in given])
+        assert is_valid(merged), (recipe, given, merged)
+        assert {name: getattr(merged, name) for name in given} == given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from unicloze.decoding.abilities import repetition_guard
@@ -40,12 +40,11 @@ def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> L
     """
     given = given_settings(overrides)
     loaded = with_settings(model, overrides)
-    decoding = loaded.recipe.decoding
-    own = {key: value for key, value in _giving_way(decoding, given).items() if f"decoding.{key}" not in given}
-    recipe = dataclasses.replace(loaded.recipe, decoding=dataclasses.replace(decoding, **own))
+    decoding = _giving_way(loaded.recipe.decoding, given)
+    recipe = dataclasses.replace(loaded.recipe, decoding=decoding)
     refuse_unread_in_generation(recipe, given)
     if not recipe.task.kind:
-        own = {}
+        own: dict[str, int] = {}
         if "decoding.max_length" not in given:  # the default may exceed the model's positions
             own["max_length"] = min(decoding.max_length, loaded.model.max_positions // 2)
         if "decoding.no_repeat_ngram" not in given:
@@ -54,20 +53,40 @@ def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> L
     return dataclasses.replace(loaded, recipe=recipe)
 
 
-def _giving_way(decoding: DecodingSettings, given: Collection[str]) -> dict[str, Any]:
-    """Values of settings that agree with the given ones, to replace those of the recipe."""
-    plain, own = DecodingSettings(), {"min_length": min(decoding.min_length, decoding.max_length)}
-    replaced: tuple[str, ...] = ()
-    if "decoding.parallel" in given and decoding.parallel is not None:
-        replaced = "sample", "beams", "no_repeat_ngram"
-    elif "decoding.sample" in given and decoding.sample:
-        replaced = "beams", "early_stop", "parallel"
-    elif "decoding.beams" in given:
-        replaced = "sample", "temperature", "top_k", "top_p", "seed", "parallel"
-        replaced += ("early_stop",) * (decoding.beams == 1)
-    if ("decoding.no_repeat_ngram" in given and not decoding.no_repeat_ngram) or "no_repeat_ngram" in replaced:
-        replaced += ("may_repeat",)
-    return {**own, **{name: getattr(plain, name) for name in replaced}}
+def _contradictions(own: DecodingSettings) -> Iterator[dict[str, Any]]:
+    """For each contradiction that `check_settings` refuses, the value with which each of its settings gives way."""
+    plain = DecodingSettings()
+    if own.sample and own.beams > 1:
+        yield {"sample": False, "beams": 1}
+    for name in ("sample", "beams", "no_repeat_ngram"):
+        if own.parallel is not None and getattr(own, name) != getattr(plain, name):
+            yield {name: getattr(plain, name), "parallel": None}
+    for name in ("temperature", "top_k", "top_p", "seed"):
+        if not own.sample and getattr(own, name) != getattr(plain, name):
+            yield {name: getattr(plain, name)}
+    if own.beams == 1 and own.early_stop != plain.early_stop:
+        yield {"early_stop": plain.early_stop}
+    if own.may_repeat and not own.no_repeat_ngram:
+        yield {"may_repeat": plain.may_repeat}
+    if not own.sample and own.num_results > own.beams:
+        yield {"num_results": own.beams, **({"beams": own.num_results} if own.beams > 1 else {})}
+    if own.min_length > own.max_length:
+        yield {"min_length": own.max_length, "max_length": max(own.min_length, plain.max_length)}
+
+
+def _giving_way(decoding: DecodingSettings, given: Collection[str]) -> DecodingSettings:
+    """The settings, of which those of the recipe that contradict given ones have other values; given ones are kept."""
+    asked = {key.removeprefix("decoding.") for key in given if key.startswith("decoding.")}
+    if "beams" in asked:  # a search, be it a greedy one
+        search = {name: value for name, value in (("sample", False), ("parallel", None)) if name not in asked}
+        decoding = dataclasses.replace(decoding, **search)
+    for _ in dataclasses.fields(decoding) if asked else ():
+        every = ([name for name in values.items() if name[0] not in asked] for values in _contradictions(decoding))
+        own = next((left[0] for left in every if left), None)
+        if own is None:
+            break
+        decoding = dataclasses.replace(decoding, **dict([own]))
+    return decoding
 
 
 def record_of(model: LoadedModel, text: str | Sequence[str]) -> Record:
