@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from decoding_toys import loaded
 from interop_toys import save
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import predicts_tokens
 from unicloze.interop import check as peers
 from unicloze.interop.export import stock_format, write_export
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
-from unicloze.training.ledger import read_ledger
+from unicloze.training.ledger import figures_of, read_ledger
 from unicloze.training.loading import load_model
 
 transformers = pytest.importorskip("transformers")
@@ -101,6 +103,32 @@ def test_without_transformers_the_error_is_one_sentence(tmp_path: Path, monkeypa
     with pytest.raises(UniclozeError, match=r"in the clone, pip install -e \"\.\[hf\]\""):
         verbs.export(loaded(), "bert", tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("recipe", "to"), [("bert-base", "bert"), ("unilm-v1-base", "unicloze")])
+def test_every_figure_of_a_card_is_that_of_the_ledger(tmp_path: Path, recipe: str, to: str) -> None:
+    """By what each figure counts: a perplexity of ordinary tokens, and a loss of what predicts no tokens."""
+    overrides = {
+        "data.corpus": [str(write_corpus(tmp_path / "text"))], "tokenizer.vocab_size": 300, "data.heldout_share": 0.3,
+    }  # fmt: skip
+    verbs.pretrain(recipe, tmp_path / "run", toy=True, quiet=True, overrides=overrides)
+    verbs.export(tmp_path / "run", to, tmp_path / "out")
+    table = (tmp_path / "out" / "README.md").read_text().split("## Evaluation\n\n")[1].split("\n\n")[0]
+    rows = dict([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:])
+    event = [event for event in read_ledger(tmp_path / "run/ledger.jsonl") if event["event"] == "evaluate"][-1]
+    figures = figures_of(event)
+    expected = {}
+    for figure in figures:
+        assert figure.mean is not None
+        if predicts_tokens(figure.target):
+            expected[f"held-out perplexity, {figure.name}"] = math.exp(figure.counted_nats / figure.counted_weight)
+        else:
+            expected[f"held-out loss in nats per prediction, {figure.name}"] = figure.nats / figure.weight
+    found = {name: float(value.replace(",", "")) for name, value in rows.items() if "bits per byte" not in name}
+    assert found == pytest.approx(expected, abs=1e-3) and len(figures) > 1
+    bits = {name.rpartition(", ")[2] for name in rows if "bits per byte" in name}
+    assert bits == {figure.name for figure in figures if predicts_tokens(figure.target)}
 
 
 @pytest.mark.whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.glue import GLUE
 from unicloze.evaluation.metrics.registry import metric
-from unicloze.finetuning.glue import GRID, grid
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.finetuning.glue import GRID, _task, grid
 from unicloze.finetuning.task_model import load_task_model
 from unicloze.recipes import load_recipe
 from unicloze.training.loading import LoadedModel, load_model
@@ -103,6 +105,47 @@ def test_the_grid_chooses_by_the_value_of_the_papers_table() -> None:
     for name, task in GLUE.items():
         metrics = load_recipe(f"glue-{name}").task.metrics if name != "ax" else ["matthews"]
         assert metric(metrics[0]).headline == task.selects, name
+
+
+def test_mnli_is_chosen_by_the_mean_of_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the grid and among the seeds, as the table of the papers has both parts."""
+    for name in ("train", "dev_matched", "dev_mismatched"):
+        table(tmp_path / "MNLI" / f"{name}.tsv", "sentence1", ["a"])
+    parts = {("setting-0", 0): (90.0, 70.0), ("setting-0", 1): (90.0, 72.0),
+             ("setting-1", 0): (85.0, 79.0), ("setting-1", 1): (87.0, 71.0)}  # fmt: skip
+
+    def result(value: float) -> MetricResult:
+        return MetricResult(metric="accuracy", values={"accuracy": value}, items=100, errors={"accuracy": 2.0})
+
+    def seeds(*given: Any, **_: Any) -> Any:
+        place = given[4]
+        runs = [
+            SimpleNamespace(
+                out=place / str(seed), stopped_by=0, scores={"accuracy": result(parts[place.name, seed][0])}
+            )
+            for seed in range(2)
+        ]
+        return SimpleNamespace(runs=runs)
+
+    monkeypatch.setattr("unicloze.finetuning.glue.finetune_seeds", seeds)
+    monkeypatch.setattr(
+        "unicloze.finetuning.glue._measured", lambda run, file: result(parts[run.out.parent.name, int(run.out.name)][1])
+    )
+    train, dev = tmp_path / "MNLI" / "train.tsv", tmp_path / "MNLI" / "dev_matched.tsv"
+    start: Any = None
+    found, best = _task(
+        lambda task, changes: load_recipe(f"glue-{task}", changes),
+        start,
+        "mnli",
+        train,
+        dev,
+        tmp_path / "out",
+        2,
+        2,
+        False,
+    )
+    assert found is not None and found.out.name == "setting-0", "81 and 81.5 against 82 and 79"
+    assert best.out.name == "1" and found.values == {"accuracy": 90.0, "mismatched": 71.0} and found.score == 80.5
 
 
 @pytest.mark.slow

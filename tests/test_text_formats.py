@@ -27,9 +27,10 @@ from unicloze.interop.check import odd_texts
 from unicloze.interop.opening import open_model
 from unicloze.interop.read import import_checkpoint
 from unicloze.interop.tokenizer_files import write_tokenizer
+from unicloze.recipes import load_recipe
 from unicloze.settings import UseSettings
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.initial import shared_tokens
+from unicloze.training.initial import inherited, shared_tokens
 from unicloze.training.loading import load_model
 
 transformers = pytest.importorskip("transformers")
@@ -212,6 +213,16 @@ def test_what_a_model_does_with_texts_survives_an_export(tmp_path: Path, to: str
     assert forms[0] == forms[1] and forms[0].longest == 24
     texts = ["the list of items is empty", "return x"]
     np.testing.assert_allclose(embed(again, texts), embed(own, texts), atol=1e-5)
+
+
+@pytest.mark.parametrize("to", USES)
+def test_what_a_model_does_with_texts_survives_more_pre_training(to: str) -> None:
+    own = loaded(use=USES[to], name="masked", targets=["ae"], positions=40)
+    changes, _ = inherited(load_recipe("mpnet-base"), own, {"use.normalize": False})
+    kept = {f"use.{name}": value for name, value in dataclasses.asdict(USES[to]).items()}
+    del kept["use.visibility"], kept["use.normalize"]
+    assert {key: value for key, value in changes.items() if key.startswith("use.")} == kept
+    assert "use.pooling" not in inherited(load_recipe("gpt"), own, {})[0], "the first slot would see itself alone"
 
 
 def test_every_field_of_the_text_settings_is_exported_in_a_test() -> None:

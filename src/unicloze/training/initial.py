@@ -287,7 +287,10 @@ def inherited(recipe: Recipe, other: LoadedModel, given: Mapping[str, Any]) -> t
         for name in ("head", "head_bias", "tied_output", "scale_output"):
             del known[name]
     changes = {f"model.{name}": value for name, value in known.items() if f"model.{name}" not in given}
-    of_texts = {f"use.{name}": getattr(other.recipe.use, name) for name in ("separators", "normalize", "prompt")}
+    use = dataclasses.asdict(other.recipe.use)
+    if use.pop("visibility") != recipe.use.visibility:  # then another slot sees the whole text
+        del use["pooling"]
+    of_texts = {f"use.{name}": value for name, value in use.items()}
     changes |= {key: value for key, value in of_texts.items() if key not in given}
     before = dataclasses.replace(recipe.model, max_positions=recipe.model.max_positions or longest_row(recipe))
     differing = [
