@@ -78,7 +78,9 @@ def _giving_way(decoding: DecodingSettings, given: Collection[str]) -> DecodingS
     """The settings, of which those of the recipe that contradict given ones have other values; given ones are kept."""
     asked = {key.removeprefix("decoding.") for key in given if key.startswith("decoding.")}
     if "beams" in asked:  # a search, be it a greedy one
-        search = {name: value for name, value in (("sample", False), ("parallel", None)) if name not in asked}
+        search: dict[str, Any] = {
+            name: value for name, value in (("sample", False), ("parallel", None)) if name not in asked
+        }
         decoding = dataclasses.replace(decoding, **search)
     for _ in dataclasses.fields(decoding) if asked else ():
         every = ([name for name in values.items() if name[0] not in asked] for values in _contradictions(decoding))
