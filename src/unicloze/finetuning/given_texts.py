@@ -44,7 +44,7 @@ def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> L
     recipe = dataclasses.replace(loaded.recipe, decoding=decoding)
     refuse_unread_in_generation(recipe, given)
     if not recipe.task.kind:
-        own: dict[str, int] = {}
+        own: dict[str, Any] = {}
         if "decoding.max_length" not in given:  # the default may exceed the model's positions
             own["max_length"] = min(decoding.max_length, loaded.model.max_positions // 2)
         if "decoding.no_repeat_ngram" not in given:
