@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 import toys
+from conftest import slow_except
 from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze import transfer
@@ -77,7 +78,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it traces the CPU's look-up of the bias
-@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("relative", slow_except([True], [False, True]))
 def test_the_backbone_is_one_graph(relative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     as_on_a_gpu(monkeypatch)
     model = toys.model(relative_bias=relative, dropout=0.1, attention_dropout=0.1)
@@ -89,10 +90,10 @@ def test_the_backbone_is_one_graph(relative: bool, monkeypatch: pytest.MonkeyPat
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("short", "most"),
-    [([False], 2), ([True], 2), ([False, True], 3)],
+    slow_except([([False, True], 3)], [([False], 2), ([True], 2), ([False, True], 3)]),
     ids=["full windows", "windows of all lengths", "both"],
 )
-@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("checkpoints", slow_except([True], [False, True]))
 def test_layers_of_twenty_steps_make_two_graphs(
     short: list[bool], most: int, checkpoints: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +112,7 @@ def test_layers_of_twenty_steps_make_two_graphs(
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("checkpoints", slow_except([True], [False, True]))
 def test_compiled_layers_give_the_losses_and_gradients_of_others(checkpoints: bool) -> None:
     plain = toys.model(num_layers=3, dropout=0.0)
     compiled = copy.deepcopy(plain)

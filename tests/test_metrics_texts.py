@@ -84,7 +84,7 @@ def test_coco_is_that_of_the_library() -> None:
     assert values["rouge_l"] / 100 == pytest.approx(sum(longest) / len(longest), rel=1e-9)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_meteor_gives_the_stored_value(stored: tuple[list[str], list[list[str]], dict[str, float]]) -> None:
     pytest.importorskip("pycocoevalcap")
     if shutil.which("java") is None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import slow_except
 from decoding_toys import loaded
 from hf_toys import slots_batch
 from toys import random_windows
@@ -92,7 +93,8 @@ def check_step(run: Any, model: LoadedModel) -> None:
         torch.testing.assert_close(torch.stack(logits[row]), torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("relative", [False, pytest.param(True, marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("relative", slow_except([True], [False, True]))
 def test_the_encoder_as_a_program_gives_what_the_backbone_gives(relative: bool) -> None:
     model = loaded(relative=relative)
     check_encoder(export_program(model).module(), model)

@@ -19,6 +19,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 from cli_toys import Command, command_of
+from conftest import slow_except
 from decoding_toys import loaded
 from hf_toys import save_run
 from unicloze import verbs
@@ -117,7 +118,7 @@ def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
+@pytest.mark.parametrize("number", slow_except([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]), ids=str)
 def test_a_signal_finishes_what_runs(number: int, tmp_path: Path) -> None:
     save_run(tmp_path / "run", loaded())
     words = [sys.executable, "-m", "unicloze", "serve", "--model", str(tmp_path / "run"), "--port", "0", "--json"]
