@@ -106,13 +106,12 @@ def runs_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def counts_of(folder: Path) -> dict[str, float]:
-    """What counting reaches: perplexities of `unigram` and `bigram`, and content words in the top five by side."""
+    """What a Kneser-Ney trigram reaches: perplexities by measure, and content words in the top five by side."""
     found: dict[str, float] = {}
-    for file in sorted(folder.glob("seeds-*/*/seed-0/scores.json")):
-        history = History.read(file.parent)
-        found |= history.counts
-        if words := history.content_words:
-            found[f"words_{words['sees']}"] = 100 * words["counts_top_5"]
+    for file in sorted(folder.glob("seeds-*/comparison.json")):
+        known = json.loads(file.read_text(encoding="utf-8"))
+        found |= {name: perplexities["trigram"] for name, perplexities in known["counts"].items()}
+        found |= known["counted_words"]
     return {name: round(value, 2) for name, value in found.items()}
 
 

@@ -36,6 +36,6 @@ measured = next(event for event in reversed(events) if event["event"] == "evalua
 perplexities = ", ".join(f"{name} {value:.0f}" for name, value in measured["perplexity"].items() if value)
 print(f"Perplexity of held-out text: {len(after.tokenizer):,} -> {perplexities}")
 if words := end.get("content_words"):
-    shares = f"{words['top_5']:.0%} (counting: {words['counts_top_5']:.0%})"
+    shares = f"{words['top_5']:.0%} (Kneser-Ney trigram: {words['counts_top_5']:.0%})"
     print(f"Held-out content words among the first five guesses: {shares} of {words['words']}")
 print(f"Verdict: {end.get('verdict') or 'none'}")

@@ -468,12 +468,12 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
     )  # fmt: skip
     comparison = Comparison(
         out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=rows,
-        counts={"unigram": 3.0, "bigram": 2.0}, counted_words={"words_both": 25.0},
+        counts={"ae": {"unigram": 3.0, "trigram": 2.0}}, counted_words={"words_both": 25.0},
     )  # fmt: skip
     table = as_markdown(comparison)
     assert "| a | b | n | - | 20.0 | 1 | 1 | 1 | 1.00e+00 | 1 |" in table  # no recipe defines PAR
     assert "| c | b | n | 9.0 | - | 1 | 1 | 1 | 1.00e+00 | 1 |" in table
-    assert "(pairs of words) and 25.0 % of the content words in the top 5." in table
+    assert "on the same predictions: AE perplexity 2.0 and 25.0 % of the content words in the top 5." in table
 
 
 def test_a_table_names_who_does_not_beat_counting() -> None:
@@ -496,9 +496,9 @@ def test_a_table_names_who_does_not_beat_counting() -> None:
     table = as_markdown(
         Comparison(
             out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=rows,
-            counts={"unigram": 390.0, "bigram": 100.0},
+            counts={key: {"unigram": 390.0, "trigram": 100.0} for key in ("ae", "par", "causal")},
         )
     )  # fmt: skip
-    assert "a perplexity of 390.0 (words) and 100.0 (pairs of words)" in table
-    assert "No better than counting words: bad. No better than counting pairs of words: fair." in table
-    assert "counting words: good" not in table and "other." not in table
+    assert "AE perplexity 100.0, PAR perplexity 100.0 and causal perplexity 100.0." in table
+    assert "No better than counting words: bad. No better than a Kneser-Ney trigram: fair." in table
+    assert "better than a Kneser-Ney trigram: fair, good" not in table and "other." not in table

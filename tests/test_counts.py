@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from corpora import write_corpus
 from decoding_toys import wordpiece
 from toys import EOS, UNK, vocabulary
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import counts as counts_module
 from unicloze.text.content_words import content_words, frequent_tokens, letters_of
-from unicloze.text.counts import Counts, stretches
+from unicloze.text.counts import ABSENT, KEPT, Counts, Neighbours, open_counts, stretches
 from unicloze.text.prepare import prepare_data
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer
@@ -37,54 +39,137 @@ def pairs_of(documents: list[list[int]]) -> list[tuple[int, int]]:
     return [pair for text in documents for pair in pairwise([EOS, *text]) if pair[1] != UNK]
 
 
-def discount(counts: Counter[object]) -> float:
-    once, twice = (list(counts.values()).count(times) for times in (1, 2))
-    return (once + 1) / (once + 2 * twice + 3)
+def discounts(counts: Counter[Any]) -> list[float]:
+    n = [0, *(list(counts.values()).count(times) for times in (1, 2, 3, 4))]
+    if min(n[1:]) > 0:
+        share = n[1] / (n[1] + 2 * n[2])
+        found = [times - (times + 1) * share * n[times + 1] / n[times] for times in (1, 2, 3)]
+        if all(0 < each < times for times, each in enumerate(found, 1)):
+            return [0.0, *found]
+    return [0.0, *[(n[1] + 1) / (n[1] + 2 * n[2] + 3)] * 3]
 
 
-def unigram(documents: list[list[int]], token: int) -> float:
-    counts = Counter[object](second for _, second in pairs_of(documents))
-    off, total = discount(counts), counts.total()
-    return max(counts[token] - off, 0) / total + off * len(counts) / total / len(VOCABULARY.ordinary)
+class ByHand:
+    """The model of `Counts` from dictionaries, one probability at a time."""
+
+    def __init__(self, documents: list[list[int]]) -> None:
+        texts = [[EOS, *text] for text in documents]
+        threes = Counter(
+            (u, v, w) for text in texts for u, v, w in zip(text, text[1:], text[2:], strict=False) if w != UNK
+        )
+        pairs = Counter((v, w) for text in texts for v, w in pairwise(text) if w != UNK)
+        continued = Counter((v, w) for _, v, w in threes) + Counter(
+            {two: n for two, n in pairs.items() if two[0] == EOS}
+        )
+        self.orders = {
+            3: threes, 2: continued, 1: Counter((w,) for _, w in pairs),
+            "pairs": pairs, "tokens": Counter((w,) for _, w in pairs.elements()),
+        }  # fmt: skip
+
+    def single(self, order: Any, token: int) -> float:
+        counts = self.orders[order]
+        off = discounts(counts)
+        freed = sum(off[min(times, 3)] for times in counts.values())
+        return (counts[(token,)] - off[min(counts[(token,)], 3)] + freed / len(VOCABULARY.ordinary)) / counts.total()
+
+    def mixed(self, order: Any, context: tuple[int, ...], token: int, lower: float) -> float:
+        counts = self.orders[order]
+        off = discounts(counts)
+        behind = {key: times for key, times in counts.items() if key[:-1] == context}
+        if not behind:
+            return lower
+        own = behind.get((*context, token), 0)
+        freed = sum(off[min(times, 3)] for times in behind.values())
+        return (own - off[min(own, 3)] + freed * lower) / sum(behind.values())
+
+    def after(self, left2: int, left1: int, token: int) -> float:
+        if left1 == ABSENT:
+            return self.single("tokens", token)
+        if left2 == ABSENT:
+            return self.mixed("pairs", (left1,), token, self.single(1, token))
+        return self.mixed(3, (left2, left1), token, self.mixed(2, (left1,), token, self.single(1, token)))
+
+    def blank(self, left2: int, left1: int, right1: int, right2: int) -> list[float]:
+        scores = []
+        for token in VOCABULARY.ordinary.tolist():
+            score = self.after(left2, left1, token)
+            if right1 != ABSENT:
+                score *= self.after(left1, token, right1)
+                if right2 != ABSENT:
+                    score *= self.after(token, right1, right2)
+            scores.append(score)
+        return [score / sum(scores) for score in scores]
 
 
-def bigram(documents: list[list[int]], before: int, token: int) -> float:
-    counts = Counter[object](pairs_of(documents))
-    behind = Counter(second for first, second in pairs_of(documents) if first == before)
-    if not behind:
-        return unigram(documents, token)
-    off, total = discount(counts), behind.total()
-    return max(behind[token] - off, 0) / total + off * len(behind) / total * unigram(documents, token)
+def drawn(seed: int) -> list[list[int]]:
+    """Documents of skewed random tokens, in which every count of counts is there."""
+    draw = np.random.default_rng(seed)
+    ids = np.array([*VOCABULARY.ordinary.tolist(), UNK])
+    return [ids[(len(ids) * draw.random(size) ** 2).astype(int)].tolist() for size in draw.integers(0, 30, 60)]
 
 
-def test_probabilities_are_those_counted_by_hand_and_sum_to_one(tmp_path: Path) -> None:
-    counts = Counts.of([source(tmp_path / "a.ds", TRAIN)], VOCABULARY)
-    ordinary = VOCABULARY.ordinary.tolist()
-    assert counts.unigram[ordinary] == pytest.approx([unigram(TRAIN, token) for token in ordinary])
-    for first in [EOS, UNK, *ordinary]:
-        by_hand = [bigram(TRAIN, first, token) for token in ordinary]
-        assert sum(by_hand) == pytest.approx(1)
-        assert counts.bigram(np.full(len(ordinary), first), np.array(ordinary)) == pytest.approx(by_hand)
-        assert counts.after(first)[ordinary] == pytest.approx(by_hand)
-        assert counts.after(first).sum() == pytest.approx(1)
-    for second in ordinary:
-        by_hand = [bigram(TRAIN, first, second) for first in range(VOCABULARY.size)]
-        assert counts.before(second) == pytest.approx(by_hand)
+@pytest.mark.parametrize("documents", [TRAIN, drawn(0), [[7]], [[]]])
+def test_probabilities_are_those_of_dictionaries_and_sum_to_one(tmp_path: Path, documents: list[list[int]]) -> None:
+    if documents == [[]]:
+        assert Counts.of([source(tmp_path / "a.ds", [[], []])], VOCABULARY).unigram.sum() == pytest.approx(1)
+        return
+    counts, by_hand = Counts.of([source(tmp_path / "a.ds", documents)], VOCABULARY), ByHand(documents)
+    ordinary = VOCABULARY.ordinary.astype(np.int64)
+    each = [ABSENT, EOS, UNK, *ordinary.tolist()]
+    for left2, left1 in product(each, each):
+        expected = [by_hand.after(left2, left1, token) for token in ordinary.tolist()]
+        assert sum(expected) == pytest.approx(1)
+        contexts = (np.full(len(ordinary), token) for token in (left2, left1))
+        assert counts.following(*contexts, ordinary) == pytest.approx(expected)
+    draw = np.random.default_rng(1)
+    around = [draw.choice(choice, 300) for choice in (each, each, [ABSENT, *ordinary], [ABSENT, *ordinary])]
+    for number, found in enumerate(counts.blanks(Neighbours(*around))):
+        assert found.sum() == pytest.approx(1)
+        assert found[ordinary] == pytest.approx(by_hand.blank(*(int(column[number]) for column in around)))
 
 
-def test_perplexities_are_of_the_ordinary_tokens_of_another_text(tmp_path: Path) -> None:
-    counts = Counts.of([source(tmp_path / "a.ds", TRAIN)], VOCABULARY)
-    nats = np.mean(
-        [[-math.log(unigram(TRAIN, w)), -math.log(bigram(TRAIN, v, w))] for v, w in pairs_of(HELDOUT)], axis=0
-    )
-    assert counts.perplexities([source(tmp_path / "b.ds", HELDOUT)]) == pytest.approx(tuple(np.exp(nats)))
-    assert counts.perplexities([source(tmp_path / "c.ds", [[], [UNK]])]) is None
-    assert counts.perplexities([]) is None
+def test_probabilities_of_a_text_counted_on_paper(tmp_path: Path) -> None:
+    """7 8 7 9, twice: every discount is 1 / 3 in pairs and threes (none occurs once), so each can be worked out by hand."""
+    counts = Counts.of([source(tmp_path / "a.ds", [[7, 8, 7, 9], [7, 8, 7, 9]])], VOCABULARY)
+    assert counts.total == 8 and counts.unigram[8] == pytest.approx((2 - 1 / 7 + 3 * 1 / 7 / 8) / 8)
+    # Distinct tokens before 7, 8 and 9: 2 (EOS and 8), 1 and 1, of 4; two of them are ones, so that D = 3 / 7.
+    lowest = (1 - 3 / 7 + 3 * 3 / 7 / 8) / 4
+    # Distinct tokens before (EOS 7): twice the document; (7 8), (8 7), (7 9): 1 each, of 4 pairs. D = 4 / 8.
+    two = (1 - 1 / 2 + 2 * 1 / 2 * lowest) / 2
+    # Each three occurs twice, D = 1 / (2 * 3 + 3), and (8 7) is followed by 9 alone.
+    three = (2 - 1 / 9 + 1 / 9 * two) / 2
+    assert counts.following(*np.array([[8], [7], [9]])) == pytest.approx([three])
+    assert counts.left_to_right(np.array([7, 8, 7, 9]))[3] == pytest.approx(-math.log(three))
 
 
 def test_text_whose_pairs_all_repeat_leaves_something_for_what_is_new(tmp_path: Path) -> None:
     counts = Counts.of([source(tmp_path / "a.ds", [[7, 8]] * 50)], VOCABULARY)
-    assert 0 < counts.after(7)[9] < 0.01 < 0.9 < counts.after(7)[8]
+    new, seen = counts.following(np.array([ABSENT, ABSENT]), np.array([7, 7]), np.array([9, 8]))
+    assert 0 < new < 0.01 < 0.9 < seen
+
+
+def test_counts_of_a_large_text_are_kept_and_those_that_are_damaged_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, tokenizer = DataSettings(corpus=[str(write_corpus(tmp_path / "text"))]), TokenizerSettings(vocab_size=200)
+    prepared = prepare_data(data, tokenizer, tmp_path / "data", progress=False)
+    small = open_counts(prepared, prepared.train)
+    assert not (prepared.folder / "index").exists()
+    monkeypatch.setattr(counts_module, "SMALL", 1)
+    first = open_counts(prepared, prepared.train)
+    (file,) = (prepared.folder / "index").iterdir()
+    kept = file.read_bytes()
+    damages = kept[: len(kept) // 2], kept[:300] + bytes([kept[300] ^ 1]) + kept[301:], b""
+    for content in damages:
+        file.write_bytes(content)
+        assert open_counts(prepared, prepared.train).total == first.total and file.read_bytes() == kept
+    monkeypatch.setattr(Counts, "of", None)
+    again = open_counts(prepared, prepared.train)
+    for name in KEPT:
+        assert np.array_equal(getattr(again, name), getattr(first, name)), name
+        assert np.array_equal(getattr(small, name), getattr(first, name)), name
+    with pytest.raises(TypeError):
+        open_counts(prepared, prepared.train, most=1000)  # other counts are not mistaken for them
 
 
 def test_all_documents_of_all_sources_are_counted_however_they_are_read(

@@ -6,9 +6,9 @@ import dataclasses
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,16 +17,21 @@ import torch
 import toys
 from corpora import write_corpus
 from decoding_toys import Slot, context, loaded, probabilities, wordpiece
+from test_counts import source as token_source
 from unicloze import verbs
-from unicloze.example import predicts_tokens
+from unicloze.example import Examples, Target, predicts_tokens
 from unicloze.mixtures import parts
 from unicloze.objectives import make_examples, settings_of
-from unicloze.pretraining.count_baselines import open_baselines
+from unicloze.pretraining.count_baselines import _around, open_baselines
+from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.text.content_words import ContentWords
-from unicloze.text.counts import Counts
+from unicloze.text.counts import ABSENT, Counts
 from unicloze.text.prepare import prepare_data
+from unicloze.text.vocabulary import Vocabulary
+from unicloze.text.windows import Windows
+from unicloze.training.batches import heldout_examples
 from unicloze.training.ledger import Figure, read_ledger
 from unicloze.training.loading import LoadedModel
 from unicloze.training.verdict import Course, verdict_on
@@ -92,27 +97,27 @@ def test_every_recipe_uses_its_best_ability_for_words() -> None:
     assert asked["quickstart"] == asked["bert-base"] == "cloze"
 
 
-def test_counts_guess_from_both_neighbours_or_the_left_one() -> None:
-    tokenizer = wordpiece()
-    vocabulary, size = tokenizer.vocabulary, tokenizer.vocabulary.size
-    model, draw = loaded(tokenizer), np.random.default_rng(0)
-    pairs = np.unique(draw.integers(0, size, 300) * size + draw.choice(vocabulary.ordinary, 300))
-    times = draw.integers(1, 9, len(pairs))
-    counts = Counts(
-        vocabulary=vocabulary, tokens=np.bincount(pairs % size, times, minlength=size).astype(np.int64),
-        pairs=pairs, times=times,
-    )  # fmt: skip
-    ordinary = vocabulary.ordinary.astype(np.int64)
-    both, left = [], []
-    for text, place in zip(words_of(model).sentences, PLACES, strict=True):
-        before, answer, after = (np.full(len(ordinary), token) for token in text[place - 1 : place + 2])
-        by_left, by_right = np.zeros(size), np.ones(size)
-        by_left[ordinary] = counts.bigram(before, ordinary)
-        by_right[ordinary] = counts.bigram(ordinary, after)
+def test_the_trigram_guesses_from_both_sides_or_the_left_one(tmp_path: Path) -> None:
+    model, draw = loaded(wordpiece()), np.random.default_rng(0)
+    vocabulary, words = model.tokenizer.vocabulary, words_of(model)
+    texts = [
+        [text[place - 1], *text, *draw.choice(vocabulary.ordinary, 20)]
+        for text, place in zip(words.sentences, PLACES, strict=True)
+    ]
+    counts = Counts.of([token_source(tmp_path / "a.ds", texts * 3)], vocabulary)
+    ordinary, both, left = vocabulary.ordinary.astype(np.int64), [], []
+    for text, place in zip(words.sentences, PLACES, strict=True):
+        around = [text[at] if 0 <= at < len(text) else ABSENT for at in range(place - 2, place + 3)]
+        left2, left1, answer, right1, right2 = (np.full(len(ordinary), token) for token in around)
+        by_left, by_right = np.zeros(vocabulary.size), np.ones(vocabulary.size)
+        by_left[ordinary] = counts.following(left2, left1, ordinary)
+        by_right[ordinary] = counts.following(left1, ordinary, right1)
+        if right2[0] != ABSENT:
+            by_right[ordinary] *= counts.following(ordinary, right1, right2)
         left.append(rank(by_left, int(answer[0]), ordinary.tolist()))
         both.append(rank(by_left * by_right, int(answer[0]), ordinary.tolist()))
-    assert ranks_by_counts(counts, words_of(model), "cloze").tolist() == both
-    assert ranks_by_counts(counts, words_of(model), "causal").tolist() == left
+    assert ranks_by_counts(counts, words, "cloze").tolist() == both
+    assert ranks_by_counts(counts, words, "causal").tolist() == left
     assert both != left
 
 
@@ -138,7 +143,7 @@ def score(top_5: float, counts: float, error: float = 0.01, **more: Any) -> Word
     return WordScore(**fixed | more, top_5=top_5, counts_top_5=counts, error=error)
 
 
-COUNTS = {"unigram": 900.0, "bigram": 310.0}
+COUNTS = {target: {"unigram": 900.0, "trigram": 310.0} for target in ("ae", "par")}
 LONGER = "train longer or give more text"
 
 
@@ -158,32 +163,32 @@ def figure(target: str, loss: float, **more: Any) -> Figure:
 @pytest.mark.parametrize(
     ("perplexities", "words", "losses", "little", "said"),
     [
-        ({"ae": 98.04}, None, course(4.5, 4.6), "", "perplexity 98.0 against 310.0 of bigram counts"),
+        ({"ae": 98.04}, None, course(4.5, 4.6), "", "perplexity 98.0 against 310.0 of RIVAL"),
         ({"ae": 98.0, "par": 95.0}, score(0.197, 0.094), course(4.5, 4.6), "too little text: 800 kB",
-         "perplexity 95.0 (par) against 310.0 of bigram counts, content words 19.7 % in the top 5 against 9.4 %"),
+         "perplexity 95.0 (par) against 310.0 of RIVAL, content words 19.7 % in the top 5 against 9.4 %"),
         ({"ae": 98.0, "nsp": 0.7}, score(0.1, 0.09, 0.006, sees="left"), course(4.5, 4.6), "",
-         "perplexity 98.0 against 310.0 of bigram counts, content words from the left 10.0 % in the top 5 against 9.0 %, "
+         "perplexity 98.0 against 310.0 of RIVAL, content words from the left 10.0 % in the top 5 against 9.0 %, "
          "level within 2 standard errors"),
         ({"ae": 98.0}, score(0.06, 0.09), course(4.5, 4.6), "",
-         f"worse than counting at content words: {LONGER} (perplexity 98.0 against 310.0 of bigram counts, content words "
+         f"worse than RIVAL at content words: {LONGER} (perplexity 98.0 against 310.0 of RIVAL, content words "
          "6.0 % in the top 5 against 9.0 %)"),
         ({"ae": 310.0}, score(0.08, 0.09), course(4.5, 4.6), "",
-         "perplexity 310.0 against 310.0 of bigram counts, level within 2 standard errors, content words 8.0 % in the top 5 "
+         "perplexity 310.0 against 310.0 of RIVAL, level within 2 standard errors, content words 8.0 % in the top 5 "
          "against 9.0 %, level within 2 standard errors"),
         ({"ae": 311.0}, None, course(4.5, 4.6), "",
-         f"no better than counting pairs of words: {LONGER} (perplexity 311.0 against 310.0 of bigram counts)"),
+         f"no better than RIVAL: {LONGER} (perplexity 311.0 against 310.0 of RIVAL)"),
         ({"ae": 901.0}, None, course(6.0, 6.5), "",
-         f"no better than counting words: {LONGER} (perplexity 901.0 against 900.0 of unigram counts)"),
+         f"no better than counting words: {LONGER} (perplexity 901.0 against 900.0 of counted words and 310.0 of RIVAL)"),
         ({"ae": 1937666723.0}, None, course(0.9, 21.4), "too little text: 3 kB",
-         "no better than counting words: give more text (perplexity 1,937,666,723 against 900.0 of unigram counts); "
-         "overfitted: training 0.90, held-out 21.40 nats per prediction; too little text: 3 kB"),
+         "no better than counting words: give more text (perplexity 1,937,666,723 against 900.0 of counted words and 310.0 "
+         "of RIVAL); overfitted: training 0.90, held-out 21.40 nats per prediction; too little text: 3 kB"),
         ({"ae": 98.0}, None, course(4.5, 4.5, 4.7, 4.65), "too little text: 3 kB",
-         "perplexity 98.0 against 310.0 of bigram counts; overfitted: the held-out loss is 0.15 nats per prediction above "
+         "perplexity 98.0 against 310.0 of RIVAL; overfitted: the held-out loss is 0.15 nats per prediction above "
          "its lowest: give more text or train fewer steps; too little text: 3 kB"),
         ({"ae": 98.0}, None, course(4.5, 6.0, 5.0, 4.66, 4.6), "",
-         "perplexity 98.0 against 310.0 of bigram counts; still improving: by its own curve twice the steps "
+         "perplexity 98.0 against 310.0 of RIVAL; still improving: by its own curve twice the steps "
          "reach a perplexity of about 65.7"),
-        ({"ae": 98.0}, None, course(4.5, 6.0, 5.0, 4.64, 4.6), "", "perplexity 98.0 against 310.0 of bigram counts"),
+        ({"ae": 98.0}, None, course(4.5, 6.0, 5.0, 4.64, 4.6), "", "perplexity 98.0 against 310.0 of RIVAL"),
         ({"ae": None}, None, Course(), "too little text: 24 bytes",
          "not judged: there is no held-out perplexity; too little text: 24 bytes"),
     ],
@@ -195,26 +200,28 @@ def test_a_sentence_on_the_figures(
         name: Figure(target=name) if each is None else figure(name, math.log(each))
         for name, each in perplexities.items()
     }
-    assert verdict_on(figures, COUNTS, words, losses, little) == said
+    assert verdict_on(figures, COUNTS, words, losses, little) == said.replace("RIVAL", "a Kneser-Ney trigram")
 
 
 def test_advice_names_a_cost_by_the_runs_own_curve() -> None:
     def said(now: float, *losses: float) -> str:
         seen = course(6.0, *losses)
         seen.seconds = 240.0
-        return verdict_on({"ae": figure("ae", now)}, {"unigram": 900.0, "bigram": 100.0}, None, seen, "")
+        return verdict_on({"ae": figure("ae", now)}, {"ae": {"unigram": 900.0, "trigram": 100.0}}, None, seen, "")
 
     assert 40 * math.exp((6 - math.log(100)) * math.log(2)) == pytest.approx(105, abs=1)  # a nat for each doubling
     assert ": by its own curve it needs about 110 steps" in said(6.0, 8.0, 7.0, 6.5, 6.0)
-    assert " steps to beat bigram counts, 7 min more (" in said(6.0, 8.0, 7.0, 6.5, 6.0)
-    assert "by its own curve it does not beat bigram counts in 100 times the steps" in said(6.0, 6.05, 6.02, 6.01, 6.0)
+    assert " steps to beat a Kneser-Ney trigram, 7 min more (" in said(6.0, 8.0, 7.0, 6.5, 6.0)
+    assert "by its own curve it does not beat a Kneser-Ney trigram in 100 times the steps" in said(
+        6.0, 6.05, 6.02, 6.01, 6.0
+    )
 
 
 def test_noise_is_neither_a_gain_nor_a_failure() -> None:
     noisy = figure("ae", math.log(320.0), deviation=3.0)
     assert noisy.error == pytest.approx(3 / math.sqrt(1000))
     said = verdict_on({"ae": noisy}, COUNTS, None, course(5.6, 5.7), "")
-    assert said == "perplexity 320.0 against 310.0 of bigram counts, level within 2 standard errors"
+    assert said == "perplexity 320.0 against 310.0 of a Kneser-Ney trigram, level within 2 standard errors"
 
 
 def test_only_losses_of_one_meaning_are_compared() -> None:
@@ -252,36 +259,94 @@ def test_a_course_is_what_was_done_last() -> None:
     assert old.gap is None and not old.still_falling
 
 
-@pytest.mark.parametrize("name", sorted({load_recipe(name).objective.name: name for name in recipe_names()}.values()))
-def test_a_perplexity_counts_only_ordinary_tokens_the_row_does_not_show(name: str) -> None:
-    """Of every objective. A prediction belongs to the token whose change changes its label, and it is shown where that change
-    also changes a slot that the prediction sees."""
-    settings = load_recipe(name).objective
-    for part in parts(settings):
+def changed(name: str) -> Iterator[Changes]:
+    """Toy rows of each part and target of an objective: whether each prediction's label, and any slot that it sees, changes
+    where the token at a position of the window changes. *Shape:* (rows, predictions, window) each."""
+    for part in parts(load_recipe(name).objective):
         own = part.settings.without_noise()
         windows, vocabulary = toys.random_windows(4, 20, vocab=37), toys.vocabulary(200, extra=100)
         windows = dataclasses.replace(
             windows, token_ids=windows.token_ids + 100 * windows.maskable, negative=np.zeros(4, dtype=bool)
         )
         examples = make_examples(windows, vocabulary, own)
-        plain = {n: t.of_ordinary(vocabulary.ordinary) for n, t in examples.targets.items() if predicts_tokens(n)}
-        hidden = {n: np.zeros(t.weights.shape, dtype=bool) for n, t in plain.items()}
-        sees = [examples.visible(row) for row in range(4)]
+        others = []
         for position in range(20):
             ids = windows.token_ids.copy()
             ids[:, position] += 30 * windows.maskable[:, position]  # as likely to continue a word or end a sentence
-            other = make_examples(dataclasses.replace(windows, token_ids=ids), vocabulary, own)
-            for n, target in plain.items():
-                changes = (target.labels != other.targets[n].labels) & (target.weights > 0)
-                for row, number in zip(*np.nonzero(changes), strict=True):
-                    slot = np.atleast_1d(target.slots[row, number])
-                    seen = sees[row][slot[slot >= 0]].any(axis=0)
-                    changed = (examples.input_ids[row] != other.input_ids[row])[: len(seen)]
-                    hidden[n][row, number] = not (changed & seen).any()
-        for n, target in plain.items():
+            others.append(make_examples(dataclasses.replace(windows, token_ids=ids), vocabulary, own))
+        for n, target in examples.targets.items():
+            if not predicts_tokens(n):
+                continue
             real = target.weights > 0
-            counted = real if target.counted is None else target.counted & real
-            assert np.array_equal(counted, hidden[n] & real), (part.label, n)
+            labels = np.stack([(target.labels != one.targets[n].labels) & real for one in others], axis=-1)
+            seen = np.zeros(labels.shape, dtype=bool)
+            for row, number in zip(*np.nonzero(real), strict=True):
+                slot = np.atleast_1d(target.slots[row, number])
+                sees = examples.visible(row)[slot[slot >= 0]].any(axis=0)
+                for position, one in enumerate(others):
+                    different = (examples.input_ids[row] != one.input_ids[row])[: len(sees)]
+                    seen[row, number, position] = (different & sees).any()
+            yield Changes(
+                part.label,
+                own.name,
+                windows,
+                vocabulary,
+                examples,
+                n,
+                target.of_ordinary(vocabulary.ordinary),
+                labels,
+                seen,
+            )
+
+
+class Changes(NamedTuple):
+    part: str
+    objective: str
+    windows: Windows
+    vocabulary: Vocabulary
+    examples: Examples
+    name: str
+    target: Target
+    labels: np.ndarray
+    seen: np.ndarray
+
+
+OBJECTIVES = sorted({load_recipe(name).objective.name: name for name in recipe_names()}.values())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_perplexity_counts_only_ordinary_tokens_the_row_does_not_show(name: str) -> None:
+    """Of every objective. A prediction belongs to the token whose change changes its label, and it is shown where that change
+    also changes a slot that the prediction sees."""
+    for one in changed(name):
+        real = one.target.weights > 0
+        counted = real if one.target.counted is None else one.target.counted & real
+        hidden = one.labels.any(axis=-1) & ~(one.labels & one.seen).any(axis=-1)
+        assert np.array_equal(counted, hidden & real), (one.part, one.name)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_trigram_sees_the_neighbours_that_the_row_shows(name: str) -> None:
+    """Of every objective. Rows with a source and a target are read from the left, so that they may miss some."""
+    for one in changed(name):
+        real = one.target.weights > 0
+        counted = real if one.target.counted is None else one.target.counted & real
+        around = _around(one.examples, one.name, counted, one.vocabulary, None)
+        joined = one.objective in ("prefix", "span_corruption", "denoising", "masked_span")
+        missing = 0
+        for (row, number), *tokens in zip(np.argwhere(counted), *around, strict=True):
+            (answer,) = np.flatnonzero(one.labels[row, number])
+            text = [at for at in range(20) if one.windows.maskable[row, at] or not joined]
+            for first, second, away in ((1, 0, -1), (2, 3, 1)):
+                for shift, token in ((away, tokens[first]), (2 * away, tokens[second])):
+                    place = text.index(answer) + shift
+                    shown = 0 <= place < len(text) and one.seen[row, number, text[place]]
+                    expected = int(one.windows.token_ids[row, text[place]]) if shown else ABSENT
+                    assert token in (expected, ABSENT), (one.part, one.name)
+                    missing += token != expected
+                    if token == ABSENT:
+                        break  # what is behind it is of no use
+        assert joined or not missing, (one.part, one.name)
 
 
 # In a run
@@ -303,14 +368,15 @@ def test_a_run_counts_once_and_ends_with_a_verdict(tmp_path: Path, monkeypatch: 
     start, *_ = read_ledger(tmp_path / "run" / "ledger.jsonl")
     assert start["baselines"]["perplexity"] == result.counts
     assert start["baselines"]["counted"] == start["baselines"]["tokens"] > 1000
-    assert result.counts["unigram"] > result.counts["bigram"] > 1
+    assert result.counts.keys() == {"ae", "par"}
+    assert all(found["unigram"] > found["trigram"] > 1 for found in result.counts.values())
     (end,) = ends_of(tmp_path / "run")
     assert end["verdict"] == result.verdict and result.verdict.startswith("no better than counting words: train longer")
     assert result.verdict.endswith("too little text: 44 kB")
     assert result.words is not None and end["content_words"] == result.words.to_dict()
     assert result.words.counts_top_5 > result.words.top_5 and 50 <= result.words.words <= 400
     said = str(result).split("\n")
-    assert said[0].endswith(f"(counts: unigram {result.counts['unigram']:.1f}, bigram {result.counts['bigram']:.1f})")
+    assert said[0].endswith(f"(Kneser-Ney trigram {result.counts['par']['trigram']:.1f})")
     assert said[1:] == [f"  {result.verdict}"]
 
     monkeypatch.setattr(Counts, "of", None)
@@ -358,21 +424,24 @@ def test_little_text_is_warned_of_before_training_and_only_once(tmp_path: Path) 
 def test_baselines_of_other_text_or_damaged_are_made_again(tmp_path: Path) -> None:
     recipe = load_recipe("quickstart", toy(write_corpus(tmp_path / "text")))
     prepared = prepare_data(recipe.data, recipe.tokenizer, tmp_path / "data", progress=False)
-    first = open_baselines(recipe, prepared, tmp_path)
+    heldout = build_sampler(recipe, prepared, heldout=True)
+    blocks = heldout_examples(heldout, recipe.objective, 4, lanes=2)
+
+    first = open_baselines(recipe, prepared, tmp_path, blocks)
     file = tmp_path / "baselines.json"
     kept = file.read_text()
-    assert open_baselines(recipe, prepared, tmp_path) == first
+    assert open_baselines(recipe, prepared, tmp_path, blocks) == first
     content = json.loads(kept)
     content["made_from"]["fingerprint"] = "other"
-    content["baselines"]["unigram"] = 1.0
+    content["baselines"]["perplexities"] = {}
     for damaged in (json.dumps(content), "{", "[]"):
         file.write_text(damaged)
-        assert open_baselines(recipe, prepared, tmp_path) == first
+        assert open_baselines(recipe, prepared, tmp_path, blocks) == first
         assert file.read_text() == kept
 
 
 def test_objectives_that_predict_no_words_have_none(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "text")
     result = pretrain_run(load_recipe("t5-base", toy(corpus)), tmp_path / "run", progress=False)
-    assert result.words is None and result.counts["bigram"] > 1
+    assert result.words is None and result.counts["lm"]["trigram"] > 1
     assert way_to_ask(settings_of(name="span_corruption", targets=["lm"])) is None

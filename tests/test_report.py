@@ -133,13 +133,14 @@ def test_words_are_counted_without_punctuation_and_repeated_tokens(tmp_path: Pat
 
 def judged() -> list[dict[str, Any]]:
     """A run with baselines and a verdict."""
-    counts = {"perplexity": {"unigram": 900.0, "bigram": 310.04}, "counted": 8_400_000, "tokens": 2_600_000_000}
+    reached = {"ae": {"unigram": 900.0, "trigram": 310.04}}
+    counts = {"perplexity": reached, "counted": 8_400_000, "tokens": 2_600_000_000}
     words = {
         "words": 400, "sees": "both", "top_1": 0.082, "top_5": 0.197, "counts_top_1": 0.027, "counts_top_5": 0.094,
         "error": 0.02,
     }  # fmt: skip
     events = [{**event, "part": "held-out"} if event["event"] == "evaluate" else event for event in whole()]
-    ended = {**events[-1], "content_words": words, "verdict": "perplexity 50.0 against <310> of bigram counts"}
+    ended = {**events[-1], "content_words": words, "verdict": "perplexity 50.0 against <310> of a trigram"}
     return [start(baselines=counts), *events[1:-1], ended]
 
 
@@ -147,10 +148,10 @@ def judged() -> list[dict[str, Any]]:
 def test_baselines_content_words_and_the_verdict_are_at_the_top(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", judged()))
     for expected in (
-        "Perplexity 50.0 against <310> of bigram counts.",
-        "held-out perplexity, ae 50.0 unigram counts 900.0, bigram counts 310.0 (in 8.4M of 2.6G tokens); 2.25 bits",
-        "content words in the top 5 19.7 % counts of pairs 9.4 %; the first guess is right for 8.2 %, of counts 2.7 %; "
-        "400 held-out words, each from the words around it, after step 100",
+        "Perplexity 50.0 against <310> of a trigram.",
+        "held-out perplexity, ae 50.0 a Kneser-Ney trigram 310.0, counted words 900.0 (in 8.4M of 2.6G tokens); 2.25 bits",
+        "content words in the top 5 19.7 % Kneser-Ney trigram 9.4 %; the first guess is right for 8.2 %, of the trigram 2.7 "
+        "%; 400 held-out words, each from the words around it, after step 100",
     ):
         assert expected in cards(page)
     finished_again = start("step-00000100", TIME + 900)
@@ -162,7 +163,8 @@ def test_baselines_content_words_and_the_verdict_are_at_the_top(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "damage", [None, 3, "x", [], {"perplexity": 3}, {"perplexity": {"unigram": None}}, {"words": 3}]
+    "damage",
+    [None, 3, "x", [], {"perplexity": 3}, {"perplexity": {"unigram": 9.0}}, {"perplexity": {"ae": {"unigram": None}}}],
 )
 def test_baselines_that_cannot_be_read_are_skipped(tmp_path: Path, damage: Any) -> None:
     events = judged()

@@ -28,7 +28,7 @@ from unicloze.comparison.contestants import (
     with_one_precision,
 )
 from unicloze.comparison.jobs import LOCK, Job, do_all
-from unicloze.comparison.measures import masked_steps
+from unicloze.comparison.measures import counted, masked_steps
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
 from unicloze.comparison.results import ContestantResult, ProbeColumn, Spent, words_key
 from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of
@@ -38,6 +38,7 @@ from unicloze.files import write_file
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import describe, longest_window
 from unicloze.pretraining.budget import Budget
+from unicloze.pretraining.count_baselines import trained_sources
 from unicloze.pretraining.data import build_sampler
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
@@ -125,7 +126,7 @@ def compare_recipes(
         windows=len(windows),
         window=window,
         rows=rows,
-        counts=History.read(runs[rows[0].name][0][0]).counts,
+        counts=counted(prepared, trained_sources(recipes[0], prepared), windows),
         counted_words=_counted_words(run for each in runs.values() for run, _ in each),
         probes=tuple(_column(probe, runs) for probe in fitted),
     )
@@ -271,7 +272,7 @@ def _planned(recipe: Recipe, entry: Mapping[str, Any]) -> Contestant:
 
 
 def _counted_words(runs: Iterable[Path]) -> dict[str, float]:
-    """Scores of bigram counts on content words, by the key of the models' score."""
+    """Scores of the trigram on content words, by the key of the models' score."""
     found = [history.content_words for history in map(History.read, runs)]
     return {words_key(words["sees"]): 100 * words["counts_top_5"] for words in found if words}
 

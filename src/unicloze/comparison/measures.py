@@ -22,7 +22,12 @@ from unicloze.decoding.inputs import ReadWindow
 from unicloze.decoding.likelihood import rows_of, with_memories
 from unicloze.example import Examples, collate, select_rows
 from unicloze.objectives import Ability, defined
-from unicloze.objectives.unilmv2 import UniLMv2Settings, draw_steps
+from unicloze.objectives.causal import CausalSettings, chain
+from unicloze.objectives.unilmv2 import UniLMv2Settings, cloze, draw_steps, stepwise
+from unicloze.pretraining.count_baselines import perplexities_of
+from unicloze.text.counts import open_counts
+from unicloze.text.prepare import Prepared
+from unicloze.text.shards import TokenSource
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.ledger import Figure
@@ -65,6 +70,22 @@ def held_out(
             figure = _with_memory(loaded, examples, windows, before(count), compute, rows)
         result[measure] = figure.mean  # these rows predict ordinary tokens that they show nowhere
     return result
+
+
+def counted(prepared: Prepared, sources: Sequence[TokenSource], windows: Windows) -> dict[str, dict[str, float]]:
+    """Perplexities of counts of the training text on the same predictions, by measure and by kind of count."""
+    vocabulary, settings = prepared.tokenizer.vocabulary, UniLMv2Settings()
+    counts, steps = open_counts(prepared, sources), masked_steps(windows, vocabulary)
+    rows = {
+        "ae": cloze(windows, steps, vocabulary, settings),
+        "par": stepwise(windows, steps, vocabulary, settings),
+        "causal": chain(windows, vocabulary, CausalSettings(visibility="left_to_right")),
+    }
+    found = {
+        measure: perplexities_of(counts, examples, next(iter(examples.targets)), windows)
+        for measure, examples in rows.items()
+    }
+    return {measure: perplexities for measure, perplexities in found.items() if perplexities}
 
 
 def _with_memory(

@@ -11,7 +11,7 @@ from typing import Any
 from unicloze.comparison.results import ContestantResult, ProbeColumn
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.report.curves import short
-from unicloze.training.verdict import not_beaten
+from unicloze.training.verdict import Counted, not_beaten
 
 NOT_DEFINED = "-"
 
@@ -45,8 +45,9 @@ class Comparison:
         windows: Number of held-out windows used for measuring.
         window: Length of a window in tokens.
         rows: One row per contestant, in the given order.
-        counts: Perplexities of all held-out text under `unigram` and `bigram` counts of the training text.
-        counted_words: Scores of bigram counts on content words, by the key of the models' score.
+        counts: Perplexities of counts of the training text on the same predictions, by the key of the models' perplexity and
+            by kind of count: `unigram`, and `trigram`, Kneser-Ney's.
+        counted_words: Scores of that trigram on content words, by the key of the models' score.
         probes: Tasks that every model was fine-tuned on.
     """
 
@@ -56,7 +57,7 @@ class Comparison:
     windows: int
     window: int
     rows: tuple[ContestantResult, ...]
-    counts: Mapping[str, float] = field(default_factory=dict)
+    counts: Counted = field(default_factory=dict)
     counted_words: Mapping[str, float] = field(default_factory=dict)
     probes: tuple[ProbeColumn, ...] = ()
 
@@ -139,21 +140,21 @@ def caption(comparison: Comparison) -> str:
 
 
 def _of_counts(comparison: Comparison) -> list[str]:
-    """What counting reaches, and who does not beat it."""
+    """What a Kneser-Ney trigram of the training text reaches, and who does not beat it."""
     counts = comparison.counts
     if not counts:
         return []
-    reached = f"{counts['unigram']:,.1f} (words) and {counts['bigram']:,.1f} (pairs of words)"
-    words = [
+    reached = [f"{TITLES[key]} {found['trigram']:,.1f}" for key, found in counts.items()]
+    reached += [
         f"{value:.1f} % of the {TITLES[key].removesuffix(' %')}" for key, value in comparison.counted_words.items()
     ]
-    said = [f"Counts of the training text reach {_list([f'a perplexity of {reached}', *words])}."]
+    said = [f"A Kneser-Ney trigram of the training text, on the same predictions: {_list(reached)}."]
     beaten: dict[str, list[str]] = {}
     for row in comparison.rows:
-        best = min((spread.mean for key in PERPLEXITIES if (spread := row.scores.get(key))), default=0.0)
-        if what := not_beaten(best, counts):
+        perplexities = {key: spread.mean for key in PERPLEXITIES if (spread := row.scores.get(key))}
+        if what := not_beaten(perplexities, counts):
             beaten.setdefault(what, []).append(row.name)
-    return said + [f"No better than counting {what}: {_list(names)}." for what, names in beaten.items()]
+    return said + [f"No better than {what}: {_list(names)}." for what, names in beaten.items()]
 
 
 def _of_probes(comparison: Comparison) -> list[str]:

@@ -1,4 +1,4 @@
-"""Baselines of a pre-training run: n-gram counts of the training text, evaluated on held-out text.
+"""The rival of a pre-training run: a Kneser-Ney trigram of its training text, on the held-out predictions of the run.
 
 Stored in RUN/baselines.json, so that a resumed run does not count again.
 """
@@ -6,47 +6,149 @@ Stored in RUN/baselines.json, so that a resumed run does not count again.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from unicloze.arrays import Flags, Int32s, Int64s
+from unicloze.example import Examples, Kind, predicts_tokens
 from unicloze.files import write_file
+from unicloze.objectives.row_builder import unknown_words
 from unicloze.run_files import BASELINES
 from unicloze.settings import Recipe
 from unicloze.text.content_words import ContentWords, content_words
-from unicloze.text.counts import Counts
+from unicloze.text.counts import ABSENT, Counts, Neighbours, open_counts
+from unicloze.text.orders import evenly_spaced
 from unicloze.text.prepare import Prepared
 from unicloze.text.shards import TokenSource
+from unicloze.text.vocabulary import Vocabulary
+from unicloze.text.windows import Windows
+from unicloze.training.batches import MicroBatch
 from unicloze.training.word_guesses import ranks_by_counts, way_to_ask
+from unicloze.visibility import bool_mask
 
-SCHEMA = 1
+SCHEMA = 2
 MOST_WORDS = 400
 """Largest number of content words a model is tested on."""
 FEWEST_WORDS = 50
 """With fewer content words the test is skipped as too imprecise."""
+MOST_SCORED = 2**27
+"""Blanks are predicted up to this number of scores, blanks times ids (16,384 blanks of 8,192 ids), evenly spread."""
+FEWEST_SCORED = 2048
+"""But up to this number of blanks at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """Results of n-gram counts of the training text on held-out text."""
+    """Results of counts of the training text on held-out text."""
 
-    unigram: float  # held-out perplexity of the unigram model
-    bigram: float  # held-out perplexity of the interpolated bigram model
+    # perplexity of the counts by figure of the run and by kind of count, see `COUNTED`
+    perplexities: Mapping[str, Mapping[str, float]]
     counted: int  # number of training tokens counted
     tokens: int  # number of training tokens
     words: ContentWords  # held-out content words; empty if there are too few or the objective cannot predict them
-    ranks: Sequence[int]  # rank of each word under the counts
-
-    @property
-    def perplexities(self) -> dict[str, float]:
-        """Perplexity by kind of count."""
-        return {"unigram": self.unigram, "bigram": self.bigram}
+    ranks: Sequence[int]  # rank of each word under the trigram
 
     def summary(self) -> dict[str, Any]:
         """The part stored in the ledger."""
         return {"perplexity": self.perplexities, "counted": self.counted, "tokens": self.tokens}
+
+
+def by_figure(blocks: Mapping[str, MicroBatch]) -> dict[str, tuple[MicroBatch, str]]:
+    """The block and target of each held-out figure, by its name: the target, after the part if there are several."""
+    several = len(blocks) > 1
+    return {
+        f"{label}.{target}" if several else target: (block, target)
+        for label, block in blocks.items()
+        for target in block.examples.targets
+    }
+
+
+def perplexities_of(counts: Counts, examples: Examples, name: str, windows: Windows | None) -> dict[str, float] | None:
+    """Perplexities of counts on the predictions of a target that a perplexity counts; None if there are none."""
+    target = examples.targets[name].of_ordinary(counts.vocabulary.ordinary)
+    counted = target.weights > 0 if target.counted is None else target.counted & (target.weights > 0)
+    if not counted.any() or not target.counted_weight:
+        return None
+    around = _around(examples, name, counted, counts.vocabulary, windows)
+    labels, weights = target.labels[counted].astype(np.int64), target.weights[counted].astype(np.float64)
+    scale = weights.sum() / target.counted_weight  # 1 unless the objective weighs its predictions
+    chosen = np.arange(len(labels))
+    if (around.right1 == ABSENT).all():
+        trigram = counts.following(around.left2, around.left1, labels)
+    else:
+        chosen = evenly_spaced(min(len(labels), max(FEWEST_SCORED, MOST_SCORED // counts.vocabulary.size)), len(labels))
+        scores = counts.blanks(Neighbours(*(column[chosen] for column in around)))
+        trigram = np.array([found[label] for found, label in zip(scores, labels[chosen].tolist(), strict=True)])
+    means = {
+        "unigram": np.average(np.log(counts.unigram[labels]), weights=weights),
+        "trigram": np.average(np.log(trigram), weights=weights[chosen]),
+    }
+    return {kind: math.exp(min(700.0, -scale * mean)) for kind, mean in means.items()}
+
+
+def _around(
+    examples: Examples, name: str, counted: Flags, vocabulary: Vocabulary, windows: Windows | None
+) -> Neighbours:
+    """The neighbours that the row shows to each counted prediction of a target."""
+    target, columns = examples.targets[name], [[np.zeros(0, np.int64)] for _ in Neighbours._fields]
+    shown = _shown(examples, vocabulary, windows)
+    for row in np.flatnonzero(counted.any(axis=1)).tolist():
+        length = int(examples.lengths[row])
+        slots = target.slots[row, counted[row]].reshape(counted[row].sum(), -1)
+        if name.startswith("lm"):
+            near: Sequence[Int64s] = _next_to(slots[:, 0], shown[row, :length], examples, row, vocabulary)
+        else:
+            sees = (bool_mask(examples.intervals[row, slots], length) & (slots >= 0)[:, :, None]).any(axis=1)
+            positions = examples.position_ids[row, :length]
+            place = positions[slots[:, 0]] + (0 if target.places is None else target.places[row, counted[row]])
+            near = [
+                _at(place + shift, positions, sees & (shown[row, :length] >= 0), shown[row]) for shift in (-2, -1, 1, 2)
+            ]
+        for column, values in zip(columns, near, strict=True):
+            column.append(values)
+    left2, left1, right1, right2 = (np.concatenate(column) for column in columns)
+    right1, right2 = (np.where(np.isin(column, vocabulary.ordinary), column, ABSENT) for column in (right1, right2))
+    begins = np.isin(left1, (ABSENT, vocabulary.eos))
+    return Neighbours(np.where(begins, ABSENT, left2), left1, right1, np.where(right1 < 0, ABSENT, right2))
+
+
+def _shown(examples: Examples, vocabulary: Vocabulary, windows: Windows | None) -> Int64s:
+    """The text token in each slot, [EOS] where a document begins or ends; else `ABSENT`. *Shape:* (rows, slots)"""
+    ids = examples.input_ids.astype(np.int64)
+    ends = np.zeros(ids.shape, dtype=bool)
+    if windows is not None:
+        row, place = np.arange(len(ids))[:, None], np.minimum(examples.position_ids, windows.token_ids.shape[1] - 1)
+        ends = np.isin(ids, (vocabulary.sos, vocabulary.eos)) & (windows.token_ids[row, place] == ids)
+        ends &= True if windows.cut is None else ~windows.cut[row, place]
+    text = np.isin(ids, vocabulary.ordinary) | unknown_words(ids, vocabulary)
+    text &= np.isin(examples.kinds, (Kind.CONTEXT, Kind.ORIGINAL))
+    return np.where(text, ids, np.where(ends, vocabulary.eos, ABSENT))
+
+
+def _at(place: Int64s, positions: Int32s, candidates: Flags, shown: Int64s) -> Int64s:
+    """The token that a candidate slot shows at each place of the text. *Shape:* (predictions,)"""
+    hits = candidates & (positions == place[:, None])
+    return np.where(hits.any(axis=1), shown[hits.argmax(axis=1)], ABSENT)
+
+
+def _next_to(slots: Int32s, shown: Int64s, examples: Examples, row: int, vocabulary: Vocabulary) -> Neighbours:
+    """Neighbours of tokens predicted next from slots: these and those before them, or behind them from right to left."""
+    backward = (examples.intervals[row, slots, 0] == slots) & (slots > 0)
+    ids, place = examples.input_ids[row], slots.copy()
+    for number in np.flatnonzero(np.isin(ids[slots], vocabulary.extra)).tolist():
+        place[number] = np.flatnonzero(ids == ids[slots[number]])[0] - 1  # behind a sentinel the source goes on
+    padded = np.concatenate([shown, [ABSENT, ABSENT]])
+    near, far = padded[place], padded[np.where(backward, place + 1, place - 1)]
+    left = [np.where(backward, ABSENT, tokens) for tokens in (far, near)]
+    right = [np.where(backward, tokens, ABSENT) for tokens in (near, far)]
+    return Neighbours(*left, *right)
 
 
 def trained_sources(recipe: Recipe, prepared: Prepared) -> list[TokenSource]:
@@ -55,8 +157,10 @@ def trained_sources(recipe: Recipe, prepared: Prepared) -> list[TokenSource]:
     return [source for source, weight in zip(prepared.train, weights, strict=False) if weight > 0]
 
 
-def open_baselines(recipe: Recipe, prepared: Prepared, folder: Path) -> Baselines | None:
-    """The baselines of a run, computed once and stored in its directory; None if no token is held out."""
+def open_baselines(
+    recipe: Recipe, prepared: Prepared, folder: Path, blocks: Mapping[str, MicroBatch]
+) -> Baselines | None:
+    """The baselines of a run, computed once and stored in its directory; None if no token is predicted."""
     way, sources = way_to_ask(recipe.objective), trained_sources(recipe, prepared)
     made_from = {
         "schema": SCHEMA,
@@ -64,14 +168,20 @@ def open_baselines(recipe: Recipe, prepared: Prepared, folder: Path) -> Baseline
         "sources": [source.name for source in sources],
         "asking": way[0] if way else None,
         "longest": recipe.data.window - 2,
+        "predictions": _digest(blocks),
     }
     known = _read(folder / BASELINES)
     if known.get("made_from") == made_from:
         values = known["baselines"]
         return Baselines(**{**values, "words": ContentWords(**values["words"])})
-    counts = Counts.of(sources, prepared.tokenizer.vocabulary)
-    perplexities = counts.perplexities(prepared.heldout)
-    if perplexities is None:
+    figures = {name: (block, target) for name, (block, target) in by_figure(blocks).items() if predicts_tokens(target)}
+    counts = open_counts(prepared, sources)
+    perplexities = {
+        name: each
+        for name, (block, target) in figures.items()
+        if (each := perplexities_of(counts, block.examples, target, block.windows))
+    }
+    if not perplexities:
         return None
     words = ContentWords(sentences=[], places=[])
     if way is not None:
@@ -80,8 +190,7 @@ def open_baselines(recipe: Recipe, prepared: Prepared, folder: Path) -> Baseline
         )
         words = found if len(found) >= FEWEST_WORDS else words
     baselines = Baselines(
-        unigram=perplexities[0],
-        bigram=perplexities[1],
+        perplexities=perplexities,
         counted=counts.total,
         tokens=sum(source.num_tokens for source in sources),
         words=words,
@@ -90,6 +199,25 @@ def open_baselines(recipe: Recipe, prepared: Prepared, folder: Path) -> Baseline
     content = {"made_from": made_from, "baselines": dataclasses.asdict(baselines)}
     write_file(folder / BASELINES, json.dumps(content) + "\n", "the baselines")
     return baselines
+
+
+def _digest(blocks: Mapping[str, MicroBatch]) -> str:
+    """Identifies what is predicted from what."""
+    found = hashlib.sha256()
+    for label, block in blocks.items():
+        rows = block.examples
+        for name, target in rows.targets.items():
+            found.update(f"{label} {name}".encode())
+            for column in (
+                rows.input_ids,
+                rows.position_ids,
+                rows.intervals,
+                target.slots,
+                target.labels,
+                target.weights,
+            ):
+                found.update(np.ascontiguousarray(column).data)
+    return found.hexdigest()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from unicloze.training.pace import Clock, decided, decided_steps, recorded_decay
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads, write_settings
 from unicloze.training.sharding import gathered, shard
-from unicloze.training.verdict import Course, shown, too_little_text, verdict_on
+from unicloze.training.verdict import Counted, Course, shown, too_little_text, verdict_on
 from unicloze.training.word_guesses import WordScore, ranks_by_model, way_to_ask
 from unicloze.training.world import World
 
@@ -65,8 +65,8 @@ class RunResult:
         perplexity: Perplexity of each target that predicts tokens at this process's last evaluation, over ordinary
             tokens that the row does not show elsewhere; None for a target without such predictions.
         part: What was evaluated: `held-out` text, or `training-text` if nothing is held out.
-        counts: Perplexity of the same text under `unigram` and `bigram` counts of the training text; empty if nothing is
-            held out.
+        counts: Perplexity of the same predictions under counts of the training text, by target and by kind of count
+            (`unigram`, and `trigram`: Kneser-Ney's); empty if nothing is held out.
         words: Score on held-out content words; None if not measured by this process.
         verdict: What the results mean, in words; empty if the run did not finish.
     """
@@ -76,7 +76,7 @@ class RunResult:
     stopped_by: int
     perplexity: Mapping[str, float | None]
     part: str
-    counts: Mapping[str, float] = field(default_factory=dict)
+    counts: Counted = field(default_factory=dict)
     words: WordScore | None = None
     verdict: str = ""
 
@@ -101,14 +101,15 @@ class RunResult:
         return f"{line}\n  {self.verdict}" if self.verdict else line
 
 
-def _measured(part: str, perplexities: Mapping[str, float | None], counts: Mapping[str, float]) -> str:
+def _measured(part: str, perplexities: Mapping[str, float | None], counts: Counted) -> str:
     if all(value is None for value in perplexities.values()):
         return f"no {part} perplexity, nothing to measure"
     each = (
-        f"{name} {'(nothing to measure)' if value is None else f'{value:,.1f}'}" for name, value in perplexities.items()
+        f"{name} {'(nothing to measure)' if value is None else f'{value:,.1f}'}"
+        + (f" (Kneser-Ney trigram {shown(counts[name]['trigram'])})" if name in counts else "")
+        for name, value in perplexities.items()
     )
-    by_counts = ", ".join(f"{name} {shown(value)}" for name, value in counts.items())
-    return f"{part} perplexity {', '.join(each)}" + (f" (counts: {by_counts})" if counts else "")
+    return f"{part} perplexity {', '.join(each)}"
 
 
 def pretrain_run(
@@ -229,8 +230,10 @@ class _Run(RunProcess):
         )
         if heldout is not None and not any(map(_predicts, self.heldout_examples.values())):
             warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
-        self.baselines = None if heldout is None else world.in_turn(lambda: open_baselines(last, prepared, out))
-        self.counts = self.baselines.perplexities if self.baselines else {}
+        self.baselines = None
+        if heldout is not None:
+            self.baselines = world.in_turn(lambda: open_baselines(last, prepared, out, self.heldout_examples))
+        self.counts: Counted = self.baselines.perplexities if self.baselines else {}
         state = self._initial_state(recipe, compute, checkpoint, show=progress)
         self.perplexity: dict[str, float | None] = {}
         self.figures: dict[str, Figure] = {}

@@ -124,10 +124,14 @@ class History:
         return decays[-1].end if decays else steps
 
     @property
-    def counts(self) -> dict[str, float]:
-        """Held-out perplexities of `unigram` and `bigram` counts of the training text; empty for a run without them."""
+    def counts(self) -> dict[str, dict[str, float]]:
+        """Held-out perplexities of counts of the training text by target and kind; empty for a run without them."""
         found = mapping(mapping(self.start.get("baselines")).get("perplexity"))
-        return {name: value for name, given in found.items() if (value := number(given)) is not None}
+        read = {
+            target: {kind: value for kind, given in mapping(kinds).items() if (value := number(given)) is not None}
+            for target, kinds in found.items()
+        }
+        return {target: kinds for target, kinds in read.items() if kinds}
 
     @property
     def content_words(self) -> Event:

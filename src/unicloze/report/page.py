@@ -154,7 +154,7 @@ def _target_card(history: History, target: str) -> str:
     step, event = next(reversed(history.evaluations.items()))
     name = f"{event.get('part', 'held-out')} {measure}, {target}"
     bits = history.latest("bits_per_byte", target)
-    more = _counts(history) if tokens and event.get("part") == "held-out" else []
+    more = _counts(history, target) if tokens and event.get("part") == "held-out" else []
     more += [f"{short(bits)} bits per byte"] if tokens and bits is not None else []
     more += [] if tokens else ["nats per prediction"]
     predictions = number(mapping(event.get("predictions")).get(target))
@@ -163,10 +163,12 @@ def _target_card(history: History, target: str) -> str:
     return card(name, _perplexity(value) if tokens else f"{value:.3f}", "; ".join(more), target)
 
 
-def _counts(history: History) -> list[str]:
-    """Perplexities of the count baselines; empty for a run without them."""
+def _counts(history: History, target: str) -> list[str]:
+    """Perplexities of counts on the same predictions; empty for a run without them."""
     baselines = mapping(history.start.get("baselines"))
-    said = ", ".join(f"{name} counts {_perplexity(value)}" for name, value in history.counts.items())
+    names = {"trigram": "a Kneser-Ney trigram", "unigram": "counted words"}
+    found = history.counts.get(target, {})
+    said = ", ".join(f"{name} {_perplexity(found[kind])}" for kind, name in names.items() if kind in found)
     counted, tokens = number(baselines.get("counted")), number(baselines.get("tokens"))
     part = counted is not None and tokens is not None and counted < 0.99 * tokens
     return [f"{said} (in {short(counted or 0)} of {short(tokens or 0)} tokens)" if part else said] if said else []
@@ -182,8 +184,8 @@ def _words_card(history: History) -> list[str]:
     top_5, top_1, counts_5, counts_1 = (f"{100 * (share or 0.0):.1f} %" for share in shares)
     given = "the words left of it" if score.get("sees") == "left" else "the words around it"
     more = (
-        f"counts of pairs {counts_5}; the first guess is right for {top_1}, of counts {counts_1}; {words:,.0f} held-out "
-        f"words, each from {given}, after step {step:,}"
+        f"Kneser-Ney trigram {counts_5}; the first guess is right for {top_1}, of the trigram {counts_1}; {words:,.0f} "
+        f"held-out words, each from {given}, after step {step:,}"
     )
     return [card("content words in the top 5", top_5, more)]
 

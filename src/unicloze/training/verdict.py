@@ -1,4 +1,4 @@
-"""Judges a pre-training run in one sentence: against n-gram counts, its own loss curve and the size of its text."""
+"""Judges a pre-training run in one sentence: against a Kneser-Ney trigram, its own loss curve and the size of its text."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ FALL = 0.05
 
 MOST_TIMES = 100.0
 """Farthest that a curve is extended, in multiples of the steps done."""
-COUNTED = {"unigram": "words", "bigram": "pairs of words", "trigram": "threes of words"}
-"""What each kind of counts counts, the weakest first."""
+COUNTED = {"unigram": "counting words", "trigram": "a Kneser-Ney trigram"}
+"""What each kind of counts is called, the weakest first."""
+Counted = Mapping[str, Mapping[str, float]]
+"""Held-out perplexities of counts of the training text by figure and by kind, see `COUNTED`."""
 
 
 @dataclass
@@ -124,18 +126,18 @@ def too_little_text(sources: Sequence[TokenSource]) -> str:
 
 
 def verdict_on(
-    figures: Mapping[str, Figure], counts: Mapping[str, float], words: WordScore | None, course: Course, little: str
+    figures: Mapping[str, Figure], counts: Counted, words: WordScore | None, course: Course, little: str
 ) -> str:
     """The verdict on a finished pre-training run."""
-    measured = {name: figure for name, figure in figures.items() if figure.token_mean is not None}
+    measured = {name: figure for name, figure in figures.items() if figure.token_mean is not None and name in counts}
     overfitted = _overfitted(course)
-    if not counts or not measured:
+    if not measured:
         failed, said = True, ["not judged: there is no held-out perplexity"]
     else:
-        name = min(measured, key=lambda name: measured[name].token_mean or 0.0)
+        name = min(measured, key=lambda name: _behind(measured[name], counts[name]["trigram"]))
         best = measured[name]
-        failure, said_of, rival = _against(best, f" ({name})" * (len(measured) > 1), counts, words)
-        cure = "give more text" if overfitted else _cost(best, rival, counts, course)
+        failure, said_of, rival = _against(best, f" ({name})" * (len(measured) > 1), counts[name], words)
+        cure = "give more text" if overfitted else _cost(best, rival, counts[name], course)
         failed, said = bool(failure), [f"{failure}: {cure} ({said_of})" if failure else said_of]
     if overfitted:
         said.append(f"overfitted: {overfitted}" + ("" if failed else ": give more text or train fewer steps"))
@@ -146,15 +148,20 @@ def verdict_on(
     return "; ".join(said)
 
 
+def _behind(figure: Figure, perplexity: float) -> float:
+    """The loss above that of counts, in nats per prediction."""
+    return (figure.token_mean or 0.0) - math.log(perplexity)
+
+
 def _against(best: Figure, name: str, counts: Mapping[str, float], words: WordScore | None) -> tuple[str, str, str]:
     """The failure, empty if counts do not beat the model; the figures; and the counts that its perplexity fails to beat."""
-    beaten = [kind for kind in COUNTED if kind in counts and _standing(best, counts[kind]) > 0]
-    rivals = [kind for kind in COUNTED if kind in counts]
-    rival = beaten[0] if beaten else ""
-    below = rival or rivals[-1]
+    rival = next((kind for kind in COUNTED if _standing(best, counts[kind]) > 0), "")
     assert best.perplexity is not None
-    figures = f"perplexity {shown(best.perplexity)}{name} against {shown(counts[below])} of {below} counts"
-    if _standing(best, counts[below]) == 0:
+    figures = f"perplexity {shown(best.perplexity)}{name} against "
+    if rival == "unigram":
+        figures += f"{shown(counts['unigram'])} of counted words and "
+    figures += f"{shown(counts['trigram'])} of {COUNTED['trigram']}"
+    if _standing(best, counts["trigram"]) == 0:
         figures += f", level within {STANDARD_ERRORS:g} standard errors"
     guesses_less = False
     if words is not None:
@@ -165,34 +172,33 @@ def _against(best: Figure, name: str, counts: Mapping[str, float], words: WordSc
         if abs(difference) <= STANDARD_ERRORS * words.error:
             figures += f", level within {STANDARD_ERRORS:g} standard errors"
     if rival:
-        return f"no better than counting {COUNTED[rival]}", figures, rival
-    return "worse than counting at content words" if guesses_less else "", figures, ""
+        return f"no better than {COUNTED[rival]}", figures, rival
+    return f"worse than {COUNTED['trigram']} at content words" if guesses_less else "", figures, ""
 
 
 def _standing(figure: Figure, perplexity: float) -> int:
     """1 if the loss is above that of counts, -1 if below, 0 if they differ by no more than the noise."""
-    assert figure.token_mean is not None
-    difference = figure.token_mean - math.log(perplexity)
+    difference = _behind(figure, perplexity)
     if math.isclose(difference, 0.0, abs_tol=1e-9) or abs(difference) <= STANDARD_ERRORS * figure.error:
         return 0
     return 1 if difference > 0 else -1
 
 
 def _cost(best: Figure, rival: str, counts: Mapping[str, float], course: Course) -> str:
-    """What it takes to beat counts by the run's own curve."""
+    """What it takes to beat the trigram by the run's own curve."""
     fall, mean = course.fall(best), best.token_mean
     if not rival or fall is None or mean is None:
         return "train longer or give more text"
-    strongest = min(counts, key=counts.__getitem__)
     last, per_fold = fall
-    folds = (mean - math.log(counts[strongest])) / per_fold if per_fold > 0 else math.inf
+    folds = _behind(best, counts["trigram"]) / per_fold if per_fold > 0 else math.inf
     if folds > math.log(MOST_TIMES):
         return (
-            f"by its own curve it does not beat {strongest} counts in {MOST_TIMES:g} times the steps; give more text, "
+            f"by its own curve it does not beat {COUNTED['trigram']} in {MOST_TIMES:g} times the steps; give more text, "
             "another model, or start from a trained one (--init)"
         )
     times = math.exp(folds)
-    return f"by its own curve it needs about {_rounded(times * last)} steps to beat {strongest} counts{_more(times, course)}"
+    steps, more = _rounded(times * last), _more(times, course)
+    return f"by its own curve it needs about {steps} steps to beat {COUNTED['trigram']}{more}"
 
 
 def _gain(best: Figure, course: Course) -> str:
@@ -220,11 +226,13 @@ def _rounded(steps: float) -> str:
     return f"{math.ceil(steps / unit) * unit:,}"
 
 
-def not_beaten(perplexity: float, counts: Mapping[str, float]) -> str:
-    """What a model is no better than counting: `words`, `pairs of words`, or empty."""
-    if perplexity >= counts["unigram"]:
-        return "words"
-    return "pairs of words" if perplexity >= counts["bigram"] else ""
+def not_beaten(perplexities: Mapping[str, float], counts: Counted) -> str:
+    """What a model is no better than by any of its perplexities: `counting words`, `a Kneser-Ney trigram`, or empty."""
+    alike = perplexities.keys() & counts.keys()
+    for kind, what in COUNTED.items():
+        if alike and all(perplexities[name] >= counts[name][kind] for name in alike):
+            return what
+    return ""
 
 
 def _overfitted(course: Course) -> str:

@@ -1,4 +1,4 @@
-"""Scores how often a model guesses held-out content words, compared with bigram counts."""
+"""Scores how often a model guesses held-out content words, compared with a Kneser-Ney trigram."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unicloze.model.build import Model
 from unicloze.objectives import defined
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.content_words import ContentWords
-from unicloze.text.counts import Counts
+from unicloze.text.counts import ABSENT, Counts, Neighbours
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import windows_of
 from unicloze.training.loop import Compute
@@ -85,13 +85,18 @@ def way_to_ask(objective: ObjectiveSettings) -> tuple[Asking, ObjectiveSettings]
 
 
 def ranks_by_counts(counts: Counts, words: ContentWords, asking: Asking) -> Int64s:
-    """Rank of each word by p(word | left) p(right | word), or by p(word | left) only. *Shape:* (words,)"""
-    ranks = []
-    for sentence, place in zip(words.sentences, words.places, strict=True):
-        scores = counts.after(sentence[place - 1])
-        if asking != "causal":
-            scores = scores * counts.before(sentence[place + 1])
-        ranks.append(_ranks(torch.from_numpy(scores)[None], [sentence[place]], counts.vocabulary))
+    """Rank of each word by the trigram, from two tokens on either side or on the left only. *Shape:* (words,)"""
+    sides = (-2, -1) if asking == "causal" else (-2, -1, 1, 2)
+    around = np.full((4, len(words)), ABSENT)
+    for column, shift in zip(around, sides, strict=False):
+        for number, (sentence, place) in enumerate(zip(words.sentences, words.places, strict=True)):
+            column[number] = sentence[place + shift] if 0 <= place + shift < len(sentence) else ABSENT
+    special = ~np.isin(around[2:], counts.vocabulary.ordinary)
+    around[2:][special] = ABSENT
+    ranks = [
+        _ranks(torch.from_numpy(scores)[None], [answer], counts.vocabulary)
+        for scores, answer in zip(counts.blanks(Neighbours(*around)), words.answers, strict=True)
+    ]
     return np.concatenate([np.zeros(0, np.int64), *ranks])
 
 
