@@ -2,6 +2,7 @@
 
     python benchmarks/which_objective.py --corpus FILE... --blimp ARCHIVE --glue FOLDER --out FOLDER [--budget flops=5e12]
     python benchmarks/which_objective.py [--out FOLDER]                          # only the table, of what FOLDER holds
+    python benchmarks/which_objective.py --prepared FOLDER                       # the trigram of that text anew
 
 Every run has the sizes, tokenizer and training settings of `quickstart`, and the same budget. A name that ends in
 `-after-causal` trains left-to-right prediction for a third of its steps first, as `quickstart` does. The noise is measured
@@ -14,6 +15,7 @@ deviation of the two that have three seeds.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
@@ -27,7 +29,15 @@ import yaml
 from json_lines import evenly_spaced
 from short_runs import CAUSAL
 from unicloze import verbs
+from unicloze.comparison.measures import counted
+from unicloze.pretraining.count_baselines import MOST_WORDS
+from unicloze.pretraining.data import build_sampler
+from unicloze.recipes import load_recipe
 from unicloze.report.history import History
+from unicloze.text.content_words import content_words
+from unicloze.text.counts import open_counts
+from unicloze.text.prepare import Prepared
+from unicloze.training.word_guesses import Asking, ranks_by_counts
 
 RESULTS = Path(__file__).parent / "results" / "which_objective.json"
 ALONE = (
@@ -107,11 +117,15 @@ def runs_of(folder: Path) -> list[dict[str, Any]]:
 
 def counts_of(folder: Path) -> dict[str, float]:
     """What a Kneser-Ney trigram reaches: perplexities by measure, and content words in the top five by side."""
-    found: dict[str, float] = {}
-    for file in sorted(folder.glob("seeds-*/comparison.json")):
-        known = json.loads(file.read_text(encoding="utf-8"))
-        found |= {name: perplexities["trigram"] for name, perplexities in known["counts"].items()}
-        found |= known["counted_words"]
+    recipe, prepared = load_recipe("quickstart"), Prepared.load(folder)
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, segments=1))
+    counts, tokenizer = open_counts(prepared, prepared.train), prepared.tokenizer
+    windows = build_sampler(recipe, prepared, heldout=True).sequential(recipe.training.evaluate_windows)
+    found = {name: perplexities["trigram"] for name, perplexities in counted(counts, windows).items()}
+    words = content_words(prepared.heldout, counts, tokenizer, longest=recipe.data.window - 2, most=MOST_WORDS)
+    sides: Mapping[str, Asking] = {"both": "cloze", "left": "causal"}
+    for side, asking in sides.items():
+        found[f"words_{side}"] = 100 * float((ranks_by_counts(counts, words, asking) < 5).mean())
     return {name: round(value, 2) for name, value in found.items()}
 
 
@@ -169,13 +183,19 @@ def main() -> None:
     parser.add_argument("--glue", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--budget", default="flops=5e12")
+    parser.add_argument("--prepared", type=Path, help="the prepared text, to count again (default: OUT/seeds-3/data)")
     options = parser.parse_args()
     if options.corpus:
         train(options)
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
     if options.out is not None:
         runs = runs_of(options.out)
-        results = {"budget": options.budget, "counts": counts_of(options.out), "noise": noise_of(runs), "runs": runs}
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        results = {"budget": options.budget, "counts": {}, "noise": noise_of(runs), "runs": runs}
+        options.prepared = options.prepared or options.out / "seeds-3" / "data"
+    if options.prepared is not None:
+        RESULTS.write_text(
+            json.dumps({**results, "counts": counts_of(options.prepared)}, indent=1) + "\n", encoding="utf-8"
+        )
     print(table(json.loads(RESULTS.read_text(encoding="utf-8"))))
 
 

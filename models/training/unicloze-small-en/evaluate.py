@@ -1,15 +1,18 @@
 """Evaluates a run of unicloze-small-en on text that chose nothing, and writes the figures of its card.
 
-    python models/training/unicloze-small-en/evaluate.py RUN --text build/small-en/report.jsonl --blimp BLIMP
+    python models/training/unicloze-small-en/evaluate.py RUN --prepared RUN/data --text build/small-en/report.jsonl \\
+        --other wikitext-2-raw.valid.txt.gz --blimp BLIMP
 
-Held-out text: perplexity and bits per byte of the books and textbooks in `report.jsonl`, in windows of the length trained
-with. BLiMP: all sets, by the chain rule and by pseudo-log-likelihood. The figures are written to `evaluation.json` beside
-this file.
+Held-out text: perplexity and bits per byte of the books and textbooks in `report.jsonl`, and of other text, in windows of the
+length trained with, beside a Kneser-Ney trigram of the training text on the same predictions; content words of the documents
+that pre-training held out, by both. BLiMP: all sets, by the chain rule and by pseudo-log-likelihood; without it, the former
+figures stay. All are written to `evaluation.json` beside this file. RUN may be the package that was made of the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 from collections.abc import Sequence
@@ -18,11 +21,17 @@ from pathlib import Path
 import numpy as np
 
 from unicloze import keyed
-from unicloze.comparison.measures import MEASURES, bits_per_byte, held_out
+from unicloze.comparison.measures import MEASURES, bits_per_byte, counted, held_out
 from unicloze.evaluation.blimp import blimp
 from unicloze.interop.opening import open_model
+from unicloze.mixtures import phases
+from unicloze.pretraining.count_baselines import MOST_WORDS
+from unicloze.text.content_words import content_words
+from unicloze.text.counts import Counts, open_counts
+from unicloze.text.prepare import Prepared
 from unicloze.text.windows import windows_of
 from unicloze.training.loading import LoadedModel
+from unicloze.training.word_guesses import WordScore, ranks_by_counts, ranks_by_model, way_to_ask
 
 HERE = Path(__file__).resolve().parent
 EVALUATION = HERE / "evaluation.json"
@@ -33,9 +42,11 @@ SOURCES = {"textbooks": "OpenStax: "}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
+    parser.add_argument("--prepared", type=Path, required=True, help="the training text, as prepared")
     parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--other", type=Path, nargs="*", default=[], help="text files (.txt.gz) of another kind")
     parser.add_argument("--windows", type=int, default=1000, help="of each kind of text (default: %(default)s)")
-    parser.add_argument("--blimp", type=Path, required=True)
+    parser.add_argument("--blimp", type=Path)
     parser.add_argument("--limit", type=int, help="pairs of each set of BLiMP (default: all)")
     asked = parser.parse_args()
     loaded = open_model(asked.run)
@@ -44,21 +55,30 @@ def main() -> None:
     for record in records:
         kind = next((kind for kind, prefix in SOURCES.items() if record["source"].startswith(prefix)), "books")
         kinds[kind].append(record["text"])
-    found = {
+    for file in asked.other:
+        with gzip.open(file, "rt", encoding="utf-8") as stream:
+            kinds[file.name.partition(".txt")[0]] = [stream.read()]
+    prepared = Prepared.load(asked.prepared)
+    counts = open_counts(prepared, prepared.train)
+    found = json.loads(EVALUATION.read_text(encoding="utf-8")) if EVALUATION.is_file() else {}
+    found |= {
         "step": loaded.step,
-        "text": {kind: on_text(loaded, texts, asked.windows) for kind, texts in kinds.items()},
+        "text": {kind: on_text(loaded, counts, texts, asked.windows) for kind, texts in kinds.items()},
+        "words": on_words(loaded, counts, prepared),
     }
-    result = blimp(loaded, asked.blimp, mode="both", limit=asked.limit)
-    found["blimp"] = {
-        "pairs of each set": asked.limit or "all",
-        **{key: result.to_dict()[key] for key in ("accuracy", "fields", "terms", "pairs", "unknown", "ties")},
-    }
+    if asked.blimp:
+        result = blimp(loaded, asked.blimp, mode="both", limit=asked.limit)
+        found["blimp"] = {
+            "pairs of each set": asked.limit or "all",
+            **{key: result.to_dict()[key] for key in ("accuracy", "fields", "terms", "pairs", "unknown", "ties")},
+        }
     EVALUATION.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=1))
 
 
-def on_text(loaded: LoadedModel, texts: Sequence[str], most: int) -> dict[str, object]:
-    """Perplexity of each measure over evenly spread windows of some texts, and bits per byte of the causal one."""
+def on_text(loaded: LoadedModel, counts: Counts, texts: Sequence[str], most: int) -> dict[str, object]:
+    """Perplexity of each measure over evenly spread windows of some texts, by the model and by counts on the same
+    predictions, and bits per byte of the causal one."""
     length = loaded.recipe.data.window - 2
     pieces, density = [], [0, 0]
     for ids, text in zip(loaded.tokenizer.encode_batch(list(texts)), texts, strict=True):
@@ -71,8 +91,20 @@ def on_text(loaded: LoadedModel, texts: Sequence[str], most: int) -> dict[str, o
     return {
         "windows": len(chosen),
         "perplexity": {name: None if nats[name] is None else math.exp(nats[name]) for name in MEASURES},
+        "counts": counted(counts, windows),
         "bits_per_byte": bits_per_byte(nats["causal"], density[0] / density[1]),
     }
+
+
+def on_words(loaded: LoadedModel, counts: Counts, prepared: Prepared) -> dict[str, object]:
+    """Held-out content words among the first guesses of the model and of the trigram."""
+    way = way_to_ask(phases(loaded.recipe)[-1].recipe.objective)
+    assert way is not None
+    words = content_words(
+        prepared.heldout, counts, prepared.tokenizer, longest=loaded.recipe.data.window - 2, most=MOST_WORDS
+    )
+    ranks = ranks_by_model(loaded.model, words, prepared.tokenizer.vocabulary, way, loaded.compute)
+    return WordScore.of(ranks, ranks_by_counts(counts, words, way[0]), way[0]).to_dict()
 
 
 if __name__ == "__main__":

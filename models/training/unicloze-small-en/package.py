@@ -1,6 +1,7 @@
 """Writes the package models/unicloze-small-en from a finished run and the figures of evaluate.py.
 
-python models/training/unicloze-small-en/package.py RUN
+python models/training/unicloze-small-en/package.py RUN --text build/small-en/train.jsonl
+python models/training/unicloze-small-en/package.py        # only the results of the card anew, without the run
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 NAME = HERE.name
 RESULTS = HERE.parents[2] / "benchmarks" / "results"
 TRIGRAMS, PROBES = RESULTS / "trigram_blimp.json", HERE / "probes.jsonl"
+PACKAGE = HERE.parents[1] / NAME
 SOURCES = Path("models") / "training" / NAME
 DATA = f"""\
 - {{books}} books, originals in English by {{authors}} authors who died in 1955 or earlier, so that their copyright has ended
@@ -47,18 +49,22 @@ LIMITS = """\
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="train.jsonl of corpus.py")
+    parser.add_argument("run", type=Path, nargs="?")
+    parser.add_argument("--text", type=Path, help="train.jsonl of corpus.py")
     asked = parser.parse_args()
+    evaluation = json.loads((HERE / "evaluation.json").read_text(encoding="utf-8"))
+    if asked.run is None or asked.text is None:
+        card = PACKAGE / "README.md"
+        card.write_text(renewed(card.read_text(encoding="utf-8"), evaluation), encoding="utf-8")
+        return
     loaded = open_model(asked.run)
     events = list(read_ledger(asked.run / LEDGER))
-    evaluation = json.loads((HERE / "evaluation.json").read_text(encoding="utf-8"))
     if evaluation["step"] != loaded.step:
         raise SystemExit(f"evaluation.json is of step {evaluation['step']}, and {asked.run} of step {loaded.step}")
     sections = {
         "Data and licence": data(asked.text),
         "How it was trained": training(events),
-        "Results": "\n".join([*results(events, evaluation), *probes(model_fingerprint(loaded)[:16])]),
+        "Results": "\n".join([*results(evaluation), *probes(model_fingerprint(loaded)[:16])]),
         "What it is bad at": LIMITS,
     }
     (HERE / "learning.svg").write_text(draw_learning(asked.run).to_svg(), encoding="utf-8")
@@ -67,7 +73,21 @@ def main() -> None:
             if event["event"] in ("step", "evaluate", "resume", "stop", "end"):
                 file.write(json.dumps(event) + "\n")
     export = package_format(loaded, NAME, licence="Apache-2.0", sections=sections)
-    print(write_export(loaded, export, HERE.parents[1] / NAME))
+    print(write_export(loaded, export, PACKAGE))
+
+
+def renewed(card: str, evaluation: Mapping[str, Any]) -> str:
+    """The card of the package with the results of this evaluation."""
+    start = model_fingerprint(open_model(PACKAGE / NAME.replace("-", "_")))[:16]
+    sections = {
+        "Results": "\n".join([*results(evaluation), *probes(start)]),
+        "What it is bad at": LIMITS,
+    }
+    for title, text in sections.items():
+        before, heading, after = card.partition(f"\n## {title}\n\n")
+        _, following, rest = after.partition("\n\n## ")
+        card = before + heading + text + following + rest
+    return card
 
 
 def data(text: Path) -> str:
@@ -95,7 +115,8 @@ def training(events: Sequence[Mapping[str, Any]]) -> str:
             "```sh",
             f"python {SOURCES}/corpus.py TEXTS --out build/small-en",
             f"unicloze pretrain --recipe {SOURCES}/recipe.yaml --data.corpus build/small-en/train.jsonl --out runs/small-en",
-            f"python {SOURCES}/evaluate.py runs/small-en --text build/small-en/report.jsonl --blimp BLIMP",
+            f"python {SOURCES}/evaluate.py runs/small-en --prepared runs/small-en/data --text build/small-en/report.jsonl \\",
+            "    --other wikitext-2-raw.valid.txt.gz --blimp BLIMP",
             "python benchmarks/regret.py --data DATA --models runs/small-en --cells '*/0/once' --records 400 \\",
             f"    --results {SOURCES}/probes.jsonl",
             f"python {SOURCES}/package.py runs/small-en --text build/small-en/train.jsonl",
@@ -110,24 +131,31 @@ def training(events: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def results(events: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> Iterator[str]:
-    yield "On books and textbook sections that chose no setting (perplexity per token; vocabulary 8,192):\n"
+def results(evaluation: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "On text that chose no setting: perplexity per token (vocabulary 8,192), and in brackets that of an interpolated "
+        "Kneser-Ney trigram of the same training text on the same predictions.\n"
+    )
     yield "| text | AE | PAR | left to right | bits per byte, left to right |"
     yield "|---|---|---|---|---|"
     for kind, found in evaluation["text"].items():
-        shown = [found["perplexity"][name] for name in ("ae", "par", "causal")] + [found["bits_per_byte"]]
-        yield f"| {kind} | " + " | ".join("-" if value is None else f"{value:.3g}" for value in shown) + " |"
-    words = next(event["content_words"] for event in reversed(events) if event.get("content_words"))
+        shown = [
+            f"{found['perplexity'][name]:.3g} ({found['counts'][name]['trigram']:.3g})"
+            for name in ("ae", "par", "causal")
+        ]
+        yield f"| {kind} | {' | '.join(shown)} | {found['bits_per_byte']:.3g} |"
+    words = evaluation["words"]
     yield (
-        f"\nHeld-out content words among the first five guesses: {words['top_5']:.1%} of {words['words']} "
-        f"(counting neighbours: {words['counts_top_5']:.1%})."
+        "\nHeld-out content words among the first five guesses, with all the words around them visible: "
+        f"{words['top_5']:.1%} of {words['words']}; the trigram: {words['counts_top_5']:.1%}. AE and PAR hide blanks of several "
+        "words, and with them the neighbours that a trigram needs."
     )
     blimp = evaluation["blimp"]
     names = list(blimp["accuracy"])
     floor = json.loads(TRIGRAMS.read_text(encoding="utf-8"))["accuracy"]["ties wrong"]
     yield (
         f"\nBLiMP, {blimp['pairs']:,} pairs of all 67 sets (mean of the sets; ties count as wrong; chance is 50 %, and a "
-        f"trigram model of the same text has {floor:.1f} % on all 67,000 pairs):\n"
+        f"Kneser-Ney trigram of the same text has {floor:.1f} % on all 67,000 pairs):\n"
     )
     yield "| | " + " | ".join({"pseudo": "pseudo-log-likelihood", "chain": "chain rule"}[name] for name in names) + " |"
     yield "|---|" + "---|" * len(names)

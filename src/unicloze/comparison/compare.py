@@ -42,6 +42,7 @@ from unicloze.pretraining.count_baselines import trained_sources
 from unicloze.pretraining.data import build_sampler
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
+from unicloze.text.counts import open_counts
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.lock import hold
 from unicloze.training.memory import refuse_what_cannot_fit
@@ -126,7 +127,7 @@ def compare_recipes(
         windows=len(windows),
         window=window,
         rows=rows,
-        counts=counted(prepared, trained_sources(recipes[0], prepared), windows),
+        counts=counted(open_counts(prepared, trained_sources(recipes[0], prepared)), windows),
         counted_words=_counted_words(run for each in runs.values() for run, _ in each),
         probes=tuple(_column(probe, runs) for probe in fitted),
     )

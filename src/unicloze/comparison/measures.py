@@ -25,9 +25,7 @@ from unicloze.objectives import Ability, defined
 from unicloze.objectives.causal import CausalSettings, chain
 from unicloze.objectives.unilmv2 import UniLMv2Settings, cloze, draw_steps, stepwise
 from unicloze.pretraining.count_baselines import perplexities_of
-from unicloze.text.counts import open_counts
-from unicloze.text.prepare import Prepared
-from unicloze.text.shards import TokenSource
+from unicloze.text.counts import Counts
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.ledger import Figure
@@ -72,10 +70,10 @@ def held_out(
     return result
 
 
-def counted(prepared: Prepared, sources: Sequence[TokenSource], windows: Windows) -> dict[str, dict[str, float]]:
-    """Perplexities of counts of the training text on the same predictions, by measure and by kind of count."""
-    vocabulary, settings = prepared.tokenizer.vocabulary, UniLMv2Settings()
-    counts, steps = open_counts(prepared, sources), masked_steps(windows, vocabulary)
+def counted(counts: Counts, windows: Windows) -> dict[str, dict[str, float]]:
+    """Perplexities of counts on the same predictions, by measure and by kind of count."""
+    vocabulary, settings = counts.vocabulary, UniLMv2Settings()
+    steps = masked_steps(windows, vocabulary)
     rows = {
         "ae": cloze(windows, steps, vocabulary, settings),
         "par": stepwise(windows, steps, vocabulary, settings),

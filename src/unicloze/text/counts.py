@@ -330,8 +330,8 @@ def open_counts(prepared: Prepared, sources: Sequence[TokenSource], most: int = 
     temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex[:8]}")
     try:
         file.parent.mkdir(exist_ok=True)
-        with temporary.open("xb") as stream:
-            np.savez(stream, **{name: getattr(counts, name) for name in KEPT})
+        with temporary.open("xb") as new:
+            np.savez(new, **{name: getattr(counts, name) for name in KEPT})
         os.replace(temporary, file)
     except OSError:  # where the folder is not writable, they are counted at each opening
         with suppress(OSError):
