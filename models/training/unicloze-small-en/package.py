@@ -147,8 +147,8 @@ def results(evaluation: Mapping[str, Any]) -> Iterator[str]:
     words = evaluation["words"]
     yield (
         "\nHeld-out content words among the first five guesses, with all the words around them visible: "
-        f"{words['top_5']:.1%} of {words['words']}; the trigram: {words['counts_top_5']:.1%}. AE and PAR hide blanks of several "
-        "words, and with them the neighbours that a trigram needs."
+        f"{words['top_5']:.1%} of {words['words']}; the trigram: {words['counts_top_5']:.1%}. AE and PAR hide blanks of "
+        "several words, and with them the neighbours that a trigram needs."
     )
     blimp = evaluation["blimp"]
     names = list(blimp["accuracy"])
