@@ -44,7 +44,7 @@ def figures(run: Path) -> dict[str, Any]:
         "text_tokens": round(history.curve("text_tokens")[-1][1]),
         "bits_per_byte": {name: round(value, 4) for name, value in last["bits_per_byte"].items()},
         "perplexity": {name: round(value, 1) for name, value in last["perplexity"].items()},
-        "counts": {name: round(value, 1) for name, value in history.counts.items()},
+        "trigram": {name: round(counts["trigram"], 1) for name, counts in history.counts.items()},
         "content_words": {name: round(100 * words[name], 1) for name in ("top_5", "counts_top_5")} if words else {},
         "verdict": history.verdict,
         "seconds": round(history.seconds),

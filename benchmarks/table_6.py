@@ -122,7 +122,7 @@ def of_text(run: Path) -> dict[str, Any]:
         "steps": known["steps"],
         "text_tokens": round(history.curve("text_tokens")[-1][1]),
         **perplexities,
-        "counts": {name: round(value, 1) for name, value in history.counts.items()},
+        "trigram": {name: round(counts["trigram"], 1) for name, counts in history.counts.items()},
         "seconds": round(history.seconds),
     }
 
