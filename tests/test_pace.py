@@ -28,10 +28,12 @@ from unicloze.training.pace import Clock, Decay, decided, recorded_decays
 PLAN = TrainingSettings(steps=90, warmup_steps=10, schedule="wsd", decay_steps=60)
 
 
-def simulated(seconds_of: Any, budget: float, *, most: int = 10**6, steps: int = 90) -> tuple[int, float, list[Decay]]:
+def simulated(
+    seconds_of: Any, budget: float, *, most: int = 10**6, steps: int = 90, planned: bool = False
+) -> tuple[int, float, list[Decay]]:
     """Steps and seconds of a run whose steps take as long as a function of the time says, and the decisions."""
     time = 0.0
-    clock = Clock(0.0, budget, most, now=lambda: time)
+    clock = Clock(0.0, budget, most, planned, now=lambda: time)
     recipe = Recipe(
         training=dataclasses.replace(PLAN, steps=steps, decay_steps=2 * steps // 3, evaluate_every=steps // 8)
     )
@@ -63,6 +65,17 @@ def test_a_run_that_others_slow_down_ends_in_time(slower: float, since: float) -
     assert seconds <= 1.1 * 240
     assert seconds >= 0.9 * 240, "and it uses what it may"
     assert decays and decays[-1].end == steps
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize("since", [0.0, 0.5])
+def test_a_planned_run_keeps_its_schedule_unless_it_is_late(slower: float, since: float) -> None:
+    steps, seconds, decays = simulated(
+        lambda now: 0.25 * (slower if now >= since * 240 else 1.0), 240, most=900, steps=900, planned=True
+    )
+    assert seconds <= 1.1 * 240 and steps <= 900
+    assert bool(decays) == (slower > 1)
+    assert all(decay.first * 0.25 * slower >= 240 / 3 - 5 for decay in decays)
 
 
 def test_a_run_that_gets_faster_goes_on_up_to_the_most_steps() -> None:

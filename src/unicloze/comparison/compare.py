@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -46,6 +47,7 @@ from unicloze.text.counts import open_counts
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.lock import hold
 from unicloze.training.memory import refuse_what_cannot_fit
+from unicloze.training.pace import Clock
 from unicloze.training.precision import choose_device
 
 PAGES = "table.md", "index.html"
@@ -108,7 +110,10 @@ def compare_recipes(
 
     def do(job: Job) -> dict[str, Any]:
         recipe = job.contestant.recipe
-        known = run_once(recipe, job.seed, job.run, prepared, sampler, windows, evaluators or {}, progress)
+        clock = None
+        if budget.kind == "time":
+            clock = Clock(time.monotonic(), budget.amount, most=recipe.training.steps, planned=True)
+        known = run_once(recipe, job.seed, job.run, prepared, sampler, windows, evaluators or {}, progress, clock)
         for probe in fitted:
             if recipe.name not in probe.not_defined and probe.name not in known[PROBES]:
                 say(f"{recipe.name}, seed {job.seed}: fine-tuned on {probe.name}")
@@ -305,14 +310,15 @@ def _row(
         known = [value for value in values if value is not None]
         scores[name] = OverSeeds.of(known) if len(known) == len(values) else None
     tokens = [points[-1][1] for history in histories if (points := history.curve("text_tokens"))]
+    steps = statistics.fmean(history.step for history in histories)
     return ContestantResult(
         name=recipe.name,
         objective=describe(recipe.objective),
         network=network(recipe.model),
         parameters=int(histories[0].start.get("parameters", 0)),
-        steps=recipe.training.steps,
+        steps=round(steps),
         text_tokens=statistics.fmean(tokens) if tokens else 0.0,
-        flops=contestant.flops_per_step * recipe.training.steps,
+        flops=contestant.flops_per_step * steps,
         seconds=statistics.fmean(history.seconds for history in histories),
         scores=scores,
         reads=f"{recipe.use.visibility}, {recipe.use.pooling}",

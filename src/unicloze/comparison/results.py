@@ -31,7 +31,7 @@ class ContestantResult:
         objective: Description of the objective.
         network: The network's size and kind.
         parameters: Number of trained weights, counting tied ones once.
-        steps: Optimizer steps.
+        steps: Optimizer steps, the mean over the seeds.
         text_tokens: Text tokens trained on.
         flops: Floating-point operations spent on slots and predictions.
         seconds: Wall-clock time of a run, summed over restarts.

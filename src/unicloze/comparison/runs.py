@@ -30,6 +30,7 @@ from unicloze.text.sampler import WindowSampler
 from unicloze.text.windows import Windows
 from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute
+from unicloze.training.pace import Clock
 from unicloze.training.precision import choose_device
 from unicloze.training.word_guesses import Side
 
@@ -52,6 +53,7 @@ def run_once(
     windows: Windows,
     evaluators: Mapping[str, Evaluator],
     progress: bool,
+    clock: Clock | None = None,
 ) -> dict[str, Any]:
     """Train and measure one run, unless `scores.json` has it already; returns the content of `scores.json`."""
     scores_file = run / SCORES
@@ -66,7 +68,7 @@ def run_once(
     }
     if any(known.get(key) != value for key, value in wanted.items()):
         training = dataclasses.replace(recipe.training, seed=seed)
-        result = pretrain_run(dataclasses.replace(recipe, training=training), run, progress=progress)
+        result = pretrain_run(dataclasses.replace(recipe, training=training), run, progress=progress, clock=clock)
         if result.stopped_by:
             raise Interrupted(result.stopped_by, run)
         compute = Compute(device=choose_device(training), precision=training.precision)

@@ -57,7 +57,7 @@ def _meant(text: str) -> str:
 class Budget:
     """How much every contestant may spend."""
 
-    # `steps`, `tokens` of text, `flops` of the model (slots and predictions), or `time` in seconds of training
+    # `steps`, `tokens` of text, `flops` of the model (slots and predictions), or `time` in seconds of a run
     kind: BudgetKind
     amount: float  # the amount of that kind
 

@@ -82,6 +82,8 @@ class Clock:
     began: float  # value of `time.monotonic` at the start of the command
     budget: float  # seconds from then to the end of the command
     most: int  # most steps that make sense, whatever the time
+    # whether the recipe's own schedule holds for the planned steps, and the clock only ends a run that is late
+    planned: bool = False
     now: Callable[[], float] = time.monotonic  # reads the time
     _steps: deque[float] = field(default_factory=deque)
     _evaluation: float | None = None
@@ -91,7 +93,8 @@ class Clock:
     def left(self) -> float:
         """Seconds left for steps and evaluations during the run."""
         evaluation = _EVALUATION * self.budget if self._evaluation is None else self._evaluation
-        return self.began + self.budget - self.now() - _AT_THE_END - 2 * evaluation
+        at_the_end = min(_AT_THE_END, _EVALUATION * self.budget)
+        return self.began + self.budget - self.now() - at_the_end - 2 * evaluation
 
     def stepped(self) -> None:
         """Note that a step has ended."""
@@ -120,7 +123,9 @@ class Clock:
         if training.evaluate_every:
             seconds += (self._evaluation or 0.0) / training.evaluate_every
         final = min(step + max(0, int(self.left / seconds)), max(self.most, step))
-        if decays:
+        if self.planned and self.now() - self.began < (1 - DECAY) * self.budget:
+            return None
+        if decays or self.planned:
             late = (end - final) * seconds / self.budget
             return Decay(step, final) if late > LATE or late < -EARLY else None
         return Decay(step, final) if step >= (1 - DECAY) * min(final, training.steps) else None

@@ -45,7 +45,7 @@ def compare(
     Args:
         recipes: Recipe names or files, runs, patterns of these ('unilmv2-ablation-*', 'runs/*'), or table-6 for the rows of
             that table of the UniLMv2 paper.
-        budget: Budget of each run: steps=N, tokens=N of text, flops=N or time=SECONDS.
+        budget: Budget of each run: steps=N, tokens=N of text, flops=N or time=SECONDS, which ends a run that is late.
         seeds: Number of runs of each recipe.
         out: Folder of the comparison; default: runs/compare.
         like: Take sizes, tokenizer, text and training settings of all runs from this recipe. The kind of the network
