@@ -20,11 +20,13 @@ from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import predicts_tokens
 from unicloze.interop import check as peers
+from unicloze.interop.card import verdict_of
 from unicloze.interop.export import stock_format, write_export
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.training.ledger import figures_of, read_ledger
 from unicloze.training.loading import load_model
+from unicloze.training.verdict import is_beaten
 
 transformers = pytest.importorskip("transformers")
 
@@ -129,6 +131,8 @@ def test_every_figure_of_a_card_is_that_of_the_ledger(tmp_path: Path, recipe: st
     assert found == pytest.approx(expected, abs=1e-3) and len(figures) > 1
     bits = {name.rpartition(", ")[2] for name in rows if "bits per byte" in name}
     assert bits == {figure.name for figure in figures if predicts_tokens(figure.target)}
+    verdict = verdict_of(tmp_path / "run")
+    assert verdict_of(tmp_path / "out") == f"{verdict}." and is_beaten(verdict), "two steps beat no counts"
 
 
 @pytest.mark.whole

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +59,24 @@ def test_health_says_what_the_model_can_do(client: Client, judge: Client) -> Non
     health = judge.get("/health").json
     assert (health["model"], health["task"]) == ("judge", "classification")
     assert health["abilities"] == ["embed", "predict"] and health["reads"] == ["text", "pair"]
+
+
+@pytest.mark.parametrize(("verdict", "writes"), [
+    ("", False), ("not judged: there is no held-out perplexity", False), ("perplexity 9.0 against 20.0 of counts", True),
+    ("no better than counting words: train longer", False), ("worse than counting at content words: train longer", False),
+])  # fmt: skip
+@pytest.mark.parametrize("file", ["ledger.jsonl", "README.md"])
+def test_the_page_offers_to_write_as_the_verdict_says(tmp_path: Path, file: str, verdict: str, writes: bool) -> None:
+    """By the ledger of a run and by the card of an export; a small model that was not judged does not write."""
+    events = [
+        {"schema": 1, "event": "start", "time": 0.0, "step": 0},
+        {"schema": 1, "event": "end", "verdict": verdict},
+    ]
+    card = f"## Evaluation\n\nVerdict: {verdict}.\n" if verdict else "## Evaluation\n"
+    lines = "\n".join(map(json.dumps, events)) + "\n"
+    (tmp_path / file).write_text(card if file == "README.md" else lines)
+    served = ServedModel(dataclasses.replace(loaded(relative=True), path=tmp_path))
+    assert ("generate" in served.offers) == writes and "generate" in served.abilities
 
 
 @pytest.mark.parametrize(("name", "abilities"), [

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from unicloze.bounded import read_bytes
 from unicloze.example import predicts_tokens
 from unicloze.interop.calling import goes_on, longest_source
 from unicloze.interop.limits import Export
@@ -33,6 +34,8 @@ PLACES = (
     ("distillation", "teacher"),
 )
 """Settings that name files and folders; exports show only their base names."""
+CARD, VERDICT = "README.md", "Verdict: "
+"""The file of a card, and the beginning of its line with the verdict on a pre-training run."""
 IMPORTED = "imported from"
 """Prefix of `provenance.place` in the recipe of an imported model."""
 _TAGS = {
@@ -190,7 +193,18 @@ def _evaluation(loaded: LoadedModel, events: Sequence[Mapping[str, Any]]) -> str
     rows = list(_rows(found[-1]))
     width = max(len(name) for name, _ in rows) if rows else 0
     table = "\n".join(f"| {name:<{width}} | {value} |" for name, value in rows)
-    return f"| {'measure':<{width}} | value |\n|{'-' * (width + 2)}|---|\n{table}"
+    ends = [event for event in events if event.get("event") == "end" and event.get("step") == loaded.step]
+    verdict = f"\n\n{VERDICT}{ends[-1]['verdict']}." if ends and ends[-1].get("verdict") else ""
+    return f"| {'measure':<{width}} | value |\n|{'-' * (width + 2)}|---|\n{table}{verdict}"
+
+
+def verdict_of(place: Path) -> str:
+    """The verdict on a model, from the ledger of its run or the card of its export; empty if there is none."""
+    if (place / LEDGER).is_file():
+        ends = [event for event in read_ledger(place / LEDGER) if event["event"] in ("start", "end")]
+        return str(ends[-1].get("verdict") or "") if ends else ""
+    card = read_bytes(place / CARD).decode(errors="replace") if (place / CARD).is_file() else ""
+    return next((line.removeprefix(VERDICT) for line in card.splitlines() if line.startswith(VERDICT)), "")
 
 
 def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import as_umask_says
-from unicloze.interop.card import model_card
+from unicloze.interop.card import CARD, model_card
 from unicloze.interop.check import (
     LARGEST_DIFFERENCE,
     check_language_model,
@@ -98,7 +98,7 @@ def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str
         building.mkdir()
         export.write(building)
         differences = _checked(export, building, folder)
-        (building / "README.md").write_text(model_card(loaded, export, differences), encoding="utf-8")
+        (building / CARD).write_text(model_card(loaded, export, differences), encoding="utf-8")
         for file in building.glob("*.safetensors"):
             as_umask_says(file)
         content = {"schema": SCHEMA, "version": __version__, "to": export.to, "architecture": export.architecture,

@@ -30,6 +30,7 @@ from unicloze.decoding.steppers import generates, positions_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.generate_for_records import parts_for_records
 from unicloze.finetuning.given_texts import predict_given, ready_to_write, record_of
+from unicloze.interop.card import verdict_of
 from unicloze.interop.opening import installed_models
 from unicloze.records.record import Record
 from unicloze.report.example_view import ExampleView
@@ -42,6 +43,7 @@ from unicloze.tasks.raw_texts import roles_of
 from unicloze.tasks.task import Prediction
 from unicloze.training.loading import LoadedModel
 from unicloze.training.precision import choose_precision
+from unicloze.training.verdict import is_beaten
 
 LEAST_COSINE = 0.999
 LEAST_SPEED_UP = 1.1
@@ -161,7 +163,8 @@ class ServedModel:
         name: Name of its run, folder or package.
         example: A text to try: a held-out sentence of its run, if that has one.
         abilities: Those of `fill`, `orders`, `score`, `generate`, `embed` and `predict` that it has.
-        offers: Those of them that the page offers: not `generate` where the model is too small to write.
+        offers: Those of them that the page offers: not `generate` where counting beats a pre-trained model or, if it was not
+            judged, where it is small.
         reads: Names of the texts that `generate` or `predict` reads.
         task: Kind of task it was fine-tuned for; empty if it was not.
     """
@@ -174,7 +177,8 @@ class ServedModel:
         _, self.example = example_texts(place)
         self.task = model.recipe.task.kind
         self.abilities = tuple(_abilities(model))
-        brief = writes_briefly(model)
+        beaten = None if self.task else is_beaten(verdict_of(place))
+        brief = writes_briefly(model) if beaten is None else beaten
         self.offers = tuple(one for one in self.abilities if one != "generate" or not brief)
         self.reads = _reads(model) or ()
 

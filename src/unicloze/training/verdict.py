@@ -235,6 +235,13 @@ def not_beaten(perplexities: Mapping[str, float], counts: Counted) -> str:
     return ""
 
 
+def is_beaten(verdict: str) -> bool | None:
+    """Whether a run's verdict says that counting beats it; None if it was not judged."""
+    if not verdict or verdict.startswith("not judged"):
+        return None
+    return verdict.startswith(("no better than ", "worse than "))
+
+
 def _overfitted(course: Course) -> str:
     """The figures that show overfitting; empty if there is none."""
     if course.gap is not None and course.gap[1] - course.gap[0] >= GAP:
