@@ -118,9 +118,13 @@ def test_every_figure_of_a_card_is_that_of_the_ledger(tmp_path: Path, recipe: st
     verbs.export(tmp_path / "run", to, tmp_path / "out")
     table = (tmp_path / "out" / "README.md").read_text().split("## Evaluation\n\n")[1].split("\n\n")[0]
     rows = dict([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:])
-    event = [event for event in read_ledger(tmp_path / "run/ledger.jsonl") if event["event"] == "evaluate"][-1]
-    figures = figures_of(event)
-    expected = {}
+    start, *events = read_ledger(tmp_path / "run/ledger.jsonl")
+    figures = figures_of([event for event in events if event["event"] == "evaluate"][-1])
+    expected = {
+        f"of a Kneser-Ney trigram: held-out perplexity, {name}": found["trigram"]
+        for name, found in start["baselines"]["perplexity"].items()
+    }
+    assert expected
     for figure in figures:
         assert figure.mean is not None
         if predicts_tokens(figure.target):

@@ -147,6 +147,12 @@ def test_the_shipped_model_is_an_intact_package_of_its_training_files() -> None:
     assert loaded.step == recipe.training.steps and loaded.recipe.model == recipe.model
     evaluation = json.loads((training / "evaluation.json").read_text(encoding="utf-8"))
     assert evaluation["step"] == loaded.step and evaluation["blimp"]["accuracy"]["pseudo"] > 0.58
+    card = (SHIPPED / "README.md").read_text(encoding="utf-8")
+    for found in evaluation["text"].values():
+        for name, perplexity in found["perplexity"].items():
+            assert f"{perplexity:.3g} ({found['counts'][name]['trigram']:.3g})" in card
+        assert found["perplexity"]["causal"] > found["counts"]["causal"]["trigram"], "the card says so"
+    assert evaluation["words"]["counts_top_5"] > evaluation["words"]["top_5"], "the card says so"
     assert (
         fill(model=loaded, text="She opened the [MASK] and looked out.").filled == "She opened the door and looked out."
     )

@@ -59,7 +59,7 @@ def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, fl
         f"# {export.name or recipe.name}\n\n{_summary(loaded, export.architecture)}",
         f"## Use\n\n{export.use or _use(loaded, export.architecture, export.imports)}",
         f"## Training\n\n{_training(loaded, start)}",
-        f"## Evaluation\n\n{_evaluation(loaded, events)}",
+        f"## Evaluation\n\n{_evaluation(loaded, start, events)}",
         *(f"## {title}\n\n{text}" for title, text in export.sections.items()),
         f"## This export\n\n{_export(export, differences)}",
         f"## The recipe\n\n```yaml\n{_recipe(recipe)}```",
@@ -186,11 +186,11 @@ def _command(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
     return f"unicloze pretrain --recipe recipe.yaml  # on {corpus}"
 
 
-def _evaluation(loaded: LoadedModel, events: Sequence[Mapping[str, Any]]) -> str:
+def _evaluation(loaded: LoadedModel, start: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
     found = [event for event in events if event.get("event") == "evaluate" and event.get("step") == loaded.step]
     if not found:
         return "No evaluation of this checkpoint is on record."
-    rows = list(_rows(found[-1]))
+    rows = [*_rows(found[-1]), *_rivals(start, found[-1])]
     width = max(len(name) for name, _ in rows) if rows else 0
     table = "\n".join(f"| {name:<{width}} | {value} |" for name, value in rows)
     ends = [event for event in events if event.get("event") == "end" and event.get("step") == loaded.step]
@@ -224,6 +224,13 @@ def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if not predicts_tokens(target):
                 continue
             yield f"{part} {name}, {target}", "nothing to measure" if value is None else f"{value:,.3f}"
+
+
+def _rivals(start: Mapping[str, Any], event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a Kneser-Ney trigram of the training text reaches on the same predictions."""
+    for target, counts in ((start.get("baselines") or {}).get("perplexity") or {}).items():
+        if target in (event.get("perplexity") or {}) and isinstance(counts, Mapping):
+            yield f"of a Kneser-Ney trigram: held-out perplexity, {target}", f"{counts['trigram']:,.3f}"
 
 
 def _export(export: Export, differences: Mapping[str, float]) -> str:
