@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import importlib
 import json
@@ -62,6 +63,10 @@ TOYS: dict[str, tuple[str, Sequence[str]]] = {
 RUNS: dict[str, str] = {
     "auto_choices": "--results {lines}",
     "continue_or_scratch": "--text {books} --init {run} --out {out} --budgets steps=2 --results {lines}",
+    "every_system": (
+        "--corpus {books} --out {out} --lines {lines} --toy --systems ELECTRA CoVe --data.window 32 "
+        "--tokenizer.vocab_size 400 --model.hidden_size 16"
+    ),
     "few_weights": (
         "--model {run} --glue {glue} --tasks sst-2 --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1"
     ),
@@ -203,9 +208,26 @@ def test_tables_of_the_pages_are_those_of_the_results(monkeypatch: pytest.Monkey
             r"<!-- made by benchmarks/(\w+)\.py -->\n\n(.*?)\n<!-- end -->", page.read_text(), re.DOTALL
         )
     ]
-    assert {script for _, script, _ in made} == {"table_6"}
+    assert {script for _, script, _ in made} == {"every_system", "table_6"}
     for page, script, text in made:
         assert text == importlib.import_module(script).tables(), f"run benchmarks/{script}.py --page {page}"
+
+
+def test_every_system_of_a_paper_is_trained_with_its_own_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("every_system")
+    recipes = {name: load_recipe(name) for name in recipe_names() if not name.startswith(module.VARIANTS)}
+    assert {system.recipe for system in module.SYSTEMS.values()} == set(recipes)
+    given, staged = argparse.Namespace(corpus=["text"], heldout=0.1, settings={}), {}
+    for system in module.SYSTEMS.values():
+        small, own = module.recipe_of(system, given), recipes[system.recipe]
+        assert small.model.hidden_size == 128 and small.objective.targets == own.objective.targets
+        kinds = ("kind", "directions", "share_layers", "positions", "norm", "relative_bias", "layer_visibility")
+        assert [getattr(small.model, key) for key in kinds] == [getattr(own.model, key) for key in kinds]
+        parts = ("memory", "decoder_layers", "generator_size", "embedding_size")
+        assert [bool(getattr(small.model, key)) for key in parts] == [bool(getattr(own.model, key)) for key in parts]
+        staged[system.recipe] = len(small.training.phases) - 2 * system.causal_first
+    assert {name: count for name, count in staged.items() if count} == {"ernie-base": 2, "gpt-3-small": 3}
 
 
 def test_every_benchmark_is_tried() -> None:

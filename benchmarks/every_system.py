@@ -1,0 +1,299 @@
+"""Every system of the papers in small: its own held-out measure before and after training, beside counting or chance.
+
+    python benchmarks/every_system.py --corpus FILE... --out FOLDER [--systems NAME...] [--flops 2e12] [--lines FILE]
+        [--page FILE]
+    python benchmarks/every_system.py                                            # only the table, of what is measured
+
+A system keeps the kind of its network, its objective and its stages, and takes the width, depth, tokenizer and optimiser of
+`quickstart` (LSTMs keep their own optimiser). Masked systems predict from the left for the first third of the steps, as
+`quickstart` does. `--flops` is the budget of a Transformer; LSTMs get a part of it, since they do
+fewer operations in a second. Perplexities are over ordinary tokens that a row does not show elsewhere; counts are the run's
+own, of the text it trains on. A target without tokens has the entropy of its labels as chance. FILE gets a JSON line for
+each system, and PAGE the table; the same command continues after a stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from frame import fill_in, options, parsed_known
+from json_lines import once, read_lines
+from short_runs import CAUSAL
+from unicloze.comparison.contestants import contestants, contestants_at_budget, network
+from unicloze.example import collate, predicts_tokens
+from unicloze.mixtures import phases
+from unicloze.model.build import Model
+from unicloze.model.chain import ReplacedTokenModel
+from unicloze.pretraining.budget import Budget
+from unicloze.pretraining.data import build_sampler, phrases_for
+from unicloze.pretraining.run import pretrain_run
+from unicloze.recipes import parse_options
+from unicloze.report.history import History
+from unicloze.run_files import CHECKPOINTS
+from unicloze.settings import Recipe
+from unicloze.text.prepare import Prepared, open_or_prepare
+from unicloze.training.batches import MicroBatch, heldout_examples
+from unicloze.training.checkpoint import load_newest
+from unicloze.training.ledger import Figure, figures_of
+from unicloze.training.loading import fit_weights, ready_model, spell_tokens
+from unicloze.training.loop import Compute, evaluate
+from unicloze.training.verdict import COUNTED
+
+RESULTS = Path(__file__).parent / "results" / "every_system.jsonl"
+LITTLE_DROPOUT = {
+    "model.dropout": 0.1, "model.input_dropout": 0.1, "model.hidden_dropout": 0.1, "training.learning_rate": 5e-3,
+}  # fmt: skip
+"""What the papers' LSTMs need against overfitting keeps small ones from learning in minutes."""
+
+
+class System(NamedTuple):
+    """A recipe, and how it is trained here."""
+
+    recipe: str
+    causal_first: bool = False
+    share: float = 1.0
+    settings: Mapping[str, Any] = {}
+    evaluations: int = 6
+
+
+SYSTEMS = {
+    "UniLMv2": System("unilmv2-base", True),
+    "UniLM v1": System("unilm-v1-base", True),
+    "BERT with next sentences": System("bert-base", True),
+    "RoBERTa": System("roberta-base", True),
+    "ALBERT": System("albert-base", True),
+    "ERNIE in three stages": System("ernie-base", True),
+    "SpanBERT with boundaries": System("spanbert-base", True),
+    "ELECTRA": System("electra-base"),
+    "MPNet": System("mpnet-base", True),
+    "XLNet with memory": System("xlnet-base", True),
+    "GPT": System("gpt"),
+    "GPT-2": System("gpt-2"),
+    "GPT-3 with local layers and ramp": System(
+        "gpt-3-small",
+        settings={
+            "objective.local_width": 16,
+            "training.phases": [
+                {"share": 1, "training.batch_size": 4}, {"share": 1, "training.batch_size": 8}, {"share": 6},
+            ],
+        },
+    ),
+    "BART": System("bart-base"),
+    "MASS": System("mass-base"),
+    "T5": System("t5-base"),
+    "T5 1.1": System("t5-v1.1-base"),
+    "prefix LM": System("prefix-lm-base"),
+    "UL2": System("ul2-base", settings={"training.evaluate_windows": 64}),
+    "MDLM": System("mdlm-base", True),
+    "BD3-LM": System("bd3lm-base", True),
+    "AWD-LSTM with NT-ASGD": System(
+        "awd-lstm", share=0.8, evaluations=24,
+        settings={
+            "model.dropout": 0.1, "model.input_dropout": 0.1, "model.hidden_dropout": 0.1, "model.weight_dropout": 0.1,
+            "model.embedding_dropout": 0.0, "training.average_patience": 2,
+        },
+    ),
+    "ELMo": System("elmo", share=0.5, settings=LITTLE_DROPOUT),
+    "CVT's encoder": System("cvt", share=0.25, settings=LITTLE_DROPOUT),
+    "CoVe": System("cove", share=0.4, settings=LITTLE_DROPOUT),
+}  # fmt: skip
+"""With `causal_first` a third of the steps, as in `quickstart`, predicts from the left: without it, masked models this small
+stay at the frequencies of words for thousands of steps."""
+VARIANTS = (
+    "auto", "bd3lm-base-", "electra-small", "mdlm-base-", "prefix-denoising", "prefix-masked-span", "prefix-span-corruption",
+    "quickstart", "transformer-", "ulmfit", "unilm-v1-large", "unilmv2-ablation",
+)  # fmt: skip
+"""Beginnings of the recipes that are another size, part or form of a system above, or are this project's own."""
+MEASURED = {"nsp": "next sentence", "sop": "sentence order", "rtd": "replaced tokens"}
+"""Targets without tokens, in words; their losses are shown in nats."""
+
+
+def recipe_of(system: System, given: argparse.Namespace) -> Recipe:
+    """The system's recipe in small."""
+    common = {
+        "data.corpus": given.corpus, "data.window": 64, "data.heldout_share": given.heldout, "training.batch_size": 16,
+        "training.evaluate_windows": 256, "training.precision": "fp32", "training.device": "cpu", "training.threads": 1,
+        "tokenizer.extra_tokens": 100,
+    }  # fmt: skip
+    overrides = {**common, **system.settings, **given.settings}
+    (recipe,) = contestants([system.recipe], like="quickstart", overrides=overrides)
+    if not system.causal_first:
+        return recipe
+    own = [{**phase, "share": 2 * phase["share"]} for phase in recipe.training.phases or [{"share": 1}]]
+    first = {"share": sum(phase["share"] for phase in own) / 2, "objective": CAUSAL}
+    (recipe,) = contestants(
+        [system.recipe], like="quickstart", overrides={**overrides, "training.phases": [first, *own]}
+    )
+    return recipe
+
+
+def heldout_of(recipe: Recipe, prepared: Prepared, folder: Path) -> Mapping[str, MicroBatch]:
+    """The held-out rows of the last stage, as the run itself has them."""
+    last = phases(recipe)[-1].recipe
+    phrases = phrases_for(recipe, prepared, folder, progress=False)
+    sampler = build_sampler(last, prepared, heldout=True, phrases=phrases)
+    return heldout_examples(sampler, last.objective, recipe.training.evaluate_windows, lanes=recipe.training.batch_size)
+
+
+def of_targets(figures: Iterable[Figure]) -> dict[str, float]:
+    """Mean nats of each target over the parts of a mixture: of counted tokens where it predicts tokens."""
+    sums: dict[str, Figure] = {}
+    for figure in figures:
+        whole = dataclasses.replace(figure, part="", phase=0)
+        sums[figure.target] = sums[figure.target] + whole if figure.target in sums else whole
+    means = {name: each.token_mean if predicts_tokens(name) else each.mean for name, each in sums.items()}
+    return {name: round(mean, 4) for name, mean in means.items() if mean is not None}
+
+
+def measured(model: Model, recipe: Recipe, blocks: Mapping[str, MicroBatch]) -> dict[str, float]:
+    """The measures of a network."""
+    compute, rows = Compute(device=torch.device("cpu"), precision="fp32"), recipe.training.batch_size
+    found = [evaluate(model, block.examples, compute, rows, block.windows) for block in blocks.values()]
+    return of_targets(figure for each in found for figure in each.values())
+
+
+def chance(model: Model, blocks: Mapping[str, MicroBatch], target: str) -> float:
+    """Entropy of a target's labels, in nats: the loss of who knows only how frequent each is."""
+    labels = []
+    for block in blocks.values():
+        batch = collate(block.examples)
+        if target == "rtd":
+            assert isinstance(model, ReplacedTokenModel)
+            with torch.no_grad():
+                _, batch = model.generate(batch, None)
+        asked = batch.targets[target]
+        labels.append(asked.labels[asked.weights > 0].numpy())
+    shares = np.bincount(np.concatenate(labels).astype(int)) / sum(map(len, labels))
+    return float(-sum(share * math.log(share) for share in shares if share > 0))
+
+
+def ran(name: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Train a system, or go on with it, and measure it."""
+    system, began = SYSTEMS[name], time.process_time()
+    recipe = recipe_of(system, given)
+    text = given.out / ("data" if recipe.data.spans_field is None else "data-with-spans")
+    prepared = open_or_prepare(recipe.data, recipe.tokenizer, text, progress=False)
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=str(prepared.folder)))
+    run, budget = given.out / system.recipe, Budget("flops", given.flops * system.share)
+    recipe = contestants_at_budget(recipe, prepared, budget, given.out).recipe
+    every = max(1, recipe.training.steps // system.evaluations)
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, evaluate_every=every))
+    blocks = heldout_of(recipe, prepared, given.out)
+    model = ready_model(recipe, prepared.tokenizer.vocabulary.size, torch.device("cpu"))
+    spell_tokens(model, prepared.tokenizer.symbols)
+    before = measured(model, recipe, blocks)
+    if pretrain_run(recipe, run, progress=False).stopped_by:
+        raise SystemExit("stopped; the same command continues")
+    history = History.read(run)
+    turn = min(history.evaluations, key=lambda step: abs(step - history.step / 3))
+    at_turn = of_targets(figures_of(history.evaluations[turn])) if system.causal_first else {}
+    after = of_targets(figures_of(history.evaluations[history.step]))
+    checkpoint = load_newest(run / CHECKPOINTS)
+    assert checkpoint is not None
+    fit_weights(model, checkpoint)
+    return {
+        "network": network(recipe.model),
+        "parameters": history.start["parameters"],
+        "steps": history.step,
+        "text_tokens": round(history.curve("text_tokens")[-1][1]),
+        "targets": {
+            target: {
+                "before": before[target],
+                **({"after a third": at_turn[target]} if at_turn else {}),
+                "after": nats,
+                **({} if predicts_tokens(target) else {"chance": round(chance(model, blocks, target), 4)}),
+            }
+            for target, nats in after.items()
+        },
+        "counts": {kind: round(value, 1) for kind, value in history.counts.items()},
+        "verdict": history.verdict,
+        "seconds": round(history.seconds),
+        "cpu seconds": round(time.process_time() - began),
+    }
+
+
+def beaten(target: str, found: Mapping[str, Any], counts: Mapping[str, float]) -> str:
+    """The strongest floor that a measure is below, in words; empty if it is below none."""
+    if not predicts_tokens(target):
+        return "chance" if found["after"] < found["chance"] else ""
+    below = [kind for kind in COUNTED if kind in counts and found["after"] < math.log(counts[kind])]
+    return COUNTED[below[-1]] if below else ""
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each system and target, as Markdown, and what does not beat its floor."""
+    heads = [
+        "system", "network", "predicts", "before", "after the causal third", "after", "counting words / pairs, or chance",
+        "beats", "steps", "text tokens", "seconds",
+    ]  # fmt: skip
+    rows = ["| " + " | ".join(heads) + " |", "|---|---|---|---:|---:|---:|---:|---|---:|---:|---:|"]
+    failed = []
+    order = {name: number for number, name in enumerate(SYSTEMS)}
+    for line in sorted(lines, key=lambda line: order[line["system"]]):
+        about = [line["system"], line["network"]]
+        costs = [f"{line['steps']:,}", f"{line['text_tokens'] / 1e6:.2f} M", f"{line['cpu seconds']}"]
+        for target, found in line["targets"].items():
+            tokens = predicts_tokens(target)
+            shown = [found.get(when) for when in ("before", "after a third", "after")]
+            values = ["" if x is None else f"{math.exp(min(x, 99)):,.0f}" if tokens else f"{x:.3f} nats" for x in shown]
+            counts = " / ".join(f"{line['counts'][kind]:,.0f}" for kind in COUNTED if kind in line["counts"])
+            floor = counts if tokens else f"{found['chance']:.3f} nats"
+            said = beaten(target, found, line["counts"])
+            if not said:
+                failed.append(f"- {line['system']}, {MEASURED.get(target, target)}: {line['verdict']}")
+            cells = [*about, MEASURED.get(target, target), *values, floor, said or "**nothing**", *costs]
+            rows.append("| " + " | ".join(cells) + " |")
+            about, costs = ["", ""], ["", "", ""]
+    return "\n".join([*rows, *(["", "Below no floor:", "", *failed] if failed else [])]) + "\n"
+
+
+def missing(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence that names the systems not yet measured; empty if there are none."""
+    absent = [name for name in SYSTEMS if name not in {line["system"] for line in lines}]
+    return f"\nNot yet measured: {', '.join(absent)}.\n" if absent else ""
+
+
+def as_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The table, and what it lacks."""
+    return table(lines) + missing(lines)
+
+
+def tables() -> str:
+    """What is measured, as text of a page."""
+    return as_text(read_lines(RESULTS))
+
+
+def main() -> None:
+    """Run what is missing, print the table and write it into the page."""
+    parser = options(__doc__)
+    parser.add_argument("--corpus", nargs="+")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--systems", nargs="+", choices=tuple(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--flops", type=float, default=2e12)
+    parser.add_argument("--heldout", type=float, default=0.02, help="share of the documents to measure on")
+    parser.add_argument("--lines", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, help="write the table into this page")
+    given, extra = parsed_known(parser, "--flops 2e9 --heldout 0.3")
+    given.settings = parse_options(extra)
+    if given.corpus and given.out is None:
+        parser.error("--corpus needs --out")
+    for name in given.systems if given.corpus else ():
+        once(given.lines, {"system": name}, functools.partial(ran, name, given))
+    text = as_text(read_lines(given.lines))
+    print(text)
+    if given.page is not None:
+        fill_in(given.page, Path(__file__).name, text)
+
+
+if __name__ == "__main__":
+    main()
