@@ -6,10 +6,10 @@
 
 A system keeps the kind of its network, its objective and its stages, and takes the width, depth, tokenizer and optimiser of
 `quickstart` (LSTMs keep their own optimiser). Masked systems predict from the left for the first third of the steps, as
-`quickstart` does. `--flops` is the budget of a Transformer; LSTMs get a part of it, since they do
-fewer operations in a second. Perplexities are over ordinary tokens that a row does not show elsewhere; counts are the run's
-own, of the text it trains on. A target without tokens has the entropy of its labels as chance. FILE gets a JSON line for
-each system, and PAGE the table; the same command continues after a stop.
+`quickstart` does. `--flops` is the budget of a Transformer; LSTMs get a part of it, since they do fewer operations in a
+second. Perplexities are over ordinary tokens that a row does not show elsewhere; counts are the run's own, of the text it
+trains on, and on the same predictions. A target without tokens has the entropy of its labels as chance. FILE gets a JSON
+line for each system, and PAGE the table; the same command continues after a stop. Dotted settings apply to all systems.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ from unicloze.training.checkpoint import load_newest
 from unicloze.training.ledger import Figure, figures_of
 from unicloze.training.loading import fit_weights, ready_model, spell_tokens
 from unicloze.training.loop import Compute, evaluate
-from unicloze.training.verdict import COUNTED
+from unicloze.training.verdict import COUNTED, Counted
 
 RESULTS = Path(__file__).parent / "results" / "every_system.jsonl"
 LITTLE_DROPOUT = {
@@ -145,7 +145,7 @@ def heldout_of(recipe: Recipe, prepared: Prepared, folder: Path) -> Mapping[str,
     return heldout_examples(sampler, last.objective, recipe.training.evaluate_windows, lanes=recipe.training.batch_size)
 
 
-def of_targets(figures: Iterable[Figure]) -> dict[str, float]:
+def of_targets(figures: Sequence[Figure]) -> dict[str, float]:
     """Mean nats of each target over the parts of a mixture: of counted tokens where it predicts tokens."""
     sums: dict[str, Figure] = {}
     for figure in figures:
@@ -155,11 +155,24 @@ def of_targets(figures: Iterable[Figure]) -> dict[str, float]:
     return {name: round(mean, 4) for name, mean in means.items() if mean is not None}
 
 
+def counted(figures: Sequence[Figure], counts: Counted, target: str) -> dict[str, float]:
+    """Mean nats of each kind of counts on the predictions of a target, over the parts of a mixture."""
+    parts = [
+        (each.counted_weight, counts[each.name]) for each in figures if each.target == target and each.name in counts
+    ]
+    weight = sum(share for share, _ in parts)
+    return {
+        kind: round(sum(share * math.log(found[kind]) for share, found in parts) / weight, 4)
+        for kind in COUNTED
+        if parts
+    }
+
+
 def measured(model: Model, recipe: Recipe, blocks: Mapping[str, MicroBatch]) -> dict[str, float]:
     """The measures of a network."""
     compute, rows = Compute(device=torch.device("cpu"), precision="fp32"), recipe.training.batch_size
     found = [evaluate(model, block.examples, compute, rows, block.windows) for block in blocks.values()]
-    return of_targets(figure for each in found for figure in each.values())
+    return of_targets([figure for each in found for figure in each.values()])
 
 
 def chance(model: Model, blocks: Mapping[str, MicroBatch], target: str) -> float:
@@ -197,7 +210,8 @@ def ran(name: str, given: argparse.Namespace) -> dict[str, Any]:
     history = History.read(run)
     turn = min(history.evaluations, key=lambda step: abs(step - history.step / 3))
     at_turn = of_targets(figures_of(history.evaluations[turn])) if system.causal_first else {}
-    after = of_targets(figures_of(history.evaluations[history.step]))
+    figures = figures_of(history.evaluations[history.step])
+    after = of_targets(figures)
     checkpoint = load_newest(run / CHECKPOINTS)
     assert checkpoint is not None
     fit_weights(model, checkpoint)
@@ -211,50 +225,58 @@ def ran(name: str, given: argparse.Namespace) -> dict[str, Any]:
                 "before": before[target],
                 **({"after a third": at_turn[target]} if at_turn else {}),
                 "after": nats,
-                **({} if predicts_tokens(target) else {"chance": round(chance(model, blocks, target), 4)}),
+                "floor": counted(figures, history.counts, target)
+                if predicts_tokens(target)
+                else {"chance": round(chance(model, blocks, target), 4)},
             }
             for target, nats in after.items()
         },
-        "counts": {kind: round(value, 1) for kind, value in history.counts.items()},
         "verdict": history.verdict,
         "seconds": round(history.seconds),
         "cpu seconds": round(time.process_time() - began),
     }
 
 
-def beaten(target: str, found: Mapping[str, Any], counts: Mapping[str, float]) -> str:
-    """The strongest floor that a measure is below, in words; empty if it is below none."""
-    if not predicts_tokens(target):
-        return "chance" if found["after"] < found["chance"] else ""
-    below = [kind for kind in COUNTED if kind in counts and found["after"] < math.log(counts[kind])]
-    return COUNTED[below[-1]] if below else ""
+def beaten(found: Mapping[str, Any]) -> list[str]:
+    """The floors that a measure is below, the strongest last."""
+    return [kind for kind, nats in found["floor"].items() if found["after"] < nats]
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each system and target, as Markdown, and what does not beat its floor."""
+    """A row for each system and target, as Markdown, and what does not beat its strongest floor."""
     heads = [
-        "system", "network", "predicts", "before", "after the causal third", "after", "counting words / pairs, or chance",
-        "beats", "steps", "text tokens", "seconds",
+        "system", "network", "predicts", "before", "after the causal third", "after", "counting words", "Kneser-Ney trigram",
+        "chance", "steps", "text tokens", "seconds",
     ]  # fmt: skip
-    rows = ["| " + " | ".join(heads) + " |", "|---|---|---|---:|---:|---:|---:|---|---:|---:|---:|"]
-    failed = []
-    order = {name: number for number, name in enumerate(SYSTEMS)}
-    for line in sorted(lines, key=lambda line: order[line["system"]]):
-        about = [line["system"], line["network"]]
-        costs = [f"{line['steps']:,}", f"{line['text_tokens'] / 1e6:.2f} M", f"{line['cpu seconds']}"]
-        for target, found in line["targets"].items():
-            tokens = predicts_tokens(target)
-            shown = [found.get(when) for when in ("before", "after a third", "after")]
-            values = ["" if x is None else f"{math.exp(min(x, 99)):,.0f}" if tokens else f"{x:.3f} nats" for x in shown]
-            counts = " / ".join(f"{line['counts'][kind]:,.0f}" for kind in COUNTED if kind in line["counts"])
-            floor = counts if tokens else f"{found['chance']:.3f} nats"
-            said = beaten(target, found, line["counts"])
-            if not said:
-                failed.append(f"- {line['system']}, {MEASURED.get(target, target)}: {line['verdict']}")
-            cells = [*about, MEASURED.get(target, target), *values, floor, said or "**nothing**", *costs]
-            rows.append("| " + " | ".join(cells) + " |")
-            about, costs = ["", ""], ["", "", ""]
-    return "\n".join([*rows, *(["", "Below no floor:", "", *failed] if failed else [])]) + "\n"
+    rows = ["| " + " | ".join(heads) + " |", "|---|---|---|" + "---:|" * (len(heads) - 3)]
+    behind = []
+    for name in SYSTEMS:
+        for line in (line for line in lines if line["system"] == name):
+            about = [name, line["network"]]
+            costs = [f"{line['steps']:,}", f"{line['text_tokens'] / 1e6:.2f} M", f"{line['cpu seconds']}"]
+            for target, found in line["targets"].items():
+                known = {**found, **found["floor"]}
+                shown = [
+                    _shown(target, known.get(key))
+                    for key in ("before", "after a third", "after", "unigram", "trigram", "chance")
+                ]
+                over = beaten(found)
+                if len(over) < len(found["floor"]):
+                    what = f"{name}, {MEASURED.get(target, target)}, is"
+                    said = "below counting words but" if over else "**below no floor**:"
+                    behind.append(f"- {what} {said} {line['verdict']}")
+                    shown[2] += "" if over else " (!)"
+                rows.append("| " + " | ".join([*about, MEASURED.get(target, target), *shown, *costs]) + " |")
+                about, costs = ["", ""], ["", "", ""]
+    return "\n".join(
+        [*rows, *(["", "Not ahead of every floor, by the verdict of the run:", "", *behind] if behind else [])]
+    )
+
+
+def _shown(target: str, nats: float | None) -> str:
+    if nats is None:
+        return ""
+    return f"{math.exp(min(nats, 99)):,.0f}" if predicts_tokens(target) else f"{nats:.3f} nats"
 
 
 def missing(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -265,7 +287,7 @@ def missing(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def as_text(lines: Sequence[Mapping[str, Any]]) -> str:
     """The table, and what it lacks."""
-    return table(lines) + missing(lines)
+    return f"{table(lines)}\n{missing(lines)}"
 
 
 def tables() -> str:
