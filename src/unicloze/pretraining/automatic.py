@@ -44,6 +44,12 @@ CONTINUED_RATE = 0.5
 """Peak rate of a run that starts from a model pre-trained here, as a share of that model's own."""
 GENTLE_RATE = 1e-4
 """Peak rate for other starts, such as fine-tuned models and those of other libraries: that of BERT's pre-training."""
+REACHED = (
+    (69_184, 8.83), (234_239, 7.47), (620_960, 4.55), (650_330, 4.15), (699_988, 6.07), (731_244, 1.85), (1_147_412, 1.84),
+    (2_333_167, 2.21), (3_457_558, 0.89), (8_958_801, 1.0), (14_660_166, 0.86),
+)  # fmt: skip
+"""Tokens that runs from scratch with this schedule read, and their PAR perplexity over that of a Kneser-Ney trigram of their
+text on the same predictions: of each text and budget in `benchmarks/results` the best size, by tokens."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +283,7 @@ def _reasons(
             order = "pseudo-masked from the first step, since the model is trained"
         more.append(f"objective: {order}")
     if start is None:
-        more.append(f"expect: {_expectation(tokens)}")
+        more += expectation(tokens)
     return [
         f"model: {model.num_layers} layers of width {model.hidden_size}, {inner:,} weights without embeddings: {reason}"
         f"{dropout}",
@@ -297,10 +303,22 @@ def _minutes(seconds: float) -> str:
     )
 
 
-def _expectation(tokens: float) -> str:
-    """What a model learns from so much text, as the runs in docs/log.md show."""
-    if tokens < 1e6:
-        return "frequent words and endings at best; give more text or time"
-    if tokens < 1e7:
-        return "common phrases, and a better guess than counting neighbouring words; few rare words"
-    return "grammatical phrases and common facts of the text; a start for fine-tuning on its domain"
+def expectation(tokens: float) -> list[str]:
+    """What runs on record that read about so much text reached beside a Kneser-Ney trigram of theirs, and an advice."""
+    near = [ratio for read, ratio in REACHED if tokens / 2 <= read <= 2 * tokens]
+    if not near:
+        return [f"expect: unknown, no run on record read about {short(tokens)} tokens"]
+    least, most = (f"{bound(near):.1f}" for bound in (min, max))
+    runs = "a run" if len(near) == 1 else f"{len(near)} runs"
+    said = [
+        f"expect: {least if least == most else f'{least} to {most}'} times the perplexity of a Kneser-Ney trigram of the "
+        f"text, and fewer single words guessed, as {runs} on record that read about as much"
+    ]
+    level = next(read for read, _ in REACHED if all(ratio < 1.05 for later, ratio in REACHED if later >= read))
+    if tokens < level:
+        times = f"{level / tokens:.{0 if level > 3 * tokens else 1}f}"
+        said.append(
+            f"advice: those that came level with it read {short(level)} tokens or more: give {times} times the budget, or "
+            "start from a trained encoder (--init)"
+        )
+    return said
