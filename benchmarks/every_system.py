@@ -1,6 +1,6 @@
 """Every system of the papers in small: its own held-out measure before and after training, beside counting or chance.
 
-    python benchmarks/every_system.py --corpus FILE... --out FOLDER [--systems NAME...] [--flops 2e12] [--lines FILE]
+    python benchmarks/every_system.py --corpus FILE... --out FOLDER [--systems RECIPE...] [--flops 2e12] [--lines FILE]
         [--page FILE]
     python benchmarks/every_system.py                                            # only the table, of what is measured
 
@@ -179,6 +179,8 @@ def chance(model: Model, blocks: Mapping[str, MicroBatch], target: str) -> float
     """Entropy of a target's labels, in nats: the loss of who knows only how frequent each is."""
     labels = []
     for block in blocks.values():
+        if target not in block.examples.targets:
+            continue
         batch = collate(block.examples)
         if target == "rtd":
             assert isinstance(model, ReplacedTokenModel)
@@ -300,7 +302,8 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--corpus", nargs="+")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--systems", nargs="+", choices=tuple(SYSTEMS), default=list(SYSTEMS))
+    recipes = [system.recipe for system in SYSTEMS.values()]
+    parser.add_argument("--systems", nargs="+", choices=recipes, default=recipes, help="their recipes")
     parser.add_argument("--flops", type=float, default=2e12)
     parser.add_argument("--heldout", type=float, default=0.02, help="share of the documents to measure on")
     parser.add_argument("--lines", type=Path, default=RESULTS)
@@ -309,7 +312,7 @@ def main() -> None:
     given.settings = parse_options(extra)
     if given.corpus and given.out is None:
         parser.error("--corpus needs --out")
-    for name in given.systems if given.corpus else ():
+    for name in (name for name, system in SYSTEMS.items() if given.corpus and system.recipe in given.systems):
         once(given.lines, {"system": name}, functools.partial(ran, name, given))
     text = as_text(read_lines(given.lines))
     print(text)

@@ -63,9 +63,13 @@ TOYS: dict[str, tuple[str, Sequence[str]]] = {
 RUNS: dict[str, str] = {
     "auto_choices": "--results {lines}",
     "continue_or_scratch": "--text {books} --init {run} --out {out} --budgets steps=2 --results {lines}",
+    "encoder_to_both": (
+        "--model {bert} --corpus {books} --out {out} --lines {lines} --toy --glue {glue} --questions {questions} {questions} "
+        "--abstracts {abstracts} {abstracts}"
+    ),
     "every_system": (
-        "--corpus {books} --out {out} --lines {lines} --toy --systems ELECTRA CoVe --data.window 32 "
-        "--tokenizer.vocab_size 400 --model.hidden_size 16"
+        "--corpus {books} --out {out} --lines {lines} --toy --data.window 32 "
+        "--systems electra-base unilm-v1-base cove --tokenizer.vocab_size 400 --model.hidden_size 16"
     ),
     "few_weights": (
         "--model {run} --glue {glue} --tasks sst-2 --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1"
@@ -131,6 +135,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (place / "tags.conllu").write_text("\n\n".join(blocks) + "\n\n")
     record = {"context": sentences[0], "answers": [NOUNS[0]], "question": f"who {VERBS[0]} it ?"}
     (place / "questions.jsonl").write_text((json.dumps(record) + "\n") * 4)
+    abstract = {"source": [f"{text} ." for text in sentences[:4]], "target": [f"{sentences[0]} ."]}
+    (place / "abstracts.jsonl").write_text((json.dumps(abstract) + "\n") * 4)
     answers = [{"text": sentences[0], "answer_start": 0}]
     asked = [
         [
@@ -149,7 +155,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (place / "blimp").mkdir()
     write_set(place / "blimp", [("the cat sees .", "the cat see ."), ("a dog opens .", "a dog open .")], "agreement")
     return {
-        "shared": place / "shared", "squad": squad,
+        "shared": place / "shared", "squad": squad, "abstracts": place / "abstracts.jsonl",
         "run": place / "run", "bert": place / "bert", "glue": place / "glue", "sst": place / "sst.tsv",
         "books": place / "books.jsonl.gz", "tags": place / "tags.conllu", "questions": place / "questions.jsonl",
         "blimp": place / "blimp", "corpus": write_corpus(place / "text"), "repository": BENCHMARKS.parent,
