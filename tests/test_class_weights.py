@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def test_calibration_by_hand() -> None:
     found = calibration(said, ["a", "b", "a", "a"])
     assert found.values["ece"] == pytest.approx(100 * (2 * abs(0.9 - 0.5) + abs(0.6 - 0.0) + abs(1.0 - 1.0)) / 4)
     assert calibration([[0.75, 0.25], [0.5, 0.5]], [0, 1]).values["ece"] == pytest.approx((25 + 50) / 2)
+    assert found.values["log_loss"] == pytest.approx(-(math.log(0.9) + math.log(0.1) + math.log(0.4)) / 4)
     assert found.values["confidence"] == pytest.approx(100 * (0.9 + 0.9 + 0.6 + 1.0) / 4)
 
 
@@ -94,5 +96,7 @@ def test_classes_are_scored_with_their_calibration_and_a_baseline_without(bert: 
     recipe = weighted_recipe(bert, TEXTS)
     sure = [{"id": one.id, "prediction": "no", "probabilities": {"no": 1.0, "yes": 0.0}} for one in TEXTS]
     scores = measure(sure, TEXTS, recipe)
-    assert scores["calibration"].values == {"ece": pytest.approx(25), "confidence": pytest.approx(100)}
+    assert scores["calibration"].values == {
+        "ece": pytest.approx(25), "confidence": pytest.approx(100), "log_loss": pytest.approx(-math.log(1e-6) / 4),
+    }  # fmt: skip
     assert list(measure([{"id": one.id, "prediction": "no"} for one in TEXTS], TEXTS, recipe)) == recipe.task.metrics

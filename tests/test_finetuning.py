@@ -20,7 +20,7 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.data import finetuning_steps, open_records
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.scores import headline
+from unicloze.finetuning.scores import Evaluation, headline, kept
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.packing import bucket_sizes
 from unicloze.recipes import load_recipe
@@ -138,7 +138,7 @@ def test_patience_stops_early_and_the_best_is_kept(start: LoadedModel, tmp_path:
 def test_patience_counts_no_head_fitted_before_training(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, values = write(tmp_path / "train.jsonl", pairs()), iter([80.0, 70.0, 75.0, 74.0, 99.0])
+    train, values = write(tmp_path / "train.jsonl", pairs()), iter([80.0, 10.0, 15.0, 14.0, 99.0])
     monkeypatch.setattr("unicloze.finetuning.run.headline", lambda *_: next(values))
     recipe = recipe_for(start, finetuning__patience=1, finetuning__evaluations=1, training__learning_rate="auto")
     result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
@@ -281,3 +281,16 @@ def test_an_unseen_label_is_refused_with_its_line(start: LoadedModel, tmp_path: 
 def test_a_pretrained_model_does_not_predict(start: LoadedModel, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a fine-tuned model"):
         verbs.predict(start, write(tmp_path / "x.jsonl", pairs(2)), quiet=True)
+
+
+@pytest.mark.parametrize(("evaluations", "step"), [
+    ([(0, 60, 1.0), (4, 62, 2.0), (8, 64, 1.5)], 0), ([(0, 60, 1.0), (4, 66, 2.0), (8, 70, 1.5), (12, 69, 1.4)], 12),
+    ([(0, 60, 1.0), (4, 62, 0.9), (8, 56, 0.1)], 4), ([(0, 60, 1.0), (4, 55.5, 0.9), (8, 61, 2.0)], 8),
+    ([(4, 60, 1.0), (8, 61, 2.0), (12, 61, 0.5)], 8), ([(0, 60, None), (4, 61, None)], 4),
+])  # fmt: skip
+def test_after_a_fitted_head_the_likeliest_within_a_standard_error_is_kept(
+    evaluations: list[tuple[int, float, float | None]], step: int
+) -> None:
+    """Without one, the highest value; the standard error is 5 everywhere."""
+    found = [Evaluation(number, value, 5.0, loss) for number, value, loss in evaluations]
+    assert kept(found).step == step

@@ -111,7 +111,7 @@ def test_a_baseline_is_measured_as_predictions_are() -> None:
 
 
 ONE, RAISE = ", with a standard error of 1.00", "raise finetuning.epochs"
-FEWER = "which is kept: fewer epochs are enough"
+FEWER = "fewer epochs are enough"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ FEWER = "which is kept: fewer epochs are enough"
         (54.1, 1.0, [54.1], f"2.10 better than BASE{ONE}"),
         (60.0, 1.0, [50.0, 60.0], f"8.00 better than BASE{ONE}; still improving at the last evaluation: {RAISE}"),
         (60.0, 1.0, [59.6, 60.0], f"8.00 better than BASE{ONE}"),
-        (60.0, 1.0, [60.0, 57.0], f"8.00 better than BASE{ONE}; the last evaluation is 3.00 below the best one, {FEWER}"),
+        (60.0, 1.0, [60.0, 57.0], f"8.00 better than BASE{ONE}; the last evaluation is 3.00 below the best one: {FEWER}"),
         (60.0, 3.5, [60.0, 57.0], "8.00 better than BASE, with a standard error of 3.50"),
     ],
 )  # fmt: skip

@@ -43,7 +43,16 @@ from unicloze.finetuning.generated import target_loss
 from unicloze.finetuning.initial import changed_settings, fit_head, start_weights, unchanged, what_changed, what_learns
 from unicloze.finetuning.mixing import Mixture
 from unicloze.finetuning.predict import as_json_lines, predict
-from unicloze.finetuning.scores import check_answers, chosen_value, difference_error, headline, measure
+from unicloze.finetuning.scores import (
+    Evaluation,
+    check_answers,
+    chosen_value,
+    difference_error,
+    headline,
+    headline_error,
+    kept,
+    measure,
+)
 from unicloze.finetuning.shown_predictions import samples, with_references
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
@@ -233,11 +242,8 @@ class _Run(RunProcess):
             self.left_out = unchanged(model, start)
             if checkpoint is None and self.progress:
                 say(what_learns(model))
-        self.best: tuple[float, int] | None = None
+        self.evaluations: list[Evaluation] = []
         self.scores: Mapping[str, MetricResult] = {}
-        self.waited = 0  # evaluations of training since its best value
-        self.reached: float | None = None
-        self.headlines: list[float] = []
         self.baselines: Sequence[BaselineScores] = ()
         if self.measured is not None:
             self.baselines = baseline_scores(train.records, self.measured.records, recipe)
@@ -296,7 +302,7 @@ class _Run(RunProcess):
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
         if stopped:
             self.write_stop()
-        best_step = self.best[1] if self.best else self.state.step
+        best_step = self.best.step if self.best else self.state.step
         if self.best and self.measured is not None:
             lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
             predictions = list(map(json.loads, lines))
@@ -324,7 +330,7 @@ class _Run(RunProcess):
         def difference(baseline: BaselineScores) -> float | None:
             return difference_error(answers, baseline.answers, records, self.recipe)
 
-        return verdict_on(self.scores, self.headlines, self.baselines, self.recipe, difference)
+        return verdict_on(self.scores, [one.value for one in self.evaluations], self.baselines, self.recipe, difference)
 
     def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
         """Restore a checkpoint; returns whether training is complete, and whether the ledger records its end."""
@@ -333,9 +339,9 @@ class _Run(RunProcess):
             events = [event for event in self.former_events() if event.get("step", 0) <= self.state.step]
             evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
             for step in sorted(evaluations):
-                self._compare_with_best(evaluations[step]["headline"], step)
+                self._compare_with_best(_evaluation_of(evaluations[step]))
             if self.best is not None:
-                said = evaluations[self.best[1]]["results"]
+                said = evaluations[self.best.step]["results"]
                 self.scores = {name: MetricResult(**values) for name, values in said.items()}
         except MALFORMED as error:
             raise UniclozeError(f"{self.out / LEDGER} is damaged ({error}): start again in another --out") from error
@@ -353,19 +359,19 @@ class _Run(RunProcess):
             warnings.warn(f"{self.out} is already fully trained: give another --out to train again", stacklevel=2)
         return done, done and ended
 
-    def _is_enough(self) -> bool:
-        patience = self.recipe.finetuning.patience
-        return patience is not None and self.waited >= patience
+    @property
+    def best(self) -> Evaluation | None:
+        """The evaluation whose weights are kept."""
+        return kept(self.evaluations) if self.evaluations else None
 
-    def _compare_with_best(self, value: float, step: int) -> bool:
-        self.headlines.append(value)
-        if step > 0:  # a head fitted before training is kept if it is the best, but training is given its time
-            rises = self.reached is None or value > self.reached
-            self.waited, self.reached = (0, value) if rises else (self.waited + 1, self.reached)
-        better = self.best is None or value > self.best[0]
-        if better:
-            self.best = value, step
-        return better
+    def _is_enough(self) -> bool:
+        """Whether patience is over, which does not count a head fitted before training."""
+        patience, trained = self.recipe.finetuning.patience, [one.value for one in self.evaluations if one.step > 0]
+        return patience is not None and bool(trained) and len(trained) > trained.index(max(trained)) + patience
+
+    def _compare_with_best(self, evaluation: Evaluation) -> bool:
+        self.evaluations.append(evaluation)
+        return self.best is evaluation
 
     def _write_start(self) -> None:
         unlabelled = self.train_data.unlabelled
@@ -423,13 +429,17 @@ class _Run(RunProcess):
             value = self.world.only_first(lambda: headline(results, self.recipe))
             if TASKS[self.recipe.task.kind].predict is None:
                 results = {**results, "loss": target_loss(model, self.dev)}
-            if self._compare_with_best(value, state.step):
+            fitted = state.step == 0 or any(one.step == 0 for one in self.evaluations)
+            error = headline_error(predictions, self.measured.records, self.recipe) if fitted else 0.0
+            if better := self._compare_with_best(Evaluation(state.step, value, error, _log_loss(results))):
                 self.scores = results
                 self._keep_best(recipe, predictions)
             self.ledger.write(  # only now: a resumed run assumes that recorded evaluations are saved
                 "evaluate",
                 step=state.step,
                 headline=value,
+                kept=better,
+                **({"error": error} if error else {}),
                 results={name: result.to_dict() for name, result in results.items()},
                 records=len(predictions),
                 **({} if recipe is self.recipe else _threshold_of(recipe)),
@@ -447,7 +457,7 @@ class _Run(RunProcess):
         """Remove all but the recorded best checkpoint, including unrecorded ones of an interrupted run."""
         if not self.world.first:
             return
-        step = self.best[1] if self.best else None
+        step = self.best.step if self.best else None
         if self.averages and self.dev is None and self.state.step == self.recipe.training.steps:
             step = self.state.step
         for path in list_checkpoints(self.out / BEST):
@@ -475,7 +485,7 @@ class _Run(RunProcess):
             if self.best is None:
                 (self.out / name).unlink(missing_ok=True)
                 continue
-            kept = self.out / BEST / checkpoint_name(self.best[1]) / name
+            kept = self.out / BEST / checkpoint_name(self.best.step) / name
             if kept.is_file():  # not written by older versions
                 replace_file(self.out / name, kept.read_text(encoding="utf-8"))
 
@@ -494,3 +504,13 @@ def _describe(micro_batch: MicroBatch) -> str:
 
 def _threshold_of(recipe: Recipe) -> dict[str, float | None]:
     return {"no_answer_threshold": task_of(recipe, ExtractionSettings).no_answer_threshold}
+
+
+def _log_loss(results: Mapping[str, MetricResult]) -> float | None:
+    return results["calibration"].values.get("log_loss") if "calibration" in results else None
+
+
+def _evaluation_of(event: Mapping[str, Any]) -> Evaluation:
+    """The evaluation that an event of the ledger records."""
+    values = event["results"].get("calibration", {}).get("values", {})
+    return Evaluation(event["step"], event["headline"], event.get("error", 0.0), values.get("log_loss"))

@@ -202,6 +202,43 @@ def difference_error(
     return None if np.isnan(error) else error
 
 
+def headline_error(predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe) -> float:
+    """Standard error of the value that selects the checkpoint of a single task; 0 if it is not quick to compute."""
+    (scorer,) = scorers(records, recipe)
+    answers = [prediction["prediction"] for prediction in predictions]
+    found = scorer.result(scorer.metrics[0], lambda _: answers, errors=True).errors
+    return found.get(metric(scorer.metrics[0]).headline, 0.0)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation on the development file."""
+
+    step: int
+    value: float  # of the metric that selects the checkpoint; higher is better
+    error: float = 0.0  # its standard error
+    loss: float | None = None  # mean of -log p of the right class; None if the model gives no probabilities
+
+
+def kept(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """The evaluation whose weights are kept: the highest value so far.
+
+    After a head fitted to few labels, the most likely one of those within a standard error of the highest value: so few
+    records hardly tell values apart, and training on them ends overconfident.
+    """
+    best = highest = evaluations[0]
+    fitted = best.step == 0
+    for one in evaluations[1:]:
+        highest = one if one.value > highest.value else highest
+        if fitted and one.loss is not None and best.loss is not None:
+            least = highest.value - highest.error
+            better = one.value >= least and (best.value < least or one.loss < best.loss)
+        else:
+            better = one.value > best.value
+        best = one if better else best
+    return best
+
+
 @dataclass(frozen=True)
 class TaskScores:
     """Scores of the predictions of a task.

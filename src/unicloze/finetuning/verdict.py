@@ -95,5 +95,5 @@ def _course(headlines: Sequence[float], error: float | None) -> str:
     if last == best and last - max(headlines[:-1]) >= max(RISE, error):
         return "still improving at the last evaluation: raise finetuning.epochs"
     if best - last >= max(FALL, error):
-        return f"the last evaluation is {best - last:.2f} below the best one, which is kept: fewer epochs are enough"
+        return f"the last evaluation is {best - last:.2f} below the best one: fewer epochs are enough"
     return ""

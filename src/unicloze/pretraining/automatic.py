@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unicloze.errors import UsageError
 from unicloze.interop.read import is_foreign
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import LONGEST_TIMING, Budget, Cost, cost_of_a_step, with_steps
@@ -220,7 +221,12 @@ def _size(
         best, best_cost = size, counted
     if best is not sizes[0] and budget.kind == "time":
         best_cost = cost(best, timed=True)
-    left = budget if clock is None else Budget("time", max(clock.left, 1e-9))
+    if clock is not None and clock.left <= 0:
+        raise UsageError(
+            f"recipe auto: the budget {budget} is spent before the first step, by preparing the text and timing a step: "
+            "raise it, or run the same command again, since the text is prepared now."
+        )
+    left = budget if clock is None else Budget("time", clock.left)
     steps = with_steps(recipe_of(best), left, best_cost).training.steps
     recipe = recipe_of(best)
     most_steps = max(len(recipe.training.phases), math.ceil(MOST_PASSES * steps_of_a_pass(recipe)))

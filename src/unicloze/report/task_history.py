@@ -48,6 +48,9 @@ class TaskRun:
     @property
     def best_step(self) -> int | None:
         """Step of the best checkpoint; None if nothing was evaluated."""
+        chosen = [step for step, event in self.history.evaluations.items() if event.get("kept")]
+        if chosen:
+            return max(chosen)
         values = {step: number(event.get("headline")) for step, event in self.history.evaluations.items()}
         found = {step: value for step, value in values.items() if value is not None}
         return max(found, key=lambda step: found[step]) if found else None

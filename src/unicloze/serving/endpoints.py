@@ -163,7 +163,7 @@ class Health(BaseModel):
     task: str = Field(description="Task it was fine-tuned for; empty if it was not.")
     abilities: list[str] = Field(description="Endpoints it can answer; orders: it fills masks in an order.")
     offers: list[str] = Field(
-        description="Those the page offers: a small pre-trained model writes only a few words well."
+        description="Those the page offers: it writes with no pre-trained model that counting beats, or a small one."
     )
     reads: list[str] = Field(description="Names of the texts that /generate or /predict reads.")
     example: str = Field(description="A text to try: a held-out sentence of its run, if that has one.")
