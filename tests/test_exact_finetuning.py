@@ -88,6 +88,7 @@ def test_a_run_says_and_records_what_it_does(
         "time",
         "step",
         "headline",
+        "kept",
         "results",
         "records",
     ]
@@ -95,7 +96,7 @@ def test_a_run_says_and_records_what_it_does(
     assert evaluated["headline"] == result.scores["accuracy"].values["accuracy"]
     assert (saved["event"], saved["checkpoint"]) == ("save", "step-00000001")
     assert (
-        list(end) == ["schema", "event", "time", "step", "seconds", "verdict"]
+        list(end) == ["schema", "event", "time", "step", "seconds", "verdict", "errors"]
         and end["verdict"] == result.verdict != ""
     )
     expected = (out, 1, 1, 0, "accuracy")

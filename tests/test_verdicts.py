@@ -368,3 +368,17 @@ def test_guessed_columns_are_printed_and_kept(tmp_path: Path, capfd: pytest.Capt
     )
     saved = load_recipe(tmp_path / "run" / "recipe.yaml").task
     assert (saved.fields, saved.labels) == ({"text": "sentence", "label": "sentiment"}, ["0", "1"])
+
+
+@pytest.mark.parametrize(("weights", "rows", "rate", "epochs"), [
+    (22_000_000, 300, 1.5e-4, 10), (110_000_000, 300, 3e-5, 10), (110_000_000, 88_000, 2e-5, 4),
+    (22_000_000, 88_000, 1.5e-4, 3),
+])  # fmt: skip
+def test_questions_keep_a_papers_rate_only_at_its_size(weights: int, rows: int, rate: float, epochs: float) -> None:
+    found = automatic.with_chosen(automatic.adaptable(load_recipe("squad-v2"), []), weights, rows)
+    assert (found.training.learning_rate, found.finetuning.epochs) == (rate, epochs)
+    given = load_recipe("squad-v2", {"training.learning_rate": 7e-6, "finetuning.epochs": 2})
+    assert automatic.adaptable(given, ["training.learning_rate", "finetuning.epochs"]) == given
+    own = load_recipe("squad-v2")
+    assert automatic.adaptable(own, ["training.learning_rate"]).training == own.training, "given, though it is the same"
+    assert automatic.adaptable(load_recipe("glue-rte"), []) == load_recipe("glue-rte")

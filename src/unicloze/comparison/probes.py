@@ -18,7 +18,7 @@ import numpy as np
 from unicloze.comparison.results import ProbeColumn
 from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
-from unicloze.finetuning.automatic import with_chosen
+from unicloze.finetuning.automatic import adaptable, with_chosen
 from unicloze.finetuning.checks import check_labels, check_metrics
 from unicloze.finetuning.data import (
     encoded,
@@ -185,7 +185,8 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
     records = read_records(train, task)
     learned = dataclasses.replace(able[0], task=resolved(able[0].task, records))
     training = encoded(records, learned, tokenizer)
-    recipe = with_chosen(probe.recipe, starts[0].model.num_parameters(), len(training.rows))  # same for all models
+    asked = adaptable(probe.recipe, probe.overridden)
+    recipe = with_chosen(asked, starts[0].model.num_parameters(), len(training.rows))  # same for all models
     probe = dataclasses.replace(probe, recipe=recipe)
     slots, device = [row.slots for row in training.rows], choose_device(able[0].training)
     for one in able:
@@ -215,7 +216,8 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
         task = dataclasses.replace(task, pooling=pooling)
     elif isinstance(task, Headed) and task.one_slot:
         task = dataclasses.replace(task, pooling=None)
-    return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
+    decided = [*probe.overridden, "training.learning_rate", "finetuning.epochs"]  # the same for all models
+    return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, decided)
 
 
 def agreed(probes: Sequence[FittedProbe], former: Mapping[str, Any], place: Path) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 
+from unicloze.recipes import load_recipe, task_names
 from unicloze.settings import Recipe, chosen
 
 RATE_TIMES_WEIGHTS = 3.3e3
@@ -23,6 +25,10 @@ and adapters 3e-4 (Houlsby et al., Section 3.1)."""
 HIGHEST_OF_FEW = 1e-2
 """Learning rate of low-rank updates and adapters in the smallest models. With 5 M weights, 6e-3 was best of 3e-3, 6e-3 and
 1.5e-2 (benchmarks/results/few_weights.jsonl)."""
+PAPER_ROWS = 40_000
+"""Training rows from which on the values of a paper's recipe for questions hold: SQuAD has 88,000 questions."""
+OF_QUESTIONS = "extraction", "conversation"
+"""Kinds of tasks whose recipes are all of papers."""
 MUCH_SMALLER = 10
 """How many times fewer weights a model must have to need a higher rate."""
 
@@ -39,9 +45,28 @@ def epochs(rows: int) -> int:
     return max(fewest, min(most, math.ceil(ROWS / max(1, rows))))
 
 
+def adaptable(recipe: Recipe, overridden: Collection[str]) -> Recipe:
+    """The recipe, of questions with `auto` for a paper's rate and epochs, unless overridden; see `with_chosen`."""
+    paper = _of_paper(recipe)
+    if paper is None:
+        return recipe
+    for section, key in (("training", "learning_rate"), ("finetuning", "epochs")):
+        own = getattr(recipe, section)
+        if f"{section}.{key}" not in overridden and getattr(own, key) == getattr(getattr(paper, section), key):
+            recipe = dataclasses.replace(recipe, **{section: dataclasses.replace(own, **{key: "auto"})})
+    return recipe
+
+
+def _of_paper(recipe: Recipe) -> Recipe | None:
+    """The recipe of the package that a recipe of questions has its name from; None for others."""
+    return load_recipe(recipe.name) if recipe.task.kind in OF_QUESTIONS and recipe.name in task_names() else None
+
+
 def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None = None) -> Recipe:
     """The recipe with a number for each `auto`."""
     training, finetuning = recipe.training, recipe.finetuning
+    if former is None and weights > PAPER_WEIGHTS / 2 and rows >= PAPER_ROWS and not finetuning.few:
+        former = _of_paper(recipe)
     if training.learning_rate == "auto":
         rate = learning_rate(weights, finetuning.few) if former is None else former.training.learning_rate
         training = dataclasses.replace(training, learning_rate=rate)
@@ -55,7 +80,8 @@ def what_was_chosen(before: Recipe, after: Recipe, weights: int, rows: int) -> s
     """Each value chosen for `auto` and what it follows from, in words; empty if there is none."""
     said = []
     if before.training.learning_rate == "auto":
-        extrapolated = ", extrapolated from the papers" if weights > PAPER_WEIGHTS / 2 else ""
+        own = after.training.learning_rate == learning_rate(weights, after.finetuning.few)
+        extrapolated = ", extrapolated from the papers" if weights > PAPER_WEIGHTS / 2 and own else ""
         few = ", of which few learn" if after.finetuning.few else ""
         said.append(
             f"learning rate {chosen(after.training.learning_rate):.2g} for {weights:,} weights{few}{extrapolated}"
