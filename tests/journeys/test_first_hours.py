@@ -77,13 +77,13 @@ def test_what_the_readme_quotes_is_what_a_run_prints(quickstart: tuple[Path, str
 # The linguist: own text of a few megabytes
 
 
-def test_a_short_run_is_reported_as_no_better_than_counting(shared_data: Path, tmp_path: Path) -> None:
+def test_a_short_run_is_reported_as_no_better_than_a_trigram(shared_data: Path, tmp_path: Path) -> None:
     text = next(iter(sorted((shared_data / "text" / "multilingual").rglob("*fi*.gz"))))
     corpus = tmp_path / f"finnish{''.join(text.suffixes[-2:])}"
     corpus.write_bytes(text.read_bytes())
     given = {"data.corpus": [str(corpus)], "training.steps": 60, "training.evaluate_every": 0}
     run = verbs.pretrain("quickstart", tmp_path / "run", quiet=True, overrides=given)
-    assert run.verdict.startswith("no better than counting words: train longer or give more text")
+    assert run.verdict.startswith("no better than a Kneser-Ney trigram: train longer or give more text")
     assert "double the steps" in run.verdict or "too little text" in run.verdict or run.words is not None
 
 
