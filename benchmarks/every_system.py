@@ -31,15 +31,14 @@ from json_lines import once, read_lines
 from short_runs import CAUSAL
 from unicloze.comparison.contestants import contestants, contestants_at_budget, network
 from unicloze.example import collate, predicts_tokens
+from unicloze.files import CHECKPOINTS
 from unicloze.mixtures import phases
-from unicloze.model.build import Model
-from unicloze.model.chain import ReplacedTokenModel
+from unicloze.model.build import Model, ReplacedTokenModel
 from unicloze.pretraining.budget import Budget
 from unicloze.pretraining.data import build_sampler, phrases_for
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import parse_options
 from unicloze.report.history import History
-from unicloze.run_files import CHECKPOINTS
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.batches import MicroBatch, heldout_examples

@@ -32,10 +32,9 @@ import numpy as np
 
 import frame
 from unicloze import keyed, verbs
-from unicloze.digest import digest
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.squad import squad
-from unicloze.files import replace_file
+from unicloze.evaluation.metrics.answers import squad
+from unicloze.files import digest, replace_file
 from unicloze.finetuning.seeds import FinetuneSummary
 from unicloze.recipes import parse_options
 from unicloze.training.loading import LoadedModel

@@ -22,12 +22,12 @@ from typing import Any
 
 from json_lines import once, read_lines
 from short_runs import figures, trained
+from unicloze.files import RECIPE
 from unicloze.pretraining.budget import cost_of_a_step
 from unicloze.progress import short
 from unicloze.recipes import load_recipe
 from unicloze.report.history import Points
 from unicloze.report.learning import draw_curves
-from unicloze.run_files import RECIPE
 from unicloze.text.lineage import read_lineage
 from unicloze.text.prepare import open_or_prepare
 

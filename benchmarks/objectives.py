@@ -25,8 +25,7 @@ from unicloze.mixtures import parts
 from unicloze.objectives import OBJECTIVES, make_examples, settings_of
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.settings import ObjectiveSettings
-from unicloze.text.boundaries import Boundaries
-from unicloze.text.vocabulary import Vocabulary
+from unicloze.text.vocabulary import Boundaries, Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.allocator import tune_allocator
 

@@ -32,7 +32,7 @@ from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples
 from unicloze.recipes import load_recipe
 from unicloze.settings import ModelSettings, ObjectiveSettings
-from unicloze.text.boundaries import Boundaries
+from unicloze.text.vocabulary import Boundaries
 from unicloze.training.allocator import tune_allocator
 
 RECIPES = (

@@ -34,10 +34,10 @@ from real_tasks import first_lines, split_articles, text_of
 from short_runs import finetuned
 from unicloze import verbs
 from unicloze.comparison.contestants import network
+from unicloze.files import RECIPE
 from unicloze.recipes import load_recipe, parse_options
 from unicloze.recipes.several import recipes_of
 from unicloze.report.history import History
-from unicloze.run_files import RECIPE
 
 RESULTS = Path(__file__).parent / "results" / "table_6.jsonl"
 ROWS = {name: f"[{number}]" for number, name in enumerate(recipes_of(["table-6"]), 1)}

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from unicloze.arrays import Float64s, Int64s
-from unicloze.evaluation.blimp import TIE
-from unicloze.evaluation.minimal_pairs import read_pairs
+from unicloze.evaluation.blimp import TIE, read_pairs
 from unicloze.text.counts import ABSENT, MOST_COUNTED, Counts, open_counts
 from unicloze.text.prepare import Prepared
 

@@ -20,9 +20,8 @@ from unicloze.objectives import Objective, settings_of
 from unicloze.objectives.groups import PseudoToken
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings, UseSettings
 from unicloze.tasks.rows import TextFormat
-from unicloze.text.special_tokens import SPECIAL_TOKENS
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.text.vocabulary import Vocabulary
+from unicloze.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.loading import LoadedModel
 

@@ -236,7 +236,7 @@ def of_recipe(world: World) -> tuple[Json, Case]:
 
 
 def of_prompt(world: World) -> tuple[Json, Case]:
-    from unicloze.evaluation.prompt_files import read_prompt
+    from unicloze.evaluation.prompting import read_prompt
 
     file = world.place / "prompt.yaml"
 

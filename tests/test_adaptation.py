@@ -22,9 +22,9 @@ from unicloze.finetuning.data import encoded, finetuning_steps
 from unicloze.finetuning.initial import start_weights
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.model.adaptation import merge_low_rank
+from unicloze.model.adapters import LowRankLinear
 from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.model import UnifiedModel
 from unicloze.records import read_records
 from unicloze.settings import Recipe

@@ -22,11 +22,11 @@ from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError
 from unicloze.example import Batch, collate
-from unicloze.model import attention_plan as planning
+from unicloze.model import attention as planning
+from unicloze.model.attention import RelativeBias
 from unicloze.model.flops import Amounts
 from unicloze.model.layers import SHARED_SUBLAYERS, SUBLAYERS
 from unicloze.model.model import UnifiedModel
-from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.sharing import owners
 from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.causal import causal

@@ -35,7 +35,7 @@ from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.settings import DataSettings
 from unicloze.text.prepare import open_or_prepare
-from unicloze.text.survey import SAMPLE, Survey, survey
+from unicloze.text.sources import SAMPLE, Survey, survey
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.distillation import Teacher
 from unicloze.training.loop import Compute

@@ -24,8 +24,7 @@ from unicloze.finetuning.initial import start_weights
 from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe
 from unicloze.records import read_records
-from unicloze.records.answers import answers_of
-from unicloze.records.record import Record
+from unicloze.records.record import Record, answers_of
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.unanswerable import unanswerable, write_training_records

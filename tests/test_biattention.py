@@ -16,17 +16,15 @@ import nlu_toys
 from nlu_toys import recipe_for, write
 from unicloze.errors import UsageError
 from unicloze.example import Examples, collate
+from unicloze.files import CHECKPOINTS
 from unicloze.finetuning import run as room
 from unicloze.finetuning.run import finetune_run
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import linear_flops
-from unicloze.model.task_heads import BiattentiveHead
-from unicloze.model.task_heads.biattention import POOL, Biattention, Maxout
-from unicloze.model.task_heads.normed_linear import NormedLinear
+from unicloze.model.task_heads import POOL, Biattention, BiattentiveHead, Maxout, NormedLinear
 from unicloze.packing import pack
 from unicloze.recipes import load_recipe
 from unicloze.records import read_records
-from unicloze.run_files import CHECKPOINTS
 from unicloze.settings import Recipe
 from unicloze.tasks.classification import alternating, encode
 from unicloze.tasks.rows import lay_out

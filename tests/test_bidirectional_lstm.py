@@ -15,7 +15,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Batch, Examples, Kind, Target, collate
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.backbone import layer_widths
-from unicloze.model.recurrent.runs import BACKWARD, FORWARD, find_texts
+from unicloze.model.recurrent.layers import BACKWARD, FORWARD, find_texts
 from unicloze.packing import pack
 from unicloze.recipes import load_recipe
 from unicloze.settings import ModelSettings

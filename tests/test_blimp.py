@@ -22,10 +22,16 @@ from corpora import write_corpus
 from decoding_toys import WORDS, Slot, context, loaded, probabilities, with_next_token
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation import minimal_pairs
-from unicloze.evaluation.blimp import TIE, BlimpResult, blimp
-from unicloze.evaluation.known_words import frequent_word_list, keep_known, listed_words, words_of
-from unicloze.evaluation.minimal_pairs import read_pairs
+from unicloze.evaluation.blimp import (
+    TIE,
+    BlimpResult,
+    blimp,
+    frequent_word_list,
+    keep_known,
+    listed_words,
+    read_pairs,
+    words_of,
+)
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text.prepare import prepare_data
 from unicloze.training.loading import LoadedModel
@@ -280,12 +286,12 @@ def test_archives_far_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.
     archive = pack(tmp_path / "big.tar.gz", {"./big.jsonl": content})
     folder = tmp_path / "folder"
     write_set(folder, random_pairs(50), "big")
-    monkeypatch.setattr(minimal_pairs, "LARGEST_FILE", len(content) - 1)
+    monkeypatch.setattr("unicloze.evaluation.blimp.LARGEST_FILE", len(content) - 1)
     for place in (archive, folder):
         with pytest.raises(UniclozeError, match=r"big\.jsonl"):
             read_pairs(place)
     monkeypatch.undo()
-    monkeypatch.setattr(minimal_pairs, "LARGEST_ARCHIVE", 2 * len(content))
+    monkeypatch.setattr("unicloze.evaluation.blimp.LARGEST_ARCHIVE", 2 * len(content))
     assert read_pairs(archive)
     padded = pack(tmp_path / "padded.tar.gz", {"zeros.bin": bytes(2 * len(content)), "big.jsonl": content})
     with pytest.raises(UniclozeError, match="unpacks to far more than BLiMP"):

@@ -14,9 +14,9 @@ from decoding_toys import roberta_like, sentencepiece, wordpiece
 from toys import random_windows
 from unicloze.objectives import settings_of
 from unicloze.objectives.masking import units_of
-from unicloze.text.boundaries import SENTENCEPIECE, Boundaries, has_letter, text_of
 from unicloze.text.phrases import Words
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import SENTENCEPIECE, Boundaries, has_letter, text_of
 
 
 def with_merges(*merged: str) -> Tokenizer:

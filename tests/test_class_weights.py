@@ -12,7 +12,7 @@ import torch
 
 from nlu_toys import recipe_for, start
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.calibration import calibration
+from unicloze.evaluation.metrics.labels import calibration
 from unicloze.example import collate
 from unicloze.finetuning.scores import measure
 from unicloze.recipes import load_recipe, save_recipe

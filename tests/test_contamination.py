@@ -14,9 +14,9 @@ import pytest
 from test_prepare import content, texts_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import contamination, portions
-from unicloze.text.contamination import NGrams, cut_out, evaluation_texts
+from unicloze.text import portions, split
 from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
+from unicloze.text.split import NGrams, cut_out, evaluation_texts
 
 QUESTION = "Which river, of all the rivers in the old north, did the three quiet millers cross before dawn?"
 
@@ -167,7 +167,7 @@ def test_token_shards_cannot_be_searched(corpus: Path, tmp_path: Path) -> None:
 def test_a_phrase_is_common_in_more_than_ten_documents(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert contamination.COMMON == 10
+    assert split.COMMON == 10
     from unicloze.text import pipeline
 
     monkeypatch.setattr(pipeline, "COMMON", 32)

@@ -12,8 +12,7 @@ import pytest
 from qa_toys import recipe_for, small_model, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError
-from unicloze.evaluation.metrics.answers import token_f1
-from unicloze.evaluation.metrics.coqa import Turn
+from unicloze.evaluation.metrics.answers import Turn, token_f1
 from unicloze.finetuning.run import finetune_run
 from unicloze.records import read_records
 from unicloze.records.record import Record

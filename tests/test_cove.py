@@ -22,10 +22,9 @@ from unicloze.example import Batch, collate
 from unicloze.model.build import build
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import Amounts
-from unicloze.model.recurrent.characters import CharacterCnn
-from unicloze.model.recurrent.pairs import find_pairs
-from unicloze.model.recurrent.translation import TranslationBackbone
-from unicloze.model.recurrent.translation_model import TranslationModel
+from unicloze.model.recurrent.layers import CharacterCnn
+from unicloze.model.recurrent.model import TranslationModel
+from unicloze.model.recurrent.translation import TranslationBackbone, find_pairs
 from unicloze.objectives.causal import CausalSettings, causal
 from unicloze.objectives.seq2seq import PrefixSettings, generates
 from unicloze.packing import pack

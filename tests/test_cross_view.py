@@ -26,8 +26,8 @@ from unicloze.finetuning.predict import outputs_of
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.finetuning.task_model import load_task_model
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.model.recurrent.model import RecurrentModel
-from unicloze.model.recurrent.views import VIEWS
 from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.records.record import Record

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from unicloze.settings import TokenizerSettings
-from unicloze.text import cutting
-from unicloze.text.cutting import pieces_of, tail_start
+from unicloze.text import documents
+from unicloze.text.documents import pieces_of, tail_start
 from unicloze.text.tokenizers import Tokenizer
 
 WORDS = ["one", "two", "Three", "caf\u00e9", "\u6f22\u5b57", "na\u00efve", "4.5", "it's"]
@@ -17,7 +17,7 @@ SPACES = [" ", "\n", "\t", "\r\n", "  ", ".\n", "\u00a0", "\u2028", "\f", "\v", 
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "PIECE", 8)
+    monkeypatch.setattr(documents, "PIECE", 8)
 
 
 def tokenizer(**settings: object) -> Tokenizer:

@@ -12,10 +12,10 @@ import pytest
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import dataset_source
-from unicloze.text.dataset_source import DatasetSource
+from unicloze.text import sources
 from unicloze.text.documents import Tally
 from unicloze.text.prepare import Prepared, prepare_data
+from unicloze.text.sources import DatasetSource
 
 datasets = pytest.importorskip("datasets")
 
@@ -115,7 +115,7 @@ def test_a_dataset_of_the_hub_is_pinned_to_its_revision(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
     monkeypatch.setattr(local, "hash", "1" * 40)
-    dataset_source._pinned_builder.cache_clear()
+    sources._pinned_builder.cache_clear()
     corpus = "hf:owner/name/english:train"
     first = prepare(corpus, tmp_path / "out")
     assert calls == [("owner/name", "english")]
@@ -124,7 +124,7 @@ def test_a_dataset_of_the_hub_is_pinned_to_its_revision(tmp_path: Path, monkeypa
     monkeypatch.setattr(local, "hash", "2" * 40)
     with pytest.raises(UniclozeError, match=rf"{'2' * 40} \(split train, column data.text_field\) is new"):
         prepare(corpus, tmp_path / "out")
-    dataset_source._pinned_builder.cache_clear()
+    sources._pinned_builder.cache_clear()
 
 
 def test_a_dataset_that_changes_between_passes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,18 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples
 from unicloze.mixtures import parts
 from unicloze.mixtures import positions as longest
-from unicloze.objectives import defined, make_examples, noise, settings_of
-from unicloze.objectives.denoising import check_sentences, corrupt_spans, draw_noise, mask_span
-from unicloze.objectives.noise import NOISE, apply_noise, sentences, span_lengths
+from unicloze.objectives import defined, make_examples, settings_of
+from unicloze.objectives.denoising import (
+    NOISE,
+    apply_noise,
+    check_sentences,
+    corrupt_spans,
+    draw_noise,
+    infilled_spans,
+    mask_span,
+    sentences,
+    span_lengths,
+)
 from unicloze.objectives.seq2seq import text_of
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ObjectiveSettings
@@ -196,7 +205,7 @@ def test_span_lengths_are_poisson_and_add_up() -> None:
     rows, wanted = 2000, 3000
     lengths, drawn = span_lengths(np.full(rows, wanted), keyed.key(1, np.arange(rows)), mean_span=3.0)
     assert ((lengths * drawn).sum(axis=1) == wanted).all()
-    assert lengths.shape[1] == noise.infilled_spans(wanted, 3.0)
+    assert lengths.shape[1] == infilled_spans(wanted, 3.0)
     first = lengths[:, :100].ravel()
     for length in range(10):
         chance = math.exp(-3) * 3**length / math.factorial(length)
@@ -205,7 +214,7 @@ def test_span_lengths_are_poisson_and_add_up() -> None:
 
 def test_spans_that_fall_short_are_extended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its margin, many rows reach the bound; the last span takes what is left, even next to another."""
-    monkeypatch.setattr(noise, "_POISSON_TAIL", (0, 0))
+    monkeypatch.setattr("unicloze.objectives.denoising._POISSON_TAIL", (0, 0))
     wanted, keys = np.array([0, 1, 5, 40] * 100), keyed.key(1, np.arange(400))
     lengths, drawn = span_lengths(wanted, keys, mean_span=3.0)
     assert (lengths * drawn).sum(axis=1).tolist() == wanted.tolist()

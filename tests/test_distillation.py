@@ -22,8 +22,8 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import SoftLabels, collate
 from unicloze.finetuning.initial import start_weights
 from unicloze.finetuning.run import finetune_run
+from unicloze.model.heads import soft_losses
 from unicloze.model.model import UnifiedModel
-from unicloze.model.soft_labels import soft_losses
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import Recipe

@@ -22,7 +22,7 @@ import pytest
 import unicloze
 from corpora import write_corpus
 from test_imports import FLOORS
-from unicloze import cli, run_files, verbs
+from unicloze import cli, files, verbs
 from unicloze.recipes import load_recipe, recipe_names, task_names
 from unicloze.recipes.schema import every_key
 
@@ -109,7 +109,7 @@ def test_files_exist_that_documents_name(document: Path) -> None:
     paths -= (
         {"README.md"}
         | set(re.findall(r"--plugin (\S+\.py)", text))
-        | {f"{name}/" for name in vars(run_files).values() if isinstance(name, str)}
+        | {f"{name}/" for name in vars(files).values() if isinstance(name, str)}
     )
     assert not [path for path in sorted(paths) if not any((place / path).exists() for place in PLACES)]
 

@@ -18,8 +18,14 @@ from brute_force import group, matrix
 from toys import EOS, FIRST_ORDINARY, MASK, SOS, random_windows, vocabulary
 from unicloze import keyed
 from unicloze.example import Batch, collate
-from unicloze.model.build import build
-from unicloze.model.chain import ReplacedTokenModel, draws_of_rows, generator_settings, sample_tokens, with_samples
+from unicloze.model.build import (
+    ReplacedTokenModel,
+    build,
+    draws_of_rows,
+    generator_settings,
+    sample_tokens,
+    with_samples,
+)
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of

@@ -22,7 +22,7 @@ from unicloze.decoding.infill import fill
 from unicloze.decoding.likelihood import score
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
-from unicloze.model.chain import ReplacedTokenModel
+from unicloze.model.build import ReplacedTokenModel
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import defined, make_examples

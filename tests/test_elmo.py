@@ -22,7 +22,7 @@ from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch, collate
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.recurrent.characters import CharacterCnn
+from unicloze.model.recurrent.layers import CharacterCnn
 from unicloze.objectives import make_examples, settings_of
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides

@@ -18,7 +18,7 @@ import nlu_toys
 from qa_toys import questions, recipe_for, small_model, write
 from unicloze import verbs
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.squad import Answer, squad
+from unicloze.evaluation.metrics.answers import Answer, squad
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData
 from unicloze.finetuning.predict import outputs_of
@@ -27,9 +27,8 @@ from unicloze.finetuning.task_model import TaskModel
 from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
 from unicloze.records import read_records
-from unicloze.records.answers import GoldAnswer as Given
-from unicloze.records.answers import answers_of
-from unicloze.records.record import Record
+from unicloze.records.record import GoldAnswer as Given
+from unicloze.records.record import Record, answers_of
 from unicloze.settings import TokenizerSettings
 from unicloze.tasks import TASKS, task_settings
 from unicloze.tasks.extraction import encode, predict, span_of, with_threshold, with_unanswerable

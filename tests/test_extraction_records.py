@@ -11,9 +11,8 @@ from qa_toys import questions, recipe_for, small_model, write
 from test_extraction import SETTINGS, records_of, squad_json
 from unicloze.errors import UniclozeError
 from unicloze.finetuning.run import finetune_run
-from unicloze.records.answers import GoldAnswer as Given
-from unicloze.records.answers import answers_of
-from unicloze.records.record import Record
+from unicloze.records.record import GoldAnswer as Given
+from unicloze.records.record import Record, answers_of
 from unicloze.tasks.extraction import locate, with_unanswerable
 from unicloze.training.loading import LoadedModel
 

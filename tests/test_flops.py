@@ -21,7 +21,7 @@ from test_coqa_task import stories
 from unicloze.example import Examples, collate
 from unicloze.finetuning.data import encoded
 from unicloze.mixtures import parts, phases
-from unicloze.model import attention_plan as planning
+from unicloze.model import attention as planning
 from unicloze.model.build import Model
 from unicloze.objectives import make_examples, settings_of
 from unicloze.pretraining.budget import amounts_of, flops_of, measure_slots

@@ -136,7 +136,7 @@ class Uncached:
 def test_the_cache_changes_nothing(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources of different lengths, random changes of parents, sources that finish, evicted tokens."""
     monkeypatch.setattr("unicloze.decoding.steppers.STEPS_AT_ONCE", 4)
-    monkeypatch.setattr("unicloze.model.cache._aligned", int)
+    monkeypatch.setattr("unicloze.model.readers._aligned", int)
     model = build(60, **MODELS[name])
     given, count, steps = sources(9, 4, 12), 3, 18
     cached = Branches(IncrementalModel(model, torch.float32), LAYOUTS[layout], given, count=count, max_length=steps)
@@ -177,7 +177,7 @@ def test_a_cache_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = DecodingSettings(beams=3, max_length=20, min_length=20)
     expected = generate_tokens(model, given, settings, PSEUDO_LAYOUT)
     monkeypatch.setattr("unicloze.decoding.steppers.STEPS_AT_ONCE", 1)
-    monkeypatch.setattr("unicloze.model.cache._aligned", int)
+    monkeypatch.setattr("unicloze.model.readers._aligned", int)
     assert approximately(generate_tokens(model, given, settings, PSEUDO_LAYOUT)) == approximately(expected)
 
 

@@ -13,7 +13,7 @@ import pytest
 import nlu_toys
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.glue import GLUE
+from unicloze.evaluation.metrics.labels import GLUE
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.glue import GRID, _task, grid

@@ -23,7 +23,7 @@ import toys
 from conftest import slow_except
 from corpora import write_corpus
 from toys import random_windows, vocabulary
-from unicloze import transfer
+from unicloze import devices
 from unicloze.example import Examples, collate
 from unicloze.model import heads
 from unicloze.model.dropout import DropoutKey
@@ -237,14 +237,14 @@ def test_a_batch_is_copied_as_one_buffer(fixed_shape: bool, short: bool) -> None
         buffer.fill_(255)
         return sent[0]
 
-    copied = transfer.moved(batch, send)
+    copied = devices.moved(batch, send)
     wanted, found = list(tensors_of(batch)), list(tensors_of(copied))
     assert len(wanted) == len(found) >= 11
     for one, other in zip(wanted, found, strict=True):
         assert torch.equal(one, other) and one.dtype == other.dtype and other.is_contiguous()
         assert other.untyped_storage().data_ptr() == sent[0].untyped_storage().data_ptr()
-        assert other.storage_offset() * other.element_size() % transfer.ALIGNED == 0
-    assert len(sent) == 1 and sent[0].nbytes < sum(tensor.nbytes + transfer.ALIGNED for tensor in wanted)
+        assert other.storage_offset() * other.element_size() % devices.ALIGNED == 0
+    assert len(sent) == 1 and sent[0].nbytes < sum(tensor.nbytes + devices.ALIGNED for tensor in wanted)
     with torch.no_grad():
         for name, loss in toys.model()(copied).items():
             assert torch.equal(loss.total, toys.model()(batch)[name].total)
@@ -252,7 +252,7 @@ def test_a_batch_is_copied_as_one_buffer(fixed_shape: bool, short: bool) -> None
 
 def test_a_batch_for_a_cpu_is_not_copied() -> None:
     batch = collate(examples_of())
-    assert transfer.to_device(batch, CPU) is batch
+    assert devices.to_device(batch, CPU) is batch
     assert {tensor.device.type for tensor in tensors_of(collate(examples_of(), device="meta"))} == {"meta"}
 
 
@@ -432,9 +432,9 @@ def test_a_step_on_a_gpu_waits_once(corpus: Path, tmp_path: Path, monkeypatch: p
 def test_a_batch_is_copied_to_a_gpu_beside_what_it_computes() -> None:
     """The copy ends while the stream of the computations is still busy, and the process waits for neither."""
     examples, buffers = examples_of(3, short=True), []
-    send = transfer._sent
+    send = devices._sent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "_sent", lambda buffer, device: send(buffers.append(buffer) or buffer, device))
+        patch.setattr(devices, "_sent", lambda buffer, device: send(buffers.append(buffer) or buffer, device))
         collate(examples, device=GPU)  # makes the stream and the buffers
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
@@ -445,7 +445,7 @@ def test_a_batch_is_copied_to_a_gpu_beside_what_it_computes() -> None:
             batch = collate(examples, device=GPU)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    transfer._side_stream(torch.device("cuda", torch.cuda.current_device())).synchronize()
+    devices._side_stream(torch.device("cuda", torch.cuda.current_device())).synchronize()
     assert not computed.query() and all(buffer.is_pinned() for buffer in buffers) and len(buffers) == 2
     for one, other in zip(tensors_of(collate(examples)), tensors_of(batch), strict=True):
         assert other.is_cuda and torch.equal(one, other.cpu())

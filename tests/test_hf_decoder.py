@@ -15,7 +15,7 @@ from unicloze.decoding.generate import generate
 from unicloze.decoding.search import _uniform
 from unicloze.interop.check import quietly
 from unicloze.settings import DecodingSettings
-from unicloze.text.joining import join_words
+from unicloze.text.vocabulary import join_words
 from unicloze.training.loading import LoadedModel
 
 transformers = pytest.importorskip("transformers")

@@ -12,10 +12,10 @@ import pytest
 
 from test_windows import make_sampler, make_source, naive_joined, naive_pieces
 from unicloze.errors import UniclozeError
-from unicloze.text import columns, shards, sums
+from unicloze.text import pieces, shards
+from unicloze.text.columns import Kept, Sums
 from unicloze.text.counts import stretches
 from unicloze.text.shards import TokenShard, TokenSource
-from unicloze.text.sums import Kept, Sums
 
 LENGTHS = [23, 1, 40, 0, 7, 12, 2, 100, 0, 0, 10, 10, 11, 1, 0]
 
@@ -23,9 +23,9 @@ LENGTHS = [23, 1, 40, 0, 7, 12, 2, 100, 0, 0, 10, 10, 11, 1, 0]
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small corpora are treated like large ones."""
-    monkeypatch.setattr(sums, "SMALL", 0)
-    monkeypatch.setattr(sums, "STRIDE", 4)
-    for module in (sums, columns, shards):
+    monkeypatch.setattr(pieces, "SMALL", 0)
+    monkeypatch.setattr(pieces, "STRIDE", 4)
+    for module in (pieces, shards, shards):
         monkeypatch.setattr(module, "AT_ONCE", 8)
 
 
@@ -121,7 +121,7 @@ import sys
 from pathlib import Path
 from test_windows import make_sampler
 from unicloze.text.shards import TokenShard, TokenSource
-from unicloze.text.sums import Kept
+from unicloze.text.columns import Kept
 
 def anonymous():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))

@@ -14,13 +14,12 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from decoding_toys import plain_format
-from unicloze.evaluation.metrics.diversity import diversity
-from unicloze.evaluation.metrics.profiles import retokenise, uncased
+from unicloze.evaluation.metrics.result import retokenise, uncased
+from unicloze.evaluation.metrics.texts import diversity
 from unicloze.interop.tokenizer_files import write_tokenizer
 from unicloze.settings import TokenizerSettings
-from unicloze.text.joining import join_words, joining_decoder
-from unicloze.text.special_tokens import SPECIAL_TOKENS
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import SPECIAL_TOKENS, join_words, joining_decoder
 
 TEXTS = [
     "It's 3.5 (good), isn't it? Use foo_bar() and \"x\".",

@@ -12,8 +12,7 @@ import decoding_toys
 from decoding_toys import Slot, probabilities
 from test_prompting import MODELS, PASSAGES, STORY, TEXTS, one_at_a_time, write
 from unicloze.errors import UniclozeError
-from unicloze.evaluation.childrens_books import childrens_books, read_questions
-from unicloze.evaluation.lambada import lambada, spelling
+from unicloze.evaluation.missing_words import childrens_books, lambada, read_questions, spelling
 
 
 @pytest.mark.parametrize("name", ["causal", "par"])

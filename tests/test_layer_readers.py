@@ -11,9 +11,8 @@ from torch import Tensor
 import toys
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.model.backbone import Backbone
-from unicloze.model.cache import Cache
 from unicloze.model.from_attention_mask import EncoderInputs, StepInputs, encoding_batch, slots_of
-from unicloze.model.readers import GivenKeys, OwnCache, check_steps
+from unicloze.model.readers import Cache, GivenKeys, OwnCache, check_steps
 from unicloze.settings import ModelSettings
 from unicloze.visibility_masks import continuation_mask
 

@@ -19,7 +19,7 @@ from unicloze import keyed
 from unicloze.example import Kind
 from unicloze.objectives import masking, settings_of
 from unicloze.objectives.unilmv2 import UniLMv2Settings, draw_steps, unilmv2
-from unicloze.text.boundaries import Boundaries
+from unicloze.text.vocabulary import Boundaries
 from unicloze.text.windows import Windows
 
 

@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 
 from unicloze.errors import UniclozeError
-from unicloze.evaluation.metrics.answer_files import read_squad, read_squad_predictions
-from unicloze.evaluation.metrics.answers import exact_match, normalise, token_f1
-from unicloze.evaluation.metrics.coqa import Gold, Turn, coqa, turn_f1
-from unicloze.evaluation.metrics.read_files import read_pairs
-from unicloze.evaluation.metrics.squad import Answer, best_threshold, squad
+from unicloze.evaluation.metrics.answers import (
+    Answer,
+    Gold,
+    Turn,
+    best_threshold,
+    coqa,
+    exact_match,
+    normalise,
+    squad,
+    token_f1,
+    turn_f1,
+)
+from unicloze.evaluation.metrics.files import read_pairs, read_squad, read_squad_predictions
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.read_files import read_pairs
+from unicloze.evaluation.metrics.files import read_pairs
 from unicloze.evaluation.metrics.result import Compared
 
 

@@ -11,13 +11,20 @@ import pytest
 
 from unicloze import keyed
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.labels import accuracy, f1, macro_f1, matthews
-from unicloze.evaluation.metrics.last_words import lambada, last_word
-from unicloze.evaluation.metrics.numbers import correlation
+from unicloze.evaluation.metrics.answers import lambada, last_word
+from unicloze.evaluation.metrics.labels import (
+    Entity,
+    accuracy,
+    correlation,
+    entities,
+    entity_f1,
+    f1,
+    macro_f1,
+    matthews,
+)
 from unicloze.evaluation.metrics.registry import METRICS, MetricTable
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.standard_errors import binomial_error, bootstrap_errors, standard_errors
-from unicloze.evaluation.metrics.tags import Entity, entities, entity_f1
 
 # 3 true positives, 1 false positive, 2 false negatives, 4 true negatives
 FOUND = [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]

@@ -16,16 +16,19 @@ from pathlib import Path
 import pytest
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.bleu import bleu
-from unicloze.evaluation.metrics.coco import coco
-from unicloze.evaluation.metrics.diversity import diversity
-from unicloze.evaluation.metrics.meteor import meteor
-from unicloze.evaluation.metrics.nist import nist
-from unicloze.evaluation.metrics.perl_rouge import find_script, perl_rouge
-from unicloze.evaluation.metrics.profiles import PROFILES, retokenise, sentences, summary, uncased
 from unicloze.evaluation.metrics.registry import METRICS, measurable, metric
-from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.evaluation.metrics.rouge import _Tokenizer, rouge
+from unicloze.evaluation.metrics.result import PROFILES, MetricResult, retokenise, sentences, summary, uncased
+from unicloze.evaluation.metrics.texts import (
+    _Tokenizer,
+    bleu,
+    coco,
+    diversity,
+    find_script,
+    meteor,
+    nist,
+    perl_rouge,
+    rouge,
+)
 from unicloze.recipes import load_recipe
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer

@@ -13,7 +13,7 @@ import torch
 from nlu_toys import recipe_for, start
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.glue import GLUE
+from unicloze.evaluation.metrics.labels import GLUE
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.standard_errors import binomial_error, bootstrap_errors
@@ -21,7 +21,7 @@ from unicloze.finetuning.predict import as_glue
 from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe, task_names
 from unicloze.records import FORMATS, read_records
-from unicloze.records.glue_files import LAYOUTS
+from unicloze.records.published import LAYOUTS
 from unicloze.records.record import Record
 from unicloze.settings import TrainingSettings
 from unicloze.tasks import TASKS, task_settings

@@ -13,7 +13,7 @@ import pytest
 from nlu_toys import WORDS, recipe_for, start, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.tags import tag_accuracy
+from unicloze.evaluation.metrics.labels import tag_accuracy
 from unicloze.finetuning.run import finetune_run
 from unicloze.records import read_records
 from unicloze.records.record import Record

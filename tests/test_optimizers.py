@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import toys
 from corpora import write_corpus
 from toys import random_windows, vocabulary
+from unicloze.model.attention import RelativeBias
 from unicloze.model.build import build
-from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.transformer_xl import RelativeTerms
 from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2

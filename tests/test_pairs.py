@@ -26,12 +26,11 @@ from unicloze.objectives import make_examples, settings_of
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ModelSettings
-from unicloze.text import segment_pairs as pairing
+from unicloze.text import windows as pairing
 from unicloze.text.pieces import Places
 from unicloze.text.sampler import WindowSampler, check_segment_pairs
-from unicloze.text.segment_pairs import Pairs
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
-from unicloze.text.windows import Windows
+from unicloze.text.windows import Pairs, Windows
 
 LETTERS = "_ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz."
 PERIOD = LETTERS.index(".")

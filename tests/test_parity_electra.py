@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from toys import random_windows, vocabulary
 from unicloze.example import Batch, collate
-from unicloze.model.build import build
-from unicloze.model.chain import ReplacedTokenModel, generator_settings
+from unicloze.model.build import ReplacedTokenModel, build, generator_settings
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of

@@ -23,9 +23,8 @@ from unicloze.pretraining import data
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import collocations
-from unicloze.text.collocations import find_phrases, npmi
-from unicloze.text.phrases import PhraseTable, given_phrases
+from unicloze.text import phrases
+from unicloze.text.phrases import PhraseTable, find_phrases, given_phrases, npmi
 from unicloze.text.prepare import prepare_data
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
@@ -182,17 +181,17 @@ def test_counts_are_those_of_a_counter(tmp_path: Path, monkeypatch: pytest.Monke
             expected.add(" ".join(several))
     assert 50 < len(expected) < len(pairs) / 2
     for part in (2**20, 600):
-        monkeypatch.setattr(collocations, "TOKENS_AT_ONCE", part)
+        monkeypatch.setattr(phrases, "TOKENS_AT_ONCE", part)
         found = find_phrases([source], tokenizer, least_count=3, least_npmi=0.1)
         assert {tokenizer.decode(phrase) for phrase in found.phrases} == expected
 
 
 def test_memory_is_bounded_and_what_is_frequent_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collocations, "TOKENS_AT_ONCE", 500)
+    monkeypatch.setattr(phrases, "TOKENS_AT_ONCE", 500)
     source, tokenizer = source_of(tmp_path, planted(200))
     found = find_phrases([source], tokenizer, most_counted=400, least_count=50)
     assert "as soon as" in {tokenizer.decode(phrase) for phrase in found.phrases}
-    counted = collocations._Counts(100)
+    counted = phrases._Counts(100)
     for _ in range(50):
         counted.add(np.random.default_rng(0).integers(0, 2**60, 300).astype(np.uint64))
         assert len(counted._names) <= 400
@@ -201,9 +200,9 @@ def test_memory_is_bounded_and_what_is_frequent_survives(tmp_path: Path, monkeyp
 
 
 def test_long_documents_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collocations, "TOKENS_AT_ONCE", 1000)
+    monkeypatch.setattr(phrases, "TOKENS_AT_ONCE", 1000)
     source, tokenizer = source_of(tmp_path, [" ".join(planted(100)), "a b", *planted(20)])
-    read = [ids for ids, _, _ in collocations._Text([source], tokenizer, 10**9)]
+    read = [ids for ids, _, _ in phrases._Text([source], tokenizer, 10**9)]
     assert np.array_equal(np.concatenate(read), source.shards[0].tokens)
     assert max(map(len, read)) <= 2000
     assert "new york" in {tokenizer.decode(phrase) for phrase in find_phrases([source], tokenizer).phrases}

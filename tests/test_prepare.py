@@ -14,7 +14,7 @@ import pytest
 from decoding_toys import sentencepiece
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import cutting, pipeline, portions, prepare, python_docs
+from unicloze.text import documents, pipeline, portions, prepare, sources
 from unicloze.text.documents import Document, read_documents
 from unicloze.text.lineage import is_corpus
 from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
@@ -215,8 +215,8 @@ def test_windows_are_named_by_the_line_of_their_document(tmp_path: Path, kind: s
         (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     prepared = run(tmp_path / f"a.{kind}", tmp_path / "out", heldout_share=0.3)
     found = {}
-    for sources in (prepared.train, prepared.heldout):
-        sampler = WindowSampler(sources, window=256, segments=1, vocabulary=prepared.tokenizer.vocabulary, seed=0)
+    for side in (prepared.train, prepared.heldout):
+        sampler = WindowSampler(side, window=256, segments=1, vocabulary=prepared.tokenizer.vocabulary, seed=0)
         windows = sampler.sequential(100)
         for row in range(len(windows)):
             name = sampler.name(int(windows.source[row]), int(windows.index[row]))
@@ -350,7 +350,7 @@ def test_a_file_that_is_read_in_another_way_is_another_corpus(tmp_path: Path) ->
 def test_long_documents_are_tokenised_in_pieces_but_are_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
-    monkeypatch.setattr(cutting, "PIECE", 100)
+    monkeypatch.setattr(documents, "PIECE", 100)
     monkeypatch.setattr(portions, "_BATCH", 300)
     texts = ["\n".join(sentence(i + 100 * j) + " \n " for i in range(20)) for j in range(4)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -364,7 +364,7 @@ def test_long_documents_are_tokenised_in_pieces_but_are_one(
 
 def test_pieces_put_together_are_the_text() -> None:
     for text in ("", "a", "word " * 100_000, "x" * 3_000_000, "x" * 200_000, " " * 2_000_000 + "end"):
-        pieces = list(cutting.pieces_of(text))
+        pieces = list(documents.pieces_of(text))
         assert "".join(pieces) == text
         assert max(map(len, pieces)) <= 2**20
 
@@ -428,18 +428,18 @@ def test_datatroves_folder_is_read_where_it_lies(tmp_path: Path) -> None:
 
 def test_python_docs_are_kept_and_checked_by_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [Document(text=sentence(i), path=f"module{i}", line=1) for i in range(50)]
-    monkeypatch.setattr(python_docs, "python_docs", lambda: iter(documents))
+    monkeypatch.setattr(sources, "python_docs", lambda: iter(documents))
     prepared = run("python-docs", tmp_path / "out")
-    kept = tmp_path / "out" / python_docs.file_name()
+    kept = tmp_path / "out" / sources.file_name()
     assert [document.text for document in read_documents(kept)] == [document.text for document in documents]
     assert prepared.train[0].shards[0].files == (("python-docs", 0),)
     assert run("python-docs", tmp_path / "out").fingerprint == prepared.fingerprint
-    monkeypatch.setattr(python_docs, "file_name", lambda: "python-docs-9.9.jsonl.gz")
+    monkeypatch.setattr(sources, "file_name", lambda: "python-docs-9.9.jsonl.gz")
     with pytest.raises(UniclozeError, match=r"python-docs-9\.9\.jsonl\.gz is new"):
         run("python-docs", tmp_path / "out")
 
 
 def test_a_word_without_end_trains_a_tokenizer_all_the_same() -> None:
-    pieces = [pipeline._LONG_WORD.sub(r"\1 ", piece) for piece in cutting.pieces_of("ACGT" * 50_000)]
+    pieces = [pipeline._LONG_WORD.sub(r"\1 ", piece) for piece in documents.pieces_of("ACGT" * 50_000)]
     assert "".join(pieces).replace(" ", "") == "ACGT" * 50_000
     assert max(len(word) for piece in pieces for word in piece.split()) == 256

@@ -17,10 +17,8 @@ from unicloze import verbs
 from unicloze.decoding.blanks import Blank, fill_blanks, way_of
 from unicloze.decoding.generate import Candidate, Generation
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.answer_choice import PromptResult
-from unicloze.evaluation.lambada import LambadaResult, lambada
-from unicloze.evaluation.prompt_files import read_prompt
-from unicloze.evaluation.prompting import draw_examples, prompted
+from unicloze.evaluation.missing_words import LambadaResult, lambada
+from unicloze.evaluation.prompting import PromptResult, draw_examples, prompted, read_prompt
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings

@@ -17,8 +17,7 @@ from unicloze.pretraining.data import build_sampler
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.text.random_lengths import RandomLengthSampler, lengths_of
-from unicloze.text.sampler import WindowSampler
+from unicloze.text.sampler import RandomLengthSampler, WindowSampler, lengths_of
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import build_optimizers

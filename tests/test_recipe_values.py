@@ -16,7 +16,7 @@ from unicloze.recipes import (
     recipe_names,
     toy_overrides,
 )
-from unicloze.text.tokenizer_training import train_wordpiece
+from unicloze.text.tokenizers import train_wordpiece
 
 FILES = sorted(Path(unicloze.recipes.__file__).parent.glob("*.yaml"))
 

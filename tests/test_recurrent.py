@@ -22,8 +22,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Batch, collate
 from unicloze.interop.limits import check_format
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.recurrent.layer import RecurrentLayer
-from unicloze.model.recurrent.runs import BACKWARD, FORWARD, Direction, find_runs
+from unicloze.model.recurrent.layers import BACKWARD, FORWARD, Direction, RecurrentLayer, find_runs
 from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal
 from unicloze.pretraining.run import pretrain_run

@@ -111,7 +111,7 @@ class Again:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_state_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources of different lengths, one empty and one read in parts; random changes of parents; sources that finish."""
-    monkeypatch.setattr("unicloze.model.recurrent.steps.STEPS_AT_ONCE", 4)
+    monkeypatch.setattr("unicloze.model.recurrent.model.STEPS_AT_ONCE", 4)
     model, given, count = model_of(kind), sources(3, 0, 9, 4), 3
     carried = CarriedStates(prepared(model, torch.float32), layout(), given, count=count)  # type: ignore[arg-type]
     whole = Again(model, [layout().row(source) for source in given], count)

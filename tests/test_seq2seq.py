@@ -22,8 +22,8 @@ from unicloze.example import Examples, Kind, collate
 from unicloze.mixtures import positions
 from unicloze.model.dropout import DropoutKey
 from unicloze.objectives import defined, make_examples, settings_of
+from unicloze.objectives.masking import partition, subset
 from unicloze.objectives.seq2seq import Ragged, causal, text_of
-from unicloze.objectives.spans import partition, subset
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 

@@ -24,7 +24,7 @@ from unicloze.finetuning.from_scratch import untrained
 from unicloze.finetuning.initial import start_weights
 from unicloze.finetuning.mixing import Mixture, Turns
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
-from unicloze.model.recurrent.views import VIEWS
+from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks import task_heads

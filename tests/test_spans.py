@@ -162,8 +162,8 @@ def test_windows_know_the_spans_of_their_text(
 
 def test_long_and_cut_documents_keep_their_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A document is read in pieces, its end is held out, and a part that an evaluation text shares is cut out."""
-    monkeypatch.setattr("unicloze.text.cutting.PIECE", 40)
-    monkeypatch.setattr("unicloze.text.contamination.MARGIN", 30)
+    monkeypatch.setattr("unicloze.text.documents.PIECE", 40)
+    monkeypatch.setattr("unicloze.text.split.MARGIN", 30)
     text, spans = document(5, words=3000)
     middle = text[6000:6400].split(" ", 1)[1]
     corpus = write(tmp_path / "corpus" / "a.jsonl", [{"text": text, "spans": spans}])

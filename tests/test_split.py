@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import cutting
+from unicloze.text import documents
 from unicloze.text.prepare import Prepared, prepare_data
 from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, HeldoutSplit, _words, text_hash
 from unicloze.text.tokenizers import Tokenizer
@@ -231,7 +231,7 @@ def test_texts_the_tokenizer_cannot_spell_are_not_duplicates(tmp_path: Path, giv
 
 
 def test_white_space_does_not_change_the_hash_of_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "PIECE", 8)
+    monkeypatch.setattr(documents, "PIECE", 8)
     draw = random.Random(0)
     for _ in range(200):
         words = draw.choices(["alpha", "\u6f22", "x" * 500, "e\u0301", "it's", "a,b"], k=40)

@@ -21,13 +21,12 @@ from corpora import write_corpus
 from test_prepare import content, sentence
 from test_resume import finish
 from unicloze import storage
-from unicloze.bounded import LONGEST_LINE
 from unicloze.comparison.contestants import contestants
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import CHECKPOINTS, LEDGER, LONGEST_LINE, MANIFEST, WEIGHTS
 from unicloze.pretraining import run
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.run_files import CHECKPOINTS, LEDGER, MANIFEST, WEIGHTS
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.storage import Status, file_at, is_url, problem_with, shown, stored_files
 from unicloze.text import documents, lineage, portions

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from test_finite_weights import BAD, CPU, Run, steps_of
 from unicloze.mixtures import phases
-from unicloze.model import attention_plan, heads
+from unicloze.model import attention, heads
 from unicloze.model.dropout import DropoutKey
 from unicloze.pretraining import plan
 from unicloze.recipes import load_recipe
@@ -74,7 +74,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(Compute, "queues", True)
     monkeypatch.setattr(DropoutKey, "__call__", lambda _, x, rate: functional.dropout(x, rate) if rate else x)
-    monkeypatch.setattr(attention_plan, "_needed_slots", lambda _: torch.empty(0))
+    monkeypatch.setattr(attention, "_needed_slots", lambda _: torch.empty(0))
     monkeypatch.setattr(
         Adafactor, "_rate", staticmethod(lambda weight, rate, fused: rate * _size(weight, fused).clamp(min=1e-3))
     )

@@ -14,8 +14,8 @@ from decoding_toys import byte_level, plain_format, roberta_like, sentencepiece,
 from unicloze.errors import UniclozeError
 from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_tokenizer
 from unicloze.settings import TokenizerSettings
-from unicloze.text.joining import joining_decoder
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import joining_decoder
 
 
 def pieces(*words: str) -> Tokenizer:

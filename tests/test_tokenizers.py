@@ -15,8 +15,8 @@ from decoding_toys import byte_level, roberta_like, sentencepiece, wordpiece
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
 from unicloze.tasks.passages import encode_passages
-from unicloze.text.special_tokens import SPECIAL_TOKENS
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
+from unicloze.text.vocabulary import SPECIAL_TOKENS
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog; the dog sleeps.",

@@ -17,18 +17,18 @@ from corpora import write_corpus
 from unicloze.decoding.steppers import Branches
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, collate
+from unicloze.files import CHECKPOINTS
 from unicloze.model.adaptation import add_low_rank
+from unicloze.model.adapters import LowRankLinear
+from unicloze.model.attention import RelativeBias
 from unicloze.model.inference_model import IncrementalModel
-from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.model import UnifiedModel
-from unicloze.model.relative_bias import RelativeBias
 from unicloze.objectives.causal import CausalSettings, causal
 from unicloze.objectives.denoising import MaskedSpanSettings
 from unicloze.objectives.seq2seq import PrefixSettings, SourceTarget, generates, prefix
 from unicloze.packing import pack
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.run_files import CHECKPOINTS
 from unicloze.settings import FinetuningSettings, ModelSettings
 from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.loading import average_checkpoints, load_model

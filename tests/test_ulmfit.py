@@ -19,8 +19,7 @@ from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Target, TargetBatch
 from unicloze.finetuning.averaged import averaged, check_averaged
-from unicloze.model.task_heads import LinearHead, NormedHead
-from unicloze.model.task_heads.normed import INNER
+from unicloze.model.task_heads import INNER, LinearHead, NormedHead
 from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal
 from unicloze.pretraining.run import pretrain_run

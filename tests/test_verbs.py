@@ -130,7 +130,7 @@ def test_a_toy_refuses_what_the_whole_run_refuses(
 def test_a_toy_reads_the_beginning_of_a_long_corpus(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unicloze.text.toy.ENOUGH", 6000)
+    monkeypatch.setattr("unicloze.text.prepare.ENOUGH", 6000)
     given = {"data.corpus": [str(place / "corpus")]}
     run = verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=given)
     assert load_recipe(run.out / "recipe.yaml").data.corpus == [str(run.out / "toy.jsonl")]

@@ -8,10 +8,9 @@ import pytest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Target
 from unicloze.objectives import make_examples, settings_of
-from unicloze.text.boundaries import Boundaries
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
-from unicloze.text.vocabulary import Vocabulary
+from unicloze.text.vocabulary import Boundaries, Vocabulary
 
 PAD, UNK, SOS, EOS, MASK, FIRST = 0, 1, 2, 3, 4, 5
 VOCABULARY = Vocabulary(

@@ -11,8 +11,7 @@ from unicloze import keyed
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import toy_overrides
 from unicloze.settings import ModelSettings
-from unicloze.text.boundaries import Boundaries
-from unicloze.text.vocabulary import Vocabulary
+from unicloze.text.vocabulary import Boundaries, Vocabulary
 from unicloze.text.windows import Windows
 
 PAD, UNK, SOS, EOS, MASK, PSEUDO = 0, 2, 3, 4, 5, 6

@@ -1,4 +1,4 @@
-"""CPU cores: how many this process may use, and how the threads of torch wait for each other."""
+"""CPU cores and processes: how many this process may use, how its threads wait, which of torchrun's processes it is."""
 
 from __future__ import annotations
 
@@ -27,3 +27,18 @@ def let_threads_sleep() -> None:
 def waiting() -> str | None:
     """How OpenMP's threads wait, as NAME=VALUE; None where nothing was chosen, so that they spin."""
     return next((f"{name}={os.environ[name]}" for name in WAITING if name in os.environ), None)
+
+
+def processes() -> int:
+    """Number of processes that share the run; 1 without torchrun."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else 1
+
+
+def rank() -> int:
+    """Number of this process; process 0 writes and prints."""
+    return int(os.environ["RANK"]) if processes() > 1 else 0
+
+
+def local_rank() -> int:
+    """Number of this process on its machine, and of its device."""
+    return int(os.environ.get("LOCAL_RANK", 0)) if processes() > 1 else 0

@@ -408,7 +408,7 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
     """
     import torch
 
-    from unicloze.transfer import to_device
+    from unicloze.devices import to_device
 
     def tensor(array: npt.NDArray[np.generic], dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)

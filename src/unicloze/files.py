@@ -1,19 +1,191 @@
-"""Writes files atomically: a reader finds the old file or the complete new one."""
+"""Files: their names in a run, bounded reads of untrusted ones, content hashes, and atomic writes."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
+import json
+import math
 import os
 import re
 import shutil
+import stat
 import uuid
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from unicloze.errors import UniclozeError
 
 if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
     from filelock import BaseFileLock
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON-serialisable value, independent of key order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def file_sha256(file: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def finite(data: Any) -> Any:
+    """The data with non-finite floats, which JSON cannot represent, replaced by None."""
+    if isinstance(data, Mapping):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+LARGEST_FILE = 2**30
+"""Largest file that is read whole, in bytes after decompression."""
+LONGEST_LINE = 2**26
+"""Longest line of JSON, in bytes."""
+SPARE, RATIO = 2**25, 100
+"""A compressed file may unpack to at most `SPARE` bytes plus `RATIO` times its own size; text needs a tenth of that."""
+_OWN_PIPES = "/dev/fd/", "/dev/stdin", "/proc/self/fd/"
+_AT_ONCE = 2**20
+
+
+def require_file(path: Path) -> None:
+    """Refuse a pipe, a device or a socket, which might never end; pipes of this process are allowed."""
+    kind = path.stat().st_mode
+    if stat.S_ISREG(kind) or stat.S_ISDIR(kind) or str(path).startswith(_OWN_PIPES):
+        return
+    raise UniclozeError(f"{path} is a pipe or a device: give a file.")
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether a file is a link out of its folder; a Hugging Face cache snapshot may link to its sibling `blobs` folder."""
+    real, home = path.resolve(), folder.resolve()
+    cached = home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"
+    return not (real.is_relative_to(home) or cached)
+
+
+class Unpacked(io.RawIOBase):
+    """The content of a compressed file, as a stream that rejects decompression bombs.
+
+    Args:
+        path: The file, for messages.
+        stream: The decompressor.
+        raw: The compressed stream, closed together with this one.
+        packed: Returns the number of compressed bytes read so far.
+    """
+
+    def __init__(self, path: object, stream: Any, raw: BinaryIO, packed: Callable[[], int]) -> None:
+        self._path, self._stream, self._raw, self._packed, self._size = path, stream, raw, packed, 0
+
+    def readable(self) -> bool:
+        """Always true."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Read, and check the total size so far."""
+        found = self._stream.read(len(memoryview(buffer)))
+        memoryview(buffer)[: len(found)] = found
+        self._size += len(found)
+        if self._size > SPARE + RATIO * self._packed():
+            raise UniclozeError(
+                f"{self._path} unpacks to more than {RATIO} times its size, which text never does: give another file."
+            )
+        return len(found)
+
+    def close(self) -> None:
+        """Close both streams."""
+        self._stream.close()
+        self._raw.close()
+        super().close()
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file for reading, decompressed if its name ends in .gz."""
+    require_file(path)
+    raw = path.open("rb")
+    if path.suffix != ".gz":
+        return raw
+    return io.BufferedReader(Unpacked(path, gzip.GzipFile(fileobj=raw), raw, raw.tell), _AT_ONCE)
+
+
+def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
+    """Read a whole file, decompressed if its name ends in .gz."""
+    with open_bytes(path) as stream:
+        raw = bytearray()
+        while block := stream.read(_AT_ONCE):
+            raw += block
+            if len(raw) > largest:
+                raise UniclozeError(f"{path} has more than {largest:,} bytes, the limit for this kind of file.")
+    return bytes(raw)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+            raise
+        raise ValueError("a number has thousands of digits") from error
+
+
+def misfit(value: Any, shape: Any, place: str = "") -> str | None:
+    """Path of the first part of a structure that does not match its schema; None if all of it matches.
+
+    Args:
+        value: The parsed value.
+        shape: The schema: a type or a tuple of types; `[shape]` for a list of such values; `{key: shape}` for a mapping with
+            at least these keys, where a key ending in "?" is optional. Integers must be from 0 to 2**63 - 1, and strings
+            must not contain NUL.
+        place: Path of the value itself.
+    """
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return place or "all of it"
+        found = ((key.removesuffix("?"), inner, key.endswith("?")) for key, inner in shape.items())
+        parts = [(value.get(key), inner, f"{place}.{key}") for key, inner, may in found if key in value or not may]
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            return place or "all of it"
+        parts = [(inner, shape[0], f"{place}.{number}") for number, inner in enumerate(value)]
+    else:
+        allowed = shape if isinstance(shape, tuple) else (shape,)
+        fits = type(value) in allowed and (type(value) is not int or 0 <= value < 2**63)
+        return None if fits and "\0" not in str(value) else place or "all of it"
+    return next((said for one in parts if (said := misfit(*one)) is not None), None)
+
+
+RECIPE = "recipe.yaml"
+"""All settings."""
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+LEDGER = "ledger.jsonl"
+"""Events of the run, one per line."""
+CHECKPOINTS = "checkpoints"
+BEST = "best"
+"""Folder of the checkpoints of the best evaluation."""
+AVERAGED = "averaged"
+"""Folder of the weights at the last evaluations, whose mean is evaluated."""
+MANIFEST = "manifest.json"
+"""SHA-256 sums of a checkpoint's files; written last."""
+WEIGHTS = "model.safetensors"
+BASELINES = "baselines.json"
+"""What a pre-training is compared with, and the held-out sentences whose content words it is asked for."""
+RESULTS = "results.json"
+"""Scores of a fine-tuning over its seeds."""
+DEV_PREDICTIONS = "dev_predictions.jsonl"
+"""Predictions of the best checkpoint, with references."""
+DEV_SAMPLES = "dev_samples.jsonl"
+"""A sample of these predictions with their records, for inspection."""
+LINEAGE = "lineage.json"
+"""Origin of prepared text; written last."""
 
 _BEGINNING = 2**16
 

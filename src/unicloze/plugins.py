@@ -16,10 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from unicloze.digest import digest
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import Metric
+from unicloze.files import digest
 from unicloze.objectives import OBJECTIVES, Objective
 from unicloze.recipes.schema import VARIED, find_key, keys_of
 from unicloze.tasks import TASKS

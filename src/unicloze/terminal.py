@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from json import dumps
 from typing import Any
 
-from unicloze import launch
+from unicloze import cores
 from unicloze.errors import FailedElsewhere, UniclozeError
-from unicloze.json_values import finite
+from unicloze.files import finite
 from unicloze.verbs.options import Result
 
 BUG = 70
@@ -57,7 +57,7 @@ def show(result: Any, *, json: bool) -> None:
 
     With several processes, only the first prints.
     """
-    if launch.rank():
+    if cores.rank():
         return
     for note in getattr(result, "notes", ()):
         say("note", note)
@@ -171,7 +171,7 @@ class Terminated(KeyboardInterrupt):
 
 def explain(error: BaseException) -> tuple[str, int]:
     """The message and exit code of an error; the message is empty if stdout was closed."""
-    if isinstance(error, FailedElsewhere) and launch.rank():
+    if isinstance(error, FailedElsewhere) and cores.rank():
         return "", error.exit_code
     if isinstance(error, UniclozeError):
         return str(error), error.exit_code

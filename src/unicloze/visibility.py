@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.ragged import ranks
+from unicloze.arrays import ranks
 
 if TYPE_CHECKING:
     import torch

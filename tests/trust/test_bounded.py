@@ -14,13 +14,13 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from unicloze import bounded, verbs
-from unicloze.bounded import parse_json, read_bytes
+from unicloze import files, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.prompt_files import read_prompt
+from unicloze.evaluation.prompting import read_prompt
+from unicloze.files import parse_json, read_bytes
 from unicloze.recipes import load_recipe
 from unicloze.records import read_records
-from unicloze.records.plain_files import read_text as read_predictions
+from unicloze.records.files import read_text as read_predictions
 from unicloze.settings import TaskSettings
 from unicloze.text import documents as readers
 from unicloze.text.documents import find_files, other_files, read_documents
@@ -174,5 +174,5 @@ def test_pipes_of_this_process_are_read() -> None:
     out, into = os.pipe()
     with os.fdopen(into, "w") as writer:
         writer.write(json.dumps({"a": 1}))
-    assert parse_json(bounded.read_bytes(Path(f"/dev/fd/{out}"))) == {"a": 1}
+    assert parse_json(files.read_bytes(Path(f"/dev/fd/{out}"))) == {"a": 1}
     os.close(out)

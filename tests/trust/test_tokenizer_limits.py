@@ -13,7 +13,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from decoding_toys import roberta_like, sentencepiece, wordpiece
 from unicloze.errors import UniclozeError
 from unicloze.settings import TokenizerSettings
-from unicloze.text.tokenizer_limits import beyond_bounds
+from unicloze.text.tokenizer_files import beyond_bounds
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import load_checkpoint, save_checkpoint
 

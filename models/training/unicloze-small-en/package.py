@@ -17,12 +17,12 @@ from typing import Any
 
 import yaml
 
+from unicloze.files import LEDGER
 from unicloze.finetuning.checks import model_fingerprint
 from unicloze.interop.export import write_export
 from unicloze.interop.opening import open_model
 from unicloze.interop.package import package_format
 from unicloze.report.learning import draw_learning
-from unicloze.run_files import LEDGER
 from unicloze.training.ledger import read_ledger
 
 HERE = Path(__file__).resolve().parent

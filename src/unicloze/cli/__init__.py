@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from unicloze import launch, terminal, verbs
+from unicloze import cores, terminal, verbs
 from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of, script_of
 from unicloze.errors import UsageError, did_you_mean
 from unicloze.training.signals import hangs_up
@@ -115,7 +115,7 @@ def _run(words: list[str]) -> int:
     if name not in VERBS:
         guess = did_you_mean(name, [*VERBS, *GROUPS])
         raise UsageError(f"There is no verb '{name}'{guess} `unicloze --help` lists all.")
-    if launch.processes() > 1 and name not in SHARED:
+    if cores.processes() > 1 and name not in SHARED:
         raise UsageError(
             f"{name} runs in one process: start it without torchrun; only {' and '.join(SHARED)} use several."
         )

@@ -13,16 +13,14 @@ from typing import Any, get_args
 from unicloze.comparison.measures import bits_per_byte, held_out
 from unicloze.comparison.probes import FittedProbe, finetuning_flops, recipe_for
 from unicloze.comparison.results import probe_key, words_key
-from unicloze.digest import digest
 from unicloze.errors import UniclozeError
-from unicloze.files import write_file
+from unicloze.files import CHECKPOINTS, RECIPE, digest, write_file
 from unicloze.finetuning.run import finetune_run
 from unicloze.model.model import perplexity
 from unicloze.pretraining.data import tokens_per_byte
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
-from unicloze.run_files import CHECKPOINTS, RECIPE
 from unicloze.settings import Recipe
 from unicloze.tasks.task import RecordsCut
 from unicloze.text.prepare import Prepared

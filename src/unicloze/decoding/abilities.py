@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unicloze.errors import UsageError
+from unicloze.files import BEST, CHECKPOINTS
 from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES, Ability, defined
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.objectives.seq2seq import start_ids
-from unicloze.run_files import BEST, CHECKPOINTS
 from unicloze.settings import ObjectiveSettings, Reading, Recipe
 from unicloze.tasks import TASKS, generation
 from unicloze.text.vocabulary import Vocabulary

@@ -31,9 +31,8 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
 from unicloze.objectives import defined
 from unicloze.settings import ObjectiveSettings, Order
-from unicloze.text.special_tokens import MASK
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.text.vocabulary import Vocabulary
+from unicloze.text.vocabulary import MASK, Vocabulary
 from unicloze.training.loading import LoadedModel
 
 _SIGNS_OF_LINES = str.maketrans({"\n": "\u23ce", "\r": "\u240d", "\t": "\u21e5"})

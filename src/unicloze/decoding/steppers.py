@@ -18,13 +18,11 @@ from torch import Tensor
 from unicloze.decoding.inputs import check_numbers
 from unicloze.decoding.search import Stepper
 from unicloze.errors import UsageError
-from unicloze.model.cross_attention import SourceKeys
+from unicloze.model.encoder_decoder import SourceKeys
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import check_steps, takes_steps
-from unicloze.model.recurrent.model import RecurrentModel
-from unicloze.model.recurrent.steps import RecurrentSteps, StepModel, TranslationSteps
-from unicloze.model.recurrent.translation_model import TranslationModel
+from unicloze.model.recurrent.model import RecurrentModel, RecurrentSteps, StepModel, TranslationModel, TranslationSteps
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.settings import ModelSettings
 from unicloze.visibility_masks import hypothesis_mask, source_mask, with_pseudo_masks

@@ -1,7 +1,6 @@
 """Evaluates trained models on published benchmarks, and predictions with the papers' metrics.
 
-`minimal_pairs` reads pairs of sentences, `known_words` filters them, `blimp` tests which one of each a model prefers.
-`lambada` predicts last words, `childrens_books` missing words, `prompting` the answers to any records with a prompt file;
-`choices` is shared by the last two.
-`metrics` compares predictions with references and is independent of models.
+`blimp` tests which sentence of a pair a model prefers, `missing_words` predicts last words (LAMBADA) and missing ones (CBT),
+and `prompting` answers any records with a prompt file. `metrics` compares predictions with references and is independent
+of models.
 """

@@ -6,10 +6,16 @@ in both cases a sum over its tokens, not a mean. The model is not trained on the
 
 from __future__ import annotations
 
+import bz2
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import gzip
+import lzma
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,11 +25,193 @@ from unicloze.decoding.abilities import objective_of
 from unicloze.decoding.inputs import pieces_of
 from unicloze.decoding.likelihood import Measure, check_defines, defines, log_probabilities
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.known_words import frequent_word_list, keep_known, listed_words, words_of
-from unicloze.evaluation.minimal_pairs import PairSet, read_pairs
 from unicloze.progress import Progress
-from unicloze.settings import Mode, ObjectiveSettings
+from unicloze.records.files import decoded, jsonl, read_text
+from unicloze.settings import PYTHON_DOCS, DataSettings, Mode, ObjectiveSettings
+from unicloze.text.documents import Document, Tally, read_documents
+from unicloze.text.lineage import read_lineage
+from unicloze.text.python_docs import python_docs
+from unicloze.text.sources import DatasetSource, is_dataset
 from unicloze.training.loading import LoadedModel
+
+LARGEST_FILE = 64 * 2**20
+"""Maximum size of a set in bytes; BLiMP's have half a megabyte."""
+LARGEST_ARCHIVE = 2**30
+"""Maximum total size in bytes of an archive's members, unpacked."""
+_CHUNK_BYTES = 2**20
+_COMPRESSIONS: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+"""Functions to open compressed files, by their first bytes."""
+
+_FIELDS = "sentence_good", "sentence_bad", "UID", "field", "linguistics_term"
+_AS_PUBLISHED = {"syntax/semantics": "syntax_semantics", "s-selection": "argument_structure"}
+"""Names in the files that differ from the paper, which has four fields and twelve phenomena."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSet:
+    """A set of minimal pairs of one kind."""
+
+    name: str  # its UID
+    field: str  # field of linguistics, such as `morphology`
+    term: str  # the phenomenon, such as `anaphor_agreement`
+    pairs: Sequence[tuple[str, str]]  # pairs of an acceptable and an unacceptable sentence
+    filtered: int = 0  # number of pairs removed by a filter
+
+
+def read_pairs(path: str | Path) -> list[PairSet]:
+    """The sets of a folder of .jsonl files, a .tar archive of them (also .gz, .bz2, .xz), or one file, sorted by name.
+
+    An archive is read as a stream and never unpacked to disk; members other than regular .jsonl files are ignored.
+    """
+    place = Path(path).expanduser()
+    raw: Iterable[tuple[str, bytes]]
+    if place.is_dir():
+        files = sorted(file for file in place.iterdir() if _is_set(file.name) and file.is_file())
+        raw = ((str(file), _read(file)) for file in files)
+    elif place.is_file():
+        raw = [(str(place), _read(place))] if _is_set(place.name) else _members(place)
+    else:
+        raise UniclozeError(
+            f"There is no file or folder {place}: name the folder of BLiMP's .jsonl files, or an archive of them."
+        )
+    sets: dict[str, PairSet] = {}
+    for name, content in raw:
+        one = _parse(name, content)
+        if one.name in sets:
+            raise UniclozeError(f"{name} is a second file of the set {one.name}: remove one of them.")
+        sets[one.name] = one
+    if not sets:
+        raise UniclozeError(f"{place} has no .jsonl files: name the folder of BLiMP's sets, or an archive of them.")
+    return [sets[name] for name in sorted(sets)]
+
+
+def _is_set(name: str) -> bool:
+    return name.endswith(".jsonl") and not name.startswith(".")
+
+
+def _read(file: Path) -> bytes:
+    if file.stat().st_size > LARGEST_FILE:
+        raise UniclozeError(f"{file} has more than {LARGEST_FILE // 2**20} MB: a set of minimal pairs has far less.")
+    return file.read_bytes()
+
+
+def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each set of an archive."""
+    total = 0
+    try:
+        with archive.open("rb") as raw:
+            start = raw.read(8)
+        unpack = next((opener for magic, opener in _COMPRESSIONS.items() if start.startswith(magic)), open)
+        with unpack(archive, "rb") as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as stream:
+            for member in stream:
+                total += member.size
+                wanted = member.isreg() and _is_set(PurePosixPath(member.name).name)
+                if total > LARGEST_ARCHIVE or (wanted and member.size > LARGEST_FILE):
+                    raise UniclozeError(
+                        f"{archive} unpacks to far more than BLiMP, at {member.name}: name another archive."
+                    )
+                if not wanted:
+                    continue
+                content = stream.extractfile(member)
+                assert content is not None  # it is a regular file
+                yield f"{archive}:{member.name}", content.read()
+            for _ in range(LARGEST_ARCHIVE // _CHUNK_BYTES):  # the checksum at the end reveals damage
+                if not unpacked.read(_CHUNK_BYTES):
+                    break
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise UniclozeError(f"{archive} is not an archive, or is damaged ({error}): fetch it again.") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise UniclozeError(f"{archive} is not an archive, or is damaged ({error}): fetch it again.") from error
+
+
+def _parse(name: str, content: bytes) -> PairSet:
+    kind: tuple[str, str, str] | None = None
+    pairs = []
+    for number, record in jsonl(decoded(content, name), name):
+        place = f"{name}, line {number}"
+        good, bad, uid, field, term = _texts(record, place)
+        if kind is not None and kind != (uid, field, term):
+            raise UniclozeError(
+                f"{place} belongs to the set {uid}, but the lines before it to {kind[0]}: fix the line."
+            )
+        kind = uid, field, term
+        pairs.append((good, bad))
+    if kind is None:
+        raise UniclozeError(f"{name} has no pairs: remove it, or fetch it again.")
+    uid, field, term = kind
+    return PairSet(name=uid, field=_AS_PUBLISHED.get(field, field), term=_AS_PUBLISHED.get(term, term), pairs=pairs)
+
+
+def _texts(record: Mapping[str, Any], place: str) -> list[str]:
+    """The fields of a line."""
+    values = [record.get(field) for field in _FIELDS]
+    for field, value in zip(_FIELDS, values, strict=True):
+        if not isinstance(value, str) or not value.strip():
+            raise UniclozeError(f'{place} has no text in the field "{field}": fix or remove the line.')
+    return values  # type: ignore[return-value]  # they are all texts
+
+
+OFTEN_ENOUGH = 2
+"""Minimum number of occurrences of a word in the model's training text."""
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+
+
+def keep_known(sets: Iterable[PairSet], words: Collection[str]) -> list[PairSet]:
+    """Keep the pairs whose words are all among the given ones; a set may become empty."""
+    result = []
+    for one in sets:
+        kept = [pair for pair in one.pairs if all(word in words for text in pair for word in words_of(text))]
+        filtered = one.filtered + len(one.pairs) - len(kept)
+        result.append(dataclasses.replace(one, pairs=kept, filtered=filtered))
+    return result
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation; an apostrophe within a word is part of it."""
+    return _WORD.findall(text.lower().replace("\u2019", "'"))
+
+
+def listed_words(file: str | Path) -> set[str]:
+    """The words of a file with one word per line, in lower case."""
+    place = Path(file).expanduser()
+    if not place.is_file():
+        raise UniclozeError(f"There is no file {place}: name a list of words, one per line, or `corpus`.")
+    words = set()
+    for number, line in enumerate(read_text(place).split("\n"), start=1):
+        if len(line.split()) > 1:
+            raise UniclozeError(f"{place}, line {number} has several words: give a list of words, one per line.")
+        words.update(words_of(line))
+    if not words:
+        raise UniclozeError(f"{place} has no words: give a list of words, one per line.")
+    return words
+
+
+def frequent_word_list(data: DataSettings, wanted: Collection[str], *, progress: bool = True) -> set[str]:
+    """The wanted words that occur often enough in a corpus, including its held-out documents."""
+    counts = dict.fromkeys(wanted, 0)
+    with Progress("words of the corpus", None, "documents", show=progress) as bar:
+        for document in _documents(data):
+            for word in words_of(document.text):
+                if word in counts:
+                    counts[word] += 1
+            bar.update()
+    return {word for word, count in counts.items() if count >= OFTEN_ENOUGH}
+
+
+def _documents(data: DataSettings) -> Iterator[Document]:
+    corpora, text_field = data.corpus, data.text_field
+    if data.prepared is not None:
+        lineage = read_lineage(Path(data.prepared))
+        corpora = [source["corpus"] for source in lineage["sources"]]
+        text_field = lineage["settings"]["data.text_field"]
+    for corpus in corpora:
+        if is_dataset(corpus):
+            yield from DatasetSource.of(corpus).documents(text_field, Tally())
+        else:
+            yield from python_docs() if corpus == PYTHON_DOCS else read_documents(corpus, text_field)
+
 
 Scores = npt.NDArray[np.float64]
 

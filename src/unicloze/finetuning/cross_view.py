@@ -16,9 +16,9 @@ import torch
 from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.example import Batch, SoftLabels
 from unicloze.model.model import UnifiedModel
-from unicloze.model.recurrent.views import VIEWS
+from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.records import read_records, record_files
-from unicloze.records.plain_files import kind_of, read_text
+from unicloze.records.files import kind_of, read_text
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, of_view

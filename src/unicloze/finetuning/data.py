@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
-from unicloze.digest import digest
 from unicloze.errors import option_of
 from unicloze.example import Examples
+from unicloze.files import digest
 from unicloze.finetuning.auxiliary import auxiliary_objective, with_auxiliary
 from unicloze.finetuning.cross_view import unlabelled_records, with_views
 from unicloze.finetuning.mixing import Mixture, Turns

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from unicloze.decoding.abilities import generation_format_of, place_of
 from unicloze.decoding.generate import Part, generate_parts, ready, stream_text
-from unicloze.digest import digest
 from unicloze.errors import UsageError
+from unicloze.files import digest
 from unicloze.finetuning.checks import model_fingerprint
 from unicloze.finetuning.data import encoded, records_fingerprint
 from unicloze.finetuning.generated import generated, predictions_of

@@ -17,7 +17,7 @@ import numpy as np
 
 from unicloze import keyed
 from unicloze.errors import UniclozeError
-from unicloze.evaluation.metrics.glue import GLUE
+from unicloze.evaluation.metrics.labels import GLUE
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.standard_errors import binomial_error
 from unicloze.files import replace_file

@@ -22,8 +22,8 @@ from unicloze.finetuning.generated import ready_to_generate
 from unicloze.finetuning.predict import outputs_of
 from unicloze.finetuning.task_model import TaskModel
 from unicloze.mixtures import positions
-from unicloze.model.recurrent.views import VIEWS
-from unicloze.model.task_heads.linear import LinearHead
+from unicloze.model.recurrent.backbone import VIEWS
+from unicloze.model.task_heads import LinearHead
 from unicloze.recipes import with_overrides
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS, of_view

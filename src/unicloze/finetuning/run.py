@@ -15,10 +15,19 @@ from typing import Any
 
 import torch
 
-from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.files import replace_file
+from unicloze.files import (
+    AVERAGED,
+    BEST,
+    CHECKPOINTS,
+    DEV_PREDICTIONS,
+    DEV_SAMPLES,
+    LEDGER,
+    RECIPE,
+    digest,
+    replace_file,
+)
 from unicloze.finetuning import automatic
 from unicloze.finetuning.checks import (
     Origin,
@@ -61,7 +70,6 @@ from unicloze.interop.opening import open_model
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
-from unicloze.run_files import AVERAGED, BEST, CHECKPOINTS, DEV_PREDICTIONS, DEV_SAMPLES, LEDGER, RECIPE
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
 from unicloze.tasks.extraction import ExtractionSettings

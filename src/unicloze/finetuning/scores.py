@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.calibration import calibration
-from unicloze.evaluation.metrics.coqa import Gold
-from unicloze.evaluation.metrics.read_files import check_match, value_of
+from unicloze.evaluation.metrics.answers import Gold
+from unicloze.evaluation.metrics.files import Item, check_match, read_items, value_of
+from unicloze.evaluation.metrics.labels import calibration
 from unicloze.evaluation.metrics.registry import measurable, metric
 from unicloze.evaluation.metrics.result import Compared, MetricResult
-from unicloze.evaluation.metrics.row_files import Item, read_items
 from unicloze.evaluation.metrics.standard_errors import standard_errors
 from unicloze.finetuning.checks import check_metrics, options_of
 from unicloze.records.record import Record, refuse_repeated

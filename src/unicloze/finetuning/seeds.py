@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unicloze import launch
+from unicloze import cores
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.files import replace_file
+from unicloze.files import RECIPE, RESULTS, replace_file
 from unicloze.finetuning.run import FinetuneResult, finetune_run
-from unicloze.run_files import RECIPE, RESULTS
 from unicloze.settings import Recipe
 from unicloze.training.loading import LoadedModel
 
@@ -156,7 +155,7 @@ def finetune_seeds(
         if runs[-1].stopped_by:
             break
     summary = FinetuneSummary(out, runs, _over_seeds(runs))
-    if launch.rank() == 0:
+    if cores.rank() == 0:
         replace_file(out / RESULTS, json.dumps(summary.to_dict(), indent=1, ensure_ascii=False))
     return summary
 

@@ -6,8 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from unicloze.evaluation.metrics.answers import token_f1
-from unicloze.evaluation.metrics.squad import best_threshold
+from unicloze.evaluation.metrics.answers import best_threshold, token_f1
 from unicloze.finetuning.data import TaskData
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS

@@ -11,11 +11,10 @@ from typing import Any
 
 import yaml
 
-from unicloze.bounded import read_bytes
 from unicloze.example import predicts_tokens
+from unicloze.files import BEST, CHECKPOINTS, LEDGER, read_bytes
 from unicloze.interop.calling import goes_on, longest_source
 from unicloze.interop.limits import Export
-from unicloze.run_files import BEST, CHECKPOINTS, LEDGER
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import LoadedModel

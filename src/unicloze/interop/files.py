@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from unicloze.bounded import leads_out
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import leads_out
 
 LARGEST_FILE = 4 << 20
 """Largest configuration in bytes; real ones have a few thousand."""

@@ -17,8 +17,8 @@ from typing import Any, get_args
 import torch
 
 from unicloze.errors import UniclozeError, UsageError, folder_meant
+from unicloze.files import MANIFEST
 from unicloze.interop.read import import_checkpoint, is_foreign
-from unicloze.run_files import MANIFEST
 from unicloze.settings import Precision, TrainingSettings
 from unicloze.training import precision as precisions
 from unicloze.training.loading import LoadedModel, load_model

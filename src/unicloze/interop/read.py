@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import CHECKPOINTS, MANIFEST, RECIPE
 from unicloze.interop.configurations import Architecture
 from unicloze.interop.families import TARGETS, Family, Head, class_of, family_of, imported_task
 from unicloze.interop.files import LARGEST, Config, Weights, inside, open_weights
@@ -29,7 +30,6 @@ from unicloze.interop.tokenizer_files import open_tokenizer, read_tokenizer
 from unicloze.model.build import shapes_only
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import save_recipe
-from unicloze.run_files import CHECKPOINTS, MANIFEST, RECIPE
 from unicloze.settings import ModelSettings, TaskSettings, TokenizerSettings
 from unicloze.tasks import TASKS
 from unicloze.text.tokenizers import Tokenizer

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from unicloze.errors import UniclozeError
+from unicloze.files import TOKENIZER_CONFIG
 from unicloze.interop.families import TARGETS, Family, Head
 from unicloze.interop.files import inside, read_json
 from unicloze.interop.tokenizer_files import POOLING, separators_in
@@ -22,7 +23,6 @@ from unicloze.objectives.permuted import PermutedSettings
 from unicloze.objectives.unilmv2 import UniLMv2Settings
 from unicloze.objectives.untrained import UntrainedSettings
 from unicloze.recipes import load_recipe, validate
-from unicloze.run_files import TOKENIZER_CONFIG
 from unicloze.settings import (
     DataSettings,
     ModelSettings,

@@ -12,13 +12,11 @@ import numpy as np
 
 from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError
-from unicloze.files import replace_file
+from unicloze.files import TOKENIZER_CONFIG, replace_file
 from unicloze.interop.files import inside, read_json
-from unicloze.run_files import TOKENIZER_CONFIG
 from unicloze.settings import TokenizerSettings, UseSettings
 from unicloze.tasks.rows import TextFormat
-from unicloze.text.merges import BYTE_VOCABULARY, MERGES
-from unicloze.text.tokenizer_limits import LARGEST_FILE
+from unicloze.text.tokenizer_files import BYTE_VOCABULARY, LARGEST_FILE, MERGES
 from unicloze.text.tokenizers import Tokenizer
 
 

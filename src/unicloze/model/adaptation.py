@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from unicloze.model.adapters import Adapter
+from unicloze.model.adapters import Adapter, LowRankLinear
 from unicloze.model.attention import SelfAttention
-from unicloze.model.cross_attention import CrossAttention
+from unicloze.model.encoder_decoder import CrossAttention
 from unicloze.model.layers import FeedForward
-from unicloze.model.low_rank import LowRankLinear
 from unicloze.settings import FinetuningSettings
 
 IN_ATTENTION = "query", "key", "value"

@@ -13,15 +13,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from unicloze.example import Batch
-from unicloze.model.attention import SelfAttention
-from unicloze.model.attention_plan import Backend, predicted_slots
-from unicloze.model.cross_attention import CrossAttention, SourceReader, SourceStates
+from unicloze.model.attention import Backend, RelativeBias, SelfAttention, predicted_slots
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.encoder_decoder import (
+    CrossAttention,
+    SourceReader,
+    SourceStates,
+    for_planning,
+    in_row_order,
+    source_buckets,
+    source_part,
+    target_part,
+)
 from unicloze.model.layers import FeedForward, Layer, LayerReader, Reader, layer_norm
 from unicloze.model.readers import FullRows
-from unicloze.model.relative_bias import RelativeBias
 from unicloze.model.sharing import borrow
-from unicloze.model.source_target import for_planning, in_row_order, source_buckets, source_part, target_part
 from unicloze.model.transformer_xl import sinusoids
 from unicloze.settings import ModelSettings
 

@@ -8,9 +8,42 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unicloze.example import SoftLabels
 from unicloze.model.backbone import embedding_width
 from unicloze.model.layers import ACTIVATIONS, layer_norm
 from unicloze.settings import ModelSettings
+
+
+def soft_losses(logits: Tensor, soft: SoftLabels) -> Tensor:
+    """Divergence of the prediction from the teacher's at the temperature T, times T squared, in float32.
+
+    The factor keeps the size of the gradient the same at any temperature. The gradient is that of the cross-entropy with
+    the soft labels, which differs from the divergence by the teacher's entropy, a constant.
+
+    Args:
+        logits: *Shape:* (predictions, classes)
+        soft: The teacher's logits.
+
+    Returns:
+        *Shape:* (predictions,)
+    """
+    own = functional.log_softmax(logits.float() / soft.temperature, dim=-1)
+    theirs = functional.log_softmax(soft.outputs.float() / soft.temperature, dim=-1)
+    return functional.kl_div(own, theirs, reduction="none", log_target=True).sum(dim=-1) * soft.temperature**2
+
+
+def mixed_losses(losses: Tensor, outputs: Tensor, soft: SoftLabels, *, numbers: bool = False) -> Tensor:
+    """The losses of labels mixed with those of soft labels.
+
+    Args:
+        losses: Losses of the labels. *Shape:* (predictions,)
+        outputs: Logits, or quantities. *Shape:* (predictions, outputs)
+        soft: What the teacher predicts.
+        numbers: Whether the outputs are quantities, whose loss is the mean squared difference.
+    """
+    difference = (outputs.float() - soft.outputs.float()).square().mean(dim=-1) if numbers else None
+    return torch.lerp(losses, soft_losses(outputs, soft) if difference is None else difference, soft.weight)
+
 
 WIDENED, WIDENED_ON_GPU = 2**19, 2**26
 """Number of logits converted to float32 at once: 2 MB, which fits a core's cache, and 256 MB on a GPU."""

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from unicloze.errors import UsageError
-from unicloze.model.cache import Cache
-from unicloze.model.cross_attention import SourceKeys
+from unicloze.model.adapters import LowRankLinear
+from unicloze.model.encoder_decoder import SourceKeys
 from unicloze.model.layers import Layer
-from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.model import UnifiedModel
-from unicloze.model.readers import OwnCache, check_steps
+from unicloze.model.readers import Cache, OwnCache, check_steps
 
 
 class PackedLinear(nn.Module):

@@ -8,21 +8,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from unicloze.model.adapters import DEVIATION, Adapter
-from unicloze.model.attention import SelfAttention, head_width
+from unicloze.model.adapters import DEVIATION, Adapter, LowRankLinear
+from unicloze.model.attention import RelativeBias, SelfAttention, head_width
 from unicloze.model.backbone import Backbone, Embeddings
-from unicloze.model.cross_attention import CrossAttention
+from unicloze.model.encoder_decoder import CrossAttention
 from unicloze.model.heads import TokenHead
-from unicloze.model.layer_mix import LayerMix
 from unicloze.model.layers import FeedForward
-from unicloze.model.low_rank import LowRankLinear
 from unicloze.model.recurrent.backbone import RecurrentBackbone
-from unicloze.model.recurrent.characters import CharacterCnn
-from unicloze.model.recurrent.layer import draw_lstm
+from unicloze.model.recurrent.layers import CharacterCnn, draw_lstm
 from unicloze.model.recurrent.translation import TranslationBackbone
-from unicloze.model.relative_bias import RelativeBias
-from unicloze.model.task_heads.biattention import Biattention
-from unicloze.model.task_heads.word_encoder import WordEncoder
+from unicloze.model.task_heads import Biattention, LayerMix, WordEncoder
 from unicloze.settings import ModelSettings
 
 Deviations = Mapping[int, Sequence[float]]

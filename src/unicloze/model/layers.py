@@ -9,12 +9,10 @@ from typing import Protocol, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unicloze.model.adapters import Adapter
-from unicloze.model.attention import SelfAttention
-from unicloze.model.cross_attention import CrossAttention, SourceReader
+from unicloze.model.adapters import Adapter, project
+from unicloze.model.attention import RelativeBias, SelfAttention
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.low_rank import project
-from unicloze.model.relative_bias import RelativeBias
+from unicloze.model.encoder_decoder import CrossAttention, SourceReader
 from unicloze.model.sharing import borrow
 from unicloze.settings import ModelSettings
 

@@ -15,14 +15,11 @@ from unicloze.example import Batch, TargetBatch, nonzero, predicts_tokens
 from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING, Amounts, backbone_flops, linear_flops
-from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
+from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy, mixed_losses
 from unicloze.model.initialization import draw_weights
-from unicloze.model.layer_mix import LayerMix
 from unicloze.model.recurrent.backbone import RecurrentBackbone, predicted
 from unicloze.model.recurrent.translation import TranslationBackbone
-from unicloze.model.soft_labels import mixed_losses
-from unicloze.model.task_heads import TASK_HEADS
-from unicloze.model.task_heads.task_head import TaskHead
+from unicloze.model.task_heads import TASK_HEADS, LayerMix, TaskHead
 from unicloze.settings import HeadSettings, ModelSettings
 
 PAIR_TARGETS = "nsp", "sop"

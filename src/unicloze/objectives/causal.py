@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import visibility
-from unicloze.arrays import Flags
+from unicloze.arrays import Flags, ranks
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Directed
 from unicloze.objectives.objective import Ability, Objective
 from unicloze.objectives.row_builder import unknown_words
-from unicloze.ragged import ranks
 from unicloze.rules import NOT_NEGATIVE, Needs, Problem
 from unicloze.settings import Reading, Recipe
 from unicloze.text.vocabulary import Vocabulary

@@ -20,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed, visibility
-from unicloze.arrays import Flags
+from unicloze.arrays import Flags, ranks
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives import unilmv2
 from unicloze.objectives.masking import Steps
 from unicloze.objectives.objective import Objective
-from unicloze.ragged import ranks
 from unicloze.rules import POSITIVE
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.vocabulary import Vocabulary

@@ -15,20 +15,40 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import visibility
-from unicloze.arrays import Int32s
+from unicloze.arrays import Int32s, ranks
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives import unilmv2
 from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Corruption, Directed, Masking, Pairs
 from unicloze.objectives.masking import Steps, highest_rate, most_masked_by, rates_of
 from unicloze.objectives.objective import Ability, Objective
-from unicloze.objectives.pair_target import with_pair_target
-from unicloze.objectives.replaced import with_replaced_target
-from unicloze.ragged import ranks
+from unicloze.objectives.row_builder import with_pair_target
 from unicloze.rules import Problem
-from unicloze.settings import Reading, Recipe
+from unicloze.settings import ObjectiveSettings, Reading, Recipe
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
+
+
+def with_replaced_target(examples: Examples, windows: Windows, settings: ObjectiveSettings) -> Examples:
+    """Add the target `rtd`, if the settings name it, at every slot of the window that is not padding.
+
+    Special tokens are included, as in the released code. Labels are the tokens of the window.
+
+    Args:
+        examples: Rows whose slots are the positions of the window.
+        windows: The windows of the rows.
+        settings: Settings with the target names.
+    """
+    if "rtd" not in settings.targets:
+        return examples
+    rows, window = windows.token_ids.shape
+    position = np.arange(window, dtype=np.int32)
+    target = Target(
+        slots=np.tile(position, (rows, 1)),
+        labels=windows.token_ids,
+        weights=(position < windows.lengths[:, None]).astype(np.float32),
+    )
+    return dataclasses.replace(examples, targets={**examples.targets, "rtd": target})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,7 @@ from unicloze.example import Examples, Kind
 from unicloze.objectives import masking
 from unicloze.objectives.groups import Corruption, Masking, Pairs, PseudoToken
 from unicloze.objectives.objective import Objective
-from unicloze.objectives.pair_target import with_pair_target
-from unicloze.objectives.row_builder import MaskedTokens, RowBuilder, in_turn
+from unicloze.objectives.row_builder import MaskedTokens, RowBuilder, in_turn, with_pair_target
 from unicloze.objectives.unilmv2 import ALL_MASKED, corrupt, draw_steps, pseudo_id
 from unicloze.rules import Problem
 from unicloze.settings import Recipe

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.arrays import Flags, Int32s
+from unicloze.arrays import Flags, Int32s, flagged, ranks, sorted_in_rows
+from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
+from unicloze.objectives.groups import PAIRS_OF_TARGETS, Pairs
 from unicloze.objectives.masking import Steps
-from unicloze.ragged import flagged, ranks, sorted_in_rows
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.visibility import Intervals
@@ -182,3 +184,22 @@ class RowBuilder:
             text_tokens=self.windows.lengths,
             targets=targets,
         )
+
+
+def with_pair_target(examples: Examples, windows: Windows, settings: Pairs) -> Examples:
+    """Add the target `nsp` or `sop` if the settings name it: 0 if S2 follows S1, else 1."""
+    names = [name for name in PAIRS_OF_TARGETS if name in settings.targets]
+    if not names:
+        return examples
+    if windows.negative is None:
+        raise UsageError(
+            f"objective.targets names {names[0]}, which needs paired segments: set --objective.pairs "
+            f"{PAIRS_OF_TARGETS[names[0]]}."
+        )
+    rows = len(examples)
+    target = Target(
+        slots=np.zeros((rows, 1), dtype=np.int32),
+        labels=windows.negative.astype(np.int32)[:, None],
+        weights=np.ones((rows, 1), dtype=np.float32),
+    )
+    return dataclasses.replace(examples, targets={**examples.targets, names[0]: target})

@@ -32,10 +32,9 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import MaskRate, Segments
-from unicloze.objectives.masking import Rates, rates_of
+from unicloze.objectives.masking import Rates, per_row, rates_of, within
 from unicloze.objectives.objective import Ability, Objective
 from unicloze.objectives.row_builder import unknown_words, without_unknown
-from unicloze.objectives.spans import per_row, within
 from unicloze.rules import Problem
 from unicloze.settings import Bounds, Recipe
 from unicloze.text.vocabulary import Vocabulary

@@ -21,8 +21,7 @@ from unicloze.objectives import masking
 from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Corruption, Masking, Pairs, PseudoToken
 from unicloze.objectives.objective import Ability, Objective
-from unicloze.objectives.pair_target import with_pair_target
-from unicloze.objectives.row_builder import MaskedTokens, RowBuilder, in_turn
+from unicloze.objectives.row_builder import MaskedTokens, RowBuilder, in_turn, with_pair_target
 from unicloze.rules import Problem
 from unicloze.settings import Recipe
 from unicloze.text.vocabulary import Vocabulary

@@ -20,7 +20,7 @@ from unicloze.progress import short
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.text.survey import Survey, survey
+from unicloze.text.sources import Survey, survey
 from unicloze.training.loading import LoadedModel, shape_model
 from unicloze.training.pace import DECAY, Clock
 from unicloze.training.precision import choose_device, choose_precision, with_precision

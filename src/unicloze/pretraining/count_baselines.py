@@ -18,14 +18,13 @@ import numpy as np
 
 from unicloze.arrays import Flags, Int32s, Int64s
 from unicloze.example import Examples, Kind, predicts_tokens
-from unicloze.files import write_file
+from unicloze.files import BASELINES, write_file
 from unicloze.objectives.row_builder import unknown_words
-from unicloze.run_files import BASELINES
 from unicloze.settings import Recipe
 from unicloze.text.content_words import ContentWords, content_words
 from unicloze.text.counts import ABSENT, Counts, Neighbours, open_counts
-from unicloze.text.orders import evenly_spaced
 from unicloze.text.prepare import Prepared
+from unicloze.text.sampler import evenly_spaced
 from unicloze.text.shards import TokenSource
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError
+from unicloze.files import LINEAGE
 from unicloze.interop.opening import open_model
 from unicloze.mixtures import parts, phases
-from unicloze.run_files import LINEAGE
 from unicloze.settings import Recipe
-from unicloze.text.collocations import open_phrases
 from unicloze.text.lineage import CODE, is_corpus, read_lineage
-from unicloze.text.phrases import PhraseTable
+from unicloze.text.phrases import PhraseTable, open_phrases
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.text.random_lengths import RandomLengthSampler
-from unicloze.text.sampler import WindowSampler
+from unicloze.text.sampler import RandomLengthSampler, WindowSampler
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint
 from unicloze.training.distillation import Teacher

@@ -13,8 +13,7 @@ from unicloze.mixtures import parts
 from unicloze.model.build import Model
 from unicloze.objectives import make_examples
 from unicloze.settings import ObjectiveSettings
-from unicloze.text.orders import evenly_spaced
-from unicloze.text.sampler import WindowSampler
+from unicloze.text.sampler import WindowSampler, evenly_spaced
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.windows import Windows
 from unicloze.training.loop import Compute

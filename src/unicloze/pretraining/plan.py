@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from unicloze import launch
+from unicloze import cores
 from unicloze.example import Examples, predicts_tokens
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import shapes_only
@@ -24,11 +24,10 @@ from unicloze.pretraining.data import teacher_of
 from unicloze.progress import short
 from unicloze.settings import Recipe
 from unicloze.spelling import spell
-from unicloze.text.boundaries import Boundaries
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
-from unicloze.text.vocabulary import Vocabulary
+from unicloze.text.vocabulary import Boundaries, Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.loading import compiles, ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
@@ -125,7 +124,7 @@ class Plan:
 
 def plan_run(recipe: Recipe, vocab_size: int, processes: int | None = None) -> Plan:
     """Forecast a run on this machine."""
-    processes = launch.processes() if processes is None else processes
+    processes = cores.processes() if processes is None else processes
     device, teacher = choose_device(recipe.training), teacher_of(recipe)
     precision = choose_precision(recipe.training, device)
     fixed = compiles(recipe.training, device) or device.type == "cuda"

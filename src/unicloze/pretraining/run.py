@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import predicts_tokens
+from unicloze.files import CHECKPOINTS, LEDGER, RECIPE, digest
 from unicloze.interop.opening import open_model
 from unicloze.mixtures import parts, phases, windows_before
 from unicloze.model.build import Model
@@ -23,7 +23,6 @@ from unicloze.pretraining.data import build_sampler, open_data, phrases_for, tea
 from unicloze.pretraining.filled_samples import heldout_samples
 from unicloze.progress import say
 from unicloze.recipes import load_recipe
-from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE
 from unicloze.settings import Recipe
 from unicloze.text.lineage import read_lineage
 from unicloze.text.phrases import PhraseTable

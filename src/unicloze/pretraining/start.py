@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UsageError
+from unicloze.files import TOKENIZER
 from unicloze.interop.read import is_foreign
 from unicloze.pretraining.agreement import OF_A_TRAINED_TOKENIZER
 from unicloze.recipes.schema import flatten
-from unicloze.run_files import TOKENIZER
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import inherited

@@ -18,9 +18,8 @@ from typing import Any
 
 import yaml
 
-from unicloze.bounded import read_bytes
 from unicloze.errors import UsageError, did_you_mean, option_of
-from unicloze.files import write_file
+from unicloze.files import read_bytes, write_file
 from unicloze.recipes.dumps import SCHEMA, is_of_a_run, without_foreign
 from unicloze.recipes.list_entries import kind_of, named, parsed, typed_mixture, typed_phases
 from unicloze.recipes.schema import KEYS, SECTIONS, VARIED, Setting, flatten, keys_of, parse_options

@@ -10,7 +10,7 @@ from unicloze.settings import ModelSettings, Recipe
 
 LONGEST_DISTANCE = 16384
 LONGEST_WORD = 50
-"""Symbols of a word that is made of characters, as in `unicloze.spelling`, which imports numpy."""
+"""Symbols of a word that is made of characters, as in `unicloze.characters`, which imports numpy."""
 
 
 def model_problems(recipe: Recipe) -> Iterator[Problem]:

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from unicloze.errors import UsageError
+from unicloze.files import RECIPE
 from unicloze.recipes import recipe_names
-from unicloze.run_files import RECIPE
 
 TABLES: Mapping[str, Sequence[str]] = {
     "table-6": tuple(f"unilmv2-ablation-{row}" for row in ("ae-par-relpos", "ae-par", "ae-ar", "ae", "par", "ar")),

@@ -1,12 +1,8 @@
 """Reads labelled records in common file formats, for tasks, metrics and benchmarks.
 
-    plain_files                      a whole file as text, text as JSON
+    files, published    formats of files: lines, columns, documents, collections; GLUE and multiple choice
         |
-    line_files, json_files           JSON lines, tables with a header; JSON documents, including SQuAD and CoQA
-    column_files, glue_files         tagged sentences; GLUE's tables
-    choice_files, collections        multiple choice; records spread over several files or an archive
-        |
-    record, answers                  a record and its fields
+    record              a record and its fields
 
 A format is a function from the text of a file to the line (for messages) and fields of each record.
 """
@@ -18,13 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.records import collections
-from unicloze.records.choice_files import CHOICE_FORMATS
-from unicloze.records.column_files import COLUMN_FORMATS
-from unicloze.records.glue_files import GLUE_FORMATS
-from unicloze.records.json_files import json_records
-from unicloze.records.line_files import Reader, comma_separated, jsonl, tsv
-from unicloze.records.plain_files import read_text
+from unicloze.records.files import (
+    COLUMN_FORMATS,
+    Reader,
+    comma_separated,
+    dstc7,
+    json_records,
+    jsonl,
+    parallel,
+    python_docs,
+    read_text,
+    tsv,
+)
+from unicloze.records.published import CHOICE_FORMATS, GLUE_FORMATS
 from unicloze.records.record import OPTION, Record, as_records, spelled
 from unicloze.settings import PYTHON_DOCS, TaskSettings
 
@@ -90,9 +92,9 @@ HEADED = "tsv", "csv"
 """Formats whose first line names the fields."""
 
 COLLECTIONS: Mapping[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
-    "parallel": collections.parallel,
-    "txt": collections.parallel,
-    "dstc7": collections.dstc7,
-    PYTHON_DOCS: collections.python_docs,
+    "parallel": parallel,
+    "txt": parallel,
+    "dstc7": dstc7,
+    PYTHON_DOCS: python_docs,
 }
 """Readers of formats that are not one file of consecutive records: they take a path instead of text."""

@@ -9,13 +9,13 @@ from html import escape
 
 import numpy as np
 
+from unicloze.files import RECIPE, TOKENIZER
 from unicloze.mixtures import parts
 from unicloze.objectives.groups import Shown
 from unicloze.recipes import load_recipe
 from unicloze.report.example_view import ExampleView, example_of, view_of
 from unicloze.report.history import History, mapping, sequence
 from unicloze.report.picture import draw_mask
-from unicloze.run_files import RECIPE, TOKENIZER
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 
 _PICTURE_WINDOW = 28

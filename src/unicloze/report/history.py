@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.errors import UniclozeError, folder_meant
-from unicloze.run_files import LEDGER
+from unicloze.files import LEDGER
 from unicloze.training.ledger import read_ledger
 from unicloze.training.pace import recorded_decays
 

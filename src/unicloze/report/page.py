@@ -14,7 +14,7 @@ from typing import get_args
 from unicloze.decoding.abilities import objective_of, part_with
 from unicloze.errors import UniclozeError
 from unicloze.example import predicts_tokens
-from unicloze.files import write_file
+from unicloze.files import LEDGER, RECIPE, write_file
 from unicloze.objectives import Ability
 from unicloze.recipes import load_recipe
 from unicloze.report.components import (
@@ -39,7 +39,6 @@ from unicloze.report.seeds_page import seed_folders, seeds_page
 from unicloze.report.sentences import example_texts
 from unicloze.report.task_history import TaskRun
 from unicloze.report.task_page import task_page
-from unicloze.run_files import LEDGER, RECIPE
 
 ENDINGS = {"end", "stop", "failed"}
 """Events that a process of a run ends with, unless it is killed."""

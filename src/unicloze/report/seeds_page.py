@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
+from unicloze.files import LEDGER
 from unicloze.report.components import (
     REPORT,
     card,
@@ -28,7 +29,6 @@ from unicloze.report.history import mapping
 from unicloze.report.lineage_table import count
 from unicloze.report.task_history import TaskRun, headline_of, shown
 from unicloze.report.task_page import STYLES, answers_chart, chart_grid, chart_size, samples
-from unicloze.run_files import LEDGER
 
 MOST_CURVES = len(STYLES)
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from unicloze.errors import UniclozeError
+from unicloze.files import BASELINES
 from unicloze.report.history import mapping
-from unicloze.run_files import BASELINES
 from unicloze.text.tokenizers import Tokenizer
 
 ANY = "She opened the [MASK] and looked out of the window.", "She opened the door and looked out of the window."

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.evaluation.metrics.registry import METRICS
+from unicloze.files import DEV_PREDICTIONS, DEV_SAMPLES
 from unicloze.report.history import Event, History, mapping, number, sequence
-from unicloze.run_files import DEV_PREDICTIONS, DEV_SAMPLES
-
-"""Names of the files of a run come from `unicloze.run_files`."""
 
 Answers = Sequence[Event]
 

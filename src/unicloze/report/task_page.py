@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unicloze.evaluation.metrics.registry import METRICS
+from unicloze.files import BEST, CHECKPOINTS, DEV_PREDICTIONS
 from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
 from unicloze.report.components import (
     card,
@@ -30,7 +31,6 @@ from unicloze.report.frame import frame
 from unicloze.report.history import Event, mapping, number, sequence
 from unicloze.report.lineage_table import count
 from unicloze.report.task_history import TaskRun, headline_of, shown
-from unicloze.run_files import BEST, CHECKPOINTS, DEV_PREDICTIONS
 
 STYLES = "s-plain", "s-par", "s-ae", "s-lm", "s-pair", "s-rtd"
 """Style classes of the curves in one chart."""

@@ -43,7 +43,7 @@ Pairing = Literal["contiguous", "next_sentence", "sentence_order"]
 (BERT), or is swapped with the first half the time (ALBERT)."""
 
 ViewName = Literal["full", "forward", "backward", "future", "past"]
-"""What a head of cross-view training sees of a text, see `unicloze.model.recurrent.views`."""
+"""What a head of cross-view training sees of a text, see `unicloze.model.recurrent.backbone`."""
 
 Auto = Literal["auto"]
 """A value that the run chooses when it starts, from its model and records."""

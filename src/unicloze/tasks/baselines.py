@@ -10,8 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from unicloze.records.answers import needed_answers
-from unicloze.records.record import Record
+from unicloze.records.record import Record, needed_answers
 from unicloze.settings import Recipe
 from unicloze.tasks.choice import right_choice
 from unicloze.tasks.classification import label_of, quantity_of

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from unicloze.errors import UniclozeError
-from unicloze.records.choice_files import GAP
+from unicloze.records.published import GAP
 from unicloze.records.record import Record
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.groups import Delimited, Headed, task_of

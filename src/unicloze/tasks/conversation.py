@@ -18,8 +18,7 @@ import numpy.typing as npt
 from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
-from unicloze.records.answers import GoldAnswer, answers_of, needed_answers
-from unicloze.records.record import Record, refuse_repeated
+from unicloze.records.record import GoldAnswer, Record, answers_of, needed_answers, refuse_repeated
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks import extraction
 from unicloze.tasks.groups import Passages, task_of

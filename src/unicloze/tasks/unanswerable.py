@@ -19,7 +19,7 @@ from unicloze import keyed
 from unicloze.errors import UniclozeError
 from unicloze.files import replace_file
 from unicloze.records import read_records
-from unicloze.records.answers import GoldAnswer, answers_of
+from unicloze.records.record import GoldAnswer, answers_of
 from unicloze.settings import TaskSettings
 from unicloze.tasks.extraction import locate
 

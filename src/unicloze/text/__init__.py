@@ -1,11 +1,11 @@
 """Turns a corpus of documents into windows of tokens.
 
-    readers, python_docs -> prepare -> shards -> sampler -> Windows
-                               |
-                          tokenizers
+    documents, sources -> pipeline of portions -> shards -> pieces -> sampler -> Windows
+                                 |
+                     tokenizers, vocabulary
 
-`prepare` streams documents from files, drops duplicates, holds some out, trains or loads a tokenizer and writes token
-shards in datatrove's layout. `sampler` cuts windows from them in an order that is a function of (seed, position): `pieces`
-locates the text of each window, `orders` decides when it is visited, `pairs` how its two segments relate. `counts`, a
-Kneser-Ney trigram, is the rival of a trained model, also on `content_words`.
+`prepare` streams documents from files, drops duplicates, holds some out (`split`), trains or loads a tokenizer and writes
+token shards in datatrove's layout, with their `lineage`. `sampler` cuts windows from them in an order that is a function of
+(seed, position): `pieces` locates the text of each window, `windows` joins its segments. `phrases` are masked as a unit.
+`counts` and `content_words` are the baselines a trained model has to beat.
 """

@@ -30,9 +30,9 @@ from typing import NamedTuple
 import numpy as np
 
 from unicloze.arrays import Flags, Float64s, Int32s, Int64s
-from unicloze.digest import digest
-from unicloze.text.orders import evenly_spaced
+from unicloze.files import digest
 from unicloze.text.prepare import Prepared
+from unicloze.text.sampler import evenly_spaced
 from unicloze.text.shards import TokenShard, TokenSource
 from unicloze.text.vocabulary import Vocabulary
 

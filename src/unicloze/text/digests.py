@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.arrays import Int64s
-from unicloze.digest import digest
 from unicloze.errors import UniclozeError
+from unicloze.files import digest
 
 FILE = "digests.json"
 SCHEMA = 1
@@ -153,3 +153,6 @@ def digests_of(file: Path) -> Iterable[str]:
 def seal(lineage: Mapping[str, Any]) -> str:
     """Digest of a lineage, excluding its seal."""
     return digest({name: value for name, value in lineage.items() if name != SEAL})
+
+
+"""Schema version of `lineage.json`."""

@@ -9,21 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from unicloze.bounded import misfit, parse_json
-from unicloze.digest import digest
 from unicloze.errors import UniclozeError
-from unicloze.run_files import LINEAGE
+from unicloze.files import LINEAGE, digest, misfit, parse_json
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.storage import File, Status
 from unicloze.text import python_docs
-from unicloze.text.dataset_source import DatasetSource, is_dataset
-from unicloze.text.digests import SEAL, seal
+from unicloze.text.digests import SCHEMA, SEAL, seal
 from unicloze.text.documents import files_at, find_files
-from unicloze.text.tokenised import find_shards
+from unicloze.text.sources import DatasetSource, find_shards, is_dataset
 from unicloze.text.tokenizers import Tokenizer
 
-SCHEMA = 1
-"""Schema version of `lineage.json`."""
 CODE = 5
 """Version of the rules that turn text into shards; part of the fingerprint."""
 STILL_OPENED = (4,)

@@ -1,8 +1,4 @@
-"""Marks: one byte per token that records the phrases and entities of a document.
-
-The byte of a token says whether the token belongs to the same span as the token before it, and which kinds of spans its
-document has.
-"""
+"""Marks: one byte per token that records the phrases and entities of a document, from spans of its record (ERNIE)."""
 
 from __future__ import annotations
 

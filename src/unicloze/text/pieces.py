@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.arrays import Flags, Int64s
+from unicloze.text.columns import Kept, Sums
 from unicloze.text.marks import Marks
 from unicloze.text.shards import TokenShard, TokenSource
-from unicloze.text.sums import Kept, Sums
 
 Tokens = npt.NDArray[np.unsignedinteger]
 

@@ -19,25 +19,20 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.digest import digest
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import LINEAGE, TOKENIZER, digest
 from unicloze.progress import Progress, say
-from unicloze.run_files import LINEAGE, TOKENIZER
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
-from unicloze.text import lineage, tokenised
+from unicloze.text import digests, lineage, sources
 from unicloze.text.columns import AT_ONCE
-from unicloze.text.contamination import COMMON, NGrams, evaluation_texts
-from unicloze.text.cutting import pieces_of
-from unicloze.text.dataset_source import DatasetSource, is_dataset
 from unicloze.text.digests import SEAL, Digests, seal
-from unicloze.text.documents import SUFFIXES, files_at, find_files, other_files
-from unicloze.text.duplicates import first_copies
-from unicloze.text.portions import CHANGED, FOUND, PORTION, Job, Portion, divide, tail_of
+from unicloze.text.documents import SUFFIXES, files_at, find_files, other_files, pieces_of
+from unicloze.text.portions import CHANGED, FOUND, PORTION, Job, Portion, divide, run_jobs, tail_of
 from unicloze.text.python_docs import write_python_docs
 from unicloze.text.shards import files_beside, shard_paths
-from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, HeldoutSplit
+from unicloze.text.sources import DatasetSource, is_dataset
+from unicloze.text.split import COMMON, CUT, DROP, HELDOUT, TRAIN, HeldoutSplit, NGrams, evaluation_texts, first_copies
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.text.workers import run_jobs
 
 _TRAINING_BYTES = 2**30
 _LONG_WORD = re.compile(r"(\S{256})(?=\S)")  # training time is quadratic in the length of a word
@@ -54,7 +49,7 @@ def _refuse_texts_beside(corpus: str) -> None:
     files = files_at(place)
     text = next((file for file in files if file.name.endswith(SUFFIXES) and file.name != "vocab.txt"), None)
     if text is not None:
-        tokens = tokenised.find_shards(place)[0]
+        tokens = sources.find_shards(place)[0]
         only = f"'{corpus}/**/*.ds'" if place.is_dir() else "a pattern that ends in .ds"
         raise UsageError(
             f"{corpus} holds tokens ({tokens}) and texts ({text}): use separate folders, or {only} for the tokens only."
@@ -82,7 +77,7 @@ class Preparation:
             for name, corpus in zip(_source_names(data.corpus), data.corpus, strict=True)
         ]
         self.tokenised = [
-            entry for entry in self.entries if entry["corpus"] != PYTHON_DOCS and tokenised.find_shards(entry["corpus"])
+            entry for entry in self.entries if entry["corpus"] != PYTHON_DOCS and sources.find_shards(entry["corpus"])
         ]
         self.text = [entry for entry in self.entries if entry not in self.tokenised]
         for entry in self.tokenised:
@@ -121,7 +116,7 @@ class Preparation:
             if entry["corpus"] == PYTHON_DOCS:
                 _place(self.work / entry["files"][0]["path"], self.folder / entry["files"][0]["path"])
         content = {
-            "schema": lineage.SCHEMA,
+            "schema": digests.SCHEMA,
             "fingerprint": lineage.fingerprint(self.settings, self.entries),
             "settings": self.settings,
             "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocabulary.size},
@@ -193,7 +188,7 @@ class Preparation:
         entry |= {name: sum(result[name] for result in results) for name in counted} | {"duplicates": 0}
         entry["files"] = [file for result in results for file in result["files"]]
         if entry in self.tokenised:
-            entry["shards"] = [str(path.resolve()) for path in tokenised.find_shards(entry["corpus"])]
+            entry["shards"] = [str(path.resolve()) for path in sources.find_shards(entry["corpus"])]
             return
         if is_dataset(entry["corpus"]):
             entry["files"] = lineage.describe_dataset(DatasetSource.of(entry["corpus"]))
@@ -323,11 +318,11 @@ class Preparation:
             for part in ("train", "heldout"):
                 entry[part] = {name: sum(r[part][name] for r in results) for name in ("documents", "tokens", "bytes")}
                 for job, result, path in zip(mine, results, shard_paths(self.folder / part, entry), strict=True):
-                    for name, digests in result["digests"].items():
+                    for name, hashes in result["digests"].items():
                         if name.startswith(f"{part}.ds"):
                             file = path.with_name(path.name + name.removeprefix(f"{part}.ds"))
                             _place(job.out / name, file)
-                            known[file] = digests
+                            known[file] = hashes
         return known
 
     def _select(self, surveyed: list[_Surveyed]) -> None:
@@ -336,7 +331,7 @@ class Preparation:
             mine = [one for one in surveyed if one.job.portion.source == entry["name"]]
             for part, side in (("train", TRAIN), ("heldout", HELDOUT)):
                 chosen = [(Path(one.job.portion.files[0]), one.sides) for one in mine]
-                entry[part] = tokenised.write_selection(self.folder / part, entry["name"], chosen, side)
+                entry[part] = sources.write_selection(self.folder / part, entry["name"], chosen, side)
 
     def _check_files(self) -> None:
         """Refuse a corpus that has gained or lost files since the survey."""

@@ -10,7 +10,12 @@ import dataclasses
 import functools
 import json
 import os
+import queue
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,22 +27,158 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.digest import digest
-from unicloze.errors import UniclozeError
-from unicloze.files import sync
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import digest, sync
 from unicloze.settings import PYTHON_DOCS
 from unicloze.storage import File, file_at, is_url
-from unicloze.text import lineage, tokenised
-from unicloze.text.contamination import NGrams, cut_out
-from unicloze.text.cutting import last_visible, pieces_of, tail_start, utf8_size, visible
-from unicloze.text.dataset_source import DatasetSource, is_dataset
+from unicloze.text import lineage, sources
 from unicloze.text.digests import digests_of
-from unicloze.text.documents import Document, Tally, find_files, read_file
+from unicloze.text.documents import (
+    Document,
+    Tally,
+    find_files,
+    last_visible,
+    pieces_of,
+    read_file,
+    tail_start,
+    utf8_size,
+    visible,
+)
 from unicloze.text.marks import Marks, marks_of
 from unicloze.text.python_docs import file_name
 from unicloze.text.shards import ShardWriter
-from unicloze.text.split import CUT, DROP, HELDOUT, Spelling, text_hash, tokens_hash
+from unicloze.text.sources import DatasetSource, is_dataset
+from unicloze.text.split import CUT, DROP, HELDOUT, NGrams, Spelling, cut_out, text_hash, tokens_hash
 from unicloze.text.tokenizers import Tokenizer
+
+_EVERY = 2**22
+
+
+def run_jobs(jobs: Sequence[Job], processes: int, report: Report) -> None:
+    """Run all jobs that are not done."""
+    left = [job for job in jobs if job.result() is None]
+    if min(processes, len(left)) <= 1:
+        for job in left:
+            job.run(report)
+        return
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    for job in left:
+        waiting.put(job)
+    heard: queue.SimpleQueue[tuple[_Worker, dict[str, Any]]] = queue.SimpleQueue()
+    workers = [_Worker(heard) for _ in range(min(processes, len(left)))]
+    try:
+        for worker in workers:
+            worker.give(waiting.get())
+        busy = len(workers)
+        while busy:
+            worker, said = heard.get()
+            if "bytes" in said:
+                report(said["bytes"])
+            elif "done" not in said:
+                raise _error(said)
+            elif waiting.empty():
+                busy -= 1
+            else:
+                worker.give(waiting.get())
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+class _Worker:
+    """A worker process; what it says is put into a queue."""
+
+    def __init__(self, heard: queue.SimpleQueue[tuple[_Worker, dict[str, Any]]]) -> None:
+        single = {name: "1" for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS")}
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "unicloze.text.portions"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **single, "PYTHONPATH": paths},
+        )  # fmt: skip
+        self._ended = False
+        threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
+
+    def give(self, job: Job) -> None:
+        """Start a job."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(job.to_json().encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:  # it was killed, which the listener notices too
+            return
+
+    def end(self) -> None:
+        """Stop the process and wait for it."""
+        self._ended = True
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except OSError:
+            return
+
+    def _listen(self, heard: queue.SimpleQueue[tuple[_Worker, dict[str, Any]]]) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                heard.put((self, json.loads(line)))
+        if not self._ended:
+            heard.put((self, {"status": self._process.wait()}))
+
+
+def _error(said: dict[str, Any]) -> Exception:
+    """The exception a worker reported, or that it ended."""
+    if "errno" in said:
+        return OSError(said["errno"], said["text"], said["file"])
+    if "text" in said:
+        return (UsageError if said["usage"] else UniclozeError)(said["text"])
+    status = said["status"]
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return UniclozeError(
+        f"A process of the preparation {how}: run the same command again, which keeps what the others finished, with "
+        "fewer --jobs if memory was short."
+    )
+
+
+def main() -> None:
+    """Run the jobs given on stdin."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the first process stops the others
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            jobs.put(line)
+        os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        job, unreported = Job.from_json(jobs.get()), 0
+
+        def report(size: int) -> None:
+            nonlocal unreported
+            unreported += size
+            if unreported >= _EVERY:
+                _say({"bytes": unreported})
+                unreported = 0
+
+        try:
+            job.run(report)
+        except UniclozeError as error:
+            _say({"text": str(error), "usage": isinstance(error, UsageError)})
+        except OSError as error:
+            _say({"errno": error.errno, "text": error.strerror, "file": error.filename})
+        else:
+            _say({"bytes": unreported})
+            _say({"done": True})
+
+
+def _say(content: dict[str, Any]) -> None:
+    print(json.dumps(content), flush=True)
+
+
+if __name__ == "__main__":
+    main()
 
 TokenIds = npt.NDArray[np.int32]
 Encoded = tuple[TokenIds, Marks | None]
@@ -110,7 +251,7 @@ def divide(source: str, corpus: str, built_in: Path) -> list[Portion]:
     if is_dataset(corpus):
         identity = digest([list(map(str, entry)) for entry in DatasetSource.of(corpus).described()])
         return [Portion(source=source, corpus=corpus, kind="dataset", files=(), identity=identity)]
-    shards = tokenised.find_shards(corpus)
+    shards = sources.find_shards(corpus)
     if shards:
         return [_portion(source, corpus, "shard", [shard]) for shard in shards]
     files = find_files(corpus)
@@ -338,7 +479,7 @@ def _loaded(place: str, _fingerprint: str) -> Tokenizer:
 
 
 def _writer(path: Path, tokenizer: Tokenizer) -> ShardWriter:
-    return ShardWriter(path, vocab_size=tokenizer.vocabulary.size, tokenizer_name=tokenised.name_of(tokenizer))
+    return ShardWriter(path, vocab_size=tokenizer.vocabulary.size, tokenizer_name=sources.name_of(tokenizer))
 
 
 def _encoded(tokenizer: Tokenizer, batch: list[Piece]) -> list[Encoded]:
@@ -395,7 +536,7 @@ class _Hashers:
         """Hash and size of each document of a shard, in tokens or in bytes of spelled text; an empty document has size 0."""
         assert self._tokenizer is not None
         size = self._tokenizer.vocabulary.size
-        for tokens in tokenised.documents(path, self._tokenizer):
+        for tokens in sources.documents(path, self._tokenizer):
             if self._spelling is not None and len(tokens):
                 value, spelled = self._spelling.hash(np.split(tokens, range(_PART, len(tokens), _PART)), self._seed)
                 yield value, max(1, spelled)

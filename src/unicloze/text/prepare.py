@@ -14,6 +14,7 @@ each with a shard of its own (`unicloze.text.portions`).
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -25,16 +26,55 @@ from typing import Any, cast
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import release_and_remove, sync
+from unicloze.files import LEDGER, LINEAGE, TOKENIZER, TOKENIZER_CONFIG, release_and_remove, sync, write_file
 from unicloze.progress import say
-from unicloze.run_files import LEDGER, LINEAGE, TOKENIZER, TOKENIZER_CONFIG
-from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import lineage, tokenised
+from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
+from unicloze.text import lineage, sources
+from unicloze.text.columns import Kept
 from unicloze.text.digests import SEAL, Digests
+from unicloze.text.documents import find_files, read_documents
 from unicloze.text.pipeline import Preparation
+from unicloze.text.python_docs import python_docs
 from unicloze.text.shards import TokenShard, TokenSource, shard_paths
-from unicloze.text.sums import Kept
+from unicloze.text.sources import find_shards, is_dataset
 from unicloze.text.tokenizers import Tokenizer
+
+ENOUGH = 500_000
+"""Number of characters to copy; a corpus of fewer bytes is used whole."""
+
+
+def beginning_of(data: DataSettings, folder: Path) -> Path | None:
+    """Write the beginnings of a corpus's sources, in equal shares, to one file in a folder."""
+    if data.prepared is not None or not data.corpus or any(map(is_dataset, data.corpus)):
+        return None
+    sizes = [ENOUGH if each == PYTHON_DOCS else _size(each) for each in data.corpus]
+    if None in sizes or sum(size or 0 for size in sizes) < ENOUGH:
+        return None
+    lines = [
+        json.dumps({data.text_field: text}, ensure_ascii=False) + "\n"
+        for corpus in data.corpus
+        for text in _texts(corpus, data.text_field, ENOUGH // len(data.corpus))
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "toy.jsonl"
+    write_file(file, "".join(lines), "the beginning of the corpus")
+    return file
+
+
+def _size(corpus: str) -> int | None:
+    """Bytes of the files of a source, None if it holds tokens."""
+    if find_shards(corpus):
+        return None
+    return sum(file.stat().st_size for file in find_files(corpus))
+
+
+def _texts(corpus: str, text_field: str, room: int) -> Iterator[str]:
+    documents = python_docs() if corpus == PYTHON_DOCS else read_documents(corpus, text_field)
+    for document in documents:
+        yield document.text[: max(room, 200)]
+        room -= len(document.text)
+        if room <= 0:
+            return
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -240,7 +280,7 @@ def _open_source(
     """Open a source as its lineage describes it."""
     name = entry["name"]
     if "shards" in entry:
-        shards = tokenised.open_selection(folder / part, name, [Path(path) for path in entry["shards"]], digests)
+        shards = sources.open_selection(folder / part, name, [Path(path) for path in entry["shards"]], digests)
     else:
         shards = tuple(TokenShard.open(path, digests=digests) for path in shard_paths(folder / part, entry))
     source = TokenSource(name=name, shards=shards)

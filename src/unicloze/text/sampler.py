@@ -3,11 +3,12 @@
 Text is cut into consecutive pieces of `window - 1 - segments` tokens, per document or from all documents joined
 (`unicloze.text.pieces`); each piece becomes one window "[SOS] S1 [EOS] S2 [EOS]" (paper Section 2.2) or "[SOS] S1 [EOS]".
 An epoch visits the windows of each source `weight` times, in an order that is computed rather than stored
-(`unicloze.text.orders`): reading is random access, and the state of a run is its position.
+(`unicloze.text.sampler`): reading is random access, and the state of a run is its position.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,16 +21,88 @@ from unicloze import keyed
 from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import select_rows
-from unicloze.text import orders
-from unicloze.text import segment_pairs as pairing
+from unicloze.text import windows as pairing
 from unicloze.text.marks import Marks
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.pieces import Pieces, Places, cut
-from unicloze.text.segment_pairs import Pairs
 from unicloze.text.shards import TokenSource
-from unicloze.text.tokenised import check_ids
+from unicloze.text.sources import check_ids
 from unicloze.text.vocabulary import Vocabulary
-from unicloze.text.windows import Windows
+from unicloze.text.windows import Pairs, Windows
+
+
+def shuffled(positions: Int64s, size: int, seed: int) -> tuple[Int64s, Int64s]:
+    """Epoch and sample at each position; each epoch is a keyed permutation of its samples. *Shape:* (positions,) each."""
+    epochs, ranks = np.divmod(positions, size)
+    samples = np.empty(len(positions), dtype=np.int64)
+    for epoch in np.unique(epochs):
+        rows = epochs == epoch
+        samples[rows] = keyed.permutation(ranks[rows], size, keyed.key(seed, keyed.Purpose.EPOCH_ORDER, int(epoch))[0])
+    return epochs, samples
+
+
+Directions = Literal["forward", "backward", "both"]
+"""Directions of the lanes: all forward, all backward, or one half each."""
+
+
+def backward_lanes(lane: Int64s, lanes: int, directions: Directions = "both") -> npt.NDArray[np.bool_]:
+    """Whether a lane goes backward; with both directions the second half does, but not a single lane."""
+    if directions == "both":
+        return 2 * lane >= lanes + lanes % 2
+    return np.full(lane.shape, directions == "backward")
+
+
+def streams(
+    positions: Int64s, size: int, seed: int, *, lanes: int, directions: Directions = "forward"
+) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Epoch and sample at each position, for `lanes` parallel streams that each advance by one sample per step.
+
+    An epoch is a ring of its samples. Lanes start at evenly spaced places, rotated by a keyed shift each epoch, and take
+    equally many steps; samples left at the end of some lanes (fewer than `lanes`) are reached by another epoch's shift.
+    """
+    steps = max(1, size // lanes)
+    epochs, within = np.divmod(positions, steps * lanes)
+    step, lane = np.divmod(within, lanes)
+    shift = keyed.below(keyed.key(seed, keyed.Purpose.LANE_SHIFT, epochs), size)
+    backward = backward_lanes(lane, lanes, directions)
+    taken = np.where(backward, steps - 1 - step, step)
+    return epochs, (lane * size // lanes + taken + shift) % size, step == 0, backward
+
+
+def evenly_spaced(count: int, size: int) -> Int64s:
+    """`count` evenly spaced numbers below `size`. *Shape:* (count,)"""
+    return np.arange(count, dtype=np.int64) * size // count
+
+
+def evenly_spaced_lanes(
+    count: int, size: int, *, lanes: int, directions: Directions = "forward"
+) -> tuple[Int64s, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """At most `count` numbers below `size`: evenly spaced lanes of equally many consecutive numbers."""
+    lanes = min(lanes, count)
+    step, lane = np.divmod(np.arange(count // lanes * lanes, dtype=np.int64), lanes)
+    backward = backward_lanes(lane, lanes, directions)
+    taken = np.where(backward, count // lanes - 1 - step, step)
+    return lane * size // lanes + taken, step == 0, backward
+
+
+SHORTEST, DEVIATION, HALVED = 5, 5.0, 0.05
+"""Fewest tokens of a step, standard deviation of their number, and share of the steps around half of the mean (Merity et al.
+2018, Section 5; the released code)."""
+LONGEST = 4
+"""Deviations above the mean at which a length is cut."""
+LENGTH = 2**20 + 11
+"""Stream of the draws of lengths."""
+
+
+def lengths_of(steps: Int64s, mean: int, seed: int) -> Int64s:
+    """Tokens of each step: around `mean`, in a twentieth of the steps around half of it. *Shape:* (steps,)"""
+    draws = keyed.uniform(keyed.bits(keyed.key(seed, LENGTH, steps)[:, None], keyed.Stream.ONLY, np.arange(3)))
+    centre = np.where(draws[:, 0] < HALVED, mean / 2, mean)
+    normal = np.sqrt(-2 * np.log1p(-draws[:, 1])) * np.cos(2 * np.pi * draws[:, 2])
+    drawn = (centre + DEVIATION * normal.clip(-LONGEST, LONGEST)).astype(np.int64)
+    lengths: Int64s = np.maximum(SHORTEST, drawn)
+    return lengths
+
 
 _CHECKED_WINDOWS = 256
 
@@ -84,7 +157,7 @@ class WindowSampler:
         weights: Sequence[float] | None = None,
         documents: Literal["separate", "joined"] = "separate",
         order: Literal["shuffled", "streams"] = "shuffled",
-        directions: orders.Directions = "forward",
+        directions: Directions = "forward",
         phrases: PhraseTable | None = None,
         spans: bool = False,
         overlap: float = 0.0,
@@ -153,11 +226,11 @@ class WindowSampler:
         positions = np.arange(start, start + count, dtype=np.int64)
         begins = backward = None
         if self.order == "streams":
-            epochs, samples, begins, backward = orders.streams(
+            epochs, samples, begins, backward = streams(
                 positions, self.epoch_size, self.seed, lanes=lanes, directions=self.directions
             )
         else:
-            epochs, samples = orders.shuffled(positions, self.epoch_size, self.seed)
+            epochs, samples = shuffled(positions, self.epoch_size, self.seed)
         bounds = np.cumsum(self._quotas)
         source = np.searchsorted(bounds, samples, side="right")
         within = samples - (bounds - self._quotas)[source]
@@ -181,11 +254,11 @@ class WindowSampler:
         """At most `count` windows for evaluation, spread evenly over the sources and independent of the seed."""
         count, begins, backward = min(count, self.num_windows), None, None
         if self.order == "streams":
-            numbers, begins, backward = orders.evenly_spaced_lanes(
+            numbers, begins, backward = evenly_spaced_lanes(
                 count, self.num_windows, lanes=lanes, directions=self.directions
             )
         else:
-            numbers = orders.evenly_spaced(count, self.num_windows)
+            numbers = evenly_spaced(count, self.num_windows)
         bounds = np.cumsum(self.source_windows)
         source = np.searchsorted(bounds, numbers, side="right")
         index = numbers - (bounds - self.source_windows)[source]
@@ -410,4 +483,69 @@ def check_segment_pairs(sampler: WindowSampler, pairs: Pairs) -> None:
         raise UsageError(
             f"objective.pairs is sentence_order, but only {share:.0%} of the windows hold two whole sentences: raise "
             "--data.window, or give text with sentences in it."
+        )
+
+
+class RandomLengthSampler(WindowSampler):
+    """The windows of streams as `WindowSampler` reads them, but of random length; for evaluation they have the full one."""
+
+    _before: Int64s = np.zeros(1, dtype=np.int64)
+
+    def read(
+        self, start: int, count: int, *, pairs: Pairs = "contiguous", static_copies: int | None = None, lanes: int = 1
+    ) -> Windows:
+        """The windows at positions `start` to `start + count`; all lanes of a step have the same length."""
+        steps, lane = np.divmod(np.arange(start, start + count, dtype=np.int64), lanes)
+        before = self._starts(int(steps[-1]) + 1)
+        first, last = before[steps[0]], before[steps[-1] + 1]
+        tokens = self._of_single_tokens().read(int(first * lanes), int((last - first) * lanes), lanes=lanes)
+        sizes = before[steps + 1] - before[steps]
+        place = np.arange(int(sizes.max()))
+        inside = place < sizes[:, None]
+        begins = (before[steps] - first) * lanes + lane
+        backward = None if tokens.backward is None else tokens.backward[begins]
+        turned = place if backward is None else np.where(backward[:, None], sizes[:, None] - 1 - place, place)
+        single = np.where(inside, begins[:, None] + turned * lanes, 0)
+        text = tokens.token_ids[single, 1]
+        vocabulary, rows = self.vocabulary, np.arange(count)
+        token_ids = np.full((count, text.shape[1] + 2), vocabulary.pad, dtype=np.int32)
+        token_ids[:, 0] = vocabulary.sos
+        token_ids[:, 1:-1][inside] = text[inside]
+        token_ids[rows, sizes + 1] = vocabulary.eos
+        cut = np.zeros_like(token_ids, dtype=bool)
+        if tokens.cut is not None:
+            cut[:, 0], cut[rows, sizes + 1] = tokens.cut[single[:, 0], 0], tokens.cut[single[rows, sizes - 1], 2]
+        chosen = select_rows(tokens, begins)
+        return dataclasses.replace(
+            chosen,
+            index=np.minimum(chosen.index // self._piece, self.source_windows[chosen.source] - 1),
+            token_ids=token_ids,
+            segment_ids=np.zeros_like(token_ids),
+            lengths=(sizes + 2).astype(np.int32),
+            maskable=~self._special[token_ids],
+            cut=cut,
+        )
+
+    def rate_at(self, position: int, lanes: int) -> float:
+        """Factor of the learning rate at a position: the length of its step relative to the mean."""
+        step = np.array([position // lanes])
+        return float(lengths_of(step, self._piece, self.seed)[0]) / self._piece
+
+    def _starts(self, steps: int) -> Int64s:
+        """Tokens of each stream before each of the first steps and after the last. *Shape:* (steps + 1 or more,)"""
+        if len(self._before) <= steps:
+            every = lengths_of(np.arange(2 * steps), self._piece, self.seed)
+            self._before = np.concatenate([[0], np.cumsum(every)])
+        return self._before
+
+    def _of_single_tokens(self) -> WindowSampler:
+        return WindowSampler(
+            self.sources,
+            window=3,
+            segments=1,
+            vocabulary=self.vocabulary,
+            seed=self.seed,
+            documents=self.documents,
+            order=self.order,
+            directions=self.directions,
         )

@@ -5,7 +5,7 @@ NAME.ds.index     end of each document, in tokens, uint64
 NAME.ds.metadata  three lines: "tokenizer|bytes per token", number of tokens, that number in readable form
 NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; not in datatrove)
 NAME.ds.lines     line of its file (row of a table) where each document begins, uint64, 0 if unknown (ours)
-NAME.ds.spans     one byte per token, see `unicloze.text.marks`; absent if no document gives spans (ours)
+NAME.ds.spans     one byte per token, see `unicloze.text.phrases`; absent if no document gives spans (ours)
 NAME.ds.json      source files of the documents (ours)
 """
 
@@ -24,12 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.arrays import Int64s
-from unicloze.bounded import misfit, parse_json
 from unicloze.errors import UniclozeError
-from unicloze.text.columns import AT_ONCE, Column, Stored
+from unicloze.files import misfit, parse_json
+from unicloze.text.columns import AT_ONCE, Column, Kept, Stored, Sums
 from unicloze.text.digests import Blocks, Digests
 from unicloze.text.marks import Marks
-from unicloze.text.sums import Kept, Sums
 
 SCHEMA = 1
 """Schema version of the `.ds.json` files."""
@@ -361,7 +360,7 @@ class TokenSource:
         name: Its name.
         shards: Its shards.
         recorded_tokens: Number of tokens recorded when it was prepared; default: they are counted.
-        index: Where sums over its documents are kept, see `unicloze.text.sums`; None if they are not.
+        index: Where sums over its documents are kept, see `unicloze.text.pieces`; None if they are not.
     """
 
     name: str

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
+import unicodedata
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,25 +16,215 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from unicloze.arrays import Int64s
-from unicloze.bounded import parse_json, read_bytes
-from unicloze.digest import digest
-from unicloze.errors import UniclozeError
-from unicloze.run_files import TOKENIZER, TOKENIZER_CONFIG
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import TOKENIZER, TOKENIZER_CONFIG, digest, parse_json, read_bytes
 from unicloze.settings import TokenizerSettings
 from unicloze.spelling import BEGIN_TEXT, END_TEXT, spell
-from unicloze.text.boundaries import text_of
-from unicloze.text.exported import dressed, undressed
-from unicloze.text.joining import join_words
-from unicloze.text.merges import BYTE_VOCABULARY, byte_level
-from unicloze.text.plain import PlainText
-from unicloze.text.special_tokens import MASK, PSEUDO, UNK, names_with_a_role, special_tokens
-from unicloze.text.tokenizer_config import KEYS, TokenizerConfig
-from unicloze.text.tokenizer_limits import LARGEST_FILE, beyond_bounds
-from unicloze.text.tokenizer_training import train_bpe, train_wordpiece, wordpiece
-from unicloze.text.vocabulary import space_mark, vocabulary_of
+from unicloze.text.tokenizer_files import (
+    BYTE_VOCABULARY,
+    KEYS,
+    LARGEST_FILE,
+    TokenizerConfig,
+    beyond_bounds,
+    byte_level,
+)
+from unicloze.text.vocabulary import (
+    MASK,
+    PSEUDO,
+    ROLES,
+    UNK,
+    join_words,
+    joining_decoder,
+    names_with_a_role,
+    space_mark,
+    special_tokens,
+    text_of,
+    vocabulary_of,
+)
+
+_OUT_OF_REACH = "\ufdd0"
+"""First character of renamed special tokens; a noncharacter, reserved by Unicode for internal use."""
+_REPLACEMENT = "\ufffd"
+
+
+class PlainText:
+    """Encodes texts without special tokens, except masks on request.
+
+    Args:
+        backend: The tokenizer.
+        special: Names of the special tokens.
+        mask: Id and name of the mask.
+        masks: Strings read as a mask by `encode_masked`.
+        spaced: Whether tokens include the preceding space, so that a mask replaces that space too.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special: Iterable[str],
+        mask: tuple[int, str],
+        masks: Iterable[str],
+        spaced: bool,
+    ) -> None:
+        names = sorted(set(special))
+        self._mask = _OUT_OF_REACH + mask[1]
+        self._masks = re.compile(f"{' ?' if spaced else ''}(?:{_any_of(masks)})")
+        self._names = re.compile(f"{_OUT_OF_REACH}(?={_any_of(names)})")
+        content = _out_of_reach(json.loads(backend.to_str()), set(names), mask)
+        for added in content["added_tokens"]:
+            if added["content"] == self._mask:
+                added["lstrip"] = takes_white_space(backend, mask, spaced)
+        self._backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+
+    def encode(self, texts: Iterable[str]) -> list[tokenizers.Encoding]:
+        """Encode texts, with character offsets."""
+        found: list[tokenizers.Encoding] = self._backend.encode_batch(self._guarded(texts), add_special_tokens=False)
+        return found
+
+    def encode_fast(self, texts: Iterable[str]) -> list[tokenizers.Encoding]:
+        """Encode texts, without offsets."""
+        guarded = self._guarded(texts)
+        found: list[tokenizers.Encoding] = self._backend.encode_batch_fast(guarded, add_special_tokens=False)
+        return found
+
+    def encode_masked(self, text: str) -> tokenizers.Encoding:
+        """Encode a text in which mask names are masks."""
+        (guarded,) = self._guarded([text])
+        return self._backend.encode(self._masks.sub(self._mask, guarded), add_special_tokens=False)
+
+    def _guarded(self, texts: Iterable[str]) -> list[str]:
+        """Replace the internal names of special tokens in texts."""
+        return [self._names.sub(_REPLACEMENT, text) if _OUT_OF_REACH in text else text for text in texts]
+
+
+def takes_white_space(backend: tokenizers.Tokenizer, mask: tuple[int, str], spaced: bool) -> bool:
+    """Whether a mask consumes all white space before it rather than only the one space of the masked token.
+
+    True if the tokenizer declares it, or if a normaliser prevents an exported tokenizer from consuming a single space, see
+    `exported`; so both encode a text alike.
+    """
+    added = backend.get_added_tokens_decoder().get(mask[0])
+    return (added is not None and bool(added.lstrip)) or (spaced and backend.normalizer is not None)
+
+
+def _any_of(names: Iterable[str]) -> str:
+    return "|".join(re.escape(name) for name in sorted(set(names)))
+
+
+def _out_of_reach(document: dict[str, Any], names: set[str], mask: tuple[int, str]) -> dict[str, Any]:
+    """A `tokenizer.json` with unspellable special tokens; the mask always becomes an added token."""
+
+    def renamed(token: str) -> str:
+        return _OUT_OF_REACH + token if token in names else token
+
+    model = dict(document["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {renamed(token): number for token, number in model["vocab"].items()}
+    else:
+        model["vocab"] = [[renamed(token), score] for token, score in model["vocab"]]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = renamed(model["unk_token"])
+    if "merges" in model:
+        prefix = model.get("continuing_subword_prefix") or ""
+        pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+        model["merges"] = [pair for pair in pairs if not names & {*pair, pair[0] + pair[1].removeprefix(prefix)}]
+    number, name = mask
+    added = {token["id"]: token for token in document["added_tokens"]}
+    added.setdefault(number, {"id": number, "content": name, "lstrip": False, "rstrip": False})
+    tokens = [
+        {**token, "content": renamed(token["content"]), "single_word": False, "normalized": False, "special": True}
+        if token["content"] in names
+        else token
+        for _, token in sorted(added.items())
+    ]
+    return document | {"model": model, "added_tokens": tokens, "post_processor": None}
+
+
+_LARGEST_ALPHABET = 1000
+
+
+def wordpiece(vocabulary: dict[str, int], special: Sequence[str], normalizer: Any) -> tokenizers.Tokenizer:
+    """A WordPiece tokenizer of BERT's kind."""
+    unknown = next((token for token in ROLES["unk"] if token in vocabulary), UNK)
+    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100))
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    backend.add_special_tokens(list(special))
+    return backend
+
+
+def train_wordpiece(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.Tokenizer:
+    """Train WordPiece; arguments and errors as of `Tokenizer.train`."""
+    case = normalizers.BertNormalizer(lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+    normalizer = normalizers.Sequence([normalizers.NFC(), case])  # accents may be precomposed or separate
+    scaffold = wordpiece({UNK: 0}, [UNK], normalizer)
+    alphabet = _alphabet(texts, scaffold.normalizer, settings.vocab_size)
+    # The trainer numbers single-character pieces in hash-map order, which decides ties between merges: two trainings on the
+    # same texts would differ unless all these pieces are given beforehand.
+    given = [*special_tokens(settings), *alphabet, *(f"##{character}" for character in alphabet)]
+    _check_size(settings.vocab_size, len(given) + 1)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=2,
+        special_tokens=given,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    scaffold.train_from_iterator(texts, trainer)
+    return wordpiece(scaffold.get_vocab(with_added_tokens=False), special_tokens(settings), normalizer)
+
+
+def train_bpe(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.Tokenizer:
+    """Train byte-level BPE; arguments and errors as of `Tokenizer.train`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    _check_size(settings.vocab_size, len(special_tokens(settings)) + len(alphabet) + 1)
+    backend = tokenizers.Tokenizer(models.BPE(unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=2,
+        special_tokens=special_tokens(settings),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend
+
+
+def _alphabet(texts: Iterable[str], normalizer: Any, vocab_size: int) -> list[str]:
+    """The most frequent characters after normalisation, sorted: those that make up 99.99 % of the text.
+
+    There are at most 1,000, and with their "##" pieces at most half of the vocabulary; raises a `UsageError` if they cover
+    less than 98 % of the text.
+    """
+    counts = np.zeros(0x110000, dtype=np.int64)
+    for text in texts:
+        composed = unicodedata.normalize("NFC", text)  # the only step that looks beyond one character
+        codes, numbers = np.unique(np.frombuffer(composed.encode("utf-32-le"), dtype=np.uint32), return_counts=True)
+        counts[codes] += numbers
+    normalised: Counter[str] = Counter()
+    for code in np.flatnonzero(counts):
+        for character in normalizer.normalize_str(chr(code)):
+            if not character.isspace():
+                normalised[character] += int(counts[code])
+    frequent = sorted(normalised, key=lambda character: (-normalised[character], character))
+    covered = np.cumsum([normalised[character] for character in frequent]) / max(1, normalised.total())
+    needed, wanted = (min(int((covered < share).sum()) + 1, _LARGEST_ALPHABET) for share in (0.98, 0.9999))
+    _check_size(vocab_size, 4 * min(needed, len(frequent)))
+    return sorted(frequent[: min(wanted, vocab_size // 4)])
+
+
+def _check_size(vocab_size: int, least: int) -> None:
+    if vocab_size < least:
+        raise UsageError(f"tokenizer.vocab_size is {vocab_size}, too small for this text: give at least {least}.")
+
 
 _LOADED: dict[tuple[str, str], Tokenizer] = {}
 """The last tokenizers that were loaded, by the content of their files: a command opens the same one several times."""
@@ -246,7 +439,7 @@ class Tokenizer:
         return [text_of(token, self._mark) for token in self.tokens(range(self.vocabulary.size))]
 
     def symbols(self) -> Int64s:
-        """Symbols of each id as a word, see `unicloze.spelling`.
+        """Symbols of each id as a word, see `unicloze.characters`.
 
         Tokens that continue a word have no mark of its beginning. The tokens that begin and end a text have symbols of
         their own, and other special tokens are spelled by their names. *Shape:* (size, symbols)
@@ -302,3 +495,52 @@ def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer
             )
     special = [token for token in names_with_a_role() if token in vocabulary]
     return wordpiece(vocabulary, special, config.normalizer(vocabulary))
+
+
+def dressed(backend: tokenizers.Tokenizer, *, mask: tuple[int, str], spaced: bool) -> dict[str, Any]:
+    """The `tokenizer.json` to export."""
+    document: dict[str, Any] = json.loads(backend.to_str())
+    if isinstance(backend.model, models.WordPiece):
+        document["decoder"] = _state(joining_decoder(backend.model.continuing_subword_prefix))
+    if not spaced:
+        return document
+    changes = {"lstrip": True} if takes_white_space(backend, mask, spaced) else {"normalized": True}
+    number, name = mask
+    plain = {"id": number, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+             "special": True}  # fmt: skip
+    added = {token["id"]: token for token in document["added_tokens"]}
+    added[number] = added.get(number, plain) | changes
+    document["added_tokens"] = [token for _, token in sorted(added.items())]
+    if "normalized" in changes:
+        document["normalizer"] = _without_space(name)
+    return document
+
+
+def undressed(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Undo `dressed`; a tokenizer that was not exported is returned unchanged."""
+    if isinstance(backend.model, models.WordPiece):
+        prefix = backend.model.continuing_subword_prefix
+        if backend.decoder is not None and _state(backend.decoder) == _state(joining_decoder(prefix)):
+            backend.decoder = decoders.WordPiece(prefix=prefix, cleanup=False)
+        return backend
+    if backend.normalizer is None:
+        return backend
+    state = _state(backend.normalizer)
+    names = [token.content for token in backend.get_added_tokens_decoder().values()]
+    mask = next((name for name in names if state == _without_space(name)), None)
+    if mask is None:
+        return backend
+    document = json.loads(backend.to_str()) | {"normalizer": None}
+    for token in document["added_tokens"]:
+        token["normalized"] &= token["content"] != mask
+    return tokenizers.Tokenizer.from_str(json.dumps(document))
+
+
+def _without_space(mask: str) -> dict[str, Any]:
+    """A normaliser that removes one space before a mask."""
+    return _state(normalizers.Replace(Regex(f" (?={re.escape(mask)})"), ""))
+
+
+def _state(part: Any) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(part.__getstate__())
+    return state

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
+from unicloze.arrays import Flags, Int64s
+from unicloze.errors import UsageError
 from unicloze.example import select_rows
+from unicloze.text.marks import Marks
+from unicloze.text.pieces import Places
 from unicloze.text.vocabulary import Vocabulary
 
 
@@ -35,7 +40,7 @@ class Windows:
     # Whether a token belongs to the same phrase as the token before it; None without a phrase table. *Shape:* (rows,
     # window)
     joined: npt.NDArray[np.bool_] | None = None
-    # Bytes of the spans that documents give, see `unicloze.text.marks`, 0 at special tokens; None if they are not read.
+    # Bytes of the spans that documents give, see `unicloze.text.phrases`, 0 at special tokens; None if they are not read.
     # *Shape:* (rows, window)
     marks: npt.NDArray[np.uint8] | None = None
     # Whether a row is adjacent in its text to the same row of the previous batch (segment recurrence); None unless
@@ -112,3 +117,261 @@ def windows_of(
         source=np.zeros(len(rows), dtype=np.int32),
         index=np.arange(len(rows), dtype=np.int64),
     )
+
+
+Pairs = Literal["contiguous", "next_sentence", "sentence_order"]
+Text = npt.NDArray[np.int32]
+Values = TypeVar("Values", Text, Marks, Flags)
+
+_ONE = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """The text of a block of rows, with S2 directly after S1.
+
+    Args:
+        text: Arbitrary after a row's end. *Shape:* (rows, piece)
+        lengths: Number of tokens in both segments. *Shape:* (rows,)
+        cuts: Number of tokens in S1; equal to `lengths` if there is no S2. *Shape:* (rows,)
+        negative: As in `Windows`. *Shape:* (rows,)
+        marks: Bytes of the spans of the text. *Shape:* (rows, piece)
+        new: Which tokens no neighbouring window remembers; None if all of them. *Shape:* (rows, piece)
+    """
+
+    text: Text
+    lengths: Int64s
+    cuts: Int64s
+    negative: npt.NDArray[np.bool_] | None = None
+    marks: Marks | None = None
+    new: Flags | None = None
+
+
+def contiguous(text: Text, lengths: Int64s, keys: keyed.Bits, marks: Marks | None = None) -> Segments:
+    """Cut each piece in two at a uniform place, with neither part empty (UniLMv2, Section 2.2).
+
+    Args:
+        text: The pieces. *Shape:* (rows, piece)
+        lengths: Number of tokens in each piece. *Shape:* (rows,)
+        keys: Key of each row's draws. *Shape:* (rows,)
+        marks: Bytes of their spans. *Shape:* (rows, piece)
+    """
+    return Segments(text=text, lengths=lengths, cuts=_uniform_cuts(lengths, keys), marks=marks)
+
+
+def _uniform_cuts(lengths: Int64s, keys: keyed.Bits) -> Int64s:
+    return keyed.below(keyed.bits(keys, keyed.Stream.SEGMENT_BORDER, _ONE), lengths - 1) + 1
+
+
+def draw_negative(keys: keyed.Bits) -> npt.NDArray[np.bool_]:
+    """Draw the negative rows, each with probability 0.5. *Shape:* (rows,)"""
+    return keyed.uniform(keyed.bits(keys, keyed.Stream.NEGATIVE, _ONE)) < 0.5
+
+
+def other_documents(
+    source: Int64s, places: Places, keys: keyed.Bits, *, windows: Int64s, shares: npt.NDArray[np.float64]
+) -> tuple[Int64s, Int64s]:
+    """Draw a window of another document for each row, uniformly over the windows of all other documents.
+
+    One draw suffices: the windows of a document have consecutive numbers, which are excluded from the range.
+    """
+    rows, own = np.arange(len(source)), places.last - places.first
+    mass = np.repeat(shares[None, :], len(source), axis=0)
+    mass[rows, source] *= 1 - own / windows[source]
+    bounds = np.cumsum(mass, axis=1)
+    if not bounds[:, -1].all():
+        raise UsageError(
+            "objective.pairs is next_sentence, but all windows are from one document: give more documents (in .txt files, "
+            "separated by blank lines), raise --data.heldout_share if this is the held-out text, or set "
+            "--objective.pairs contiguous."
+        )
+    draws = keyed.uniform(keyed.bits(keys, keyed.Stream.OTHER_SOURCE, _ONE)) * bounds[:, -1]
+    other = (bounds <= draws[:, None]).sum(axis=1)
+    own = np.where(other == source, own, 0)
+    index = keyed.below(keyed.bits(keys, keyed.Stream.OTHER_WINDOW, _ONE), windows[other] - own)
+    return other, np.where(index >= places.first, index + own, index)
+
+
+def next_sentence(
+    segments: Segments,
+    others: Text,
+    other_lengths: Int64s,
+    negative: npt.NDArray[np.bool_],
+    other_marks: Marks | None = None,
+) -> Segments:
+    """Replace S2 of the negative rows with the end of another document's piece (BERT, Section 3.1).
+
+    In positive rows too, S2 is shorter than the other piece: it is limited to one token less, and S1 starts later in its
+    piece by as many tokens as S2 loses. So S2 is always the end of a piece and never begins a document, whatever the label.
+
+    Args:
+        segments: Result of `contiguous`.
+        others: Pieces of other documents; ignored in positive rows. *Shape:* (rows, piece)
+        other_lengths: Number of tokens in each, in positive rows too. *Shape:* (rows,)
+        negative: Rows to change. *Shape:* (rows,)
+        other_marks: Bytes of the spans of the other pieces. *Shape:* (rows, piece)
+    """
+    second = np.minimum(segments.lengths - segments.cuts, other_lengths - 1)
+    lengths = segments.cuts + second
+    dropped = segments.lengths - lengths
+    changed = np.flatnonzero(negative | (dropped > 0))
+    columns = np.arange(segments.text.shape[1])
+    behind = len(columns) + other_lengths[changed] - lengths[changed] - dropped[changed]
+    jump = np.where(negative[changed], behind, 0)[:, None] * (columns >= segments.cuts[changed, None])
+    index = np.minimum(columns + dropped[changed, None] + jump, 2 * len(columns) - 1)
+
+    marks = None
+    if segments.marks is not None and other_marks is not None:
+        marks = _from_both(segments.marks, other_marks, index, changed)
+    text = _from_both(segments.text, others, index, changed)
+    return Segments(text=text, lengths=lengths, cuts=segments.cuts, negative=negative, marks=marks)
+
+
+def _from_both(own: Values, other: Values, index: Int64s, changed: Int64s) -> Values:
+    """Some rows read from their own piece and another, side by side, at the given places.
+
+    Args:
+        own: *Shape:* (rows, piece)
+        other: *Shape:* (rows, piece)
+        index: *Shape:* (changed rows, piece)
+        changed: The rows to change. *Shape:* (changed rows,)
+    """
+    both, found = np.concatenate([own[changed], other[changed]], axis=1), own.copy()
+    found[changed] = np.take_along_axis(both, index, axis=1)
+    return found
+
+
+def beside_new_text(segments: Segments, keys: keyed.Bits, stride: int, backward: npt.NDArray[np.bool_]) -> Segments:
+    """Cut overlapping pieces so that the text a window adds to the memory is whole in one segment (XLNet, Section 2.5).
+
+    Windows of a stream advance by `stride` tokens, and each window adds as many to the memory: the first of its piece, or in
+    backward rows the last. These tokens and a part of the others are the segment next to the memory. The rest, cut off at a
+    uniform place, is the other segment: the second, or in backward rows the first. Neither part of the others is empty.
+    """
+    lengths, piece = segments.lengths, segments.text.shape[1]
+    new = np.where(backward, np.maximum(0, lengths - (piece - stride)), np.minimum(stride, lengths))
+    others = lengths - new
+    draws = keyed.bits(keys, keyed.Stream.SEGMENT_BORDER, _ONE)
+    beside = keyed.below(draws, np.maximum(1, others - 1)) + 1
+    cuts = np.where(others < 2, segments.cuts, np.where(backward, others - beside, new + beside))
+    place = np.arange(piece) + np.where(backward, new - lengths, 0)[:, None]
+    return replace(segments, cuts=cuts, new=(place >= 0) & (place < new[:, None]))
+
+
+def random_segment(
+    segments: Segments,
+    others: Text,
+    other_lengths: Int64s,
+    negative: npt.NDArray[np.bool_],
+    backward: npt.NDArray[np.bool_],
+    other_marks: Marks | None = None,
+) -> Segments:
+    """Replace the segment apart from the memory with the beginning of another piece (XLNet, Section 2.5).
+
+    This is the second segment, or in backward rows the first. Its length stays the same if the other piece has enough tokens.
+
+    Args:
+        segments: Result of `beside_new_text`.
+        others: Pieces drawn from all text; ignored in positive rows. *Shape:* (rows, piece)
+        other_lengths: Number of tokens in each. *Shape:* (rows,)
+        negative: Rows to change. *Shape:* (rows,)
+        backward: Rows whose memory is of the text behind them. *Shape:* (rows,)
+        other_marks: Bytes of the spans of the other pieces. *Shape:* (rows, piece)
+    """
+    assert segments.new is not None
+    piece = segments.text.shape[1]
+    before = np.where(backward, segments.cuts, segments.lengths - segments.cuts)
+    after = np.where(negative, np.minimum(before, other_lengths), before)
+    lengths = segments.lengths - before + after
+    cuts = np.where(backward, after, segments.cuts)
+    changed = np.flatnonzero(negative)
+    columns, backward, cut = np.arange(piece), backward[changed, None], cuts[changed, None]
+    inside = np.where(backward, columns < cut, columns >= cut)
+    own = columns + np.where(backward, (before - after)[changed, None], 0)
+    index = np.where(inside, piece + columns - np.where(backward, 0, cut), own).clip(max=2 * piece - 1)
+    marks = None
+    if segments.marks is not None and other_marks is not None:
+        marks = _from_both(segments.marks, other_marks, index, changed)
+    return Segments(
+        text=_from_both(segments.text, others, index, changed),
+        lengths=lengths,
+        cuts=cuts,
+        negative=negative,
+        marks=marks,
+        new=_from_both(segments.new, np.zeros_like(segments.new), index, changed),
+    )
+
+
+def any_windows(keys: keyed.Bits, *, windows: Int64s, shares: npt.NDArray[np.float64]) -> tuple[Int64s, Int64s]:
+    """Draw a window of any source for each row, by the sources' shares; see `other_documents`."""
+    bounds = np.cumsum(shares)
+    draws = keyed.uniform(keyed.bits(keys, keyed.Stream.OTHER_SOURCE, _ONE)) * bounds[-1]
+    source = np.searchsorted(bounds, draws, side="right")
+    return source, keyed.below(keyed.bits(keys, keyed.Stream.OTHER_WINDOW, _ONE), windows[source])
+
+
+def sentence_order(
+    segments: Segments,
+    places: Places,
+    index: Int64s,
+    keys: keyed.Bits,
+    ends_sentence: npt.NDArray[np.bool_],
+    negative: npt.NDArray[np.bool_],
+) -> Segments:
+    """Make S1 and S2 of whole sentences, swapped in the negative rows (ALBERT, Section 3.1).
+
+    The cut is uniform over the sentence ends inside the piece. Incomplete sentences at either end of the piece are dropped,
+    because they would reveal the order. A row without two whole sentences keeps the longest stretch of the piece between
+    sentence ends, cut uniformly.
+    """
+    text, lengths = segments.text, segments.lengths
+    piece = text.shape[1]
+    columns = np.arange(piece)
+    ends = ends_sentence[text] & (columns < lengths[:, None])
+    # A piece begins with a whole sentence where its document does.
+    first = np.where(index == places.first, 0, ends.argmax(axis=1) + 1)
+    last = piece - ends[:, ::-1].argmax(axis=1)
+    inner = ends & (columns >= first[:, None]) & (columns < last[:, None] - 1)
+    count = inner.sum(axis=1)
+    whole = count > 0
+    which = keyed.below(keyed.bits(keys, keyed.Stream.SENTENCE_BORDER, _ONE), np.maximum(count, 1))
+    at_end = (np.cumsum(inner, axis=1) > which[:, None]).argmax(axis=1) + 1
+    start, stop = _longest_stretch(ends, lengths)
+    first, last = np.where(whole, first, start), np.where(whole, last, stop)
+    lengths = last - first
+    cuts = np.where(whole, at_end - first, _uniform_cuts(lengths, keys))
+    changed = np.flatnonzero(negative | (first > 0))
+    turned = columns + np.where(negative, cuts, 0)[changed, None]
+    turned -= np.where(turned >= lengths[changed, None], lengths[changed, None], 0)
+    taken = np.minimum(turned + first[changed, None], piece - 1)
+
+    def swapped(own: Values) -> Values:
+        found = own.copy()
+        found[changed] = np.take_along_axis(own[changed], taken, axis=1)
+        return found
+
+    return Segments(
+        text=swapped(text),
+        lengths=lengths,
+        cuts=np.where(negative, lengths - cuts, cuts),
+        negative=negative,
+        marks=None if segments.marks is None else swapped(segments.marks),
+    )
+
+
+def _longest_stretch(ends: npt.NDArray[np.bool_], lengths: Int64s) -> tuple[Int64s, Int64s]:
+    """The longest stretch before the first, between the outer, or after the last sentence end; else the whole piece.
+
+    Args:
+        ends: Tokens that end a sentence. *Shape:* (rows, piece)
+        lengths: Number of tokens in each piece. *Shape:* (rows,)
+    """
+    some, rows = ends.any(axis=1), np.arange(len(lengths))
+    at_first = np.where(some, ends.argmax(axis=1), lengths)
+    at_last = np.where(some, ends.shape[1] - 1 - ends[:, ::-1].argmax(axis=1), lengths)
+    starts = np.stack([np.zeros_like(lengths), at_first + 1, at_last + 1])
+    stops = np.stack([at_first, at_last, lengths])
+    longest = (stops - starts).argmax(axis=0)
+    start, stop = starts[longest, rows], stops[longest, rows]
+    short = stop - start < 2
+    return np.where(short, 0, start), np.where(short, lengths, stop)

@@ -19,11 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from unicloze.bounded import leads_out, parse_json
-from unicloze.digest import file_sha256
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import as_umask_says, sync
-from unicloze.run_files import MANIFEST, WEIGHTS
+from unicloze.files import MANIFEST, WEIGHTS, as_umask_says, file_sha256, leads_out, parse_json, sync
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.divergence import first_non_finite
 

@@ -13,10 +13,8 @@ import shutil
 import warnings
 from pathlib import Path
 
-from unicloze.bounded import parse_json
-from unicloze.digest import file_sha256
 from unicloze.errors import UniclozeError
-from unicloze.run_files import CHECKPOINTS, LEDGER, MANIFEST
+from unicloze.files import CHECKPOINTS, LEDGER, MANIFEST, file_sha256, parse_json
 from unicloze.storage import explained, opened
 from unicloze.training.checkpoint import is_checkpoint_name, list_checkpoints
 

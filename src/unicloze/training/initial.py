@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from unicloze.arrays import Int64s
-from unicloze.bounded import open_bytes
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import open_bytes
 from unicloze.mixtures import longest_row, parts, phases
 from unicloze.model.build import Model
 from unicloze.settings import Recipe

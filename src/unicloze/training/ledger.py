@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from unicloze.bounded import LONGEST_LINE, parse_json
 from unicloze.errors import UniclozeError
 from unicloze.example import predicts_tokens
-from unicloze.run_files import LEDGER
+from unicloze.files import LEDGER, LONGEST_LINE, parse_json
 
 SCHEMA = 1
 

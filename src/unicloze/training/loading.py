@@ -19,16 +19,16 @@ from unicloze.arrays import Int64s
 from unicloze.devices import widest_float
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import predicts_tokens
+from unicloze.files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER
 from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.adaptation import add_low_rank, learning, merge_low_rank
-from unicloze.model.attention_plan import Backend
+from unicloze.model.attention import Backend
 from unicloze.model.backbone import Stack
 from unicloze.model.build import Model, build
 from unicloze.model.layers import Layer
 from unicloze.model.model import UnifiedModel
-from unicloze.model.recurrent.characters import CharacterCnn
+from unicloze.model.recurrent.layers import CharacterCnn
 from unicloze.recipes import load_recipe
-from unicloze.run_files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER
 from unicloze.settings import Recipe, TrainingSettings
 from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer

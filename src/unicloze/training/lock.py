@@ -12,9 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from unicloze.errors import UniclozeError
-from unicloze.files import release_and_remove
-from unicloze.progress import say
-from unicloze.run_files import (
+from unicloze.files import (
     DEV_PREDICTIONS,
     DEV_SAMPLES,
     LEDGER,
@@ -23,7 +21,9 @@ from unicloze.run_files import (
     RESULTS,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    release_and_remove,
 )
+from unicloze.progress import say
 from unicloze.training.world import World
 
 LOCK, HOLDER = "lock", "lock.holder"

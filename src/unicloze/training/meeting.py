@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from unicloze import launch
-from unicloze.digest import digest
+from unicloze import cores
 from unicloze.errors import FailedElsewhere, UniclozeError
+from unicloze.files import digest
 from unicloze.training.parallel import PATIENCE, SIGNS, WATCH, Group
 from unicloze.training.world import World
 from unicloze.version import __version__
@@ -39,7 +39,7 @@ JOINING = 300.0
 @contextmanager
 def joined(*, joining: float | None = None, patience: float | None = None) -> Iterator[World]:
     """The processes that torchrun started for one run; a single process without torchrun."""
-    if launch.processes() == 1:
+    if cores.processes() == 1:
         yield World()
         return
     store, rank, size = _store(JOINING if joining is None else joining)
@@ -84,7 +84,7 @@ def _store(joining: float) -> tuple[Store, int, int]:
     """The store of this attempt; a prefix keeps it apart from entries of processes before a restart."""
     global _JOINED
     _JOINED += 1
-    rank, size = launch.rank(), launch.processes()
+    rank, size = cores.rank(), cores.processes()
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     hosts_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unicloze.model.relative_bias import RelativeBias
+from unicloze.model.attention import RelativeBias
 from unicloze.settings import TrainingSettings, chosen
 from unicloze.training.precision import cpu_abilities
 

@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
-from unicloze import launch
+from unicloze import cores
 from unicloze.errors import FailedElsewhere, UniclozeError, UsageError
 from unicloze.training.gradients import Gradients, buckets, flatten
 from unicloze.training.tree import Node, PartialSums, rounds, traffic
@@ -72,7 +72,7 @@ class Group(World):
         """`cuda:LOCAL_RANK` on a GPU."""
         if device.type != "cuda":
             return device
-        number, there = launch.local_rank(), torch.cuda.device_count()
+        number, there = cores.local_rank(), torch.cuda.device_count()
         if number >= there:
             raise UniclozeError(
                 f"process {self.rank} has local rank {number}, but its machine has {there} CUDA devices: start one process "

@@ -15,10 +15,10 @@ from typing import Any, Self
 import torch
 
 from unicloze.errors import FailedElsewhere, UniclozeError
+from unicloze.files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.mixtures import parts, phases
 from unicloze.progress import Progress, say, short
 from unicloze.recipes import save_recipe
-from unicloze.run_files import CHECKPOINTS, LEDGER, RECIPE, TOKENIZER, TOKENIZER_CONFIG
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import Memories, MicroBatch, pack, unpack

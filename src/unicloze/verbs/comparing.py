@@ -137,7 +137,7 @@ def compare(
 
 def _check_blimp(path: PathLike, limit: int | None) -> str:
     """Read the pairs before anything is trained."""
-    from unicloze.evaluation.minimal_pairs import read_pairs
+    from unicloze.evaluation.blimp import read_pairs
 
     if limit is not None and limit < 1:
         raise UsageError(f"blimp-limit is {limit}: give 1 or more.")

@@ -22,11 +22,11 @@ from unicloze.verbs.options import (
 )
 
 if TYPE_CHECKING:
-    from unicloze.evaluation.answer_choice import PromptResult
     from unicloze.evaluation.blimp import BlimpResult
-    from unicloze.evaluation.lambada import LambadaResult
     from unicloze.evaluation.metrics.registry import MetricTable
     from unicloze.evaluation.metrics.result import MetricResult
+    from unicloze.evaluation.missing_words import LambadaResult
+    from unicloze.evaluation.prompting import PromptResult
     from unicloze.finetuning.scores import TaskScores
 
 References = Annotated[PathLike | Sequence[PathLike], Option("FILE", several=True)]
@@ -89,7 +89,7 @@ def evaluate_lambada(
 ) -> LambadaResult:
     """Evaluate a model on LAMBADA: accuracy and perplexity of the last word of a passage.
 
-    See `unicloze.evaluation.lambada.lambada`.
+    See `unicloze.evaluation.missing_words.lambada`.
 
     Args:
         model: As of `evaluate_blimp`.
@@ -110,7 +110,7 @@ def evaluate_lambada(
     from unicloze.training.allocator import tune_allocator
 
     tune_allocator()
-    from unicloze.evaluation.lambada import lambada
+    from unicloze.evaluation.missing_words import lambada
     from unicloze.interop.opening import open_model
 
     opened = open_model(model, device, precision)
@@ -127,7 +127,7 @@ def evaluate_cbt(
 ) -> PromptResult:
     """Evaluate a model on the Children's Book Test: which of ten words is missing.
 
-    See `unicloze.evaluation.childrens_books.childrens_books`.
+    See `unicloze.evaluation.missing_words.childrens_books`.
 
     Args:
         model: As of `evaluate_blimp`.
@@ -147,7 +147,7 @@ def evaluate_cbt(
     from unicloze.training.allocator import tune_allocator
 
     tune_allocator()
-    from unicloze.evaluation.childrens_books import childrens_books
+    from unicloze.evaluation.missing_words import childrens_books
     from unicloze.interop.opening import open_model
 
     return childrens_books(open_model(model, device, precision), questions, limit=limit, progress=not quiet)
@@ -208,7 +208,7 @@ def measure(
 ) -> MetricResult:
     """Compare predictions with references by a metric: ROUGE, BLEU, SQuAD's F1, accuracy and others.
 
-    See `unicloze.evaluation.metrics.read_files`.
+    See `unicloze.evaluation.metrics.files`.
 
     Args:
         metric: Name of the metric; `unicloze metrics` lists them.
@@ -225,7 +225,7 @@ def measure(
         UsageError: There is no such metric or option, or references are missing.
         UniclozeError: The files do not match, or an optional package is missing.
     """
-    from unicloze.evaluation.metrics.read_files import read_pairs, read_predictions
+    from unicloze.evaluation.metrics.files import read_pairs, read_predictions
     from unicloze.evaluation.metrics.registry import metric as named
 
     chosen, found = named(metric), Path(predictions)
@@ -264,10 +264,10 @@ def measure_task(
         UsageError: There is no such task, metric or option.
         UniclozeError: The files do not match.
     """
+    from unicloze.files import RECIPE
     from unicloze.finetuning.scores import measure_file
     from unicloze.recipes import load_recipe
     from unicloze.recipes.unread_settings import given_settings
-    from unicloze.run_files import RECIPE
     from unicloze.tasks import TASKS
     from unicloze.tasks.roles import check_fields
 

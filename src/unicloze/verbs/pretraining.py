@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.run_files import LEDGER, RECIPE, TOKENIZER
+from unicloze.files import LEDGER, RECIPE, TOKENIZER
 from unicloze.verbs.options import (
     DEFAULT_RECIPE,
     JSON,
@@ -236,8 +236,8 @@ def _chosen(
     given: Overrides, budget: str | None, out: PathLike | None, began: float, *, new_tokenizer: bool, progress: bool
 ) -> tuple[PathLike, dict[str, Any], Clock | None]:
     """The recipe to train and its settings: chosen now, or those of the run that was chosen before."""
+    from unicloze.cores import processes
     from unicloze.interop.opening import open_model
-    from unicloze.launch import processes
     from unicloze.pretraining.automatic import choose
     from unicloze.pretraining.budget import Budget
     from unicloze.progress import say
@@ -277,8 +277,8 @@ def _chosen(
 
 def _planned(recipe: Recipe) -> Plan:
     """What a run of a recipe would take."""
+    from unicloze.files import LINEAGE
     from unicloze.pretraining.plan import plan_run
-    from unicloze.run_files import LINEAGE
     from unicloze.text.lineage import read_lineage
     from unicloze.text.tokenizers import Tokenizer
 
@@ -306,8 +306,8 @@ def _of_whole(given: Overrides) -> dict[str, Any]:
 
 def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:
     """The toy recipe on the beginning of its corpus, after checking the full recipe's device and tokenizer."""
+    from unicloze.text.prepare import beginning_of
     from unicloze.text.tokenizers import Tokenizer
-    from unicloze.text.toy import beginning_of
     from unicloze.training.precision import choose_device
 
     choose_device(recipe.training)

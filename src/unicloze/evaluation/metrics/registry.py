@@ -1,6 +1,6 @@
 """Registers the metrics by name.
 
-The type of what is compared determines the form of predictions and references, which `read_files` returns:
+The type of what is compared determines the form of predictions and references, which `files` returns:
 
 | compared | predictions | references |
 |---|---|---|
@@ -20,20 +20,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics import bleu, nist
-from unicloze.evaluation.metrics.coco import coco
-from unicloze.evaluation.metrics.coqa import coqa
-from unicloze.evaluation.metrics.diversity import diversity
-from unicloze.evaluation.metrics.labels import accuracy, f1, macro_f1, matthews
-from unicloze.evaluation.metrics.last_words import lambada
-from unicloze.evaluation.metrics.meteor import meteor, programs
-from unicloze.evaluation.metrics.numbers import correlation
-from unicloze.evaluation.metrics.perl_rouge import perl_rouge
-from unicloze.evaluation.metrics.profiles import PROFILES
-from unicloze.evaluation.metrics.result import Metric
-from unicloze.evaluation.metrics.rouge import rouge
-from unicloze.evaluation.metrics.squad import squad
-from unicloze.evaluation.metrics.tags import entity_f1, tag_accuracy
+from unicloze.evaluation.metrics import texts
+from unicloze.evaluation.metrics.answers import coqa, lambada, squad
+from unicloze.evaluation.metrics.labels import accuracy, correlation, entity_f1, f1, macro_f1, matthews, tag_accuracy
+from unicloze.evaluation.metrics.result import PROFILES, Metric
+from unicloze.evaluation.metrics.texts import coco, diversity, meteor, perl_rouge, programs, rouge
 
 METRICS: dict[str, Metric] = {
     "rouge": Metric(
@@ -54,10 +45,10 @@ METRICS: dict[str, Metric] = {
     "bleu": Metric(
         purpose="BLEU by sacrebleu, with its signature",
         compares="texts",
-        function=bleu.bleu,
+        function=texts.bleu,
         headline="bleu",
         extra="metrics",
-        options={"tokenize": bleu.TOKENIZE},
+        options={"tokenize": texts.TOKENIZE},
     ),
     "coco": Metric(
         purpose="coco-caption's BLEU-1 to BLEU-4 and ROUGE-L, for tokenised texts",
@@ -78,10 +69,10 @@ METRICS: dict[str, Metric] = {
     "nist": Metric(
         purpose="NIST-4 and NIST-5 as mteval-v13a computes them",
         compares="texts",
-        function=nist.nist,
+        function=texts.nist,
         headline="nist_4",
         extra="metrics",
-        options={"tokenize": nist.TOKENIZE},
+        options={"tokenize": texts.NIST_TOKENIZE},
     ),
     "diversity": Metric(
         purpose="Entropy-4, Distinct-1, Distinct-2 and the average length of the predictions",

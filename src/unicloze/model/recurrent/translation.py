@@ -2,18 +2,193 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unicloze.arrays import Int64s
+from unicloze.errors import UsageError
 from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.backbone import Embeddings, Layer, Sequences, embedding_width, layer_widths, predicted
-from unicloze.model.recurrent.decoder import AttentionDecoder, EncodedSource
-from unicloze.model.recurrent.layer import State
-from unicloze.model.recurrent.pairs import Pairs, find_pairs
-from unicloze.model.recurrent.runs import BACKWARD, FORWARD
+from unicloze.model.recurrent.layers import BACKWARD, FORWARD, Runs, State
 from unicloze.settings import ModelSettings
+from unicloze.visibility import Intervals
+
+NO_PAIR = (
+    "an LSTM encoder-decoder (model.kind recurrent with model.decoder_layers) reads a source in both directions and writes a "
+    "target from left to right, but a slot of these rows reads otherwise: use an objective or task with source and target"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """The sources of a batch, longest first, each with its target, which may be empty.
+
+    Padding, which reads only itself, is a source of one slot.
+
+    Args:
+        rows: Row of each. *Shape:* (pairs,)
+        starts: First slot of the source. *Shape:* (pairs,)
+        lengths: Slots of the source, in descending order. *Shape:* (pairs,)
+        targets: Slots of the target, which begins after the source. *Shape:* (pairs,)
+    """
+
+    rows: Int64s
+    starts: Int64s
+    lengths: Int64s
+    targets: Int64s
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def runs(self, *, backward: bool) -> Runs:
+        """The sources as the runs of one direction."""
+        return Runs(rows=self.rows, starts=self.starts, lengths=self.lengths, backward=backward)
+
+    def with_targets(self) -> Int64s:
+        """Numbers of the pairs that have a target, longest target first. *Shape:* (pairs with a target,)"""
+        order = np.argsort(-self.targets, kind="stable")
+        return order[: np.count_nonzero(self.targets)]
+
+
+def find_pairs(intervals: Intervals) -> Pairs:
+    """The sources and targets of a batch.
+
+    Args:
+        intervals: *Shape:* (rows, slots, 4)
+    """
+    rows, width = intervals.shape[:2]
+    slot, row = np.arange(width), np.arange(rows)[:, None]
+    first, end = intervals[..., 0].astype(np.int64), intervals[..., 1].astype(np.int64)
+    if (intervals[..., 3] > intervals[..., 2]).any() or (first > slot).any() or (end <= slot).any():
+        raise UsageError(NO_PAIR)
+    source_end = end[row, first]
+    in_source = (slot < source_end) & (end == source_end)
+    in_target = (slot >= source_end) & (end == slot + 1)
+    place = (row * width + first).ravel()
+    counts = np.bincount(place[in_source.ravel()], minlength=rows * width)
+    written = np.bincount(place[in_target.ravel()], minlength=rows * width)
+    starts = np.flatnonzero((first == slot).ravel())
+    lengths = (source_end - slot).ravel()[starts]
+    last = np.zeros(rows * width, dtype=np.int64)
+    np.maximum.at(last, place, np.broadcast_to(slot + 1, first.shape).ravel())
+    ends = starts % width + lengths + written[starts]
+    if not (in_source | in_target).all() or (counts[starts] != lengths).any() or (last[starts] != ends).any():
+        raise UsageError(NO_PAIR)
+    order = np.argsort(-lengths, kind="stable")
+    starts = starts[order]
+    return Pairs(rows=starts // width, starts=starts % width, lengths=lengths[order], targets=written[starts])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedSource:
+    """What a decoder reads of some sources."""
+
+    states: Tensor  # Output of the encoder. *Shape:* (sources, slots, width)
+    real: Tensor  # Which slots are not padding. *Shape:* (sources, slots)
+
+    def first(self, count: int) -> EncodedSource:
+        """The first sources alone."""
+        return EncodedSource(states=self.states[:count], real=self.real[:count])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderState:
+    """What a decoder carries from step to step, for one or more texts of each source."""
+
+    layers: Sequence[tuple[Tensor, Tensor]]  # Output and cell of each layer. *Shape:* (sources, texts, width) each
+    attended: Tensor  # The attentional state, which is fed to the next step. *Shape:* (sources, texts, hidden size)
+
+    def first(self, count: int) -> DecoderState:
+        """The state of the first sources alone."""
+        return DecoderState(layers=[(h[:count], c[:count]) for h, c in self.layers], attended=self.attended[:count])
+
+
+class AttentionDecoder(nn.Module):
+    """A stack of LSTMs with token embeddings of its own, and attention over the encoder's output.
+
+    With z the token read, H the output of the encoder and s the output of the last layer:
+
+        s_t = LSTM([z_t; a_{t-1}], s_{t-1})
+        c_t = H^T softmax(H (W_1 s_t + b_1))
+        a_t = tanh(W_2 [c_t; s_t] + b_2)
+
+    `nn.LSTM` holds the weights; the steps are taken one by one, since each needs the attention of the one before.
+
+    Args:
+        settings: Model shape.
+        widths: Cells of each layer; the encoder's layers are as wide.
+        vocab_size: Rows of the token table.
+    """
+
+    def __init__(self, settings: ModelSettings, widths: Sequence[int], *, vocab_size: int) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(settings, vocab_size=vocab_size)
+        self.embedded = embedding_width(settings)
+        inputs = [self.embedded + settings.hidden_size, *widths[:-1]]
+        self.layers = nn.ModuleList(
+            [nn.LSTM(before, cells, batch_first=True) for before, cells in zip(inputs, widths, strict=True)]
+        )
+        self.query = nn.Linear(widths[-1], widths[-1])
+        self.combine = nn.Linear(2 * widths[-1], settings.hidden_size)
+
+    def start(self, final: Sequence[tuple[Tensor, Tensor]]) -> DecoderState:
+        """The state before the first token: that of the encoder, and nothing attended to.
+
+        Args:
+            final: Outputs and cells in which the encoder's layers end. *Shape:* (sources, width) each
+        """
+        layers = [(h[:, None], c[:, None]) for h, c in final]
+        attended = final[-1][0].new_zeros(len(final[-1][0]), 1, self.combine.out_features)
+        return DecoderState(layers=layers, attended=attended)
+
+    def inputs(self, embedded: Tensor) -> Tensor:
+        """What tokens add to the gates of the first layer. *Shape:* (..., embedding width) to (..., 4 x cells)"""
+        into, _, bias = self._weights(0)
+        return nn.functional.linear(embedded, into[:, : self.embedded], bias)
+
+    def step(
+        self, inputs: Tensor, state: DecoderState, source: EncodedSource, masks: Sequence[Tensor] | None = None
+    ) -> DecoderState:
+        """Read one token of each text.
+
+        Args:
+            inputs: See `inputs`. *Shape:* (sources, texts, 4 x cells)
+            state: The state before.
+            source: The sources.
+            masks: Dropout of the input of each layer but the first and of `attended`; none if None.
+                *Shape:* (sources, 1, width) each
+
+        Returns:
+            The state after; its `attended` predicts the next token.
+        """
+        layers: list[tuple[Tensor, Tensor]] = []
+        x = state.attended
+        for number, (h, c) in enumerate(state.layers):
+            into, recurrent, bias = self._weights(number)
+            if number == 0:
+                into, bias = into[:, self.embedded :], inputs
+            gates = bias + x @ into.T + h @ recurrent.T
+            entering, kept, proposed, shown = gates.chunk(4, dim=2)
+            c = kept.sigmoid() * c + entering.sigmoid() * proposed.tanh()
+            x = shown.sigmoid() * c.tanh()
+            layers.append((x, c))
+            if masks is not None and number + 1 < len(self.layers):
+                x = x * masks[number]
+        scores = self.query(x) @ source.states.transpose(1, 2)
+        shares = scores.masked_fill(~source.real[:, None], -torch.inf).softmax(dim=2)
+        attended = torch.tanh(self.combine(torch.cat([shares @ source.states, x], dim=2)))
+        return DecoderState(layers=layers, attended=attended if masks is None else attended * masks[-1])
+
+    def _weights(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Input and recurrent weights and the bias of a layer."""
+        weights: dict[str, Tensor] = dict(self.layers[number].named_parameters())
+        bias = weights["bias_ih_l0"] + weights["bias_hh_l0"]
+        return weights["weight_ih_l0"], weights["weight_hh_l0"], bias
 
 
 class TranslationBackbone(nn.Module):

@@ -1,10 +1,4 @@
-"""Hugging Face datasets as a streamed source of documents: `hf:NAME[:SPLIT[:COLUMN]]`.
-
-NAME is a folder written by `save_to_disk`, a folder of data files that `datasets` can load, or a dataset on the Hub as
-OWNER/NAME or OWNER/NAME/CONFIG. SPLIT defaults to `train` or the only split, COLUMN to `data.text_field`.
-
-Every pass of a preparation streams the dataset again, at the revision of the first pass. Needs the extra `datasets`.
-"""
+"""Sources of documents other than text files: Hugging Face datasets, token shards; and estimates of a corpus."""
 
 from __future__ import annotations
 
@@ -16,9 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.settings import PYTHON_DOCS, DataSettings
 from unicloze.storage import is_url
-from unicloze.text.documents import Document, Tally, mended_document
+from unicloze.text.columns import AT_ONCE, Stored
+from unicloze.text.digests import Digests
+from unicloze.text.documents import Document, Tally, find_files, local_files_at, mended_document, read_documents
+from unicloze.text.python_docs import python_docs
+from unicloze.text.shards import TokenShard, open_column
+from unicloze.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -176,3 +179,120 @@ def _load_builder(source: DatasetSource) -> Any:
 
 
 _pinned_builder = functools.cache(_load_builder)
+
+SAMPLE = 200_000
+"""Characters to read of each source."""
+COMPRESSED = 3
+"""Assumed ratio of text to compressed bytes."""
+LONGEST_MEAN_WORD = 20
+"""Mean characters between spaces above which a script is taken to be written without them."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a look at a corpus tells."""
+
+    size: int | None  # estimated number of characters; None if unknown
+    spaced: bool  # whether words are separated by spaces
+
+
+def survey(data: DataSettings) -> Survey:
+    """Look at a corpus."""
+    sizes = [None if is_dataset(corpus) else _characters(corpus, data.text_field) for corpus in data.corpus]
+    texts = [text for corpus in data.corpus for text in _beginning(corpus, data.text_field)]
+    words = sum(len(text.split()) for text in texts)
+    known = [size for size in sizes if size is not None]
+    spaced = not words or sum(map(len, texts)) / words <= LONGEST_MEAN_WORD
+    return Survey(sum(known) if len(known) == len(sizes) else None, spaced)
+
+
+def _characters(corpus: str, text_field: str) -> int | None:
+    """Estimated characters of a source; None if it holds tokens."""
+    if corpus == PYTHON_DOCS:
+        return sum(len(document.text) for document in python_docs())
+    if find_shards(corpus):
+        return None
+    sample = "".join(_beginning(corpus, text_field))
+    of_a_byte = len(sample) / max(1, len(sample.encode()))
+    plain = sum(
+        file.stat().st_size * (COMPRESSED if file.suffix in {".gz", ".zst", ".parquet"} else 1)
+        for file in find_files(corpus)
+    )
+    return round(plain * of_a_byte)
+
+
+def _beginning(corpus: str, text_field: str) -> Iterator[str]:
+    if is_dataset(corpus) or (corpus != PYTHON_DOCS and find_shards(corpus)):
+        return
+    room = SAMPLE
+    for document in python_docs() if corpus == PYTHON_DOCS else read_documents(corpus, text_field):
+        yield document.text[:room]
+        room -= len(document.text)
+        if room <= 0:
+            return
+
+
+_OURS = "unicloze-"
+
+
+def find_shards(corpus: str | Path) -> list[Path]:
+    """The `.ds` files under a path, sorted; none for a URL, since they are memory-mapped."""
+    return [] if is_url(corpus) else [file for file in local_files_at(corpus) if file.suffix == ".ds"]
+
+
+def name_of(tokenizer: Tokenizer) -> str:
+    """Name of a tokenizer in the metadata of our shards."""
+    return _OURS + tokenizer.fingerprint[:16]
+
+
+def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+    """Token ids of each document of a shard. *Shape:* (tokens,) each"""
+    shard, vocab_size = TokenShard.open(path), tokenizer.vocabulary.size
+    if shard.tokenizer_name.startswith(_OURS) and shard.tokenizer_name != name_of(tokenizer):
+        raise UniclozeError(
+            f"{path} holds tokens of tokenizer {shard.tokenizer_name.removeprefix(_OURS)}, not "
+            f"{tokenizer.fingerprint[:16]}: give --tokenizer.path the tokenizer of these shards."
+        )
+    for start, end in zip(shard.starts, shard.ends, strict=True):
+        tokens = shard.tokens[start:end]
+        check_ids(path, tokens, vocab_size)
+        yield tokens
+
+
+def write_selection(folder: Path, name: str, shards: list[tuple[Path, Path]], side: int) -> dict[str, Any]:
+    """Record the documents of each shard that form a source, as one `NAME.I.documents` file of uint64 per shard."""
+    counts = {"documents": 0, "tokens": 0}
+    for i, (path, sides) in enumerate(shards):
+        file, place = folder / f"{name}.{i}.documents", 0
+        with sides.open("rb") as read, file.open("wb") as written:
+            while raw := read.read(AT_ONCE):
+                numbers = np.flatnonzero(np.frombuffer(raw, dtype=np.uint8) == side) + place
+                written.write(numbers.astype("<u8").tobytes())
+                place += len(raw)
+        shard = TokenShard.open(path, documents=Stored.open(file))
+        counts["documents"] += len(shard.ends)
+        counts["tokens"] += shard.num_tokens
+    return {**counts, "bytes": None}
+
+
+def open_selection(
+    folder: Path, name: str, paths: list[Path], digests: Digests | None = None
+) -> tuple[TokenShard, ...]:
+    """Open what `write_selection` recorded."""
+    shards = []
+    for i, path in enumerate(paths):
+        file = folder / f"{name}.{i}.documents"
+        if not file.is_file():
+            raise UniclozeError(f"{file} is missing: remove the folder and prepare again.")
+        shards.append(TokenShard.open(path, documents=open_column(file, digests), digests=digests))
+    return tuple(shards)
+
+
+def check_ids(path: Path, tokens: npt.NDArray[np.integer], vocab_size: int) -> None:
+    """Refuse token ids of a shard that are not below the vocabulary size."""
+    largest = int(tokens.max(initial=0))
+    if largest >= vocab_size:
+        raise UniclozeError(
+            f"{path} holds token id {largest}, but the tokenizer has only {vocab_size} ids: give --tokenizer.path the "
+            "tokenizer of these shards."
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ import numpy.typing as npt
 
 from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.known_words import listed_words
+from unicloze.evaluation.blimp import listed_words
 from unicloze.evaluation.metrics.standard_errors import binomial_error
+from unicloze.evaluation.prompting import Choice, Normaliser, PromptResult, choose
 from unicloze.progress import Progress
 from unicloze.records import read_records
+from unicloze.records.files import read_text
 from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 from unicloze.text.tokenizers import Tokenizer
@@ -152,3 +155,76 @@ def _blank(record: Record) -> Blank:
             f"{record.place}: a passage needs a last word and text before it; this has only one of them"
         )
     return Blank(before=before.rstrip(), answer=f" {word}", place=record.place)
+
+
+BLANK = "XXXXX"
+_LINE = re.compile(r"(\d+) (.*)")
+
+
+def childrens_books(
+    model: LoadedModel,
+    path: str | Path,
+    *,
+    normalise: Normaliser = "sum",
+    limit: int | None = None,
+    batch_size: int = 64,
+    progress: bool = True,
+) -> PromptResult:
+    """Choose the missing word of every question."""
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit is {limit}: give 1 or more")
+    questions = read_questions(Path(path))[:limit]
+    return choose(
+        model, questions, task="Children's Book Test", normalise=normalise, batch_size=batch_size, progress=progress
+    )
+
+
+def read_questions(path: Path) -> list[Choice]:
+    """The questions of a file.
+
+    Each question is the numbered lines of a story, from 1; its last line has the blank, then after tabs its word and the
+    candidates, separated by `|`. Empty lines are ignored.
+    """
+    found: list[Choice] = []
+    story: list[str] = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        place, line = f"{path}, line {number}", line.rstrip("\r")
+        if not line.strip():
+            continue
+        match = _LINE.match(line)
+        if match is None:
+            raise UniclozeError(
+                f"{place}: a line must begin with its number, as in '1 Once upon a time'; this does not"
+            )
+        if int(match[1]) == 1:
+            story = []
+        if "\t" in match[2]:
+            found.append(_question(match[2], story, len(found), place))
+            story = []
+        else:
+            story.append(match[2].strip())
+    if not found:
+        raise UniclozeError(f"{path} has no questions: give a file of the Children's Book Test")
+    return found
+
+
+def _question(line: str, story: list[str], number: int, place: str) -> Choice:
+    sentence, word, *rest = line.split("\t")
+    candidates = [one for one in rest[-1].strip().split("|") if one] if rest else []
+    if sentence.count(BLANK) != 1 or word not in candidates or len(set(candidates)) != len(candidates):
+        raise UniclozeError(
+            f"{place}: a question is a sentence with one {BLANK}, its word, and distinct candidates that include the word, "
+            "separated by tabs; this is not one"
+        )
+    left, right = sentence.strip().split(BLANK)
+    before = " ".join([*story, left]) if left.strip() else " ".join([*story, ""])
+    kept = before.rstrip()
+    return Choice(
+        id=str(number),
+        before=kept,
+        after=right,
+        names=candidates,
+        answers=[before[len(kept) :] + candidate for candidate in candidates],
+        gold=word,
+        place=place,
+    )
