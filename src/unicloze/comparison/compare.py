@@ -32,7 +32,7 @@ from unicloze.comparison.jobs import LOCK, Job, do_all
 from unicloze.comparison.measures import counted, masked_steps
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
 from unicloze.comparison.results import ContestantResult, ProbeColumn, Spent, words_key
-from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, fine_tune, run_once, scores_of
+from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, figures_over_seeds, fine_tune, run_once, scores_of
 from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
@@ -321,6 +321,7 @@ def _row(
         flops=contestant.flops_per_step * steps,
         seconds=statistics.fmean(history.seconds for history in histories),
         scores=scores,
+        figures=figures_over_seeds([known for _, known in runs]),
         reads=f"{recipe.use.visibility}, {recipe.use.pooling}",
         probes={probe.name: _spent(probe, runs) for probe in probes if recipe.name not in probe.not_defined},
     )

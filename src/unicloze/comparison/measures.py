@@ -48,11 +48,11 @@ def held_out(
     compute: Compute,
     rows: int,
     before: Callable[[int], Sequence[Sequence[Int32s]]] | None = None,
-) -> dict[str, float | None]:
-    """Mean nats per prediction by measure; None if it is undefined or there are no predictions."""
+) -> dict[str, Figure | None]:
+    """The loss by measure; None if it is undefined."""
     vocabulary = loaded.tokenizer.vocabulary
     steps = masked_steps(windows, vocabulary)
-    result: dict[str, float | None] = {}
+    result: dict[str, Figure | None] = {}
     for measure, ability in MEASURES.items():
         settings = part_with(objective_of(loaded.recipe), ability)
         lay_out = None if settings is None else getattr(defined(settings), ability)
@@ -66,7 +66,7 @@ def held_out(
         else:
             count = math.ceil(loaded.model.settings.memory / (windows.token_ids.shape[1] - 2))
             figure = _with_memory(loaded, examples, windows, before(count), compute, rows)
-        result[measure] = figure.mean  # these rows predict ordinary tokens that they show nowhere
+        result[measure] = figure  # these rows predict ordinary tokens that they show nowhere
     return result
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unicloze.finetuning.seeds import OverSeeds
+from unicloze.training.ledger import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class ContestantResult:
         scores: Scores over the seeds, by measure; None if the objective does not define a measure.
         reads: Visibility and pooling used for probes, from the `use` section of its recipe.
         probes: Cost of fine-tuning by probe, not included in the fields above.
+        figures: Held-out losses by measure, the mean over the seeds with the error of a single run.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ContestantResult:
     scores: Mapping[str, OverSeeds | None]
     reads: str = ""
     probes: Mapping[str, Spent] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

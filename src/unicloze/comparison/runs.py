@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import operator
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,6 +28,7 @@ from unicloze.tasks.task import RecordsCut
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.windows import Windows
+from unicloze.training.ledger import Figure
 from unicloze.training.loading import load_model
 from unicloze.training.loop import Compute
 from unicloze.training.pace import Clock
@@ -73,8 +76,10 @@ def run_once(
         loaded = load_model(run)
         rows = training.micro_batch_size or training.batch_size
         loaded.model.to(compute.device)
-        nats = held_out(loaded, windows, compute, rows, lambda count: sampler.texts_before(windows, count))
+        figures = held_out(loaded, windows, compute, rows, lambda count: sampler.texts_before(windows, count))
+        nats = {measure: None if figure is None else figure.mean for measure, figure in figures.items()}
         known = {**wanted, "nats": nats, "scores": {}, PROBES: {}}
+        known["figures"] = {measure: figure.to_dict() for measure, figure in figures.items() if figure is not None}
         known["bits_per_byte"] = bits_per_byte(nats["causal"], tokens_per_byte(prepared))
         write_file(scores_file, json.dumps(known, indent=1))
     for name, evaluator in evaluators.items():
@@ -145,3 +150,18 @@ def scores_of(
     words = history.content_words
     guessed = {words_key(side): 100 * words["top_5"] if words.get("sees") == side else None for side in get_args(Side)}
     return {**perplexities, "bits_per_byte": known["bits_per_byte"], **guessed, **more, **probed}
+
+
+def figures_over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    """The loss of each measure, the mean over the seeds with the error of a single run, from each `scores.json`."""
+    every = [
+        {name: figure for name, values in known.get("figures", {}).items() if (figure := Figure.read(values))}
+        for known in runs
+    ]
+    found = {}
+    for name in every[0]:
+        each = [figures[name] for figures in every if name in figures]
+        total = functools.reduce(operator.add, each)
+        numbers = "nats", "weight", "counted_nats", "counted_squares", "counted_weight"
+        found[name] = dataclasses.replace(total, **{key: getattr(total, key) / len(each) for key in numbers})
+    return found

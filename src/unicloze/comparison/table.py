@@ -151,8 +151,7 @@ def _of_counts(comparison: Comparison) -> list[str]:
     said = [f"A Kneser-Ney trigram of the training text, on the same predictions: {_list(reached)}."]
     beaten: dict[str, list[str]] = {}
     for row in comparison.rows:
-        perplexities = {key: spread.mean for key in PERPLEXITIES if (spread := row.scores.get(key))}
-        if what := not_beaten(perplexities, counts):
+        if what := not_beaten(row.figures, counts):
             beaten.setdefault(what, []).append(row.name)
     return said + [f"No better than {what}: {_list(names)}." for what, names in beaten.items()]
 

@@ -129,12 +129,12 @@ def verdict_on(
     figures: Mapping[str, Figure], counts: Counted, words: WordScore | None, course: Course, little: str
 ) -> str:
     """The verdict on a finished pre-training run."""
-    measured = {name: figure for name, figure in figures.items() if figure.token_mean is not None and name in counts}
+    measured = _measured(figures, counts)
     overfitted = _overfitted(course)
     if not measured:
         failed, said = True, ["not judged: there is no held-out perplexity"]
     else:
-        name = min(measured, key=lambda name: _behind(measured[name], counts[name]["trigram"]))
+        name = _foremost(measured, counts)
         best = measured[name]
         failure, said_of, rival = _against(best, f" ({name})" * (len(measured) > 1), counts[name], words)
         cure = "give more text" if overfitted else _cost(best, rival, counts[name], course)
@@ -148,6 +148,21 @@ def verdict_on(
     return "; ".join(said)
 
 
+def _measured(figures: Mapping[str, Figure], counts: Counted) -> dict[str, Figure]:
+    """The figures that can be compared with counts."""
+    return {name: figure for name, figure in figures.items() if figure.token_mean is not None and name in counts}
+
+
+def _foremost(measured: Mapping[str, Figure], counts: Counted) -> str:
+    """The figure that is farthest ahead of the trigram, or least behind it."""
+    return min(measured, key=lambda name: _behind(measured[name], counts[name]["trigram"]))
+
+
+def _rival(figure: Figure, counts: Mapping[str, float]) -> str:
+    """The weakest counts that a model is worse than; empty if none."""
+    return next((kind for kind in COUNTED if _standing(figure, counts[kind]) > 0), "")
+
+
 def _behind(figure: Figure, perplexity: float) -> float:
     """The loss above that of counts, in nats per prediction."""
     return (figure.token_mean or 0.0) - math.log(perplexity)
@@ -155,7 +170,7 @@ def _behind(figure: Figure, perplexity: float) -> float:
 
 def _against(best: Figure, name: str, counts: Mapping[str, float], words: WordScore | None) -> tuple[str, str, str]:
     """The failure, empty if counts do not beat the model; the figures; and the counts that its perplexity fails to beat."""
-    rival = next((kind for kind in COUNTED if _standing(best, counts[kind]) > 0), "")
+    rival = _rival(best, counts)
     assert best.perplexity is not None
     figures = f"perplexity {shown(best.perplexity)}{name} against "
     if rival == "unigram":
@@ -226,13 +241,13 @@ def _rounded(steps: float) -> str:
     return f"{math.ceil(steps / unit) * unit:,}"
 
 
-def not_beaten(perplexities: Mapping[str, float], counts: Counted) -> str:
-    """What a model is no better than by any of its perplexities: `counting words`, `a Kneser-Ney trigram`, or empty."""
-    alike = perplexities.keys() & counts.keys()
-    for kind, what in COUNTED.items():
-        if alike and all(perplexities[name] >= counts[name][kind] for name in alike):
-            return what
-    return ""
+def not_beaten(figures: Mapping[str, Figure], counts: Counted) -> str:
+    """What a model is no better than, by the rule of a run's verdict: a value of `COUNTED`, or empty."""
+    measured = _measured(figures, counts)
+    if not measured:
+        return ""
+    name = _foremost(measured, counts)
+    return COUNTED.get(_rival(measured[name], counts[name]), "")
 
 
 def is_beaten(verdict: str) -> bool | None:
