@@ -22,7 +22,7 @@ from unicloze import verbs
 from unicloze.example import Examples, Target, predicts_tokens
 from unicloze.mixtures import parts
 from unicloze.objectives import make_examples, settings_of
-from unicloze.pretraining.count_baselines import _around, open_baselines
+from unicloze.pretraining.count_baselines import _around, open_baselines, perplexities_of
 from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe, recipe_names
@@ -347,6 +347,31 @@ def test_the_trigram_sees_the_neighbours_that_the_row_shows(name: str) -> None:
                     if token == ABSENT:
                         break  # what is behind it is of no use
         assert joined or not missing, (one.part, one.name)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "gpt", "mdlm-base"])
+def test_the_trigram_is_weighed_like_the_loss_beside_it(name: str, tmp_path: Path) -> None:
+    """A figure divides the weighted losses of the counted predictions by their share of the normaliser."""
+    for one in changed(name):
+        draw = np.random.default_rng(0)
+        texts = [draw.choice(one.vocabulary.ordinary, 30).tolist() for _ in range(40)]
+        counts = Counts.of([token_source(tmp_path / f"{one.part}.ds", texts)], one.vocabulary)
+        target, ordinary = one.target, one.vocabulary.ordinary.astype(np.int64)
+        counted = (target.weights > 0) & (True if target.counted is None else target.counted)
+        nats = {"unigram": 0.0, "trigram": 0.0}
+        around = _around(one.examples, one.name, counted, one.vocabulary, one.windows)
+        for (row, number), *tokens in zip(np.argwhere(counted), *around, strict=True):
+            left2, left1, right1, right2 = (np.full(len(ordinary), token) for token in tokens)
+            scores = counts.following(left2, left1, ordinary)
+            if right1[0] != ABSENT:
+                scores = scores * counts.following(left1, ordinary, right1)
+            if right2[0] != ABSENT:
+                scores = scores * counts.following(ordinary, right1, right2)
+            label, weight = target.labels[row, number], float(target.weights[row, number])
+            nats["trigram"] -= weight * math.log(scores[ordinary == label][0] / scores.sum())
+            nats["unigram"] -= weight * math.log(counts.unigram[label])
+        expected = {kind: math.exp(total / target.counted_weight) for kind, total in nats.items()}
+        assert perplexities_of(counts, one.examples, one.name, one.windows) == pytest.approx(expected)
 
 
 # In a run
