@@ -63,17 +63,18 @@ class System(NamedTuple):
     share: float = 1.0
     settings: Mapping[str, Any] = {}
     evaluations: int = 6
+    window: int = 64
 
 
 SYSTEMS = {
     "UniLMv2": System("unilmv2-base", True),
-    "UniLM v1": System("unilm-v1-base", True),
-    "BERT with next sentences": System("bert-base", True),
-    "RoBERTa": System("roberta-base", True),
-    "ALBERT": System("albert-base", True),
-    "ERNIE in three stages": System("ernie-base", True),
-    "SpanBERT with boundaries": System("spanbert-base", True),
-    "ELECTRA": System("electra-base"),
+    "UniLM v1": System("unilm-v1-base", True, window=16),
+    "BERT with next sentences": System("bert-base", True, window=16),
+    "RoBERTa": System("roberta-base", True, window=16),
+    "ALBERT": System("albert-base", True, window=16),
+    "ERNIE in three stages": System("ernie-base", True, window=16),
+    "SpanBERT with boundaries": System("spanbert-base", True, window=16),
+    "ELECTRA": System("electra-base", window=16),
     "MPNet": System("mpnet-base", True),
     "XLNet with memory": System("xlnet-base", True),
     "GPT": System("gpt"),
@@ -87,14 +88,14 @@ SYSTEMS = {
             ],
         },
     ),
-    "BART": System("bart-base"),
-    "MASS": System("mass-base"),
+    "BART": System("bart-base", window=16),
+    "MASS": System("mass-base", window=16),
     "T5": System("t5-base"),
     "T5 1.1": System("t5-v1.1-base"),
     "prefix LM": System("prefix-lm-base"),
     "UL2": System("ul2-base", settings={"training.evaluate_windows": 64}),
-    "MDLM": System("mdlm-base", True),
-    "BD3-LM": System("bd3lm-base", True),
+    "MDLM": System("mdlm-base", True, window=16),
+    "BD3-LM": System("bd3lm-base", True, window=16),
     "AWD-LSTM with NT-ASGD": System(
         "awd-lstm", share=0.8, evaluations=24,
         settings={
@@ -107,7 +108,10 @@ SYSTEMS = {
     "CoVe": System("cove", share=0.4, settings=LITTLE_DROPOUT),
 }  # fmt: skip
 """With `causal_first` a third of the steps, as in `quickstart`, predicts from the left: without it, masked models this small
-stay at the frequencies of words for thousands of steps."""
+stay at the frequencies of words for thousands of steps. With learned positions they have windows of 16: in longer ones they
+stay there in any case."""
+TOKENS = 1024
+"""Tokens of a step."""
 VARIANTS = (
     "auto", "bd3lm-base-", "electra-small", "mdlm-base-", "prefix-denoising", "prefix-masked-span", "prefix-span-corruption",
     "quickstart", "transformer-", "ulmfit", "unilm-v1-large", "unilmv2-ablation",
@@ -120,7 +124,8 @@ MEASURED = {"nsp": "next sentence", "sop": "sentence order", "rtd": "replaced to
 def recipe_of(system: System, given: argparse.Namespace) -> Recipe:
     """The system's recipe in small."""
     common = {
-        "data.corpus": given.corpus, "data.window": 64, "data.heldout_share": given.heldout, "training.batch_size": 16,
+        "data.corpus": given.corpus, "data.heldout_share": given.heldout, "data.window": system.window,
+        "training.batch_size": TOKENS // system.window,
         "training.evaluate_windows": 256, "training.precision": "fp32", "training.device": "cpu", "training.threads": 1,
         "tokenizer.extra_tokens": 100,
     }  # fmt: skip
@@ -200,7 +205,7 @@ def ran(name: str, given: argparse.Namespace) -> dict[str, Any]:
     recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=str(prepared.folder)))
     run, budget = given.out / system.recipe, Budget("flops", given.flops * system.share)
     recipe = contestants_at_budget(recipe, prepared, budget, given.out).recipe
-    every = max(1, recipe.training.steps // system.evaluations)
+    every = -(-recipe.training.steps // system.evaluations)
     recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, evaluate_every=every))
     blocks = heldout_of(recipe, prepared, given.out)
     model = ready_model(recipe, prepared.tokenizer.vocabulary.size, torch.device("cpu"))
@@ -218,6 +223,7 @@ def ran(name: str, given: argparse.Namespace) -> dict[str, Any]:
     fit_weights(model, checkpoint)
     return {
         "network": network(recipe.model),
+        "window": system.window,
         "parameters": history.start["parameters"],
         "steps": history.step,
         "text_tokens": round(history.curve("text_tokens")[-1][1]),
@@ -246,14 +252,14 @@ def beaten(found: Mapping[str, Any]) -> list[str]:
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """A row for each system and target, as Markdown, and what does not beat its strongest floor."""
     heads = [
-        "system", "network", "predicts", "before", "after the causal third", "after", "counting words", "Kneser-Ney trigram",
-        "chance", "steps", "text tokens", "seconds",
+        "system", "network", "window", "predicts", "before", "after the causal third", "after", "counting words",
+        "Kneser-Ney trigram", "chance", "steps", "text tokens", "seconds",
     ]  # fmt: skip
-    rows = ["| " + " | ".join(heads) + " |", "|---|---|---|" + "---:|" * (len(heads) - 3)]
+    rows = ["| " + " | ".join(heads) + " |", "|---|---|---:|---|" + "---:|" * (len(heads) - 4)]
     behind = []
     for name in SYSTEMS:
         for line in (line for line in lines if line["system"] == name):
-            about = [name, line["network"]]
+            about = [name, line["network"], str(line["window"])]
             costs = [f"{line['steps']:,}", f"{line['text_tokens'] / 1e6:.2f} M", f"{line['cpu seconds']}"]
             for target, found in line["targets"].items():
                 known = {**found, **found["floor"]}
@@ -268,7 +274,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
                     behind.append(f"- {what} {said} {line['verdict']}")
                     shown[2] += "" if over else " (!)"
                 rows.append("| " + " | ".join([*about, MEASURED.get(target, target), *shown, *costs]) + " |")
-                about, costs = ["", ""], ["", "", ""]
+                about, costs = [""] * 3, [""] * 3
     return "\n".join(
         [*rows, *(["", "Not ahead of every floor, by the verdict of the run:", "", *behind] if behind else [])]
     )
