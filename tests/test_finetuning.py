@@ -142,7 +142,7 @@ def test_patience_counts_no_head_fitted_before_training(
     monkeypatch.setattr("unicloze.finetuning.run.headline", lambda *_: next(values))
     recipe = recipe_for(start, finetuning__patience=1, finetuning__evaluations=1, training__learning_rate="auto")
     result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
-    assert (result.best_step, result.step) == (0, 6)
+    assert (result.best_step, result.step, result.likeliest) == (0, 6, False)
 
 
 def test_seeds_give_mean_and_spread(start: LoadedModel, tmp_path: Path) -> None:

@@ -229,3 +229,19 @@ def test_standard_errors_fit_the_metric() -> None:
     assert standard_errors("bleu", *long) == {}
     squad = standard_errors("squad", ["a", "b", ""], [["a"], ["a"], []])
     assert squad["exact"] == pytest.approx(100 * np.std([1, 0, 1], ddof=1) / math.sqrt(3))
+
+
+def test_the_page_says_when_the_likeliest_checkpoint_is_kept(tmp_path: Path) -> None:
+    """By the mark of the evaluation, not by the highest value, as the trainer keeps it."""
+    start = {"event": "start", "step": 0, "recipe": {"task": {"kind": "classification", "metrics": ["accuracy"]}}}
+    evaluations = [
+        {"event": "evaluate", "step": step, "headline": value, "kept": kept,
+         "results": {"accuracy": {"metric": "accuracy", "values": {"accuracy": value}, "items": 9}}}
+        for step, value, kept in ((0, 60.0, True), (4, 62.0, False))
+    ]  # fmt: skip
+    lines = [json.dumps({"schema": 1, "time": 0.0, **event}) for event in (start, *evaluations)]
+    (tmp_path / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    run = TaskRun.read(tmp_path)
+    assert run.best_step == 0 and run.values("accuracy") == {"accuracy": 60.0}
+    words = Page(build_report(tmp_path).read_text()).words
+    assert "selected the best checkpoint, the likeliest of those within a standard error of its highest." in words

@@ -119,6 +119,8 @@ class FinetuneResult:
         chosen_by: Value of the first metric that selected the checkpoint; empty if nothing was evaluated.
         baselines: Scores of baselines without a model, the simplest first; empty if nothing was evaluated.
         verdict: Interpretation of the scores, in words.
+        likeliest: Whether the checkpoint is the likeliest of those within a standard error of the best value, as after a
+            head fitted to few labels, and not the one of the best value.
     """
 
     out: Path
@@ -129,6 +131,7 @@ class FinetuneResult:
     chosen_by: str = ""
     baselines: Sequence[BaselineScores] = ()
     verdict: str = ""
+    likeliest: bool = False
 
 
 def finetune_run(
@@ -326,8 +329,10 @@ class _Run(RunProcess):
             self.write_end(verdict=verdict, errors=errors)
         if not stopped and self.world.first:
             shutil.rmtree(self.out / AVERAGED, ignore_errors=True)
+        highest = max((one.value for one in self.evaluations), default=None)
+        likeliest = self.best is not None and self.best.value != highest
         return FinetuneResult(
-            self.out, self.state.step, best_step, stopped, self.scores, chosen_by, self.baselines, verdict
+            self.out, self.state.step, best_step, stopped, self.scores, chosen_by, self.baselines, verdict, likeliest
         )
 
     def _verdict(self, predictions: Sequence[Prediction]) -> str:

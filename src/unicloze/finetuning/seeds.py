@@ -68,6 +68,7 @@ class FinetuneSummary:
                     "step": run.step,
                     "best_step": run.best_step,
                     "chosen_by": run.chosen_by,
+                    "likeliest": run.likeliest,
                     "stopped_by": run.stopped_by,
                     "scores": {name: result.to_dict() for name, result in run.scores.items()},
                     "baselines": [baseline.to_dict() for baseline in run.baselines],
@@ -96,7 +97,8 @@ class FinetuneSummary:
                 continue
             said = {name: _with_errors(result) for name, result in run.scores.items()}
             values = _chosen_first(said, run.chosen_by)
-            kept = f", best by {run.chosen_by} at step {run.best_step:,}" if values else ""
+            how = "likeliest within a standard error of the best" if run.likeliest else "best by"
+            kept = f", {how} {run.chosen_by} at step {run.best_step:,}" if values else ""
             lines.append(f"{run.out}: trained to step {run.step:,}{kept}{_in_line(values)}")
             if run.verdict:
                 lines.append(f"  {run.verdict}")

@@ -192,7 +192,8 @@ def _evaluation(loaded: LoadedModel, start: Mapping[str, Any], events: Sequence[
     rows = [*_rows(found[-1]), *_rivals(start, found[-1])]
     width = max(len(name) for name, _ in rows) if rows else 0
     table = "\n".join(f"| {name:<{width}} | {value} |" for name, value in rows)
-    ends = [event for event in events if event.get("event") == "end" and event.get("step") == loaded.step]
+    is_best = loaded.path.parent.name == BEST  # the verdict on a fine-tuning is that on its best checkpoint
+    ends = [event for event in events if event.get("event") == "end" and (is_best or event["step"] == loaded.step)]
     verdict = f"\n\n{VERDICT}{ends[-1]['verdict']}." if ends and ends[-1].get("verdict") else ""
     return f"| {'measure':<{width}} | value |\n|{'-' * (width + 2)}|---|\n{table}{verdict}"
 

@@ -90,11 +90,13 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         labels: Sequence[Mapping[str, int] | None] = [None] * len(bounds)
         if answers is not None:
             labels = _labels(answers, record, passage, bounds, task)
-        cut += len(known[dialogue[-1]]) > room
+        is_cut = len(known[dialogue[-1]]) > room
+        cut += is_cut
         several += len(bounds) > 1
         wanted = _UNKNOWN if not answers else kind_of(answers[0].text)
         unreached += wanted != _UNKNOWN and all(label and label["answer"] == _UNKNOWN for label in labels)
-        windows += extraction.windows_of_record(number, question, passage, bounds, labels, recipe.use.separators)
+        separators = recipe.use.separators
+        windows += extraction.windows_of_record(number, question, passage, bounds, labels, separators, cut=is_cut)
     extraction.note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
     return windows
 

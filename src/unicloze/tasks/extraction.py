@@ -169,8 +169,8 @@ def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> l
         labels = [None if answers is None else _labels(span, first, last) for first, last in bounds]
         several += len(bounds) > 1
         unreached += bool(answers) and not any(label and label["start"] for label in labels)
-        made = windows_of_record(number, shown, passage, bounds, labels, recipe.use.separators)
-        windows += [dataclasses.replace(window, cut=len(question) > room) for window in made]
+        is_cut = len(question) > room
+        windows += windows_of_record(number, shown, passage, bounds, labels, recipe.use.separators, cut=is_cut)
     cut = sum(len(question) > room for question in questions)
     note_windows(len(records), cut=cut, several=several, unreached=unreached, recipe=recipe)
     return windows
@@ -194,6 +194,8 @@ def windows_of_record(
     bounds: Sequence[tuple[int, int]],
     labels: Sequence[Mapping[str, int] | None],
     separators: int,
+    *,
+    cut: bool,
 ) -> list[Window]:
     """The windows of one record."""
     return [
@@ -205,6 +207,7 @@ def windows_of_record(
             last=last,
             labels=label,
             separators=separators,
+            cut=cut,
         )
         for (first, last), label in zip(bounds, labels, strict=True)
     ]
