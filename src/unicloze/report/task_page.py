@@ -132,8 +132,8 @@ def scores(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
     notes = [str(mapping(mapping(run.best.get("results")).get(metric)).get("note") or "") for metric in run.metrics]
     said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes if note)
     lead = "In percent unless a unit is given; the value in bold selected the best checkpoint"
-    values = [number(event.get("headline")) for event in run.history.evaluations.values()]
-    known = [value for value in values if value is not None]
+    found = [number(event.get("headline")) for event in run.history.evaluations.values()]
+    known = [value for value in found if value is not None]
     if known and number(run.best.get("headline")) != max(known):
         lead += ", the likeliest of those within a standard error of its highest"
     lead += "."
