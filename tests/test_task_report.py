@@ -212,7 +212,8 @@ def test_samples_show_the_wrong_ones_first() -> None:
 
 
 def test_what_is_right() -> None:
-    assert is_right("a", ["b", "a"]) and is_right("", []) and not is_right("a", [])
+    assert is_right("c", ["b", "c"]) and is_right("", []) and not is_right("c", [])
+    assert is_right("The C.", ["b", "c"]) and is_right("the", ["b", "The"]) is False, "as SQuAD's script compares"
     assert is_right(["B", "O"], ["B", "O"]) and is_right(1, "1") and is_right(2.0, 1.0) is None
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unicloze.evaluation.metrics.answers import exact_match, normalise
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
@@ -63,12 +64,13 @@ def _right_in(part: TaskPart, one: Mapping[str, Any], record: Record) -> bool | 
 
 
 def is_right(prediction: Any, reference: Any) -> bool | None:
-    """Whether a prediction equals the reference or one of several; None for a quantity."""
+    """Whether a prediction equals the reference, or one of several as exact match compares them; None for a quantity."""
     if isinstance(prediction, float):
         return None
     reference = _answers(reference)
     if isinstance(reference, list) and isinstance(prediction, str):
-        return prediction in reference if reference else not prediction
+        wanted = [text for text in reference if normalise(text)] or [""]
+        return any(exact_match(prediction, text) for text in wanted)
     return bool(prediction == reference) or str(prediction) == str(reference)
 
 
