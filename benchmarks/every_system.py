@@ -269,9 +269,13 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
                 ]
                 over = beaten(found)
                 if len(over) < len(found["floor"]):
-                    what = f"{name}, {MEASURED.get(target, target)}, is"
                     said = "below counting words but" if over else "**below no floor**:"
-                    behind.append(f"- {what} {said} {line['verdict']}")
+                    why = (
+                        line["verdict"]
+                        if predicts_tokens(target)
+                        else "no better than knowing how frequent each answer is"
+                    )
+                    behind.append(f"- {name}, {MEASURED.get(target, target)}, is {said} {why}")
                     shown[2] += "" if over else " (!)"
                 rows.append("| " + " | ".join([*about, MEASURED.get(target, target), *shown, *costs]) + " |")
                 about, costs = [""] * 3, [""] * 3
