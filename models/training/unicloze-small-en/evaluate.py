@@ -15,13 +15,15 @@ import argparse
 import gzip
 import json
 import math
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from unicloze import keyed
-from unicloze.comparison.measures import MEASURES, bits_per_byte, counted, held_out
+from unicloze.arrays import Int32s
+from unicloze.comparison.measures import bits_per_byte, counted, held_out
 from unicloze.evaluation.blimp import blimp
 from unicloze.interop.opening import open_model
 from unicloze.mixtures import phases
@@ -29,6 +31,7 @@ from unicloze.pretraining.count_baselines import MOST_WORDS
 from unicloze.text.content_words import content_words
 from unicloze.text.counts import Counts, open_counts
 from unicloze.text.prepare import Prepared
+from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.windows import windows_of
 from unicloze.training.loading import LoadedModel
 from unicloze.training.word_guesses import WordScore, ranks_by_counts, ranks_by_model, way_to_ask
@@ -64,7 +67,7 @@ def main() -> None:
     found |= {
         "step": loaded.step,
         "text": {kind: on_text(loaded, counts, texts, asked.windows) for kind, texts in kinds.items()},
-        "words": on_words(loaded, counts, prepared),
+        "words": on_words(loaded, counts, prepared.heldout),
     }
     if asked.blimp:
         result = blimp(loaded, asked.blimp, mode="both", limit=asked.limit)
@@ -78,32 +81,42 @@ def main() -> None:
 
 def on_text(loaded: LoadedModel, counts: Counts, texts: Sequence[str], most: int) -> dict[str, object]:
     """Perplexity of each measure over evenly spread windows of some texts, by the model and by counts on the same
-    predictions, and bits per byte of the causal one."""
+    predictions, bits per byte of the causal one, and content words."""
     length = loaded.recipe.data.window - 2
-    pieces, density = [], [0, 0]
-    for ids, text in zip(loaded.tokenizer.encode_batch(list(texts)), texts, strict=True):
+    pieces, density, encoded = [], [0, 0], loaded.tokenizer.encode_batch(list(texts))
+    for ids, text in zip(encoded, texts, strict=True):
         pieces += [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
         density = [density[0] + len(ids), density[1] + len(text.encode())]
     chosen = [pieces[place] for place in np.linspace(0, len(pieces) - 1, min(most, len(pieces))).round().astype(int)]
     keys = keyed.key(0, np.arange(len(chosen)))
     windows = windows_of([[piece] for piece in chosen], loaded.tokenizer.vocabulary, keys=keys)
-    nats = held_out(loaded, windows, loaded.compute, rows=32)
+    figures = held_out(loaded, windows, loaded.compute, rows=32)
+    nats = {name: None if figure is None else figure.mean for name, figure in figures.items()}
     return {
         "windows": len(chosen),
-        "perplexity": {name: None if nats[name] is None else math.exp(nats[name]) for name in MEASURES},
+        "perplexity": {name: None if mean is None else math.exp(mean) for name, mean in nats.items()},
         "counts": counted(counts, windows),
         "bits_per_byte": bits_per_byte(nats["causal"], density[0] / density[1]),
+        "words": on_words(loaded, counts, [source_of(encoded, loaded.tokenizer.vocabulary.size)]),
     }
 
 
-def on_words(loaded: LoadedModel, counts: Counts, prepared: Prepared) -> dict[str, object]:
-    """Held-out content words among the first guesses of the model and of the trigram."""
+def source_of(texts: Sequence[Int32s], vocab_size: int) -> TokenSource:
+    """Encoded texts as a source."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text.ds"
+        with ShardWriter(path, vocab_size=vocab_size, tokenizer_name="") as writer:
+            for ids in texts:
+                writer.write(ids, 0)
+        return TokenSource(name="text", shards=(TokenShard.open(path),))
+
+
+def on_words(loaded: LoadedModel, counts: Counts, sources: Sequence[TokenSource]) -> dict[str, object]:
+    """Content words among the first guesses of the model and of the trigram."""
     way = way_to_ask(phases(loaded.recipe)[-1].recipe.objective)
     assert way is not None
-    words = content_words(
-        prepared.heldout, counts, prepared.tokenizer, longest=loaded.recipe.data.window - 2, most=MOST_WORDS
-    )
-    ranks = ranks_by_model(loaded.model, words, prepared.tokenizer.vocabulary, way, loaded.compute)
+    words = content_words(sources, counts, loaded.tokenizer, longest=loaded.recipe.data.window - 2, most=MOST_WORDS)
+    ranks = ranks_by_model(loaded.model, words, loaded.tokenizer.vocabulary, way, loaded.compute)
     return WordScore.of(ranks, ranks_by_counts(counts, words, way[0]), way[0]).to_dict()
 
 

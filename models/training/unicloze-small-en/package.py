@@ -48,7 +48,7 @@ LIMITS = """\
 - It is small, and has read three fifths of its text once: it fills blanks and judges sentences; what it generates is
   fluent for a few words. It knows few facts.
 - A Kneser-Ney trigram of its training text is ahead of it from left to right and at single missing words, on every text
-  measured; the model is ahead in grammar (BLiMP), and on books where a blank hides several words.
+  measured; the model is ahead in grammar (BLiMP), and on books and encyclopedia where a blank hides several words.
 - Use it to try unicloze, as a start for `--init` on your own English text, and as a baseline."""
 
 
@@ -136,21 +136,20 @@ def training(events: Sequence[Mapping[str, Any]]) -> str:
 def results(evaluation: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "On text that chose no setting: perplexity per token (vocabulary 8,192), and in brackets that of an interpolated "
-        "Kneser-Ney trigram of the same training text on the same predictions.\n"
+        "Kneser-Ney trigram of the same training text on the same predictions; then the share of single content words that "
+        "are among the first five guesses, with all the words around them visible.\n"
     )
-    yield "| text | AE | PAR | left to right | bits per byte, left to right |"
-    yield "|---|---|---|---|---|"
+    yield "| text | AE | PAR | left to right | bits per byte, left to right | content words |"
+    yield "|---|---|---|---|---|---|"
     for kind, found in evaluation["text"].items():
         shown = [
             f"{found['perplexity'][name]:.3g} ({found['counts'][name]['trigram']:.3g})"
             for name in ("ae", "par", "causal")
         ]
-        yield f"| {kind} | {' | '.join(shown)} | {found['bits_per_byte']:.3g} |"
-    words = evaluation["words"]
+        yield f"| {kind} | {' | '.join(shown)} | {found['bits_per_byte']:.3g} | {guessed(found['words'])} |"
     yield (
-        "\nHeld-out content words among the first five guesses, with all the words around them visible: "
-        f"{words['top_5']:.1%} of {words['words']}; the trigram: {words['counts_top_5']:.1%}. AE and PAR hide blanks of "
-        "several words, and with them the neighbours that a trigram needs."
+        f"\nOf the documents that pre-training held out: {guessed(evaluation['words'])} of {evaluation['words']['words']} "
+        "content words. AE and PAR hide blanks of several words, and with them the neighbours that a trigram needs."
     )
     blimp = evaluation["blimp"]
     names = list(blimp["accuracy"])
@@ -163,6 +162,10 @@ def results(evaluation: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|" + "---|" * len(names)
     for row, accuracy in {"overall": blimp["accuracy"], **blimp["fields"], **blimp["terms"]}.items():
         yield f"| {row.replace('_', ' ')} | " + " | ".join(f"{accuracy[name]:.1%}" for name in names) + " |"
+
+
+def guessed(words: Mapping[str, Any]) -> str:
+    return f"{words['top_5']:.1%} ({words['counts_top_5']:.1%})"
 
 
 def probes(start: str) -> Iterator[str]:
