@@ -275,7 +275,7 @@ def give_back() -> None:
 def work(spec: dict[str, Any]) -> None:
     """Process of one contender: for each input line, generate a batch and print its seconds."""
     if spec["device"] == "cpu":
-        from unicloze.training.allocator import tune_allocator
+        from unicloze.cores import tune_allocator
 
         tune_allocator()
     import torch

@@ -27,10 +27,9 @@ from frame import options, parsed
 from json_lines import once, read_lines
 from unicloze import verbs
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import predict
+from unicloze.finetuning.predict import load_task_model, predict
 from unicloze.finetuning.scores import measure
-from unicloze.finetuning.task_model import load_task_model
-from unicloze.interop.opening import open_model
+from unicloze.interop.read import open_model
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import task_settings

@@ -47,7 +47,7 @@ def since(began: Clock) -> Clock:
 
 def ours(spec: dict[str, Any]) -> dict[str, Any]:
     """Fine-tune one seed here."""
-    from unicloze.training.allocator import tune_allocator
+    from unicloze.cores import tune_allocator
 
     tune_allocator()
     import tempfile
@@ -55,10 +55,9 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.finetuning import run as room
     from unicloze.finetuning.data import open_records
     from unicloze.finetuning.initial import task_recipe
-    from unicloze.finetuning.predict import predict
+    from unicloze.finetuning.predict import load_task_model, predict
     from unicloze.finetuning.scores import measure
-    from unicloze.finetuning.task_model import load_task_model
-    from unicloze.interop.opening import open_model
+    from unicloze.interop.read import open_model
     from unicloze.recipes import load_recipe
     from unicloze.records.record import Record
     from unicloze.tasks.several import records_of
@@ -111,7 +110,7 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
 def peer(spec: dict[str, Any]) -> dict[str, Any]:
     """Fine-tune one seed with Transformers."""
     if spec["peer"] == "tuned":
-        from unicloze.training.allocator import tune_allocator
+        from unicloze.cores import tune_allocator
 
         tune_allocator()
     import contextlib

@@ -19,7 +19,7 @@ from pathlib import Path
 import frame
 from unicloze import verbs
 from unicloze.files import LEDGER
-from unicloze.finetuning.from_scratch import untrained
+from unicloze.finetuning.initial import untrained
 from unicloze.recipes import load_recipe
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model

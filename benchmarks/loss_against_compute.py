@@ -26,8 +26,8 @@ from unicloze.files import RECIPE
 from unicloze.pretraining.budget import cost_of_a_step
 from unicloze.progress import short
 from unicloze.recipes import load_recipe
+from unicloze.report.charts import draw_curves
 from unicloze.report.history import Points
-from unicloze.report.learning import draw_curves
 from unicloze.text.lineage import read_lineage
 from unicloze.text.prepare import open_or_prepare
 

@@ -28,11 +28,11 @@ from torch import nn
 
 import frame
 from unicloze import visibility
+from unicloze.cores import tune_allocator
 from unicloze.example import Batch, Leading, Memory, TargetBatch
 from unicloze.model.build import build
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import ModelSettings
-from unicloze.training.allocator import tune_allocator
 
 LAYERS, WINDOW = 3, 70
 OURS: dict[str, dict[str, Any]] = {

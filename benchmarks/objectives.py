@@ -21,13 +21,13 @@ import numpy as np
 
 import frame
 from unicloze import keyed
+from unicloze.cores import tune_allocator
 from unicloze.mixtures import parts
 from unicloze.objectives import OBJECTIVES, make_examples, settings_of
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.vocabulary import Boundaries, Vocabulary
 from unicloze.text.windows import Windows
-from unicloze.training.allocator import tune_allocator
 
 VOCABULARY = Vocabulary(
     size=30522, pad=0, unk=2, sos=3, eos=4, mask=5, pseudo=6,

@@ -48,12 +48,11 @@ def main() -> None:
     arguments = frame.parsed(parser, "--steps 2 --rounds 1 --window 32 --batch 16")
     import torch
 
-    from unicloze.cores import usable_cores
+    from unicloze.cores import tune_allocator, usable_cores
     from unicloze.pretraining.data import build_sampler
     from unicloze.recipes import load_recipe
     from unicloze.text.prepare import prepare_data
-    from unicloze.training import loop, prefetch
-    from unicloze.training.allocator import tune_allocator
+    from unicloze.training import batches, loop
     from unicloze.training.batches import training_steps
     from unicloze.training.loading import ready_model
     from unicloze.training.optimizers import build_optimizers
@@ -73,7 +72,7 @@ def main() -> None:
             log=lambda *_: None, evaluate=lambda _: False, save=lambda _: None, describe=lambda _: "the corpus"
         )
         compute = loop.Compute(device=device, precision="fp32")
-        end, threaded, computed = recipe.training.steps, prefetch.Prefetch, loop.accumulate_gradients
+        end, threaded, computed = recipe.training.steps, batches.Prefetch, loop.accumulate_gradients
 
         def segment(kind: Any) -> tuple[float, float]:
             vars(loop)["Prefetch"] = kind

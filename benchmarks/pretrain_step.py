@@ -138,7 +138,7 @@ def product(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, floa
 def work(spec: dict[str, Any]) -> None:
     """Process of one contender: for each input line, do a step and print its seconds."""
     if spec.get("tuned", True) and spec["device"] == "cpu":
-        from unicloze.training.allocator import tune_allocator
+        from unicloze.cores import tune_allocator
 
         tune_allocator()
     import torch

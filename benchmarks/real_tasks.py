@@ -31,9 +31,8 @@ import frame
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import predict
+from unicloze.finetuning.predict import load_task_model, predict
 from unicloze.finetuning.scores import measure
-from unicloze.finetuning.task_model import load_task_model
 from unicloze.recipes import parse_options
 from unicloze.training.loading import LoadedModel, load_model
 

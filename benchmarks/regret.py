@@ -40,9 +40,8 @@ from unicloze import verbs
 from unicloze.finetuning.automatic import learning_rate
 from unicloze.finetuning.checks import model_fingerprint
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import predict
+from unicloze.finetuning.predict import load_task_model, predict
 from unicloze.finetuning.scores import headline, measure
-from unicloze.finetuning.task_model import load_task_model
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe

@@ -34,10 +34,10 @@ KINDS = "one after the other", "one with a tree", "several"
 
 def worker(arguments: argparse.Namespace) -> None:
     """Train, and record the times of each step."""
+    from unicloze.cores import tune_allocator
     from unicloze.pretraining import run
     from unicloze.recipes import load_recipe
     from unicloze.training import process
-    from unicloze.training.allocator import tune_allocator
 
     tune_allocator()
     recipe = load_recipe(arguments.recipe, json.loads(arguments.overrides))
@@ -88,7 +88,7 @@ def differences(out: Path, rank: int, restarts: int = 0) -> list[tuple[float, fl
 
 def measure(arguments: argparse.Namespace, place: Path) -> dict[str, Any]:
     """Run all rounds."""
-    from unicloze.training.tree import traffic
+    from unicloze.training.gradients import traffic
 
     wall: dict[str, list[float]] = {kind: [] for kind in KINDS}
     used: dict[str, list[float]] = {kind: [] for kind in KINDS}

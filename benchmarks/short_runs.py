@@ -20,10 +20,9 @@ import yaml
 from json_lines import read_lines
 from unicloze import verbs
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import predict
+from unicloze.finetuning.predict import load_task_model, predict
 from unicloze.finetuning.scores import measure
-from unicloze.finetuning.task_model import load_task_model
-from unicloze.interop.opening import open_model
+from unicloze.interop.read import open_model
 from unicloze.mixtures import phases
 from unicloze.pretraining.automatic import NAME, choose
 from unicloze.pretraining.budget import Budget

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import frame
 from objectives import VOCABULARY, full_windows
+from unicloze.cores import tune_allocator
 from unicloze.example import Batch, collate
 from unicloze.mixtures import parts
 from unicloze.model.dropout import DropoutKey
@@ -33,7 +34,6 @@ from unicloze.objectives import make_examples
 from unicloze.recipes import load_recipe
 from unicloze.settings import ModelSettings, ObjectiveSettings
 from unicloze.text.vocabulary import Boundaries
-from unicloze.training.allocator import tune_allocator
 
 RECIPES = (
     "unilmv2-ablation-ae", "unilmv2-ablation-ae-par", "unilmv2-ablation-par", "unilmv2-ablation-ar", "unilm-v1-base",

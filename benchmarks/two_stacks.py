@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 import frame
+from unicloze.cores import tune_allocator
 from unicloze.decoding.generate import generate_parts
 from unicloze.example import Examples, collate
 from unicloze.objectives.seq2seq import PrefixSettings, Ragged, generates, lay_out
 from unicloze.settings import DecodingSettings
 from unicloze.text.windows import windows_of
-from unicloze.training.allocator import tune_allocator
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import toys

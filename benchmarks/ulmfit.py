@@ -38,9 +38,8 @@ from json_lines import differences, once
 from unicloze import verbs
 from unicloze.files import LEDGER
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import predict
+from unicloze.finetuning.predict import load_task_model, predict
 from unicloze.finetuning.scores import measure
-from unicloze.finetuning.task_model import load_task_model
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
 from unicloze.training.ledger import read_ledger

@@ -29,7 +29,7 @@ import yaml
 from json_lines import evenly_spaced
 from short_runs import CAUSAL
 from unicloze import verbs
-from unicloze.comparison.measures import counted
+from unicloze.comparison.runs import counted
 from unicloze.pretraining.count_baselines import MOST_WORDS
 from unicloze.pretraining.data import build_sampler
 from unicloze.recipes import load_recipe
@@ -37,7 +37,7 @@ from unicloze.report.history import History
 from unicloze.text.content_words import content_words
 from unicloze.text.counts import open_counts
 from unicloze.text.prepare import Prepared
-from unicloze.training.word_guesses import Asking, ranks_by_counts
+from unicloze.training.verdict import Asking, ranks_by_counts
 
 RESULTS = Path(__file__).parent / "results" / "which_objective.json"
 ALONE = (

@@ -14,7 +14,7 @@ from unicloze.training import loop
 
 FRAGMENTS = """
 import numpy as np
-from unicloze.training.allocator import return_free_memory, tune_allocator
+from unicloze.cores import return_free_memory, tune_allocator
 
 def megabytes():
     line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))

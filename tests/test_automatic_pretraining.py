@@ -16,7 +16,7 @@ from corpora import write_corpus
 from interop_toys import save
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch
-from unicloze.interop.opening import open_model
+from unicloze.interop.read import open_model
 from unicloze.pretraining.automatic import (
     MOST_PASSES,
     REACHED,

@@ -19,7 +19,7 @@ from unicloze.recipes import load_recipe, save_recipe
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.roles import resolved
+from unicloze.tasks.columns import resolved
 from unicloze.training.loading import LoadedModel, ready_model
 
 TEXTS = [

@@ -15,7 +15,7 @@ from unicloze.records.files import PYTHON_DOCS_PARTS
 from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 from unicloze.tasks import task_settings
-from unicloze.tasks.targets import reference, targets_of, texts_of
+from unicloze.tasks.columns import reference, targets_of, texts_of
 from unicloze.text import sources
 
 AUTO = task_settings(kind="generation")

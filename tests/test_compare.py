@@ -19,10 +19,9 @@ from unicloze import verbs
 from unicloze.comparison import runs
 from unicloze.comparison.compare import compare_recipes
 from unicloze.comparison.contestants import contestants, contestants_at_budget, network
-from unicloze.comparison.measures import held_out
 from unicloze.comparison.page import page
-from unicloze.comparison.results import ContestantResult
-from unicloze.comparison.table import Comparison, as_markdown, as_text
+from unicloze.comparison.runs import held_out
+from unicloze.comparison.table import Comparison, ContestantResult, as_markdown, as_text
 from unicloze.decoding.inputs import ReadWindow
 from unicloze.decoding.likelihood import log_probabilities
 from unicloze.errors import UniclozeError, UsageError

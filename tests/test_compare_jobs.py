@@ -14,8 +14,8 @@ import pytest
 import toys
 from corpora import write_corpus
 from unicloze import verbs
-from unicloze.comparison import compare, jobs
-from unicloze.comparison.jobs import Job, do_all
+from unicloze.comparison import compare
+from unicloze.comparison.compare import Job, do_all
 from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.training.lock import hold
@@ -43,7 +43,7 @@ def test_a_run_of_another_process_is_waited_for_and_results_stay_in_order(
 
     other = hold(tmp_path / "run-1" / "job.lock", tmp_path / "run-1", "", keep=True)
     other.__enter__()
-    monkeypatch.setattr(jobs.time, "sleep", lambda _: other.__exit__(None, None, None))
+    monkeypatch.setattr(compare.time, "sleep", lambda _: other.__exit__(None, None, None))
     assert do_all(three(tmp_path), do, said.append) == ["RUN-0", "RUN-1", "RUN-2"]
     assert done == ["run-0", "run-2", "run-1"]
     assert said[:2] == ["run 0", "run 2"] and said[-1] == "run 1"

@@ -19,12 +19,11 @@ import unicloze.finetuning.run as room
 from nlu_toys import WORDS, recipe_for, start, write
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
-from unicloze.finetuning.cross_view import OwnTeacher, unlabelled_records, with_views
+from unicloze.finetuning.auxiliary import OwnTeacher, unlabelled_records, with_views
 from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, unlabelled_text
 from unicloze.finetuning.initial import task_recipe
-from unicloze.finetuning.predict import outputs_of
+from unicloze.finetuning.predict import load_task_model, outputs_of
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
-from unicloze.finetuning.task_model import load_task_model
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.model.recurrent.model import RecurrentModel

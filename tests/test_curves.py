@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from unicloze.report.curves import Line, apart, line_chart, log_ticks, nice_ticks, running_mean, short, thin
+from unicloze.report.charts import Line, apart, line_chart, log_ticks, nice_ticks, running_mean, short, thin
 
 
 def test_thinning_keeps_peaks_and_ends() -> None:

@@ -18,8 +18,7 @@ from unicloze import cli, verbs
 from unicloze.decoding import generate as generating
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.prompting import prompted
-from unicloze.interop.opening import open_model
-from unicloze.interop.read import write_model
+from unicloze.interop.read import open_model, write_model
 from unicloze.settings import TrainingSettings
 from unicloze.training import precision
 from unicloze.training.loading import LoadedModel, build_model

@@ -20,8 +20,8 @@ from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, Toke
 from unicloze.objectives import diffusion, masking, settings_of, unilmv2
 from unicloze.recipes import given_beside, load_recipe, recipe_names, save_recipe, task_names, toy_overrides
 from unicloze.settings import DataSettings, ModelSettings, Recipe
-from unicloze.tasks import passages
-from unicloze.tasks.passages import Passage, best_spans, span_labels, window_bounds
+from unicloze.tasks import extraction
+from unicloze.tasks.extraction import Passage, best_spans, span_labels, window_bounds
 
 
 def test_toy_overrides() -> None:
@@ -247,7 +247,7 @@ def test_tokens_of_characters_and_back() -> None:
 
 
 def test_windows_and_labels_of_spans() -> None:
-    assert passages.NOWHERE == 0
+    assert extraction.NOWHERE == 0
     assert window_bounds(10, 10, 4) == [(0, 10)] and window_bounds(0, 10, 4) == [(0, 0)]
     assert window_bounds(11, 10, 4) == [(0, 10), (4, 11)] and window_bounds(15, 10, 9) == [(0, 10), (5, 15)]
     assert window_bounds(3, 1, 9) == [(0, 1), (1, 2), (2, 3)]
@@ -268,7 +268,7 @@ def test_best_spans_of_a_few_tokens() -> None:
 
 
 def test_characters_that_continue_a_letter() -> None:
-    assert [passages._goes_on(each) for each in ("a", "\u0301", "\u1160", "\u11ff", "\u115f", "\u1200")] == [
+    assert [extraction._goes_on(each) for each in ("a", "\u0301", "\u1160", "\u11ff", "\u115f", "\u1200")] == [
         False, True, True, True, False, False,
     ]  # fmt: skip
 

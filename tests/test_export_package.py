@@ -16,9 +16,8 @@ import nlu_toys
 from unicloze.errors import UsageError
 from unicloze.files import MANIFEST, RECIPE
 from unicloze.interop.card import PLACES, without_places
-from unicloze.interop.opening import GROUP, open_model, packaged_model
-from unicloze.interop.package import package_format
-from unicloze.interop.read import write_model
+from unicloze.interop.export import package_format
+from unicloze.interop.read import GROUP, open_model, packaged_model, write_model
 from unicloze.recipes import load_recipe
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.verbs import export, fill, score

@@ -21,18 +21,27 @@ from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.answers import Answer, squad
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData
-from unicloze.finetuning.predict import outputs_of
+from unicloze.finetuning.predict import TaskModel, outputs_of
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.task_model import TaskModel
-from unicloze.finetuning.threshold import with_best_threshold
+from unicloze.finetuning.scores import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
 from unicloze.records import read_records
 from unicloze.records.record import GoldAnswer as Given
 from unicloze.records.record import Record, answers_of
 from unicloze.settings import TokenizerSettings
 from unicloze.tasks import TASKS, task_settings
-from unicloze.tasks.extraction import encode, predict, span_of, with_threshold, with_unanswerable
-from unicloze.tasks.passages import best_of_windows, best_spans, encode_passages, lay_out_windows, window_bounds
+from unicloze.tasks.extraction import (
+    best_of_windows,
+    best_spans,
+    encode,
+    encode_passages,
+    lay_out_windows,
+    predict,
+    span_of,
+    window_bounds,
+    with_threshold,
+    with_unanswerable,
+)
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel, build_model, load_model, ready_model
 

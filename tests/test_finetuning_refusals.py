@@ -25,8 +25,8 @@ from unicloze.finetuning.seeds import FinetuneSummary, _over_seeds, finetune_see
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
-from unicloze.training.changes import refuse_changes
 from unicloze.training.loading import LoadedModel, load_model, ready_model
+from unicloze.training.lock import refuse_changes
 from unicloze.visibility import bool_mask
 
 

@@ -11,7 +11,7 @@ import torch
 from unicloze import verbs
 from unicloze.decoding.generate import generate
 from unicloze.errors import UsageError
-from unicloze.finetuning.from_scratch import untrained
+from unicloze.finetuning.initial import untrained
 from unicloze.recipes import load_recipe
 from unicloze.settings import DecodingSettings
 from unicloze.training.loading import load_model

@@ -17,8 +17,8 @@ from decoding_toys import TEXT, byte_level, generate_tokens, loaded, roberta_lik
 from test_generate import PSEUDO_LAYOUT, approximately, sources
 from toys import EOS, PSEUDO
 from unicloze import verbs
-from unicloze.decoding.abilities import generation_format_of
 from unicloze.decoding.generate import Continuation, generate
+from unicloze.decoding.inputs import generation_format_of
 from unicloze.decoding.search import TokenConstraints, search
 from unicloze.decoding.steppers import Branches
 from unicloze.errors import UniclozeError, UsageError
@@ -368,5 +368,5 @@ def test_a_small_model_does_not_repeat_itself_unless_asked(monkeypatch: pytest.M
         return [" ".join(words[first : first + 3]) for first in range(len(words) - 2)]
 
     assert len(set(texts())) == len(texts()) > len(set(texts(no_repeat_ngram=0)))
-    monkeypatch.setattr("unicloze.decoding.abilities.WEIGHTS_TO_WRITE", 0)
+    monkeypatch.setattr("unicloze.decoding.inputs.WEIGHTS_TO_WRITE", 0)
     assert texts() == texts(no_repeat_ngram=0)

@@ -16,8 +16,8 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.run import finetune_run
 from unicloze.records.record import Record
 from unicloze.tasks import TASKS, generation
-from unicloze.tasks.source_texts import chunk, cut_texts
-from unicloze.tasks.targets import targets_of
+from unicloze.tasks.columns import targets_of
+from unicloze.tasks.generation import chunk, cut_texts
 from unicloze.training.loading import LoadedModel
 
 

@@ -15,14 +15,13 @@ from torch.nn import functional
 import toys
 from decoding_toys import generate_tokens
 from unicloze import keyed, verbs, visibility
-from unicloze.decoding.abilities import generation_format_of
+from unicloze.decoding.inputs import generation_format_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Kind, collate
 from unicloze.finetuning.data import encoded, evenly_chosen
-from unicloze.finetuning.generated import target_loss
 from unicloze.finetuning.initial import task_recipe
+from unicloze.finetuning.predict import TaskModel, target_loss
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.task_model import TaskModel
 from unicloze.model import heads
 from unicloze.model.heads import cross_entropy
 from unicloze.objectives import settings_of

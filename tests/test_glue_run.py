@@ -17,7 +17,7 @@ from unicloze.evaluation.metrics.labels import GLUE
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.glue import GRID, _task, grid
-from unicloze.finetuning.task_model import load_task_model
+from unicloze.finetuning.predict import load_task_model
 from unicloze.recipes import load_recipe
 from unicloze.training.loading import LoadedModel, load_model
 

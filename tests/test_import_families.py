@@ -16,8 +16,7 @@ from interop_toys import batch_of, noise, save, table_of
 from unicloze.interop.configurations import OF_TRAINING, OF_WEIGHTS
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.files import Config
-from unicloze.interop.opening import open_model
-from unicloze.interop.read import import_checkpoint, write_model
+from unicloze.interop.read import import_checkpoint, open_model, write_model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import ModelSettings
 from unicloze.training.loading import LoadedModel, load_model

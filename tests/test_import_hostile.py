@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from test_import_unilm import released
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop.opening import open_model
-from unicloze.interop.read import import_checkpoint, is_foreign, write_model
+from unicloze.interop.read import import_checkpoint, is_foreign, open_model, write_model
 
 WEIGHTS = "model.safetensors"
 

@@ -12,7 +12,7 @@ import torch
 from unicloze.cli import main
 from unicloze.decoding.embed import embed
 from unicloze.errors import UsageError
-from unicloze.interop.opening import open_model
+from unicloze.interop.read import open_model
 from unicloze.objectives import settings_of
 from unicloze.objectives.masked import masked
 from unicloze.text.windows import windows_of

@@ -18,10 +18,9 @@ from decoding_toys import roberta_like, wordpiece
 from interop_toys import SPECIALS, VOCABULARY, batch_of, save, write_vocabulary
 from test_import_unilm import released
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop.opening import open_model
-from unicloze.interop.read import import_checkpoint
+from unicloze.interop.read import import_checkpoint, open_model
 from unicloze.interop.tokenizer_files import read_tokenizer
-from unicloze.pretraining.start import inherited_settings
+from unicloze.pretraining.data import inherited_settings
 from unicloze.recipes import load_recipe
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer

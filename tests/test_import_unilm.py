@@ -23,8 +23,7 @@ from unicloze.decoding.likelihood import score
 from unicloze.errors import UsageError
 from unicloze.interop.configurations import Architecture
 from unicloze.interop.families import FAMILIES
-from unicloze.interop.opening import open_model
-from unicloze.interop.read import import_checkpoint, write_model
+from unicloze.interop.read import import_checkpoint, open_model, write_model
 from unicloze.training.loading import load_model
 
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 3, 4, 64, 40

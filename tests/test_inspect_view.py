@@ -13,8 +13,15 @@ from unicloze.errors import UsageError
 from unicloze.example import predicts_tokens
 from unicloze.objectives.unilmv2 import ALL_MASKED, lay_out
 from unicloze.recipes import load_recipe, recipe_names
-from unicloze.report.answer_words import spell
-from unicloze.report.example_view import ExampleView, example_of, example_title, inspect_example, part_of, view_of
+from unicloze.report.example_view import (
+    ExampleView,
+    example_of,
+    example_title,
+    inspect_example,
+    part_of,
+    spell,
+    view_of,
+)
 from unicloze.settings import Recipe
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource

@@ -10,8 +10,7 @@ import pytest
 
 import nlu_toys
 from unicloze.errors import UniclozeError
-from unicloze.interop.opening import installed_models, open_model
-from unicloze.interop.read import write_model
+from unicloze.interop.read import installed_models, open_model, write_model
 from unicloze.verbs import report
 
 CODE = "raise RuntimeError('the code of a model package has run')\n"
@@ -36,7 +35,7 @@ def of_these(group: str) -> list[EntryPoint]:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("unicloze.interop.opening.entry_points", of_these)
+    monkeypatch.setattr("unicloze.interop.read.entry_points", of_these)
     return tmp_path / "site"
 
 
@@ -72,7 +71,7 @@ def test_an_entry_point_without_a_checkpoint_is_no_model(site: Path, value: str)
 def test_a_misspelt_model_is_suggested(wrong: str, right: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs" / "quickstart").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("unicloze.interop.opening.installed_models", lambda: {"unicloze-small-en": tmp_path})
+    monkeypatch.setattr("unicloze.interop.read.installed_models", lambda: {"unicloze-small-en": tmp_path})
     for opens in (open_model, report) if "/" in wrong else (open_model,):
         with pytest.raises(UniclozeError, match=rf"; did you mean '{right}'\?"):
             opens(wrong)

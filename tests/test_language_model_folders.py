@@ -22,14 +22,13 @@ from unicloze.decoding.embed import embed
 from unicloze.decoding.generate import generate
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Memory, collate
-from unicloze.interop.opening import open_model
-from unicloze.interop.read import write_model
+from unicloze.interop.read import open_model, write_model
 from unicloze.model.dropout import DropoutKey
 from unicloze.objectives import make_examples
 from unicloze.objectives.causal import causal
 from unicloze.objectives.permuted import PermutedSettings
+from unicloze.pretraining.data import inherited_settings
 from unicloze.pretraining.run import pretrain_run
-from unicloze.pretraining.start import inherited_settings
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DecodingSettings
 from unicloze.training.loading import LoadedModel, load_model

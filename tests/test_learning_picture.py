@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from unicloze.errors import UniclozeError
-from unicloze.report.drawing import COLOURS, Drawing
-from unicloze.report.learning import draw_curves, draw_learning
+from unicloze.report.charts import draw_curves, draw_learning
+from unicloze.report.svg import COLOURS, Drawing
 
 
 def write_run(folder: Path, evaluations: list[dict[str, float]]) -> Path:

@@ -12,7 +12,7 @@ from report_toys import evaluation, make_run, start, step, whole
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.report import page as pages
-from unicloze.report.tensorboard import curves, write_tensorboard
+from unicloze.report.history import curves, write_tensorboard
 
 RELOADS = '<meta http-equiv="refresh" content="7">'
 

@@ -17,9 +17,8 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import outputs_of
+from unicloze.finetuning.predict import TaskModel, outputs_of
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.task_model import TaskModel
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe

@@ -19,7 +19,7 @@ from unicloze.comparison.contestants import contestants, contestants_at_budget
 from unicloze.doctor import Examination, Finding
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics import standard_errors
-from unicloze.interop import opening
+from unicloze.interop import read
 from unicloze.pretraining.budget import Budget
 from unicloze.recipes import load_recipe, parse_options
 from unicloze.recipes.schema import every_key
@@ -37,7 +37,7 @@ DECIDED_BY_COMPARE = {"training.warmup_steps": "at most a tenth of the steps"}
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    place, opened, load = tmp_path_factory.mktemp("options"), dict[Path, LoadedModel](), opening.load_model
+    place, opened, load = tmp_path_factory.mktemp("options"), dict[Path, LoadedModel](), read.load_model
 
     def load_once(path: Path, opens: Open | None = None) -> LoadedModel:
         """Runs that the tests must not change."""
@@ -56,7 +56,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         patch.delenv("UNICLOZE_TOKEN", raising=False)
         with contextlib.suppress(ImportError):  # the extra serve is not installed
             patch.setattr("unicloze.serving.run.serve_model", served)
-        patch.setattr(opening, "load_model", load_once)
+        patch.setattr(read, "load_model", load_once)
         patch.setattr(standard_errors, "_SAMPLES", 8)
         patch.setattr(Prepared, "load", functools.cache(Prepared.load))
         found = Finding(topic="disk", state="ok", detail="enough")  # `test_doctor` examines this machine

@@ -14,7 +14,7 @@ import nlu_toys
 import unicloze.decoding.generate as room
 from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.finetuning.partial_file import PartialFile
+from unicloze.finetuning.predict import PartialFile
 from unicloze.training.loading import LoadedModel
 
 DRAWN = {
@@ -206,7 +206,7 @@ def test_ctrl_c_reports_what_is_kept_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("unicloze.interop.opening.open_model", lambda *_: start)
+    monkeypatch.setattr("unicloze.interop.read.open_model", lambda *_: start)
     options = [word for key, value in DRAWN.items() for word in (f"--{key}", str(value).lower())]
     out = str(tmp_path / "out.jsonl")
     words = ["generate", "--model", "x", "--file", str(sources), "--out", out, "--quiet", *options]
@@ -227,7 +227,7 @@ def test_a_signal_while_lines_are_written_loses_none(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", interrupt)
-        patch.setattr("unicloze.finetuning.partial_file.replace_file", lambda path, text: path.write_text(text))
+        patch.setattr("unicloze.finetuning.predict.replace_file", lambda path, text: path.write_text(text))
         with (
             pytest.warns(UserWarning, match="has 1 of 2 lines"),
             pytest.raises(KeyboardInterrupt),

@@ -16,9 +16,9 @@ import unicloze
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.recipes import load_recipe
 from unicloze.report import svg
-from unicloze.report.drawing import COLOURS, MONO_WIDTH, SANS_WIDTH, Drawing, Label
 from unicloze.report.example_view import ExampleView, example_of, view_of
 from unicloze.report.picture import draw_mask, save_picture
+from unicloze.report.svg import COLOURS, MONO_WIDTH, SANS_WIDTH, Drawing, Label
 from unicloze.text.tokenizers import whitespace_tokenizer
 
 SVG = "{http://www.w3.org/2000/svg}"

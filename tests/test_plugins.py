@@ -21,7 +21,7 @@ from unicloze.objectives import OBJECTIVES
 from unicloze.recipes import load_recipe
 from unicloze.recipes.schema import every_key
 from unicloze.tasks import TASKS
-from unicloze.tasks.raw_texts import record_of_texts
+from unicloze.tasks.columns import record_of_texts
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)

@@ -17,7 +17,7 @@ from unicloze.finetuning.checks import check_metrics
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import as_glue
 from unicloze.recipes import load_recipe
-from unicloze.tasks.raw_texts import words_of
+from unicloze.tasks.columns import words_of
 from unicloze.training.loading import LoadedModel, build_model
 
 

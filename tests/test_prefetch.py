@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from unicloze.errors import UniclozeError
-from unicloze.training.prefetch import Prefetch
+from unicloze.training.batches import Prefetch
 
 
 def threads() -> list[str]:

@@ -34,8 +34,7 @@ from unicloze.text.windows import Windows
 from unicloze.training.batches import heldout_examples
 from unicloze.training.ledger import Figure, read_ledger
 from unicloze.training.loading import LoadedModel
-from unicloze.training.verdict import Course, verdict_on
-from unicloze.training.word_guesses import Asking, WordScore, ranks_by_counts, ranks_by_model, way_to_ask
+from unicloze.training.verdict import Asking, Course, WordScore, ranks_by_counts, ranks_by_model, verdict_on, way_to_ask
 
 TEXTS = ["the list of items is empty", "return the value or state and not x", "x in the list .", "list of the state ."]
 PLACES = [3, 2, 1, 3]
@@ -76,7 +75,7 @@ def ranks_by_hand(model: LoadedModel, asking: Asking) -> list[int]:
 def test_words_are_guessed_by_what_the_objective_defines(
     asking: Asking, objective: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unicloze.training.word_guesses.ROWS", 3)
+    monkeypatch.setattr("unicloze.training.verdict.ROWS", 3)
     model = loaded(**objective)
     way = way_to_ask(model.recipe.objective)
     assert way is not None and way[0] == asking

@@ -16,14 +16,12 @@ import yaml
 from report_toys import TIME, WORDS, Page, cards, evaluation, lineage, make_run, page_of, samples, start, step, whole
 from unicloze.comparison.page import page as comparison_page
 from unicloze.comparison.page import ranked
-from unicloze.comparison.results import ContestantResult
-from unicloze.comparison.table import Column, Comparison
+from unicloze.comparison.table import Column, Comparison, ContestantResult
 from unicloze.errors import UniclozeError
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.report.history import History
-from unicloze.report.page import build_report
-from unicloze.report.sentences import example_texts
+from unicloze.report.page import build_report, example_texts
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 

@@ -25,7 +25,7 @@ from unicloze.decoding.search import (
     search,
 )
 from unicloze.errors import UsageError
-from unicloze.finetuning.given_texts import _giving_way
+from unicloze.finetuning.generate import _giving_way
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.settings import DecodingSettings
 

@@ -22,7 +22,7 @@ from serving_toys import Client, classifier, serving
 from unicloze import docstrings, verbs
 from unicloze.decoding import generate, infill, likelihood
 from unicloze.decoding.embed import embed
-from unicloze.report.sentences import ANY
+from unicloze.report.page import ANY
 from unicloze.serving.guard import Limits
 from unicloze.serving.served_model import ServedModel
 from unicloze.settings import DecodingSettings

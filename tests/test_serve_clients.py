@@ -21,12 +21,11 @@ from decoding_toys import TEXT, loaded
 from serving_toys import Client, classifier, generator, serving
 from unicloze import verbs
 from unicloze.decoding import generate, infill
-from unicloze.decoding.abilities import generation_format_of
 from unicloze.decoding.embed import embed
-from unicloze.finetuning.generate_for_records import generate_for_records
+from unicloze.decoding.inputs import generation_format_of
+from unicloze.finetuning.generate import generate_for_records
 from unicloze.recipes import load_recipe
-from unicloze.serving.client_endpoints import CompletionsRequest
-from unicloze.serving.endpoints import GenerateRequest
+from unicloze.serving.endpoints import CompletionsRequest, GenerateRequest
 from unicloze.serving.served_model import ServedModel
 from unicloze.settings import DecodingSettings
 from unicloze.verbs import recipes

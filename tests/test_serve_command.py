@@ -110,9 +110,9 @@ def test_a_used_port_is_refused(started: list[Any]) -> None:
 
 
 def test_without_the_extra_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
-    from unicloze.verbs import serving
+    from unicloze.verbs import use
 
-    monkeypatch.setattr(serving, "NEEDS", ("fastapi", "no_such_package"))
+    monkeypatch.setattr(use, "NEEDS", ("fastapi", "no_such_package"))
     said = command("serve", "--model", "nowhere")
     assert said.code == 1 and said.sentence == "serving needs no_such_package: in the clone, pip install -e '.[serve]'."
 

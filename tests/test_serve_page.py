@@ -26,7 +26,7 @@ from playwright import sync_api as playwright
 
 from decoding_toys import loaded
 from serving_toys import Client, classifier, serving
-from unicloze.decoding import abilities
+from unicloze.decoding import inputs
 from unicloze.decoding.infill import fill
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("unicloze.decoding.abilities.WEIGHTS_TO_WRITE", 0)  # offered, though the model is small
+        patched.setattr("unicloze.decoding.inputs.WEIGHTS_TO_WRITE", 0)  # offered, though the model is small
         with serving(loaded(relative=True)) as served:
             yield served
 
@@ -314,7 +314,7 @@ def tour(folder: Path, model: Path, judge: Path) -> None:
             submit(page, "fill", "filled")
             page.get_by_role("button", name="Next").click()
 
-        abilities.WEIGHTS_TO_WRITE = 0  # the small model's *Write* is shown, too
+        inputs.WEIGHTS_TO_WRITE = 0  # the small model's *Write* is shown, too
         with serving(load_model(model)) as client:
             for page in pictures(client):
                 fill_by_clicks(page)

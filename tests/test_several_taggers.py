@@ -19,16 +19,14 @@ import unicloze.finetuning.run as room
 from nlu_toys import WORDS, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, unlabelled_text
-from unicloze.finetuning.from_scratch import untrained
-from unicloze.finetuning.initial import start_weights
-from unicloze.finetuning.mixing import Mixture, Turns
+from unicloze.finetuning.data import Mixture, TaskData, Turns, encoded, finetuning_steps, unlabelled_text
+from unicloze.finetuning.initial import start_weights, untrained
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.tasks import task_heads
-from unicloze.tasks.roles import resolved
+from unicloze.tasks.columns import resolved
 from unicloze.tasks.rows import lay_out
 from unicloze.tasks.several import records_of
 from unicloze.training.checkpoint import load_checkpoint

@@ -15,11 +15,11 @@ import nlu_toys
 from test_finetuning_resume import stop_behind
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.finetuning.mixing import Mixture
+from unicloze.finetuning.data import Mixture
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.scores import measure, measure_file
 from unicloze.recipes import load_recipe
-from unicloze.report.task_history import TaskRun
+from unicloze.report.history import TaskRun
 from unicloze.settings import Recipe
 from unicloze.tasks.generation import WritingSettings
 from unicloze.tasks.several import records_of, rows_per_epoch

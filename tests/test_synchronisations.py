@@ -25,11 +25,11 @@ from unicloze.pretraining import plan
 from unicloze.recipes import load_recipe
 from unicloze.training import loop
 from unicloze.training.batches import training_steps
+from unicloze.training.gradients import leaves_of
 from unicloze.training.loading import ready_model
 from unicloze.training.loop import Compute, Hooks, NonFiniteError, TrainState, fit
 from unicloze.training.optimizers import Adafactor, _size, build_optimizers
 from unicloze.training.parallel import Group
-from unicloze.training.tree import leaves_of
 from unicloze.training.world import StepReport, World
 
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal", "aten::masked_select"}

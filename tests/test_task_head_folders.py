@@ -18,8 +18,7 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError
 from unicloze.example import collate
 from unicloze.finetuning.run import finetune_run
-from unicloze.interop.opening import open_model
-from unicloze.interop.read import import_checkpoint, write_model
+from unicloze.interop.read import import_checkpoint, open_model, write_model
 from unicloze.model.dropout import DropoutKey
 from unicloze.records import read_records
 from unicloze.tasks import TASKS

@@ -17,11 +17,11 @@ from report_toys import Page
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.evaluation.metrics.standard_errors import bootstrap_errors, standard_errors
-from unicloze.finetuning.shown_predictions import SAMPLES, is_right, samples
+from unicloze.finetuning.predict import SAMPLES, is_right, samples
 from unicloze.records.record import Record
 from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
+from unicloze.report.history import TaskRun
 from unicloze.report.page import build_report
-from unicloze.report.task_history import TaskRun
 from unicloze.tasks import task_settings
 
 WORDS = ["a", "bc", "def", "gh", "ij", "klm", "no", "pq"]

@@ -24,8 +24,7 @@ from unicloze.errors import UniclozeError
 from unicloze.finetuning.run import finetune_run
 from unicloze.interop import check as peers
 from unicloze.interop.check import odd_texts
-from unicloze.interop.opening import open_model
-from unicloze.interop.read import import_checkpoint
+from unicloze.interop.read import import_checkpoint, open_model
 from unicloze.interop.tokenizer_files import write_tokenizer
 from unicloze.recipes import load_recipe
 from unicloze.settings import UseSettings

@@ -14,7 +14,7 @@ import tokenizers
 from decoding_toys import byte_level, roberta_like, sentencepiece, wordpiece
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
-from unicloze.tasks.passages import encode_passages
+from unicloze.tasks.extraction import encode_passages
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 from unicloze.text.vocabulary import SPECIAL_TOKENS
 

@@ -13,8 +13,8 @@ from unicloze.errors import UsageError
 from unicloze.recipes import load_recipe
 from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
+from unicloze.training.gradients import Node, PartialSums, leaves_of, nodes_of, rounds, share, traffic
 from unicloze.training.loop import accumulate_gradients
-from unicloze.training.tree import Node, PartialSums, leaves_of, nodes_of, rounds, share, traffic
 
 
 def written_out(first: int, count: int, size: int) -> str:

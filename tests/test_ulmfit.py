@@ -18,7 +18,7 @@ from recurrent_toys import recurrent_model
 from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Target, TargetBatch
-from unicloze.finetuning.averaged import averaged, check_averaged
+from unicloze.finetuning.scores import averaged, check_averaged
 from unicloze.model.task_heads import INNER, LinearHead, NormedHead
 from unicloze.objectives import settings_of
 from unicloze.objectives.causal import causal

@@ -24,8 +24,8 @@ from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.pretraining import data as run_data
 from unicloze.pretraining.run import RunResult
-from unicloze.recipes import load_recipe, recipe_names, summaries, task_names
-from unicloze.recipes.summaries import kept_summaries
+from unicloze.recipes import load_recipe, recipe_names, several, task_names
+from unicloze.recipes.several import kept_summaries
 from unicloze.text import lineage
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
@@ -526,10 +526,10 @@ def test_stored_summaries_of_the_recipes_are_current() -> None:
 
 
 def test_recipes_that_changed_are_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(summaries, "KEPT", tmp_path / "summaries.json")
+    monkeypatch.setattr(several, "KEPT", tmp_path / "summaries.json")
     assert kept_summaries() is None
     (tmp_path / "gpt.yaml").write_text("model: {}\n", encoding="utf-8")
-    summaries.keep_summaries([{"name": "gpt"}])
+    several.keep_summaries([{"name": "gpt"}])
     assert kept_summaries() == [{"name": "gpt"}]
     (tmp_path / "gpt.yaml").write_text("model: { }\n", encoding="utf-8")
     assert kept_summaries() is None

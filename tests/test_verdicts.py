@@ -21,7 +21,7 @@ from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict
 from unicloze.recipes import load_recipe, task_names
 from unicloze.records import read_records
 from unicloze.records.record import Record
-from unicloze.report.task_history import TaskRun
+from unicloze.report.history import TaskRun
 from unicloze.report.task_page import task_page
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, task_settings

@@ -13,7 +13,7 @@ import nlu_toys
 from test_from_scratch import pairs
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.finetuning.from_scratch import untrained
+from unicloze.finetuning.initial import untrained
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.training.initial import start_from_vectors, words_of

@@ -23,9 +23,9 @@ import numpy as np
 
 from unicloze import keyed
 from unicloze.arrays import Int32s
-from unicloze.comparison.measures import bits_per_byte, counted, held_out
+from unicloze.comparison.runs import bits_per_byte, counted, held_out
 from unicloze.evaluation.blimp import blimp
-from unicloze.interop.opening import open_model
+from unicloze.interop.read import open_model
 from unicloze.mixtures import phases
 from unicloze.pretraining.count_baselines import MOST_WORDS
 from unicloze.text.content_words import content_words
@@ -34,7 +34,7 @@ from unicloze.text.prepare import Prepared
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.windows import windows_of
 from unicloze.training.loading import LoadedModel
-from unicloze.training.word_guesses import WordScore, ranks_by_counts, ranks_by_model, way_to_ask
+from unicloze.training.verdict import WordScore, ranks_by_counts, ranks_by_model, way_to_ask
 
 HERE = Path(__file__).resolve().parent
 EVALUATION = HERE / "evaluation.json"

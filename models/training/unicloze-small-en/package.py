@@ -19,10 +19,9 @@ import yaml
 
 from unicloze.files import LEDGER
 from unicloze.finetuning.checks import model_fingerprint
-from unicloze.interop.export import write_export
-from unicloze.interop.opening import open_model
-from unicloze.interop.package import package_format
-from unicloze.report.learning import draw_learning
+from unicloze.interop.export import package_format, write_export
+from unicloze.interop.read import open_model
+from unicloze.report.charts import draw_learning
 from unicloze.training.ledger import read_ledger
 
 HERE = Path(__file__).resolve().parent

@@ -16,8 +16,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from unicloze.comparison.contestants import (
     COMPARISON_FILE,
@@ -28,12 +29,19 @@ from unicloze.comparison.contestants import (
     network,
     with_one_precision,
 )
-from unicloze.comparison.jobs import LOCK, Job, do_all
-from unicloze.comparison.measures import counted, masked_steps
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
-from unicloze.comparison.results import ContestantResult, ProbeColumn, Spent, words_key
-from unicloze.comparison.runs import PROBES, SCHEMA, Evaluator, figures_over_seeds, fine_tune, run_once, scores_of
-from unicloze.comparison.table import Comparison
+from unicloze.comparison.runs import (
+    PROBES,
+    SCHEMA,
+    Evaluator,
+    counted,
+    figures_over_seeds,
+    fine_tune,
+    masked_steps,
+    run_once,
+    scores_of,
+)
+from unicloze.comparison.table import Comparison, ContestantResult, ProbeColumn, Spent, words_key
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
 from unicloze.finetuning.seeds import OverSeeds
@@ -45,10 +53,54 @@ from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.text.counts import open_counts
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.training.lock import hold
+from unicloze.training.lock import InUse, hold
 from unicloze.training.memory import refuse_what_cannot_fit
 from unicloze.training.pace import Clock
 from unicloze.training.precision import choose_device
+
+T = TypeVar("T")
+
+LOCK = "job.lock"
+"""Lock file of a run while a process trains, measures and fine-tunes it."""
+POLL = 1.0
+"""Seconds between two attempts to lock the runs of other processes."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One contestant with one seed."""
+
+    contestant: Contestant  # what to train
+    seed: int  # with which seed
+    run: Path  # directory of the run
+    label: str  # what it is called in messages
+
+
+def do_all(jobs: Sequence[Job], do: Callable[[Job], T], say: Callable[[str], None]) -> list[T]:
+    """The results of all jobs, in order; `do` must return those of a finished job without repeating it."""
+    found: dict[int, T] = {}
+    waited: set[int] = set()
+    while len(found) < len(jobs):
+        before, in_use = len(found), dict[int, InUse]()
+        for number, job in enumerate(jobs):
+            if number in found:
+                continue
+            with contextlib.ExitStack() as stack:
+                try:
+                    job.run.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(hold(job.run / LOCK, job.run, "waiting for it", keep=True))
+                except InUse as error:
+                    in_use[number] = error
+                    continue
+                say(job.label)
+                found[number] = do(job)
+        if len(found) == before:
+            for number in sorted(in_use.keys() - waited):
+                say(str(in_use[number]))
+            waited |= in_use.keys()
+            time.sleep(POLL)
+    return [found[number] for number in range(len(jobs))]
+
 
 PAGES = "table.md", "index.html"
 

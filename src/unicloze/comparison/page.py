@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from unicloze.comparison.results import ContestantResult, ProbeColumn
 from unicloze.comparison.runs import PROBES
-from unicloze.comparison.table import NOT_DEFINED, Column, Comparison, caption, cells, columns
-from unicloze.report.curves import Line, line_chart
+from unicloze.comparison.table import (
+    NOT_DEFINED,
+    Column,
+    Comparison,
+    ContestantResult,
+    ProbeColumn,
+    caption,
+    cells,
+    columns,
+)
+from unicloze.report.charts import Line, line_chart
 from unicloze.report.frame import frame
-from unicloze.report.history import History
-from unicloze.report.task_history import TaskRun
+from unicloze.report.history import History, TaskRun
 
 _COLOURS = 16
 """Number of colours in the style sheet: `c0` to `c15`."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from unicloze.comparison.results import ProbeColumn
+from unicloze.comparison.table import ProbeColumn
 from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.automatic import adaptable, with_chosen
@@ -41,13 +41,13 @@ from unicloze.recipes.unread_settings import (
 from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.columns import check_roles, resolved
 from unicloze.tasks.generation import with_learning
 from unicloze.tasks.groups import Headed
-from unicloze.tasks.roles import check_roles, resolved
 from unicloze.tasks.several import records_of
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.changes import FREE_TO_CHANGE
 from unicloze.training.loading import LoadedModel, check_smoothing, shape_model
+from unicloze.training.lock import FREE_TO_CHANGE
 from unicloze.training.memory import refuse_task_that_cannot_fit
 from unicloze.training.precision import choose_device
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import operator
 import shutil
 import warnings
@@ -12,28 +13,134 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from unicloze.comparison.measures import bits_per_byte, held_out
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unicloze.arrays import Int32s
 from unicloze.comparison.probes import FittedProbe, finetuning_flops, recipe_for
-from unicloze.comparison.results import probe_key, words_key
+from unicloze.comparison.table import probe_key, words_key
+from unicloze.decoding.inputs import ReadWindow, objective_of, part_with
+from unicloze.decoding.likelihood import rows_of, with_memories
 from unicloze.errors import UniclozeError
+from unicloze.example import Examples, collate, select_rows
 from unicloze.files import CHECKPOINTS, RECIPE, digest, write_file
 from unicloze.finetuning.run import finetune_run
 from unicloze.model.model import perplexity
+from unicloze.objectives import Ability, defined
+from unicloze.objectives.causal import CausalSettings, chain
+from unicloze.objectives.unilmv2 import UniLMv2Settings, cloze, draw_steps, stepwise
+from unicloze.pretraining.count_baselines import perplexities_of
 from unicloze.pretraining.data import tokens_per_byte
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.settings import Recipe
 from unicloze.tasks.task import RecordsCut
+from unicloze.text.counts import Counts
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
+from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.ledger import Figure
-from unicloze.training.loading import load_model
-from unicloze.training.loop import Compute
+from unicloze.training.loading import LoadedModel, load_model
+from unicloze.training.loop import Compute, evaluate
 from unicloze.training.pace import Clock
 from unicloze.training.precision import choose_device
-from unicloze.training.word_guesses import Side
+from unicloze.training.verdict import Side
+
+MEASURES: Mapping[str, Ability] = {"ae": "cloze", "par": "stepwise", "causal": "causal"}
+"""The ability of an objective that each measure needs."""
+
+
+def masked_steps(windows: Windows, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
+    """Step of each masked position of held-out windows, -1 elsewhere. *Shape:* (rows, window)"""
+    plain = UniLMv2Settings()
+    return draw_steps(windows, plain, np.full(len(windows), plain.mask_rate), vocabulary)
+
+
+def held_out(
+    loaded: LoadedModel,
+    windows: Windows,
+    compute: Compute,
+    rows: int,
+    before: Callable[[int], Sequence[Sequence[Int32s]]] | None = None,
+) -> dict[str, Figure | None]:
+    """The loss by measure; None if it is undefined."""
+    vocabulary = loaded.tokenizer.vocabulary
+    steps = masked_steps(windows, vocabulary)
+    result: dict[str, Figure | None] = {}
+    for measure, ability in MEASURES.items():
+        settings = part_with(objective_of(loaded.recipe), ability)
+        lay_out = None if settings is None else getattr(defined(settings), ability)
+        if lay_out is None:
+            result[measure] = None
+            continue
+        asked = (windows,) if measure == "causal" else (windows, steps)
+        examples = lay_out(*asked, vocabulary, settings)
+        if before is None or not loaded.model.settings.memory:
+            (figure,) = evaluate(loaded.model, examples, compute, rows).values()
+        else:
+            count = math.ceil(loaded.model.settings.memory / (windows.token_ids.shape[1] - 2))
+            figure = _with_memory(loaded, examples, windows, before(count), compute, rows)
+        result[measure] = figure  # these rows predict ordinary tokens that they show nowhere
+    return result
+
+
+def counted(counts: Counts, windows: Windows) -> dict[str, dict[str, float]]:
+    """Perplexities of counts on the same predictions, by measure and by kind of count."""
+    vocabulary, settings = counts.vocabulary, UniLMv2Settings()
+    steps = masked_steps(windows, vocabulary)
+    rows = {
+        "ae": cloze(windows, steps, vocabulary, settings),
+        "par": stepwise(windows, steps, vocabulary, settings),
+        "causal": chain(windows, vocabulary, CausalSettings(visibility="left_to_right")),
+    }
+    found = {
+        measure: perplexities_of(counts, examples, next(iter(examples.targets)), windows)
+        for measure, examples in rows.items()
+    }
+    return {measure: perplexities for measure, perplexities in found.items() if perplexities}
+
+
+def _with_memory(
+    loaded: LoadedModel,
+    examples: Examples,
+    windows: Windows,
+    before: Sequence[Sequence[Int32s]],
+    compute: Compute,
+    rows: int,
+) -> Figure:
+    """The summed losses of the only target, each row with the memory of its past."""
+    loaded, figure = (
+        dataclasses.replace(loaded, precision=compute.precision),
+        Figure(target=next(iter(examples.targets))),
+    )
+    texts = [
+        [*past, tokens[1 : length - 1]]
+        for past, tokens, length in zip(before, windows.token_ids, windows.lengths, strict=True)
+    ]
+    pieces = [ReadWindow(text=row, first=0, tokens=piece) for row, each in enumerate(texts) for piece in each]
+    own = set((np.cumsum([len(each) for each in texts]) - 1).tolist())
+    model = loaded.model.eval()
+    for numbers, memory, _ in with_memories(loaded, pieces, rows):
+        places = np.array([place for place, number in enumerate(numbers) if number in own], dtype=np.int64)
+        if not len(places):
+            continue
+        chosen = np.array([pieces[numbers[place]].text for place in places])
+        batch = collate(select_rows(examples, chosen), device=compute.device)
+        if memory is not None:
+            batch = dataclasses.replace(batch, memory=rows_of(memory, places))
+        with torch.no_grad(), compute.autocast():
+            (loss,) = model(batch).values()
+        figure += Figure(target=figure.target, nats=float(loss.total), weight=float(loss.weight))
+    return figure
+
+
+def bits_per_byte(nats: float | None, tokens_per_byte: float | None) -> float | None:
+    """Convert nats per token to bits per byte of text; None if either is unknown."""
+    return None if nats is None or tokens_per_byte is None else nats / math.log(2) * tokens_per_byte
+
 
 SCHEMA = 2
 SCORES = "scores.json"

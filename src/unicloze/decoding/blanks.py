@@ -17,8 +17,18 @@ import numpy.typing as npt
 import torch
 
 from unicloze.arrays import Flags, Int32s
-from unicloze.decoding.abilities import check_predicts_tokens, lacks, objective_of, part_with
-from unicloze.decoding.inputs import by_length, check_text, log_probability, logits_of, longest_text, one_segment
+from unicloze.decoding.inputs import (
+    by_length,
+    check_predicts_tokens,
+    check_text,
+    lacks,
+    log_probability,
+    logits_of,
+    longest_text,
+    objective_of,
+    one_segment,
+    part_with,
+)
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Target
 from unicloze.objectives import Ability, defined

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unicloze.decoding.abilities import objective_of, read_as
-from unicloze.decoding.inputs import by_length, check_numbers, cut, one_segment
+from unicloze.decoding.inputs import by_length, check_numbers, cut, objective_of, one_segment, read_as
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch, Examples, Kind
 from unicloze.files import real_place, write_file

@@ -12,12 +12,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from unicloze.decoding.abilities import generation_format_of, place_of
-from unicloze.decoding.inputs import check_text
-from unicloze.decoding.parallel import fill_in_parallel
-from unicloze.decoding.search import Hypothesis, Settled, TokenConstraints, search
-from unicloze.decoding.steppers import Prepared, positions_of, prepared, stepper
+from unicloze.decoding.inputs import check_text, generation_format_of, place_of
+from unicloze.decoding.search import NEVER, Hypothesis, Search, Settled, TokenConstraints, length_penalty, search
+from unicloze.decoding.steppers import Prepared, Sources, positions_of, prepared, stepper
+from unicloze.devices import widest_float
 from unicloze.errors import UsageError
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
@@ -27,6 +27,7 @@ from unicloze.settings import DecodingSettings, TrainingSettings
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel
 from unicloze.training.precision import choose_precision
+from unicloze.visibility_masks import filling_mask
 
 Ids = npt.NDArray[np.integer]
 
@@ -348,3 +349,83 @@ def _dtype(settings: DecodingSettings, model: UnifiedModel) -> torch.dtype:
     device = next(model.parameters()).device
     chosen = choose_precision(TrainingSettings(precision=settings.precision), device)
     return torch.bfloat16 if chosen == "bf16" else torch.float32
+
+
+def surest(logs: Tensor, open_positions: Tensor, count: int) -> Tensor:
+    """The open positions whose likeliest token is most certain, best first in each row.
+
+    Args:
+        logs: log p of the likeliest token of each position. *Shape:* (rows, positions)
+        open_positions: *Shape:* (rows, positions)
+        count: Number of positions to choose per row.
+
+    Returns:
+        *Shape:* (rows, count)
+    """
+    return torch.where(open_positions, logs, NEVER).sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+@torch.inference_mode()
+def fill_in_parallel(
+    model: IncrementalModel, sources: Sequence[npt.NDArray[np.integer]], rules: TokenConstraints
+) -> Search:
+    """Generate a target for each source, filling `parallel` positions per step."""
+    settings, layout = rules.settings, rules.layout
+    longest, at_once = settings.max_length, min(settings.parallel or 1, settings.max_length)
+    given = Sources(model, layout, sources, max_length=longest, room=2 * longest + at_once)
+    given.encode()
+    rows, device, cache = len(given), model.device, given.cache
+    place = torch.arange(longest, device=device)
+    tokens = torch.zeros(rows, longest, dtype=torch.long, device=device)
+    logs = torch.zeros(rows, longest, dtype=widest_float(device), device=device)
+    is_open = torch.ones(rows, longest, dtype=torch.bool, device=device)
+    stops_at = torch.full((rows, 1), longest, device=device)
+    new = torch.zeros(rows, 0, dtype=torch.long, device=device)
+    known = torch.zeros(rows, 0, dtype=torch.bool, device=device)  # which slots after the sources hold a token
+    while bool(is_open.any()):
+        widest = int(is_open.sum(dim=1).max())
+        asked = is_open.logical_not().to(torch.uint8).argsort(dim=1, stable=True)[:, :widest]
+        logits = _predict(given, tokens, new, asked, known)
+        cache.filled += new.shape[1]
+        allowed = torch.log_softmax(logits, dim=2)
+        allowed.index_fill_(2, torch.tensor(layout.never, dtype=torch.long, device=device), NEVER)
+        allowed[:, :, layout.stop].masked_fill_(asked < settings.min_length, NEVER)
+        best = allowed.max(dim=2)
+        asked_open = is_open.gather(1, asked)
+        chosen = surest(best.values, asked_open, at_once)
+        is_new = asked_open.gather(1, chosen)
+        new = asked.gather(1, chosen)
+        tokens.scatter_(1, new, torch.where(is_new, best.indices.gather(1, chosen), tokens.gather(1, new)))
+        logs.scatter_(1, new, torch.where(is_new, best.values.gather(1, chosen).to(logs.dtype), logs.gather(1, new)))
+        is_open.scatter_(1, new, False)
+        ends = torch.where(~is_open & (tokens == layout.stop), place, longest).amin(dim=1, keepdim=True)
+        stops_at = torch.minimum(stops_at, ends)
+        is_open &= place < stops_at
+        known = torch.cat([known, is_new], dim=1)
+        yield []
+    found = zip(tokens.tolist(), logs.tolist(), stops_at[:, 0].tolist(), strict=True)
+    return [[_text(*target, settings.length_penalty)] for target in found]
+
+
+def _predict(given: Sources, tokens: Tensor, new: Tensor, asked: Tensor, known: Tensor) -> Tensor:
+    """Logits at a pseudo mask on each requested position; writes the newest known tokens to the cache first."""
+    layout, fresh, count = given.layout, new.shape[1], asked.shape[1]
+    assert layout.pseudo is not None
+    ids = torch.cat([tokens.gather(1, new), torch.full_like(asked, layout.pseudo)], dim=1)
+    positions = given.first_positions[:, None] + torch.cat([new, asked], dim=1)
+    return given.model.extend(
+        given.cache,
+        ids[:, :, None],
+        positions,
+        torch.full_like(positions, layout.target_segment),
+        filling_mask(torch.cat([given.readable, known], dim=1), fresh, count),
+        select=slice(fresh, None),
+    )
+
+
+def _text(tokens: list[int], logs: list[float], stops_at: int, alpha: float) -> Hypothesis:
+    ended = stops_at < len(tokens)
+    size = stops_at + ended
+    log = sum(logs[:size])
+    score = log / length_penalty(size, alpha)
+    return Hypothesis(tokens=tokens[:stops_at], log_probability=log, score=score, ended=ended)

@@ -16,15 +16,19 @@ import numpy.typing as npt
 import torch
 
 from unicloze.arrays import Int32s
-from unicloze.decoding.abilities import check_predicts_tokens, instead, lacks, objective_of, part_with
 from unicloze.decoding.inputs import (
     SPECIALS_OF_A_WINDOW,
     by_length,
     check_numbers,
+    check_predicts_tokens,
     check_text,
+    instead,
+    lacks,
     logits_of,
     longest_text,
+    objective_of,
     one_segment,
+    part_with,
     rows_at_once,
 )
 from unicloze.errors import UsageError

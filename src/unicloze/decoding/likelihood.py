@@ -13,9 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unicloze.decoding.abilities import check_predicts_tokens, lacks, objective_of, part_with
 from unicloze.decoding.embed import rows_to_encode
-from unicloze.decoding.inputs import Logs, ReadWindow, by_length, cut, log_probability, logits_of, one_segment
+from unicloze.decoding.inputs import (
+    Logs,
+    ReadWindow,
+    by_length,
+    check_predicts_tokens,
+    cut,
+    lacks,
+    log_probability,
+    logits_of,
+    objective_of,
+    one_segment,
+    part_with,
+)
 from unicloze.errors import UsageError
 from unicloze.example import Memory, collate, select_rows
 from unicloze.mixtures import parts

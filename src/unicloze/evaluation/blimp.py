@@ -21,8 +21,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.decoding.abilities import objective_of
-from unicloze.decoding.inputs import pieces_of
+from unicloze.decoding.inputs import objective_of, pieces_of
 from unicloze.decoding.likelihood import Measure, check_defines, defines, log_probabilities
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.progress import Progress

@@ -26,7 +26,7 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.standard_errors import standard_errors
 from unicloze.files import read_bytes
 from unicloze.progress import Progress
-from unicloze.recipes.list_entries import typed
+from unicloze.recipes.schema import typed
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings

@@ -22,12 +22,11 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.evaluation.metrics.standard_errors import binomial_error
 from unicloze.files import replace_file
 from unicloze.finetuning.data import encoded, open_records
-from unicloze.finetuning.predict import predict, write_predictions
+from unicloze.finetuning.predict import load_task_model, predict, write_predictions
 from unicloze.finetuning.run import FinetuneResult
 from unicloze.finetuning.scores import measure
 from unicloze.finetuning.seeds import FinetuneSummary, finetune_seeds
-from unicloze.finetuning.task_model import load_task_model
-from unicloze.interop.opening import open_model
+from unicloze.interop.read import open_model
 from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.training.loading import LoadedModel

@@ -5,33 +5,70 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from unicloze.decoding.abilities import objective_of
+from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.registry import measurable
 from unicloze.finetuning.automatic import adaptable
-from unicloze.finetuning.auxiliary import auxiliary_objective
-from unicloze.finetuning.cross_view import check_views
+from unicloze.finetuning.auxiliary import auxiliary_objective, check_views
 from unicloze.finetuning.data import TaskData
-from unicloze.finetuning.generated import ready_to_generate
-from unicloze.finetuning.predict import outputs_of
-from unicloze.finetuning.task_model import TaskModel
+from unicloze.finetuning.predict import TaskModel, outputs_of, ready_to_generate
 from unicloze.mixtures import positions
 from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.model.task_heads import LinearHead
+from unicloze.progress import say
 from unicloze.recipes import with_overrides
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS, of_view
+from unicloze.tasks.columns import has_target, resolved, targets_of, texts_of
 from unicloze.tasks.groups import Headed, Labelled, Paired
 from unicloze.tasks.rows import pooling_of
+from unicloze.tasks.several import records_of
 from unicloze.tasks.tagging import TaggingSettings, taggers_of
-from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions
-from unicloze.training.loading import LoadedModel
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions, start_from_vectors
+from unicloze.training.loading import LoadedModel, build_model, spell_tokens
+
+
+def untrained(network: Recipe, task: Recipe, train: Path, *, progress: bool = True) -> LoadedModel:
+    """A model with random weights, drawn by the network's seed, as Vaswani et al. 2017 train translation."""
+    if network.model.generator_size:
+        raise UsageError(f"recipe {network.name} trains two networks: give a recipe of one, such as transformer-base")
+    if network.tokenizer.path is not None:
+        tokenizer = Tokenizer.load(network.tokenizer.path)
+    else:
+        records = records_of(train, task.task)
+        settings = resolved(task.task, records)
+        texts = [
+            text for record in records for text in _texts(record, Recipe(task=settings, generation=task.generation))
+        ]
+        tokenizer = Tokenizer.train(texts, network.tokenizer)
+    model = build_model(network, len(tokenizer)).for_use()
+    spell_tokens(model, tokenizer.symbols)
+    if task.training.word_vectors is not None:
+        said = start_from_vectors(model, tokenizer, Path(task.training.word_vectors))
+        if progress:
+            say(said)
+    return LoadedModel(model.eval(), tokenizer, network, Path(f"{network.name} (untrained)"), 0)
+
+
+def _texts(record: Record, recipe: Recipe) -> Iterator[str]:
+    """The texts of a record, with those of its target."""
+    settings = recipe.task
+    writes = settings.kind == "generation"
+    for role in recipe.generation.source if writes else TASKS[settings.kind].texts:
+        if record.get(settings, role) is not None:
+            yield from texts_of(record, settings, role)
+    if writes and has_target(record, settings):
+        yield from targets_of(record, settings)
+
 
 FREE = (
     "dropout", "attention_dropout", "activation_dropout", "final_dropout", "initializer_range", "embedding_dropout",

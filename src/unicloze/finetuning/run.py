@@ -29,6 +29,7 @@ from unicloze.files import (
     replace_file,
 )
 from unicloze.finetuning import automatic
+from unicloze.finetuning.auxiliary import OwnTeacher
 from unicloze.finetuning.checks import (
     Origin,
     check_labels,
@@ -36,8 +37,8 @@ from unicloze.finetuning.checks import (
     origin_of,
     refuse_other_origin,
 )
-from unicloze.finetuning.cross_view import OwnTeacher
 from unicloze.finetuning.data import (
+    Mixture,
     TaskData,
     encoded,
     evenly_chosen,
@@ -48,10 +49,8 @@ from unicloze.finetuning.data import (
     steps_per_epoch,
     unlabelled_text,
 )
-from unicloze.finetuning.generated import target_loss
 from unicloze.finetuning.initial import changed_settings, fit_head, start_weights, unchanged, what_changed, what_learns
-from unicloze.finetuning.mixing import Mixture
-from unicloze.finetuning.predict import as_json_lines, predict
+from unicloze.finetuning.predict import TaskModel, as_json_lines, predict, samples, target_loss, with_references
 from unicloze.finetuning.scores import (
     Evaluation,
     check_answers,
@@ -61,25 +60,22 @@ from unicloze.finetuning.scores import (
     headline_error,
     kept,
     measure,
+    with_best_threshold,
 )
-from unicloze.finetuning.shown_predictions import samples, with_references
-from unicloze.finetuning.task_model import TaskModel
-from unicloze.finetuning.threshold import with_best_threshold
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
-from unicloze.interop.opening import open_model
+from unicloze.interop.read import open_model
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
+from unicloze.tasks.columns import resolved
 from unicloze.tasks.extraction import ExtractionSettings
 from unicloze.tasks.groups import task_of
-from unicloze.tasks.roles import resolved
 from unicloze.tasks.several import records_of
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.batches import MicroBatch
-from unicloze.training.changes import FREE_AFTER_OUT_OF_MEMORY, FREE_TO_CHANGE, refuse_changes
 from unicloze.training.checkpoint import (
     MALFORMED,
     START,
@@ -93,7 +89,7 @@ from unicloze.training.checkpoint import (
 from unicloze.training.distillation import Teacher
 from unicloze.training.ledger import stopped_by_error, trained_on
 from unicloze.training.loading import LoadedModel, mean_weights, ready_model, spell_tokens
-from unicloze.training.lock import hold_run
+from unicloze.training.lock import FREE_AFTER_OUT_OF_MEMORY, FREE_TO_CHANGE, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.meeting import joined
 from unicloze.training.memory import refuse_task_that_cannot_fit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +12,81 @@ from typing import Any, TypeVar
 import numpy as np
 
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.answers import Gold
+from unicloze.evaluation.metrics.answers import Gold, best_threshold, token_f1
 from unicloze.evaluation.metrics.files import Item, check_match, read_items, value_of
 from unicloze.evaluation.metrics.labels import calibration
 from unicloze.evaluation.metrics.registry import measurable, metric
 from unicloze.evaluation.metrics.result import Compared, MetricResult
 from unicloze.evaluation.metrics.standard_errors import standard_errors
 from unicloze.finetuning.checks import check_metrics, options_of
+from unicloze.finetuning.data import TaskData
 from unicloze.records.record import Record, refuse_repeated
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
+from unicloze.tasks.extraction import ExtractionSettings, no_answer_margin, with_threshold
+from unicloze.tasks.groups import Labelled
 from unicloze.tasks.several import TaskPart, by_part, metrics_of, parts_of, records_of
 from unicloze.tasks.task import Prediction
+
+
+def with_best_threshold(
+    recipe: Recipe, data: TaskData, predictions: Sequence[Prediction]
+) -> tuple[Recipe, Sequence[Prediction]]:
+    """The recipe with the no-answer threshold of the best F1, halfway to the next margin, and its predictions.
+
+    Both are returned unchanged if the task has no unanswerable questions or the recipe already has a threshold.
+    """
+    task = recipe.task
+    if not isinstance(task, ExtractionSettings) or not task.unanswerable or task.no_answer_threshold is not None:
+        return recipe, predictions
+    right = [TASKS[task.kind].reference(record, task) for record in data.records]
+    margins = {said["id"]: no_answer_margin(said) for said in predictions}
+    kept = {said["id"]: _f1_if_kept(said, texts) for said, texts in zip(predictions, right, strict=True)}
+    answerable = {said["id"] for said, texts in zip(predictions, right, strict=True) if texts}
+    _, threshold = best_threshold(margins, kept, answerable)
+    above = min((margin for margin in margins.values() if threshold < margin < math.inf), default=threshold)
+    threshold = (threshold + above) / 2
+    chosen = dataclasses.replace(recipe, task=dataclasses.replace(task, no_answer_threshold=threshold))
+    return chosen, with_threshold(predictions, threshold)
+
+
+def _f1_if_kept(prediction: Prediction, right: Sequence[str]) -> float:
+    """F1 of the best answer, ignoring the no-answer score."""
+    text = prediction["n_best"][0]["text"] if prediction["n_best"] else ""
+    return max(token_f1(text, wanted) for wanted in right or [""])
+
+
+AVERAGED = "classification", "regression"
+"""Kinds of tasks whose predictions can be averaged."""
+
+
+def check_averaged(recipes: Sequence[Recipe]) -> None:
+    """Reject models whose predictions cannot be averaged."""
+    first, *others = (recipe.task for recipe in recipes)
+    if first.kind not in AVERAGED:
+        raise UsageError(f"predictions of task.kind {first.kind} are not averaged: leave out also")
+    for other in others:
+        labels = [task.labels if isinstance(task, Labelled) else None for task in (first, other)]
+        if other.kind != first.kind or labels[0] != labels[1]:
+            raise UsageError("also names a model of another task or with other classes: give models of one task")
+
+
+def averaged(each: Sequence[Sequence[Prediction]]) -> list[Prediction]:
+    """The mean of the probabilities, or of the quantities, that several models predict for the same records."""
+    found: list[Prediction] = []
+    for of_record in zip(*each, strict=True):
+        first = of_record[0]
+        if "probabilities" not in first:
+            found.append({**first, "prediction": float(np.mean([one["prediction"] for one in of_record]))})
+            continue
+        mean = {
+            label: float(np.mean([one["probabilities"][label] for one in of_record]))
+            for label in first["probabilities"]
+        }
+        said = {label: round(share, 6) for label, share in mean.items()}
+        found.append({**first, "prediction": max(mean, key=lambda label: mean[label]), "probabilities": said})
+    return found
+
 
 MEAN = "mean of tasks"
 """Result that selects the best checkpoint of several tasks: the mean of the first metric of each."""

@@ -12,13 +12,21 @@ import torch
 from huggingface_hub.dataclasses import type_validator
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput
 
 from unicloze.errors import UsageError
-from unicloze.interop.calling import encoder_inputs, generate_arguments, never_written, step_inputs
-from unicloze.interop.opening import open_model
+from unicloze.interop.read import open_model
+from unicloze.interop.stock_export import (
+    encoder_inputs,
+    generate_arguments,
+    never_written,
+    step_inputs,
+)
 from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.from_attention_mask import EncoderInputs, StepInputs, encoding_batch

@@ -9,15 +9,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from unicloze.decoding.inputs import text_format
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeConfig, UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
-from unicloze.interop.calling import longest_source, not_said
 from unicloze.interop.check import Peer, compare_models, quietly, transformers_library
 from unicloze.interop.limits import Export
-from unicloze.interop.opening import open_model
+from unicloze.interop.read import open_model
+from unicloze.interop.stock_export import (
+    longest_source,
+    not_said,
+)
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
 from unicloze.tasks.rows import TextFormat
 from unicloze.training.loading import LoadedModel

@@ -13,8 +13,8 @@ import yaml
 
 from unicloze.example import predicts_tokens
 from unicloze.files import BEST, CHECKPOINTS, LEDGER, read_bytes
-from unicloze.interop.calling import goes_on, longest_source
 from unicloze.interop.limits import Export
+from unicloze.interop.stock_export import goes_on, longest_source
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import LoadedModel

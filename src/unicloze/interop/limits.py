@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unicloze.decoding.abilities import find_generation_format, objective_of, part_with
+from unicloze.decoding.inputs import find_generation_format, objective_of, part_with
 from unicloze.errors import UsageError, did_you_mean
 from unicloze.interop.configurations import OF_OUTPUT, OF_TRAINING, OF_WEIGHTS
 from unicloze.interop.families import CLASSES, DENSE, FAMILIES, STOCK, TASK_CLASSES, Family, Head, TaskClass

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
-from unicloze.decoding.abilities import objective_of
+from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.interop.calling import encoder_inputs, step_inputs
-from unicloze.interop.opening import ModelLike, open_model
+from unicloze.interop.read import ModelLike, open_model
+from unicloze.interop.stock_export import encoder_inputs, step_inputs
 from unicloze.mixtures import describe
 from unicloze.model.from_attention_mask import EncoderInputs, StepInputs, encoding_batch, slots_of
 from unicloze.model.model import UnifiedModel

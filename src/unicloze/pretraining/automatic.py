@@ -14,8 +14,7 @@ from unicloze.errors import UsageError
 from unicloze.interop.read import is_foreign
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import LONGEST_TIMING, Budget, Cost, cost_of_a_step, with_steps
-from unicloze.pretraining.data import build_sampler
-from unicloze.pretraining.start import inherited_settings
+from unicloze.pretraining.data import build_sampler, inherited_settings
 from unicloze.progress import short
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe

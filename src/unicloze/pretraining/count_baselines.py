@@ -29,7 +29,7 @@ from unicloze.text.shards import TokenSource
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
-from unicloze.training.word_guesses import ranks_by_counts, way_to_ask
+from unicloze.training.verdict import ranks_by_counts, way_to_ask
 from unicloze.visibility import bool_mask
 
 SCHEMA = 2

@@ -2,23 +2,138 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unicloze.errors import UniclozeError
-from unicloze.files import LINEAGE
-from unicloze.interop.opening import open_model
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import LINEAGE, TOKENIZER
+from unicloze.interop.read import is_foreign, open_model
 from unicloze.mixtures import parts, phases
+from unicloze.recipes import validate
+from unicloze.recipes.schema import flatten
 from unicloze.settings import Recipe
-from unicloze.text.lineage import CODE, is_corpus, read_lineage
+from unicloze.text.lineage import CODE, LOADED_TOKENIZER, is_corpus, known_settings, read_lineage
 from unicloze.text.phrases import PhraseTable, open_phrases
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import RandomLengthSampler, WindowSampler
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import Checkpoint
 from unicloze.training.distillation import Teacher
+from unicloze.training.initial import inherited
+from unicloze.training.loading import LoadedModel
+
+OF_A_TRAINED_TOKENIZER = (
+    "tokenizer.kind",
+    "tokenizer.vocab_size",
+    "tokenizer.lowercase",
+    "tokenizer.strip_accents",
+    "tokenizer.extra_tokens",
+)
+"""Settings that have no effect on a loaded tokenizer."""
+
+
+def check_beside_path(recipe: Recipe, overrides: Mapping[str, Any]) -> None:
+    """Reject tokenizer-training options combined with `tokenizer.path`."""
+    asked = flatten(overrides, lambda key: key)
+    unread = [key for key in OF_A_TRAINED_TOKENIZER if key in asked]
+    if recipe.tokenizer.path is not None and unread:
+        raise UsageError(
+            f"option --{unread[0]} applies to training a tokenizer, but tokenizer.path loads {recipe.tokenizer.path}: "
+            "leave one of them out."
+        )
+
+
+def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
+    """Reject data and tokenizer settings that contradict the prepared corpus in `data.prepared`."""
+    if recipe.data.prepared is None:
+        return
+    lineage = read_lineage(Path(recipe.data.prepared))
+    of_training = [key for key in given if key.startswith("tokenizer.") and key != "tokenizer.path"]
+    if LOADED_TOKENIZER in lineage["settings"] and recipe.tokenizer.path is None and of_training:
+        raise UsageError(
+            f"{given[of_training[0]]}: {of_training[0]} applies to training a tokenizer, but data.prepared "
+            f"{recipe.data.prepared} was made with a loaded one: leave it out, or leave out data.prepared to prepare again."
+        )
+    for key, made_with in known_settings(lineage).items():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(recipe, section), name)
+        loaded = section == "tokenizer" and recipe.tokenizer.path is not None
+        if key in given and not loaded and not _agree(lineage, key, value, made_with):
+            raise UsageError(
+                f"{given[key]}: {key} is {value!r}, but data.prepared {recipe.data.prepared} was made with {made_with!r}: "
+                f"leave out {key} to use the prepared corpus, or data.prepared to prepare again."
+            )
+
+
+def _agree(lineage: Mapping[str, Any], key: str, value: Any, made_with: Any) -> bool:
+    if key == "data.corpus":
+        return is_corpus(lineage, value)
+    return value == made_with or (key == "tokenizer.vocab_size" and value == lineage["tokenizer"]["vocab_size"])
+
+
+def as_prepared(recipe: Recipe, lineage: Mapping[str, Any]) -> Recipe:
+    """The recipe with the data and tokenizer settings recorded in a lineage."""
+    changes: dict[str, dict[str, Any]] = {"data": {}, "tokenizer": {}}
+    for key, value in known_settings(lineage).items():
+        section, _, name = key.partition(".")
+        changes[section][name] = value
+    changed = dataclasses.replace(
+        recipe,
+        data=dataclasses.replace(recipe.data, **changes["data"]),
+        tokenizer=dataclasses.replace(recipe.tokenizer, **changes["tokenizer"]),
+    )
+    validate(changed)
+    return changed
+
+
+_KINDS = {"transformer": "a Transformer", "recurrent": "an LSTM"}
+
+
+def inherited_settings(
+    recipe: Recipe, start: LoadedModel, given: Mapping[str, Any], *, new_tokenizer: bool, warn: bool = True
+) -> dict[str, Any]:
+    """Settings a run inherits from the model it starts from, by dotted name; warns where the recipe's shape differs."""
+    place = recipe.training.initialize_from or ""
+    asked = flatten(given, lambda key: key)
+    theirs, ours = start.recipe.model.kind, recipe.model.kind
+    if theirs != ours and "model.kind" not in asked:
+        raise UsageError(
+            f"the model {place} is {_KINDS[theirs]}, and recipe {recipe.name} trains {_KINDS[ours]}: start from a model of "
+            "the recipe's kind, or leave out --init"
+        )
+    if start.recipe.model.decoder_layers and not recipe.model.decoder_layers and "model.decoder_layers" not in asked:
+        raise UsageError(
+            f"the model {place} is an encoder-decoder, and recipe {recipe.name} trains a single stack: give a recipe of the "
+            "model's kind (`unicloze recipes`), or leave out --init"
+        )
+    own = not (new_tokenizer or recipe.tokenizer.path or recipe.data.prepared)
+    if own and (unread := [key for key in OF_A_TRAINED_TOKENIZER if key in asked]):
+        raise UsageError(
+            f"{unread[0]} applies to training a tokenizer, but the run uses that of {place}: give --new-tokenizer to "
+            "train one, or leave it out"
+        )
+    changes, said = inherited(recipe, start, asked)
+    if said and warn:
+        warnings.warn(said, stacklevel=3)
+    return changes | (_tokenizer(Path(place), start) if own else {})
+
+
+def _tokenizer(place: Path, loaded: LoadedModel) -> dict[str, Any]:
+    """Settings that load a model's tokenizer; for a run, from the run's folder, which outlives its checkpoints."""
+    if is_foreign(place):
+        settings = loaded.recipe.tokenizer
+        if Tokenizer.load(settings.path or place).fingerprint != loaded.tokenizer.fingerprint:
+            raise UsageError(
+                f"{place} has a vector for predicted slots that its tokenizer has no token for: run `unicloze import {place} "
+                "--out DIR` first, and start from DIR"
+            )
+        return {"tokenizer.path": settings.path, "tokenizer.lowercase": settings.lowercase}
+    files = [folder / TOKENIZER for folder in (place, loaded.path)]
+    return {"tokenizer.path": str(next(file for file in files if file.is_file()))}
 
 
 def open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress: bool, verify: bool) -> Prepared:

@@ -29,13 +29,13 @@ from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.vocabulary import Boundaries, Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
+from unicloze.training.gradients import Node, PartialSums, share
 from unicloze.training.loading import compiles, ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
 from unicloze.training.memory import MOMENTS, memory_of, shards
 from unicloze.training.optimizers import build_optimizers
+from unicloze.training.parallel import owners_of_layers
 from unicloze.training.precision import choose_device, choose_precision
-from unicloze.training.sharding import owners_of_layers
-from unicloze.training.tree import Node, PartialSums, share
 
 _MIB, _GIB = 2**20, 2**30
 _SPECIAL = 8

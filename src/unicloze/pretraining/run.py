@@ -14,12 +14,11 @@ from typing import Any
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import predicts_tokens
 from unicloze.files import CHECKPOINTS, LEDGER, RECIPE, digest
-from unicloze.interop.opening import open_model
+from unicloze.interop.read import open_model
 from unicloze.mixtures import parts, phases, windows_before
 from unicloze.model.build import Model
-from unicloze.pretraining.agreement import as_prepared
 from unicloze.pretraining.count_baselines import open_baselines, trained_sources
-from unicloze.pretraining.data import build_sampler, open_data, phrases_for, teacher_of, tokens_per_byte
+from unicloze.pretraining.data import as_prepared, build_sampler, open_data, phrases_for, teacher_of, tokens_per_byte
 from unicloze.pretraining.filled_samples import heldout_samples
 from unicloze.progress import say
 from unicloze.recipes import load_recipe
@@ -29,24 +28,31 @@ from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, check_vocabulary, check_windows, heldout_examples, training_steps
-from unicloze.training.changes import FREE_AFTER_OUT_OF_MEMORY, free_after, refuse_changes
 from unicloze.training.checkpoint import Checkpoint, checkpoint_name, drop_newer, load_checkpoint, load_newest
 from unicloze.training.copies import Copies
 from unicloze.training.distillation import Teacher
 from unicloze.training.initial import initialize_from, require_vectors, start_from_vectors
 from unicloze.training.ledger import Figure, read_ledger, stopped_by_error
 from unicloze.training.loading import compile_layers, compiles, ready_model, spell_tokens
-from unicloze.training.lock import hold_run
+from unicloze.training.lock import FREE_AFTER_OUT_OF_MEMORY, free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState, evaluate
 from unicloze.training.meeting import joined
 from unicloze.training.memory import refuse_what_cannot_fit, shards
 from unicloze.training.optimizers import NtAsgd, averaged, build_optimizers
 from unicloze.training.pace import Clock, decided, decided_steps, recorded_decays
+from unicloze.training.parallel import gathered, shard
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads, write_settings
-from unicloze.training.sharding import gathered, shard
-from unicloze.training.verdict import Counted, Course, shown, too_little_text, verdict_on
-from unicloze.training.word_guesses import WordScore, ranks_by_model, way_to_ask
+from unicloze.training.verdict import (
+    Counted,
+    Course,
+    WordScore,
+    ranks_by_model,
+    shown,
+    too_little_text,
+    verdict_on,
+    way_to_ask,
+)
 from unicloze.training.world import World
 
 CURE_OF_LITTLE = "a model needs 1 MB or more to learn a language, so give more text"

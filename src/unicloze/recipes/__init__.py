@@ -21,8 +21,20 @@ import yaml
 from unicloze.errors import UsageError, did_you_mean, option_of
 from unicloze.files import read_bytes, write_file
 from unicloze.recipes.dumps import SCHEMA, is_of_a_run, without_foreign
-from unicloze.recipes.list_entries import kind_of, named, parsed, typed_mixture, typed_phases
-from unicloze.recipes.schema import KEYS, SECTIONS, VARIED, Setting, flatten, keys_of, parse_options
+from unicloze.recipes.schema import (
+    KEYS,
+    SECTIONS,
+    VARIED,
+    Setting,
+    flatten,
+    keys_of,
+    kind_of,
+    named,
+    parse_options,
+    parsed,
+    typed_mixture,
+    typed_phases,
+)
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
 from unicloze.yaml_loader import LARGEST_FILE, Loader

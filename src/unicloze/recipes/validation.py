@@ -12,8 +12,7 @@ from typing import Any
 from unicloze.errors import UsageError
 from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES
-from unicloze.recipes.checks_model import model_problems
-from unicloze.recipes.checks_task import task_problems
+from unicloze.recipes.checks import model_problems, task_problems
 from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, Problem, Range, declared
 from unicloze.settings import DEVICE, Recipe
 from unicloze.storage import is_url, problem_with, shown

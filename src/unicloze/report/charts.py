@@ -1,22 +1,278 @@
-"""Charts of predictions against references as inline SVG: confusion matrix, scatter plot, lengths."""
+"""Charts as inline SVG, coloured by the page's style sheet: curves over steps, and predictions against references."""
 
 from __future__ import annotations
 
 import html
+import itertools
 import math
+import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from unicloze.errors import UniclozeError
+from unicloze.example import predicts_tokens
 from unicloze.report import svg
-from unicloze.report.components import score_row, score_table
-from unicloze.report.curves import Axis, drawable, left_out, nice_ticks, short, tick
+from unicloze.report.frame import score_row, score_table
+from unicloze.report.history import History
+from unicloze.report.history import Points as Outline
+from unicloze.report.svg import SANS_WIDTH, Drawing, Label, series_class
+
+Points = Sequence[tuple[float, float]]
+
+LARGEST, SMALLEST = 1e300, 1e-300
+"""Larger magnitudes would overflow an axis and are not drawn; smaller ones are treated as 0."""
+_MOST_POINTS = 600
+_LOG_FROM = 4.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 74.0, 14.0, 40.0
+_LABELS_APART = 15.0
+_FEW = 60
+_LETTER = 8.8
+_SMOOTH_FROM = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One curve."""
+
+    name: str  # what it shows
+    points: Points  # (x, y) by ascending x; values that cannot be drawn are left out and counted
+    smooth: bool = False  # draw a running mean over the pale curve, if it has enough points
+    style: str | None = None  # style class of its colour; default: that of its target
+    labelled: bool = True  # whether to write its name at its end, before its last value
+
+    @property
+    def classes(self) -> str:
+        """Style class of the curve."""
+        return self.style or series_class(self.name)
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    title: str,
+    width: float = 560,
+    height: float = 300,
+    logarithmic: bool = False,
+    mark: tuple[float, str] | None = None,
+    over: str = "step",
+) -> str:
+    """Draw curves over steps or another cost, each labelled at its end with its name and last value."""
+    finite = [[(x, y) for x, y in line.points if drawable(y)] for line in lines]
+    values = [y for points in finite for _, y in points]
+    note = left_out(sum(len(line.points) for line in lines) - len(values))
+    if not values:
+        return f'<p class="nothing">Nothing measured yet.</p>{note}'
+    steps = [x for points in finite for x, _ in points]
+    logarithmic = logarithmic and min(values) > SMALLEST and max(values) / min(values) >= _LOG_FROM
+    means = [
+        running_mean(points) if line.smooth and len(points) >= _SMOOTH_FROM else None
+        for line, points in zip(lines, finite, strict=True)
+    ]
+    lasts = [(smoothed or points)[-1][1] if points else None for smoothed, points in zip(means, finite, strict=True)]
+    labels = [
+        "" if last is None else f"{line.name * line.labelled} {short(last)}".strip()
+        for line, last in zip(lines, lasts, strict=True)
+    ]
+    margin = max(_RIGHT, 12 + _LETTER * max(map(len, labels)))
+    x_axis = Axis(min(0.0, *steps), max(steps), _LEFT, width - margin)
+    y_axis = Axis(*_padded(min(values), max(values), logarithmic), height - _BOTTOM, _TOP, logarithmic=logarithmic)
+
+    floor, right = height - _BOTTOM, width - margin
+    parts = []
+    ticks = y_axis.ticks(5)
+    for value, label in zip(ticks, apart(ticks), strict=True):
+        y = y_axis.at(value)
+        parts += [svg.line([(_LEFT, y), (right, y)], "grid"), tick(_LEFT - 8, y, label, "end")]
+    for value in x_axis.ticks(6):
+        x = x_axis.at(value)
+        parts += [svg.line([(x, floor), (x, floor + 4)], "axis"), tick(x, floor + 13, short(value), "middle")]
+    parts.append(svg.line([(_LEFT, floor), (right, floor)], "axis"))
+    parts.append(tick((_LEFT + right) / 2, height - 8, over, "middle"))
+
+    if mark is not None:
+        x, anchor = x_axis.at(mark[0]), "end" if mark[0] > x_axis.low + (x_axis.high - x_axis.low) * 0.5 else "start"
+        beside = x - 5 if anchor == "end" else x + 5
+        parts += [svg.line([(x, _TOP), (x, floor)], "mark"), tick(beside, floor - 9, mark[1], anchor)]
+    ends = []
+    for line, points, smoothed, last, label in zip(lines, finite, means, lasts, labels, strict=True):
+        if last is not None:
+            parts.append(_curve(line, points, smoothed, x_axis, y_axis, over))
+            ends.append((y_axis.at(last), label, line.classes))
+    ends.sort()
+    for y, (_, label, classes) in zip(_apart([end[0] for end in ends], floor), ends, strict=True):
+        parts.append(svg.text(label, right + 8, y, f"end {classes}"))
+    return svg.picture(parts, title=title, width=width, height=height, class_="chart") + note
+
+
+def drawable(value: float) -> bool:
+    """Whether a chart can show a value."""
+    return abs(value) <= LARGEST
+
+
+def left_out(values: int) -> str:
+    """A note, as HTML, on the number of values that a chart cannot show; empty for 0."""
+    if not values:
+        return ""
+    return f'<p class="note">{values:,} value{"s" * (values > 1)} left out: infinite, undefined or too large</p>'
+
+
+def tick(x: float, y: float, text: str, anchor: str) -> str:
+    """An axis label; `anchor` is SVG's text-anchor."""
+    return svg.text(text, x, y, "tick", anchor=anchor)
+
+
+def _curve(line: Line, points: Points, smoothed: Points | None, x_axis: Axis, y_axis: Axis, over: str) -> str:
+    """A line, or a pale line under its running mean; a short line has dots with tooltips."""
+    parts = [svg.line(_places(thin(points), x_axis, y_axis), "line pale" if smoothed else "line")]
+    if smoothed:
+        parts.append(svg.line(_places(thin(smoothed), x_axis, y_axis), "line"))
+    elif len(points) <= _FEW:
+        for x, y in points:
+            told = svg.element("title", svg.escape(f"{line.name}, {over} {x:,g}: {y:,.4g}"))
+            parts.append(svg.element("circle", told, cx=x_axis.at(x), cy=y_axis.at(y), r=3))
+    return svg.element("g", "\n".join(["", *parts, ""]), class_=line.classes)
+
+
+def thin(points: Points) -> Points:
+    """At most 600 points that preserve all peaks: the lowest and highest of each stretch, and the last."""
+    if len(points) <= _MOST_POINTS:
+        return points
+    stretches = _MOST_POINTS // 2 - 1
+    kept = []
+    for stretch in range(stretches):
+        members = points[len(points) * stretch // stretches : len(points) * (stretch + 1) // stretches]
+        kept += sorted({min(members, key=_height), max(members, key=_height)})
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+
+
+def running_mean(points: Points) -> Points:
+    """The mean over a centred window of about a thirtieth of the points, smaller towards the ends."""
+    reach = max(2, len(points) // 60)
+    width, values = 2 * reach + 1, [y for _, y in points]
+    # Sums within blocks, which are only added: subtracting a peak from a total cumulative sum would be inexact.
+    blocks = [values[first : first + width] for first in range(0, len(values), width)]
+    up_to = [total for block in blocks for total in itertools.accumulate(block)]
+    onwards = [total for block in blocks for total in [*itertools.accumulate(block[::-1])][::-1]]
+    smoothed = []
+    for i, (x, _) in enumerate(points):
+        near = min(reach, i, len(points) - 1 - i)
+        first, last = i - near, i + near
+        inner = up_to[last] + (onwards[first] if first % width else 0.0)  # if the window is as wide as a block
+        total = inner if near == reach else sum(values[first : last + 1])
+        smoothed.append((x, total / (2 * near + 1)))
+    return smoothed
+
+
+def short(value: float) -> str:
+    """A number in short form for an axis: 0.003, 12.5, 1,500, 20k, 1.5M."""
+    if math.isinf(value):
+        return "∞"
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def apart(values: Sequence[float]) -> list[str]:
+    """`short` labels, with more digits if necessary to distinguish all values."""
+    labels = [short(value) for value in values]
+    digits = 4
+    while len(set(labels)) < len(values) and digits < 12:
+        labels = [f"{value:.{digits}g}" for value in values]
+        digits += 1
+    return labels
+
+
+def nice_ticks(low: float, high: float, most: int) -> list[float]:
+    """About `most` round numbers from `low` to `high`, 1, 2 or 5 times a power of ten apart."""
+    span = high - low
+    rough = span / max(1, most)
+    exponent = math.floor(math.log10(rough))
+    power = 10.0**exponent
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, max(12, -exponent)) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers from `low` to `high` for a logarithmic axis; those of a linear axis if there are too few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 3), (1, 2, 5)):
+        ticks = [factor * 10.0**power for power in powers for factor in factors]
+        inside = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+        if len(inside) >= 3:
+            return inside[:: math.ceil(len(inside) / (2 * most))]
+    return nice_ticks(low, high, most)
+
+
+class Axis:
+    """Maps values to positions.
+
+    Args:
+        low: Lowest value.
+        high: Highest value.
+        start: Position of the lowest value, in SVG units.
+        end: Position of the highest value, in SVG units.
+        logarithmic: Use a logarithmic scale.
+    """
+
+    def __init__(self, low: float, high: float, start: float, end: float, *, logarithmic: bool = False) -> None:
+        if high - low < SMALLEST:
+            around = abs(low) / 2 if abs(low) > SMALLEST else 1.0
+            low, high = (low / 2, high * 2) if logarithmic else (low - around, high + around)
+        self.low, self.high, self.start, self.end, self.logarithmic = low, high, start, end, logarithmic
+
+    def at(self, value: float) -> float:
+        """Position of a value."""
+        low, high, value = (math.log(v) for v in (self.low, self.high, value)) if self.logarithmic else (
+            self.low, self.high, value
+        )  # fmt: skip
+        return self.start + (self.end - self.start) * (value - low) / (high - low)
+
+    def ticks(self, most: int) -> list[float]:
+        """About `most` round values on the axis."""
+        return (log_ticks if self.logarithmic else nice_ticks)(self.low, self.high, most)
+
+
+def _padded(low: float, high: float, logarithmic: bool) -> tuple[float, float]:
+    if logarithmic:
+        return low / 1.15, high * 1.15
+    pad = (high - low) * 0.06
+    return (low - pad if low - pad >= 0 or low < 0 else 0.0), high + pad
+
+
+def _places(points: Points, x_axis: Axis, y_axis: Axis) -> Points:
+    return [(x_axis.at(x), y_axis.at(y)) for x, y in points]
+
+
+def _apart(places: list[float], floor: float) -> list[float]:
+    """Sorted positions moved apart so that labels do not overlap, none below `floor`."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + _LABELS_APART) if moved else place)
+    limit = floor
+    for i in reversed(range(len(moved))):
+        moved[i] = min(moved[i], limit)
+        limit = moved[i] - _LABELS_APART
+    return moved
+
+
+def _height(point: tuple[float, float]) -> float:
+    return point[1]
+
 
 MOST_LABELS = 20
 """Maximum rows of a confusion matrix; with more labels, the most frequent confusions are listed."""
 MOST_CONFUSIONS = 15
 MOST_DOTS = 3000
-_LETTER = 6.6
+_CHARACTER = 6.6
 _LONGEST_NAME = 18
 
 
@@ -29,7 +285,7 @@ def confusion(predictions: Sequence[str], references: Sequence[str], labels: Seq
     if len(names) > MOST_LABELS:
         return _confusions(counts)
     rows = Counter(references)
-    longest = _LETTER * min(_LONGEST_NAME, max(map(len, names)))
+    longest = _CHARACTER * min(_LONGEST_NAME, max(map(len, names)))
     size = max(34.0, min(96.0, 460 / len(names)))
     height = size if len(names) > 4 else size * 0.7
     turned = longest > size - 6
@@ -64,7 +320,7 @@ def _cell(place: tuple[float, float, float, float], right: str, said: str, found
     cell = svg.element("rect", class_="empty", **box) + svg.element(
         "rect", told, class_="cell", **box, fill_opacity=shade
     )
-    if found and width >= _LETTER * len(f"{found:,}") + 4:
+    if found and width >= _CHARACTER * len(f"{found:,}") + 4:
         classes = "count on" if share > 0.55 else "count"
         cell += svg.text(f"{found:,}", x + width / 2, y + height / 2, classes, anchor="middle")
     return cell
@@ -187,3 +443,65 @@ def _picture(content: Iterable[str], width: float, height: float, title: str) ->
     """A picture that is scaled down if necessary, but never up."""
     style = f"max-width:{width:.0f}px"
     return svg.picture(content, title=title, width=width, height=height, class_="chart own-size", style=style)
+
+
+_WIDTH, _HEIGHT = 560.0, 290.0
+_PICTURE_LEFT, _PICTURE_TOP, _PICTURE_BOTTOM = 64.0, 50.0, 44.0
+_LETTERS_APART = 15.0
+_DOT = 5.0
+_COLOURS = {"ae": "mask", "par": "pseudo"}
+
+
+def draw_learning(run: str | os.PathLike[str]) -> Drawing:
+    """The held-out perplexity of each target over the steps of a finished or unfinished run, on a logarithmic axis."""
+    history = History.read(Path(run))
+    curves: dict[str, Outline] = {}
+    for name in filter(predicts_tokens, history.evaluated):
+        points = [(x, y) for x, y in history.curve("perplexity", name, evaluated=True) if drawable(y) and y > SMALLEST]
+        if points:
+            curves[name] = points
+    if not curves:
+        raise UniclozeError(f"{run} has no held-out perplexity to draw: it has not been evaluated yet.")
+    colours = {name: _COLOURS.get(name.rpartition(".")[2], "original") for name in curves}
+    return draw_curves(curves, title="Held-out perplexity", over="steps", colours=colours)
+
+
+def draw_curves(
+    curves: Mapping[str, Outline], *, title: str, over: str, colours: Mapping[str, str], logarithmic: bool = False
+) -> Drawing:
+    """Draw curves of positive values on a logarithmic axis, each with its name and last value at its end."""
+    ends = {name: f"{name} {short(points[-1][1])}" for name, points in curves.items()}
+    right = _WIDTH - 18 - 13 * SANS_WIDTH * max(map(len, ends.values()))
+    values = [y for points in curves.values() for _, y in points]
+    first = min(points[0][0] for points in curves.values()) if logarithmic else 0.0
+    across = Axis(
+        first, max(points[-1][0] for points in curves.values()), _PICTURE_LEFT, right, logarithmic=logarithmic
+    )
+    upwards = Axis(min(values) / 1.15, max(values) * 1.15, _HEIGHT - _PICTURE_BOTTOM, _PICTURE_TOP, logarithmic=True)
+    drawing = Drawing(width=_WIDTH, height=_HEIGHT, title=f"{title} over {over}: {', '.join(ends.values())}")
+    drawing.labels.append(Label(x=22, y=30, text=title, size=15, bold=True))
+    _draw_axes(drawing, across, upwards, over)
+    lowest = -math.inf
+    for name, points in sorted(curves.items(), key=lambda curve: -curve[1][-1][1]):
+        places = [(across.at(x), upwards.at(y)) for x, y in points]
+        drawing.lines.append((places, colours[name]))
+        for x, y in places if logarithmic or len(places) == 1 else []:  # a line through one point is invisible
+            drawing.rectangles.append((x - _DOT / 2, y - _DOT / 2, _DOT, _DOT, colours[name]))
+        lowest = max(places[-1][1], lowest + _LETTERS_APART)
+        drawing.labels.append(Label(x=right + 8, y=lowest, text=ends[name], size=13, role=colours[name], bold=True))
+    return drawing
+
+
+def _draw_axes(drawing: Drawing, across: Axis, upwards: Axis, over: str) -> None:
+    floor = upwards.start
+    ticks = upwards.ticks(4)
+    for value, label in zip(ticks, apart(ticks), strict=True):
+        y = upwards.at(value)
+        drawing.rectangles.append((across.start, y - 0.5, across.end - across.start, 1, "empty"))
+        drawing.labels.append(Label(x=across.start - 8, y=y, text=label, role="muted", anchor="end"))
+    drawing.rectangles.append((across.start, floor, across.end - across.start, 1, "muted"))
+    for value in across.ticks(6):
+        drawing.labels.append(Label(x=across.at(value), y=floor + 14, text=short(value), role="muted", anchor="middle"))
+    drawing.labels.append(
+        Label(x=(across.start + across.end) / 2, y=floor + 32, text=over, role="muted", anchor="middle")
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, groupby, islice
 from pathlib import Path
@@ -15,14 +15,40 @@ import numpy.typing as npt
 
 from unicloze import keyed, visibility
 from unicloze.errors import UsageError
-from unicloze.example import Examples, Kind
+from unicloze.example import Examples, Kind, predicts_tokens
 from unicloze.mixtures import parts
 from unicloze.objectives import make_examples
 from unicloze.objectives.groups import Corruption
-from unicloze.report.answer_words import spell
 from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 from unicloze.text.windows import split_segments, windows_of
+
+Labels = npt.NDArray[np.integer]
+
+_RELATIONS = "follows", "does not follow"
+
+
+def _relations(labels: Labels) -> list[str]:
+    return [_RELATIONS[label] for label in labels.tolist()]
+
+
+def _questions(labels: Labels) -> list[str]:
+    """A question, as the labels are the original tokens and only the model knows which ones it replaced."""
+    return ["replaced?"] * len(labels)
+
+
+_IN_WORDS: Mapping[str, Callable[[Labels], list[str]]] = {
+    "nsp": _relations,
+    "sop": _relations,
+    "rtd": _questions,
+}
+"""Functions that put labels into words, for targets whose labels are not tokens."""
+
+
+def spell(target: str, labels: Labels, tokenizer: Tokenizer) -> list[str]:
+    """The labels of one target in words."""
+    return tokenizer.tokens(labels) if predicts_tokens(target) else _IN_WORDS[target](labels)
+
 
 _GROUPS = {
     Kind.CONTEXT: "C",
@@ -78,7 +104,7 @@ class Answers:
 
     Args:
         slots: The slot, or list of slots, from which each prediction is made.
-        labels: The label of each prediction in words; see `unicloze.report.answer_words`.
+        labels: The label of each prediction in words; see `unicloze.report.example_view`.
     """
 
     slots: list[Any]

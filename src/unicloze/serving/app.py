@@ -15,8 +15,7 @@ from starlette.exceptions import HTTPException
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.report.frame import PAGE_STYLE
-from unicloze.serving.client_endpoints import hugging_face_router, openai_router
-from unicloze.serving.endpoints import own_router
+from unicloze.serving.endpoints import hugging_face_router, openai_router, own_router
 from unicloze.serving.guard import FAILED, Guard, Limits, Refused, answer_of
 from unicloze.serving.served_model import ServedModel
 from unicloze.serving.service import Service

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from unicloze.decoding.generate import Candidate
 from unicloze.decoding.likelihood import TextScore
-from unicloze.serving.batching import Batcher
 from unicloze.serving.guard import Limits, Refused, check_texts
-from unicloze.serving.served_model import Blanks, FilledBlanks, ServedModel, room_for_source, stream, write
+from unicloze.serving.served_model import Batcher, Blanks, FilledBlanks, ServedModel, room_for_source, stream, write
 from unicloze.settings import Order, Pooling
 from unicloze.tasks.task import Prediction
 from unicloze.training.loading import LoadedModel

@@ -5,12 +5,10 @@ A recipe is a YAML file that mirrors these classes; the command line overrides s
 """
 
 from unicloze.settings.data import DataSettings, TokenizerSettings
-from unicloze.settings.decoding import DecodingSettings, UseSettings
-from unicloze.settings.finetuning import FinetuningSettings, GenerationSettings
 from unicloze.settings.model import HeadSettings, ModelSettings
-from unicloze.settings.recipe import ObjectiveSettings, Provenance, Recipe, TaskSettings
-from unicloze.settings.rows import Bounds, Reading, WindowNeeds
+from unicloze.settings.recipe import Bounds, ObjectiveSettings, Provenance, Reading, Recipe, TaskSettings, WindowNeeds
 from unicloze.settings.training import DistillationSettings, TrainingSettings
+from unicloze.settings.use import DecodingSettings, FinetuningSettings, GenerationSettings, UseSettings
 from unicloze.settings.values import (
     DEVICE,
     PYTHON_DOCS,

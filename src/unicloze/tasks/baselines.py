@@ -14,11 +14,11 @@ from unicloze.records.record import Record, needed_answers
 from unicloze.settings import Recipe
 from unicloze.tasks.choice import right_choice
 from unicloze.tasks.classification import label_of, quantity_of
+from unicloze.tasks.columns import texts_of
 from unicloze.tasks.extraction import ExtractionSettings
 from unicloze.tasks.groups import Labelled, task_of
 from unicloze.tasks.several import TASK
 from unicloze.tasks.tagging import tags_of
-from unicloze.tasks.targets import texts_of
 from unicloze.tasks.task import Baseline
 
 _SENTENCE = re.compile(r".+?(?:[.!?](?=\s)|[\u3002\uff01\uff1f]|\n|\Z)", re.DOTALL)

@@ -1,16 +1,20 @@
-"""Infers which columns of a table are the text, its pair and the label, if that is unambiguous."""
+"""What the columns and fields of labelled records mean: text, pair and label, roles, and texts without records."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from unicloze.errors import UniclozeError
+from unicloze.characters import IDEOGRAPH
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.records.record import OPTION, Record, spelled
-from unicloze.settings import TaskSettings
+from unicloze.settings import Recipe, TaskSettings
+from unicloze.tasks import TASKS
+from unicloze.tasks.task import Task
 
 GUESSED = ("classification", "regression")
 """Kinds of tasks whose records are a text, or a pair of texts, and a label."""
@@ -133,3 +137,155 @@ def _is_quantity(values: Sequence[Any]) -> bool:
         return all(math.isfinite(float(value)) for value in values)
     except (TypeError, ValueError):
         return False
+
+
+def resolved(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
+    """The settings completed from the training records: classes, optional roles."""
+    task = TASKS[settings.kind]
+    return with_optional(task.resolve(settings, records), task, records)
+
+
+def with_optional(settings: TaskSettings, task: Task, records: Sequence[Record]) -> TaskSettings:
+    """The settings with the optional roles found in the training records, unless given."""
+    if settings.optional is not None:
+        return settings
+    held = [role for role in task.optional if any(record.get(settings, role) is not None for record in records)]
+    return dataclasses.replace(settings, optional=held)
+
+
+def check_roles(records: Sequence[Record], task: Task, recipe: Recipe) -> None:
+    """Reject unknown roles, and records whose optional roles differ from those of the training file."""
+    settings = recipe.task
+    check_fields(recipe, task)
+    _check_known("task.optional", settings.optional or [], task.optional, settings.kind)
+    for role in task.optional:
+        holder = next((record for record in records if record.get(settings, role) is not None), None)
+        if holder is None and (role in settings.fields or role in (settings.optional or [])):
+            records[0].needed(settings, role)
+        if holder is not None and settings.optional is not None and role not in settings.optional:
+            name = settings.fields.get(role, role)
+            raise UniclozeError(
+                f"{holder.place}: there is a field '{name}', but the training file has none: rename it or leave it out"
+            )
+
+
+def check_fields(recipe: Recipe, task: Task | None, more: Sequence[str] = ()) -> None:
+    """Reject `task.fields` with roles that are not used."""
+    sources = recipe.generation.source if recipe.task.kind in ("", "generation") else ()
+    _check_known(
+        "task.fields", recipe.task.fields, {*(task.roles if task else ()), *sources, "id", *more}, recipe.task.kind
+    )
+
+
+def _check_known(key: str, named: Iterable[str], known: Collection[str], kind: str) -> None:
+    unknown = next((role for role in named if role not in known), None)
+    if unknown is not None:
+        of_kind = f" of the kind {kind}" if kind else ""
+        roles = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"{key} names the role '{unknown}'; the roles of a task{of_kind} are {roles}")
+
+
+_RUN = re.compile(r"(.)\1*", re.DOTALL)
+
+
+def words_of(text: str) -> list[str]:
+    """Split a text into words as in treebanks: punctuation around a word is separate, and so is each ideograph."""
+    found: list[str] = []
+    for chunk in text.split():
+        first, last = 0, len(chunk)
+        while first < last and _is_sign(chunk[first]):
+            first += 1
+        while last > first and _is_sign(chunk[last - 1]):
+            last -= 1
+        found += [run[0] for run in _RUN.finditer(chunk[:first])]
+        found += [part for part in re.split(f"({IDEOGRAPH.pattern})", chunk[first:last]) if part]
+        found += [run[0] for run in _RUN.finditer(chunk[last:])]
+    return found
+
+
+def _is_sign(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PS"
+
+
+def record_of_texts(texts: Sequence[str], recipe: Recipe) -> Record:
+    """Make a record of raw texts, one for each part that the model reads, such as a passage and a question."""
+    roles, settings = roles_of(recipe), recipe.task
+    least = [role for role in roles if settings.kind == "generation" or role not in _optional(recipe)]
+    if not len(least) <= len(texts) <= len(roles):
+        wanted = f"{len(least)} text{'s' * (len(least) > 1)}" + f" or {len(roles)}" * (len(roles) > len(least))
+        raise UsageError(f"this model reads {' and '.join(roles)}: give {wanted}, not {len(texts)}.")
+    parts: dict[str, object] = {}
+    for role, text in zip(roles, texts, strict=False):
+        name = settings.fields.get(role, role)
+        parts[name] = words_of(text) if settings.kind == "tagging" else text
+    return Record("0", parts, "the text given")
+
+
+def roles_of(recipe: Recipe) -> Sequence[str]:
+    """Roles of the texts that a model reads, in order."""
+    settings = recipe.task
+    if settings.kind in ("", "generation"):
+        return recipe.generation.source
+    task, held = TASKS[settings.kind], settings.optional
+    missing = [role for role in held or () if role not in task.texts]
+    if not task.texts and TASKS.is_added(settings.kind):
+        raise UsageError(
+            f"the task {settings.kind} does not declare which of its fields are texts (`texts`), which --text would fill: "
+            "declare them in the plugin, or give a --file of records."
+        )
+    if not task.texts or missing:
+        needs = missing or [role for role in task.roles if role not in task.answers]
+        raise UsageError(
+            f"this model reads {' and '.join(needs)}, which plain text does not contain: give a --file of records."
+        )
+    return [role for role in task.texts if role not in task.optional or held is None or role in held]
+
+
+def _optional(recipe: Recipe) -> Sequence[str]:
+    """Roles whose text may be omitted, as it is unknown whether the training file had them."""
+    settings = recipe.task
+    return TASKS[settings.kind].optional if settings.kind and settings.optional is None else ()
+
+
+TARGET = "target"
+"""Role of the text to train on, and name of its predictions."""
+REFERENCES = "references"
+"""Role of the texts that predictions are compared with, if not the target."""
+
+
+def texts_of(record: Record, settings: TaskSettings, role: str) -> list[str]:
+    """The texts in a role: a text, the `text` of a mapping (SQuAD's answers), or the texts in a list of these."""
+    found = _texts_in(record.get(settings, role))
+    return [record.text(settings, role)] if found is None else found
+
+
+def _texts_in(value: Any) -> list[str] | None:
+    """The texts in a value, or None if it contains anything else."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping) and isinstance(value.get("text"), str):
+        return [value["text"]]
+    if not isinstance(value, list):
+        return None
+    several = [_texts_in(each) for each in value]
+    return None if None in several else [text for texts in several for text in texts or []]
+
+
+def has_target(record: Record, settings: TaskSettings) -> bool:
+    """Whether a record has a target or references."""
+    return any(record.get(settings, role) is not None for role in (TARGET, REFERENCES))
+
+
+def targets_of(record: Record, settings: TaskSettings) -> list[str]:
+    """The texts to train on: a record's targets, or else its references."""
+    only_references = record.get(settings, TARGET) is None and record.get(settings, REFERENCES) is not None
+    return _some_texts(record, settings, REFERENCES if only_references else TARGET)
+
+
+def reference(record: Record, settings: TaskSettings) -> list[str]:
+    """The texts to compare a prediction with: a record's references, or else its targets."""
+    return _some_texts(record, settings, TARGET if record.get(settings, REFERENCES) is None else REFERENCES)
+
+
+def _some_texts(record: Record, settings: TaskSettings, role: str) -> list[str]:
+    return texts_of(record, settings, role) or [record.text(settings, role)]

@@ -21,8 +21,7 @@ from unicloze.example import Examples
 from unicloze.records.record import GoldAnswer, Record, answers_of, needed_answers, refuse_repeated
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks import extraction
-from unicloze.tasks.groups import Passages, task_of
-from unicloze.tasks.passages import (
+from unicloze.tasks.extraction import (
     NOWHERE,
     Passage,
     Window,
@@ -34,6 +33,7 @@ from unicloze.tasks.passages import (
     specials_of,
     window_bounds,
 )
+from unicloze.tasks.groups import Passages, task_of
 from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from unicloze.example import Examples
 from unicloze.settings import Recipe
 from unicloze.tasks import baselines, choice, classification, conversation, extraction, generation, tagging
+from unicloze.tasks.columns import TARGET, reference
 from unicloze.tasks.rows import Row, lay_out
-from unicloze.tasks.targets import TARGET, reference
 from unicloze.tasks.task import Task
 from unicloze.text.vocabulary import Vocabulary
 

@@ -25,7 +25,7 @@ from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.rules import Problem
 from unicloze.settings import TaskSettings
-from unicloze.tasks.targets import TARGET
+from unicloze.tasks.columns import TARGET
 from unicloze.tasks.task import Baseline
 
 TAGGING = "tagging"

@@ -91,7 +91,7 @@ class Task:
     compares: tuple[str, ...] = ()
     # roles that a file's records may lack; the training file decides (`TaskSettings.optional`)
     optional: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()  # roles that raw texts can fill, in order (see `unicloze.tasks.raw_texts`)
+    texts: tuple[str, ...] = ()  # roles that raw texts can fill, in order (see `unicloze.tasks.columns`)
 
 
 class RecordsCut(UserWarning):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from unicloze.errors import UniclozeError
 from unicloze.training.batches import MicroBatch
-from unicloze.training.sharding import own_share, whole
+from unicloze.training.parallel import own_share, whole
 
 
 def norm_of_all(tensors: Mapping[str, Tensor]) -> Tensor:

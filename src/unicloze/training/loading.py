@@ -42,7 +42,7 @@ from unicloze.training.checkpoint import (
     load_newest,
 )
 from unicloze.training.loop import Compute
-from unicloze.training.sharding import as_stored
+from unicloze.training.parallel import as_stored
 
 
 @dataclass(frozen=True)

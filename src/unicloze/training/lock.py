@@ -1,17 +1,18 @@
-"""Locks a run directory for one process, and protects files that no run wrote."""
+"""Locks a run directory for one process, protects files that no run wrote, and checks the settings of a resumed run."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import (
     DEV_PREDICTIONS,
     DEV_SAMPLES,
@@ -24,6 +25,8 @@ from unicloze.files import (
     release_and_remove,
 )
 from unicloze.progress import say
+from unicloze.recipes.unread_settings import DECIDED_IN_A_TASK
+from unicloze.settings import Recipe
 from unicloze.training.world import World
 
 LOCK, HOLDER = "lock", "lock.holder"
@@ -85,3 +88,75 @@ def hold(lock: Path, place: Path, cure: str, *, keep: bool = False, wait: bool =
         else:
             holder.unlink()
             release_and_remove(held)
+
+
+FREE_TO_CHANGE = {
+    "name",
+    "data.corpus",
+    "data.prepared",
+    "tokenizer.path",
+    "training.steps",
+    "training.device",
+    "training.threads",
+    "training.checkpoint_activations",
+    "training.compile",
+    "training.parallel",
+    "training.log_every",
+    "training.save_every",
+    "training.evaluate_every",
+    "training.evaluate_windows",
+    "training.keep_checkpoints",
+    "training.copy_to",
+    "training.initialize_from",
+    "training.word_vectors",
+    "distillation.teacher",
+}
+"""Settings that may change when a run is resumed; any other change would make it a different run.
+
+Corpus, tokenizer and teacher may have moved; the fingerprint decides whether they are the same.
+"""
+FREE_AFTER_DIVERGENCE = {
+    "training.learning_rate",
+    "training.muon_learning_rate",
+    "training.clip_norm",
+    "training.on_spike",
+    "training.spike_factor",
+}
+"""Settings that may also change when resuming a run stopped by a non-finite number. Each start records its settings."""
+FREE_AFTER_OUT_OF_MEMORY = {"training.micro_batch_size"}
+"""Settings that may also change when resuming a run that ran out of memory, for the rest of the run."""
+
+
+def free_after(kind: str | None) -> frozenset[str]:
+    """Settings that may change because of the error that stopped a run."""
+    more = {"NonFiniteError": FREE_AFTER_DIVERGENCE, "OutOfMemoryError": FREE_AFTER_OUT_OF_MEMORY}
+    return frozenset(FREE_TO_CHANGE | more.get(kind or "", set()))
+
+
+def refuse_changes(
+    former: Recipe, recipe: Recipe, out: Path, instead: str, *, free: Collection[str] = frozenset(FREE_TO_CHANGE)
+) -> None:
+    """Refuse to resume a run with other settings."""
+    old, new = _flat(former.to_dict()), _flat(recipe.to_dict())
+    keys = {**new, **old}  # keys of a mapping may have been removed or added
+    changed = [key for key in keys if old.get(key) != new.get(key) and key not in free]
+    changed = [key for key in changed if not key.startswith("provenance.")]
+    if recipe.task.kind:
+        changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # these determine the others
+    if changed:
+        first = changed[0]
+        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UsageError(
+            f"{out} holds a run with {first} {old.get(first)}, but this one has {new.get(first)}{others}: give the new run "
+            f"another --out, or {instead}"
+        )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key != "coefficients":
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = list(value) if isinstance(value, tuple) else value
+    return flat

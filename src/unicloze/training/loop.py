@@ -13,24 +13,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from unicloze.cores import TRIMMED_EVERY, return_free_memory
 from unicloze.errors import UniclozeError
 from unicloze.example import Batch, Examples, Memory, collate
 from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
-from unicloze.training.allocator import TRIMMED_EVERY, return_free_memory
-from unicloze.training.batches import WINDOWS_AT_ONCE, Memories, MicroBatch, pack, unpack, with_memory
+from unicloze.training.batches import WINDOWS_AT_ONCE, Memories, MicroBatch, Prefetch, pack, unpack, with_memory
 from unicloze.training.divergence import MOST, NonFiniteError, Spikes, Updates, cure, first_non_finite, non_finite
-from unicloze.training.gradients import GradientSums, by_rows, fill_gradients
+from unicloze.training.gradients import GradientSums, by_rows, fill_gradients, share
 from unicloze.training.ledger import Figure
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.pace import Decay
+from unicloze.training.parallel import whole
 from unicloze.training.passes import Abandoned, OutOfMemoryError, Passes, is_out_of_memory, numbers_of, out_of_memory
-from unicloze.training.prefetch import Prefetch
-from unicloze.training.sharding import whole
 from unicloze.training.signals import Interruption, stop_when_asked
-from unicloze.training.tree import share
 from unicloze.training.world import StepReport, World
 
 

@@ -37,7 +37,7 @@ from unicloze.training.loading import fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import NtAsgd, schedule_factor
 from unicloze.training.pace import decided
-from unicloze.training.sharding import gathered, gathered_state, moments_as_stored
+from unicloze.training.parallel import gathered, gathered_state, moments_as_stored
 from unicloze.training.world import World
 from unicloze.version import __version__
 

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from unicloze.training.gradients import Gradients
-from unicloze.training.tree import PartialSums, leaves_of, share
+from unicloze.training.gradients import Gradients, PartialSums, leaves_of, share
 
 T = TypeVar("T")
 

@@ -27,9 +27,8 @@ from unicloze.verbs.measuring import (
 )
 from unicloze.verbs.options import DEFAULT_RECIPE, RUNS, Overrides, PathLike
 from unicloze.verbs.pretraining import inspect, prepare, pretrain, report
-from unicloze.verbs.serving import serve
 from unicloze.verbs.tasks import finetune, generate, predict, stream, unanswerable
-from unicloze.verbs.use import embed, fill, score
+from unicloze.verbs.use import embed, fill, score, serve
 
 VERBS: Mapping[str, Callable[..., Any]] = {
     "prepare": prepare,

@@ -71,7 +71,7 @@ def recipes() -> RecipeTable:
         unicloze recipes
         unicloze recipes --json
     """
-    from unicloze.recipes.summaries import kept_summaries
+    from unicloze.recipes.several import kept_summaries
 
     kept = kept_summaries()
     return summarised() if kept is None else RecipeTable(RecipeSummary(**row) for row in kept)
@@ -98,7 +98,7 @@ def summarised() -> RecipeTable:
 
 def keep_summaries() -> None:
     """Update this checkout's stored summaries for `unicloze recipes`; run it after changing a recipe."""
-    from unicloze.recipes.summaries import keep_summaries
+    from unicloze.recipes.several import keep_summaries
 
     keep_summaries(summarised().to_dict())
 

@@ -75,7 +75,7 @@ def compare(
     """
     import sys
 
-    from unicloze.training.allocator import tune_allocator
+    from unicloze.cores import tune_allocator
 
     if not recipes:
         raise UsageError(
@@ -107,7 +107,7 @@ def compare(
 
     def judged_by_blimp(run: Path) -> dict[str, float | None]:
         from unicloze.evaluation.blimp import accuracies
-        from unicloze.interop.opening import open_model
+        from unicloze.interop.read import open_model
 
         return accuracies(open_model(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
 

@@ -27,7 +27,7 @@ def load_model(path: PathLike, device: str = "cpu") -> LoadedModel:
         UsageError: There is no such device.
         UniclozeError: There is no model.
     """
-    from unicloze.interop.opening import open_model
+    from unicloze.interop.read import open_model
 
     return open_model(path, device)
 
@@ -97,10 +97,9 @@ def export(
         UniclozeError: There is no model, Transformers is not installed, or the exported model's outputs differ from the
             original's; the folder is then deleted.
     """
-    from unicloze.interop.export import stock_format, write_export
+    from unicloze.interop.export import package_format, stock_format, write_export
     from unicloze.interop.limits import OWN, PACKAGE, check_format, check_name
-    from unicloze.interop.opening import open_model
-    from unicloze.interop.package import package_format
+    from unicloze.interop.read import open_model
 
     if out is None and not isinstance(model, str | os.PathLike):
         raise UsageError("out is not given: name the folder to write, since a loaded model has no folder")

@@ -68,11 +68,11 @@ def evaluate_blimp(
         UsageError: The model's objective does not define the mode, or there is no such device.
         UniclozeError: There is no complete checkpoint, or the pairs are invalid.
     """
-    from unicloze.training.allocator import tune_allocator
+    from unicloze.cores import tune_allocator
 
     tune_allocator()
     from unicloze.evaluation.blimp import blimp
-    from unicloze.interop.opening import open_model
+    from unicloze.interop.read import open_model
 
     opened = open_model(model, device, precision)
     return blimp(opened, pairs, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
@@ -107,11 +107,11 @@ def evaluate_lambada(
         UsageError: The model's objective cannot predict a last word, or there is no such device.
         UniclozeError: There is no complete checkpoint, or the passages are invalid.
     """
-    from unicloze.training.allocator import tune_allocator
+    from unicloze.cores import tune_allocator
 
     tune_allocator()
     from unicloze.evaluation.missing_words import lambada
-    from unicloze.interop.opening import open_model
+    from unicloze.interop.read import open_model
 
     opened = open_model(model, device, precision)
     return lambada(opened, passages, stop_words=stop_words, limit=limit, progress=not quiet)
@@ -144,11 +144,11 @@ def evaluate_cbt(
         UsageError: There is no such device.
         UniclozeError: There is no complete checkpoint, or the questions are invalid.
     """
-    from unicloze.training.allocator import tune_allocator
+    from unicloze.cores import tune_allocator
 
     tune_allocator()
     from unicloze.evaluation.missing_words import childrens_books
-    from unicloze.interop.opening import open_model
+    from unicloze.interop.read import open_model
 
     return childrens_books(open_model(model, device, precision), questions, limit=limit, progress=not quiet)
 
@@ -189,11 +189,11 @@ def evaluate_prompt(
         UsageError: The prompt file does not suit the model, or there is no such device.
         UniclozeError: There is no complete checkpoint, or a file is invalid.
     """
-    from unicloze.training.allocator import tune_allocator
+    from unicloze.cores import tune_allocator
 
     tune_allocator()
     from unicloze.evaluation.prompting import prompted
-    from unicloze.interop.opening import open_model
+    from unicloze.interop.read import open_model
 
     opened, progress = open_model(model, device, precision), not quiet
     return prompted(opened, prompt, records, examples=examples, shots=shots, seed=seed, limit=limit, progress=progress)
@@ -269,7 +269,7 @@ def measure_task(
     from unicloze.recipes import load_recipe
     from unicloze.recipes.unread_settings import given_settings
     from unicloze.tasks import TASKS
-    from unicloze.tasks.roles import check_fields
+    from unicloze.tasks.columns import check_fields
 
     check_fixed(overrides, OF_FILES)
     recipe = load_recipe(Path(task) / RECIPE if Path(task).is_dir() else task, overrides)

@@ -89,7 +89,7 @@ def prepare(
         UsageError: The recipe or a setting is invalid, or has no effect on preparing.
         UniclozeError: The corpus cannot be read, or the folder holds something else.
     """
-    from unicloze.pretraining.agreement import check_beside_path
+    from unicloze.pretraining.data import check_beside_path
     from unicloze.recipes import load_recipe
     from unicloze.recipes.unread_settings import given_settings, refuse_beyond, refuse_unread
     from unicloze.text.prepare import prepare_data
@@ -162,10 +162,10 @@ def pretrain(
             settings.
         UniclozeError: The corpus, the directory or a checkpoint is unusable, or the loss is not finite.
     """
-    from unicloze.pretraining.agreement import check_beside_path, check_beside_prepared
+    from unicloze.cores import tune_allocator
+    from unicloze.pretraining.data import check_beside_path, check_beside_prepared
     from unicloze.recipes import given_beside, load_recipe, toy_overrides
     from unicloze.recipes.unread_settings import given_settings, refuse_not_of_pretraining, refuse_unread
-    from unicloze.training.allocator import tune_allocator
 
     continued, began, clock = recipe is None, time.monotonic(), None
     if recipe is None:
@@ -212,9 +212,9 @@ def pretrain(
         )
 
     tune_allocator()
-    from unicloze.interop.opening import open_model
+    from unicloze.interop.read import open_model
+    from unicloze.pretraining.data import inherited_settings
     from unicloze.pretraining.run import pretrain_run
-    from unicloze.pretraining.start import inherited_settings
 
     whole, small = settings, toy_overrides() if toy else {}
     settings = load_recipe(recipe, {**small, **given}) if toy else settings
@@ -237,7 +237,7 @@ def _chosen(
 ) -> tuple[PathLike, dict[str, Any], Clock | None]:
     """The recipe to train and its settings: chosen now, or those of the run that was chosen before."""
     from unicloze.cores import processes
-    from unicloze.interop.opening import open_model
+    from unicloze.interop.read import open_model
     from unicloze.pretraining.automatic import choose
     from unicloze.pretraining.budget import Budget
     from unicloze.progress import say
@@ -447,7 +447,7 @@ def report(
         raise UsageError(f"watch is {watch}: give 1 second or more.")
     page = build_report(run, out) if watch is None else watch_report(run, out, every=watch)
     if tensorboard is not None:
-        from unicloze.report.tensorboard import write_tensorboard
+        from unicloze.report.history import write_tensorboard
 
         write_tensorboard(run, folder_at(tensorboard))
     return page

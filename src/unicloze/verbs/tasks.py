@@ -94,6 +94,7 @@ def finetune(
             settings.
         UniclozeError: A record, the model or the directory is unusable, or the loss is not finite.
     """
+    from unicloze.cores import tune_allocator
     from unicloze.recipes import given_in_task_files, load_recipe, recipe_names
     from unicloze.recipes.unread_settings import (
         given_settings,
@@ -101,7 +102,6 @@ def finetune(
         refuse_unread_in_task,
         refuse_unread_in_task_files,
     )
-    from unicloze.training.allocator import tune_allocator
 
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
@@ -123,10 +123,9 @@ def finetune(
             of_objective[key] = getattr(recipe.objective, name)
     tune_allocator()
     from unicloze.finetuning.checks import check_given_options, refuse_word_vectors
-    from unicloze.finetuning.from_scratch import untrained
-    from unicloze.finetuning.initial import task_recipe
+    from unicloze.finetuning.initial import task_recipe, untrained
     from unicloze.finetuning.seeds import finetune_seeds
-    from unicloze.interop.opening import open_model
+    from unicloze.interop.read import open_model
     from unicloze.tasks.generation import with_learning
 
     name = str(model) if isinstance(model, str | Path) else ""
@@ -159,9 +158,9 @@ def _glue(
     overrides: Overrides | None,
 ) -> GlueSummary:
     """Fine-tune on every GLUE task in a folder, with UniLM v1's recipes if `first`."""
+    from unicloze.cores import tune_allocator
     from unicloze.recipes import load_recipe
     from unicloze.recipes.unread_settings import given_settings, refuse_unread_in_task
-    from unicloze.training.allocator import tune_allocator
 
     given = given_settings(overrides)
     if dev is not None:
@@ -174,7 +173,7 @@ def _glue(
     from unicloze.finetuning.checks import refuse_word_vectors
     from unicloze.finetuning.glue import GRID, finetune_glue
     from unicloze.finetuning.initial import task_recipe
-    from unicloze.interop.opening import open_model
+    from unicloze.interop.read import open_model
 
     if grid_budget > 1 and (key := next((key for key in given if key in GRID), None)):
         raise UsageError(f"option --{key}: --grid-budget searches it: leave one of them out.")
@@ -241,12 +240,11 @@ def predict(
         OSError: The file cannot be written.
     """
     from unicloze.finetuning import predict as room
-    from unicloze.finetuning.averaged import averaged, check_averaged
     from unicloze.finetuning.data import encoded
-    from unicloze.finetuning.generate_for_records import generate_into
-    from unicloze.finetuning.given_texts import predict_given, record_of, with_settings
-    from unicloze.finetuning.task_model import load_task_model
-    from unicloze.interop.opening import open_model
+    from unicloze.finetuning.generate import generate_into, predict_given, record_of, with_settings
+    from unicloze.finetuning.predict import load_task_model
+    from unicloze.finetuning.scores import averaged, check_averaged
+    from unicloze.interop.read import open_model
     from unicloze.tasks import TASKS
     from unicloze.tasks.several import records_of
     from unicloze.tasks.task import Prediction, Predictions, written
@@ -331,8 +329,7 @@ def generate(
             setting would have no effect, or `into` is given and `decoding.num_results` is above 1.
         UniclozeError: There is no complete checkpoint, or a record is invalid.
     """
-    from unicloze.finetuning.generate_for_records import as_text, generate_for_records, generate_into, with_field
-    from unicloze.finetuning.given_texts import record_of
+    from unicloze.finetuning.generate import as_text, generate_for_records, generate_into, record_of, with_field
     from unicloze.finetuning.predict import as_json_lines
     from unicloze.tasks.several import records_of
     from unicloze.tasks.task import Predictions, written
@@ -376,8 +373,7 @@ def stream(
     Raises:
         UsageError: As for `generate`, or `decoding.num_results` is above 1.
     """
-    from unicloze.finetuning.generate_for_records import stream_for_record
-    from unicloze.finetuning.given_texts import record_of
+    from unicloze.finetuning.generate import record_of, stream_for_record
 
     loaded = _generator(model, device, overrides, of_a_file=False)
     return stream_for_record(loaded, record_of(loaded, text))
@@ -414,7 +410,7 @@ def unanswerable(
     """
     from unicloze.recipes import load_recipe
     from unicloze.tasks import TASKS
-    from unicloze.tasks.roles import check_fields
+    from unicloze.tasks.columns import check_fields
     from unicloze.tasks.unanswerable import write_training_records
 
     if not 0 <= share <= 1:
@@ -433,8 +429,8 @@ def unanswerable(
 def _generator(
     model: PathLike | LoadedModel, device: str, overrides: Overrides | None, *, of_a_file: bool
 ) -> LoadedModel:
-    from unicloze.finetuning.given_texts import ready_to_write
-    from unicloze.interop.opening import open_model
+    from unicloze.finetuning.generate import ready_to_write
+    from unicloze.interop.read import open_model
     from unicloze.recipes.unread_settings import given_settings
 
     given = given_settings(overrides)
