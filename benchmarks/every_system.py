@@ -71,7 +71,7 @@ SYSTEMS = {
     "UniLM v1": System("unilm-v1-base", True, window=16),
     "BERT with next sentences": System("bert-base", True, window=16),
     "RoBERTa": System("roberta-base", True, window=16),
-    "ALBERT": System("albert-base", True, window=16),
+    "ALBERT": System("albert-base", True),
     "ERNIE in three stages": System("ernie-base", True, window=16),
     "SpanBERT with boundaries": System("spanbert-base", True, window=16),
     "ELECTRA": System("electra-base", window=16),
@@ -104,7 +104,9 @@ SYSTEMS = {
             "training.average_patience": 2, "training.schedule": "constant",
         },
     ),
-    "ELMo": System("elmo", share=0.5, settings=LITTLE_DROPOUT),
+    "ELMo": System(
+        "elmo", share=0.5, settings={**LITTLE_DROPOUT, "model.character_filters": [4, 4, 8, 16, 16, 16, 16]}
+    ),
     "CVT's encoder": System("cvt", share=0.25, settings=LITTLE_DROPOUT),
     "CoVe": System("cove", share=0.4, settings=LITTLE_DROPOUT),
 }  # fmt: skip
