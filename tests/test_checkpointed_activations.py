@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import nlu_toys
+from conftest import slow_except
 from live_bytes import Live
 from unicloze import verbs
 from unicloze.errors import UsageError
@@ -61,7 +62,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", slow_except(["unilmv2-base", "t5-base", "electra-small"], OWN))
 def test_recomputed_layers_give_the_same_bits(name: str) -> None:
     recipe = phases(load_recipe(name, {**SMALL, **OWN[name]}))[-1].recipe
     kept, recomputed = (steps_of(recipe, checkpoints=checkpoints)[0] for checkpoints in (False, True))
@@ -88,7 +89,7 @@ def test_a_layer_more_holds_little_more_than_its_input() -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", ["unilmv2-base", "gpt"])
+@pytest.mark.parametrize("name", slow_except(["unilmv2-base"], ["unilmv2-base", "gpt"]))
 def test_a_plan_knows_what_is_not_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for constant in ("_KEPT", "_FIXED"):
         monkeypatch.setattr(plan, constant, 0)

@@ -97,11 +97,11 @@ def test_a_comparison_from_end_to_end(corpus: Path, tmp_path: Path) -> None:
 def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[tuple[str, int]] = []
 
-    def counted(recipe: Recipe, out: Path, *, progress: bool) -> Any:
+    def counted(recipe: Recipe, out: Path, **named: Any) -> Any:
         trained.append((recipe.name, recipe.training.seed))
         if trained.count((NAMES[1], 0)) == 1 and trained[-1] == (NAMES[1], 0):
             raise KeyboardInterrupt
-        return pretrain_run(recipe, out, progress=progress)
+        return pretrain_run(recipe, out, **named)
 
     monkeypatch.setattr(runs, "pretrain_run", counted)
     with pytest.raises(KeyboardInterrupt):

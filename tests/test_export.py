@@ -310,7 +310,7 @@ def test_every_recipe_has_a_format(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
-@pytest.mark.parametrize("to", ["bert", "mpnet", "unicloze"])
+@pytest.mark.parametrize("to", slow_except(["mpnet"], ["bert", "mpnet", "unicloze"]))
 def test_sentence_transformers_gives_the_vectors_of_embed(tmp_path: Path, to: str, pooling: Any) -> None:
     library = pytest.importorskip("sentence_transformers")
     model = loaded(relative=to != "bert", use=UseSettings(pooling=pooling))

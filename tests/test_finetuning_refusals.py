@@ -15,6 +15,7 @@ import torch
 
 import nlu_toys
 import unicloze.finetuning.run as room
+from conftest import slow_except
 from test_finetuning_resume import Killed, files, recipe_for, records, stop_behind
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
@@ -78,12 +79,12 @@ def test_a_run_does_not_resume_with_other_files_or_from_another_model(start: Loa
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("setting", "value", "key"),
-    [
+    slow_except([("task__fields", {"text": "text"}, "task.fields.text text")], [
         ("task__fields", {"text": "text"}, "task.fields.text text"),
         ("task__metric_options", {"positive": "0"}, "task.metric_options.positive 0"),
         ("finetuning__auxiliary", {"ae": 0.5}, "finetuning.auxiliary.ae 0.5"),
-    ],
-)
+    ]),
+)  # fmt: skip
 def test_a_run_does_not_resume_without_a_setting_it_started_with(
     start: LoadedModel, tmp_path: Path, setting: str, value: Any, key: str
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 
 import nlu_toys
 import unicloze.finetuning.run as room
+from conftest import slow_except
 from unicloze.errors import UniclozeError
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.settings import Recipe
@@ -376,9 +377,9 @@ def test_the_mean_of_the_last_evaluations_is_measured_and_kept(start: LoadedMode
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("held", slow_except([True], [True, False]))
 @pytest.mark.parametrize("place", ["mean_weights", "_save", "write_checkpoint"])
-@pytest.mark.parametrize("step", [6, 9])
+@pytest.mark.parametrize("step", slow_except([6], [6, 9]))
 def test_a_resumed_run_averages_alike(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool, place: str, step: int
 ) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import unicloze
+from conftest import slow_except
 from decoding_toys import TEXT, loaded, roberta_like
 from hf_toys import padded, save_run, written_row
 from toys import random_windows, vocabulary
@@ -299,7 +300,7 @@ def trained(
 
 @pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
-@pytest.mark.parametrize("predicts", [None, "pseudo", "next"])
+@pytest.mark.parametrize("predicts", slow_except(["pseudo"], [None, "pseudo", "next"]))
 def test_trainers_loss_and_gradients_do_not_depend_on_gradient_accumulation(
     tmp_path: Path, predicts: str | None
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from conftest import slow_except
 from unicloze import verbs
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import finetune_run
@@ -71,14 +72,14 @@ def texts(count: int) -> list[str]:
 @pytest.mark.whole
 @pytest.mark.parametrize(
     "decoding",
-    [
+    slow_except([{}, {"decoding.beams": 1}], [
         {},
         {"decoding.early_stop": "first", "decoding.num_results": 2},
         {"decoding.beams": 1},
         {"decoding.beams": 1, "decoding.no_repeat_ngram": 0, "decoding.min_length": 0},
-    ],
+    ]),
     ids=str,
-)
+)  # fmt: skip
 def test_generate_without_arguments_writes_as_the_run_does(decoding: dict[str, Any], run: Path, tmp_path: Path) -> None:
     model = dataclasses.replace(verbs.load_model(run), recipe=load_recipe(run / "recipe.yaml", decoding))
     folder = verbs.export(model, "unicloze", tmp_path / "out").out

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 
+from conftest import slow_except
 from decoding_toys import byte_level, loaded, plain_format, roberta_like, wordpiece
 from interop_toys import save
 from nlu_toys import recipe_for, write
@@ -61,7 +62,7 @@ def test_a_pair_is_cut_as_tokenizers_truncates_it() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", "b a: "])
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("normalize", slow_except([True], [False, True]))
 @pytest.mark.parametrize("pooling", ["cls", "mean", "lasttoken"])
 def test_folders_of_sentence_transformers(tmp_path: Path, pooling: str, normalize: bool, prompt: str) -> None:
     """Written by them and opened here, exported from here and opened by both: the same vectors."""
