@@ -101,7 +101,6 @@ OPTIONS = {
     ("compare", "--blimp"): with_or_without(COMPARE, "--blimp {blimp}"),
     ("compare", "--blimp-limit"): with_or_without(BLIMP_COMPARED, "--blimp-limit 1"),
     ("compare", "--probe"): with_or_without(COMPARE, PROBED),
-    ("compare", "--jobs"): Calls(f"{COMPARE} --jobs 1", f"{COMPARE} --jobs 2", same="runs are only shared out"),
     ("compare", "--quiet"): Calls(COMPARE.replace("--quiet ", ""), COMPARE),
     ("compare", "--json"): Calls(COMPARE.removesuffix(" --json"), COMPARE),
     ("report", "run"): either("report --out page.html", "{RUN:unilmv2}", "{RUN:masked}"),

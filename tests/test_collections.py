@@ -16,7 +16,7 @@ from unicloze.records.record import Record
 from unicloze.settings import TaskSettings
 from unicloze.tasks import task_settings
 from unicloze.tasks.columns import reference, targets_of, texts_of
-from unicloze.text import sources
+from unicloze.text import python_docs
 
 AUTO = task_settings(kind="generation")
 
@@ -83,14 +83,14 @@ def test_dstc7(tmp_path: Path) -> None:
 def test_docstrings_are_parted_by_module(monkeypatch: pytest.MonkeyPatch) -> None:
     body = "What follows the summary\n    goes on over lines."
     modules = [(f"m{i}", [("f()", f"Say {i}.\n\n{body}"), ("g()", "No body.")]) for i in range(40)]
-    monkeypatch.setattr(sources, "_modules", lambda: iter([*modules, modules[0]]))
-    sources.summaries.cache_clear()
+    monkeypatch.setattr(python_docs, "_modules", lambda: iter([*modules, modules[0]]))
+    python_docs.summaries.cache_clear()
     try:
         train, dev = (read_records(Path(part), AUTO) for part in PYTHON_DOCS_PARTS)
         with pytest.raises(UniclozeError, match="there are no records python-docs/test"):
             read_records(Path("python-docs/test"), AUTO)
     finally:
-        sources.summaries.cache_clear()
+        python_docs.summaries.cache_clear()
     assert len(train) + len(dev) == 40 and 0 < len(dev) < 15, "duplicates are dropped"
     assert train[0].fields == {
         "id": train[0].id,

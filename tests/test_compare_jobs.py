@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +19,8 @@ from unicloze import verbs
 from unicloze.comparison import compare
 from unicloze.comparison.compare import Job, do_all
 from unicloze.comparison.table import Comparison
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError
 from unicloze.training.lock import hold
-from unicloze.verbs import side_by_side
 
 NAMES = "unilmv2-ablation-ae", "unilmv2-ablation-ar"
 
@@ -62,31 +63,56 @@ def test_an_error_in_a_run_is_raised_and_frees_it(tmp_path: Path) -> None:
         pass
 
 
-def test_the_number_of_jobs_is_checked() -> None:
-    with pytest.raises(UsageError, match="--jobs is 0: give at least 1"):
-        verbs.compare(NAMES, "steps=1", jobs=0)
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("compare") / "corpus.txt")
 
 
-def run(corpus: Path, out: Path, number: int) -> Comparison:
+def settings(corpus: Path) -> dict[str, Any]:
     overrides: dict[str, Any] = {**toys.toy_settings(), "data.corpus": [str(corpus)], "data.heldout_share": 0.2}
     del overrides["training.steps"]
     overrides |= {"training.evaluate_windows": 8, "training.precision": "fp32", "training.threads": 1}
-    overrides |= {"training.save_every": 1}
-    return verbs.compare(NAMES, "steps=6", seeds=1, out=out, quiet=True, overrides=overrides, jobs=number)
+    return overrides | {"training.save_every": 1}
+
+
+def run(corpus: Path, out: Path) -> Comparison:
+    return verbs.compare(NAMES, "steps=6", seeds=1, out=out, quiet=True, overrides=settings(corpus))
 
 
 def scores(comparison: Comparison) -> list[tuple[str, Any, float]]:
     return [(row.name, row.scores, row.text_tokens) for row in comparison.rows]
 
 
-@pytest.fixture(scope="module")
-def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    return run(corpus, tmp_path_factory.mktemp("alone"), 1)
+@pytest.mark.whole
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_second_command_does_runs_and_one_that_is_killed_is_replaced(
+    corpus: Path, tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = run(corpus, tmp_path / "alone")
+    arguments = {"recipes": NAMES, "budget": "steps=6", "seeds": 1, "out": str(tmp_path / "c"), "quiet": True}
+    sent = json.dumps({**arguments, "overrides": settings(corpus)})
+    called = "import json, sys; from unicloze import verbs; verbs.compare(**json.loads(sys.argv[1]))"
+    other = subprocess.Popen([sys.executable, "-c", called, sent], stdout=subprocess.DEVNULL)
+
+    def watched(todo: list[Job], *others: Any) -> Any:
+        begun, file = (todo[:1], "checkpoints") if killed else (todo, "scores.json")
+        wait_until(lambda: all((job.run / file).exists() for job in begun))
+        if killed:
+            other.kill()
+            other.wait()
+        return do_all(todo, *others)
+
+    monkeypatch.setattr(compare, "do_all", watched)
+    try:
+        wait_until((tmp_path / "c" / "comparison.json").is_file)
+        assert scores(run(corpus, tmp_path / "c")) == scores(alone)
+    finally:
+        other.kill()
+        other.wait()
+    starts = [
+        (tmp_path / "c" / name / "seed-0" / "ledger.jsonl").read_text().count('"event": "start"') for name in NAMES
+    ]
+    assert starts[1] == 1 and starts[0] in ((1, 2) if killed else (1,))
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
@@ -96,43 +122,3 @@ def wait_until(happened: Callable[[], bool]) -> None:
             return
         pause.wait(0.05)
     raise AssertionError("the other process did nothing within two minutes")
-
-
-@pytest.mark.whole
-def test_another_process_does_the_runs(
-    corpus: Path, alone: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def watched(todo: list[Job], *others: Any) -> Any:
-        wait_until(lambda: all((job.run / "scores.json").is_file() for job in todo))
-        return do_all(todo, *others)
-
-    monkeypatch.setattr(compare, "do_all", watched)
-    together = run(corpus, tmp_path / "c", 2)
-    assert scores(together) == scores(alone)
-    for job in NAMES:
-        ledger = (tmp_path / "c" / job / "seed-0" / "ledger.jsonl").read_text()
-        assert ledger.count('"event": "start"') == 1
-    names = {path.name for path in (tmp_path / "c").iterdir()}
-    assert {"comparison.json", "table.md", "index.html", *NAMES} <= names
-
-
-@pytest.mark.whole
-def test_a_run_whose_process_is_killed_is_redone(
-    corpus: Path, alone: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started: list[Any] = []
-
-    class Known(side_by_side._Helper):
-        def __init__(self, *arguments: Any, **named: Any) -> None:
-            super().__init__(*arguments, **named)
-            started.append(self._process.pid)
-
-    def killed(todo: list[Job], *others: Any) -> Any:
-        wait_until(lambda: (todo[0].run / "checkpoints").is_dir())
-        os.kill(started[0], signal.SIGKILL)
-        return do_all(todo, *others)
-
-    monkeypatch.setattr(side_by_side, "_Helper", Known)
-    monkeypatch.setattr(compare, "do_all", killed)
-    assert scores(run(corpus, tmp_path / "c", 2)) == scores(alone)
-    assert f"[1] ended with status {-signal.SIGKILL}; another process takes over its run" in capsys.readouterr().err

@@ -185,8 +185,7 @@ def test_every_option_of_every_verb_has_a_row() -> None:
     [
         pytest.param(
             *key,
-            marks=[pytest.mark.whole] * (key[0].split()[0] in SLOW)
-            + [pytest.mark.slow] * (key == ("compare", "--jobs")),
+            marks=[pytest.mark.whole] * (key[0].split()[0] in SLOW),
         )
         for key in OPTIONS
     ],

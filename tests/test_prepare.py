@@ -14,7 +14,7 @@ import pytest
 from decoding_toys import sentencepiece
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import documents, pipeline, portions, prepare, sources
+from unicloze.text import documents, pipeline, portions, prepare, python_docs
 from unicloze.text.documents import Document, read_documents
 from unicloze.text.lineage import is_corpus
 from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
@@ -428,13 +428,13 @@ def test_datatroves_folder_is_read_where_it_lies(tmp_path: Path) -> None:
 
 def test_python_docs_are_kept_and_checked_by_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [Document(text=sentence(i), path=f"module{i}", line=1) for i in range(50)]
-    monkeypatch.setattr(sources, "python_docs", lambda: iter(documents))
+    monkeypatch.setattr(python_docs, "python_docs", lambda: iter(documents))
     prepared = run("python-docs", tmp_path / "out")
-    kept = tmp_path / "out" / sources.file_name()
+    kept = tmp_path / "out" / python_docs.file_name()
     assert [document.text for document in read_documents(kept)] == [document.text for document in documents]
     assert prepared.train[0].shards[0].files == (("python-docs", 0),)
     assert run("python-docs", tmp_path / "out").fingerprint == prepared.fingerprint
-    monkeypatch.setattr(sources, "file_name", lambda: "python-docs-9.9.jsonl.gz")
+    monkeypatch.setattr(python_docs, "file_name", lambda: "python-docs-9.9.jsonl.gz")
     with pytest.raises(UniclozeError, match=r"python-docs-9\.9\.jsonl\.gz is new"):
         run("python-docs", tmp_path / "out")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unicloze.text import sources
+from unicloze.text import python_docs
 from unicloze.text.documents import read_documents
 
 SOURCE = '''"""A module of a test.
@@ -49,14 +49,14 @@ def small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (library / "test" / "test_shapes.py").write_text(SOURCE)
     (site / "numpy").mkdir(parents=True)
     (site / "numpy" / "__init__.py").write_text('"""Numbers."""')
-    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(library))
-    monkeypatch.setattr(sources, "_LEAST_CHARACTERS", 1)
+    monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda name: str(library))
+    monkeypatch.setattr(python_docs, "_LEAST_CHARACTERS", 1)
     monkeypatch.setattr(sys, "path", [str(site)])
     return tmp_path
 
 
 def test_topics_and_docstrings_in_order(small_corpus: Path) -> None:
-    documents = {document.path: document.text for document in sources.python_docs()}
+    documents = {document.path: document.text for document in python_docs.python_docs()}
     assert list(documents) == ["pydoc_data.topics:assert", "pydoc_data.topics:while", "shapes", "numpy"]
     assert documents["pydoc_data.topics:while"] == "The while statement"
     assert documents["shapes"] == (
@@ -71,11 +71,11 @@ def test_topics_and_docstrings_in_order(small_corpus: Path) -> None:
 def test_modules_parsed_side_by_side_are_the_same(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(7):
         (small_corpus / "library" / f"more_{i}.py").write_text(SOURCE.replace("A shape", f"Shape {i}, \\ud800 and é"))
-    alone = list(sources.python_docs())
-    monkeypatch.setattr(sources, "_FILES_A_PROCESS", 1)
-    monkeypatch.setattr(sources, "_parsed", lambda file: pytest.fail("parsed in this process"))
-    monkeypatch.setattr(sources, "usable_cores", lambda: 3)
-    assert list(sources.python_docs()) == alone and len(alone) == 11
+    alone = list(python_docs.python_docs())
+    monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
+    monkeypatch.setattr(python_docs, "_parsed", lambda file: pytest.fail("parsed in this process"))
+    monkeypatch.setattr(python_docs, "usable_cores", lambda: 3)
+    assert list(python_docs.python_docs()) == alone and len(alone) == 11
 
 
 @pytest.mark.parametrize("executable", ["/bin/false", "/bin/cat", "/nowhere/python", "", None])
@@ -84,41 +84,41 @@ def test_what_a_parser_leaves_is_parsed_here(
 ) -> None:
     for i in range(7):
         (small_corpus / "library" / f"{'long' * 50}_{i}.py").write_text(SOURCE)
-    alone = list(sources.python_docs())
-    monkeypatch.setattr(sources, "_FILES_A_PROCESS", 1)
-    monkeypatch.setattr(sources, "usable_cores", lambda: 2)
-    monkeypatch.setattr(sources.sys, "executable", executable)
-    assert list(sources.python_docs()) == alone
+    alone = list(python_docs.python_docs())
+    monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
+    monkeypatch.setattr(python_docs, "usable_cores", lambda: 2)
+    monkeypatch.setattr(python_docs.sys, "executable", executable)
+    assert list(python_docs.python_docs()) == alone
 
 
 def test_a_file_that_cannot_be_read_is_named(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (small_corpus / "library" / "gone.py").symlink_to(small_corpus / "nowhere")
-    monkeypatch.setattr(sources, "_FILES_A_PROCESS", 1)
-    monkeypatch.setattr(sources, "usable_cores", lambda: 2)
+    monkeypatch.setattr(python_docs, "_FILES_A_PROCESS", 1)
+    monkeypatch.setattr(python_docs, "usable_cores", lambda: 2)
     with pytest.raises(FileNotFoundError, match=r"gone\.py"):
-        list(sources.python_docs())
+        list(python_docs.python_docs())
 
 
 def test_more_files_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.py").write_text(SOURCE)
     files = [("one", str(tmp_path / "one.py"))] * 3000
-    monkeypatch.setattr(sources.sys, "executable", "/bin/false")
-    assert list(sources._parsed_side_by_side(files, 2)) == [sources._parsed(files[0])] * 3000
+    monkeypatch.setattr(python_docs.sys, "executable", "/bin/false")
+    assert list(python_docs._parsed_side_by_side(files, 2)) == [python_docs._parsed(files[0])] * 3000
 
 
 def test_the_file_is_written_once_and_the_same(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = sources.write_python_docs(small_corpus)
+    first = python_docs.write_python_docs(small_corpus)
     content = first.read_bytes()
-    assert first.name == sources.file_name()
+    assert first.name == python_docs.file_name()
     assert [document.text for document in read_documents(first)] == [
-        document.text for document in sources.python_docs()
+        document.text for document in python_docs.python_docs()
     ]
     first.unlink()
-    assert sources.write_python_docs(small_corpus).read_bytes() == content
-    monkeypatch.setattr(sources, "python_docs", lambda: pytest.fail("parsed again"))
-    assert sources.write_python_docs(small_corpus).read_bytes() == content
+    assert python_docs.write_python_docs(small_corpus).read_bytes() == content
+    monkeypatch.setattr(python_docs, "python_docs", lambda: pytest.fail("parsed again"))
+    assert python_docs.write_python_docs(small_corpus).read_bytes() == content
 
 
 def test_the_name_holds_the_versions() -> None:
-    name = sources.file_name()
+    name = python_docs.file_name()
     assert name.startswith("python-docs-3.") and "-numpy-" in name and "-torch-" in name and "+" not in name

@@ -122,7 +122,6 @@ def compare_recipes(
     probes: Sequence[Probe] = (),
     progress: bool = True,
     say: Callable[[str], None] = lambda _: None,
-    helpers: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Comparison:
     """Train and measure every recipe with every seed; completed work is not repeated.
 
@@ -173,9 +172,8 @@ def compare_recipes(
         return known
 
     runs: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
-    with helpers():
-        for job, known in zip(jobs, do_all(jobs, do, say), strict=True):
-            runs.setdefault(job.contestant.recipe.name, []).append((job.run, known))
+    for job, known in zip(jobs, do_all(jobs, do, say), strict=True):
+        runs.setdefault(job.contestant.recipe.name, []).append((job.run, known))
     rows = tuple(_row(contestant, runs[contestant.recipe.name], evaluators or {}, fitted) for contestant in planned)
     comparison = Comparison(
         out=out,

@@ -161,7 +161,7 @@ def _parsed_side_by_side(files: Sequence[tuple[str, str]], processes: int) -> It
 
 def _start_parser(files: Sequence[tuple[str, str]], running: contextlib.ExitStack) -> IO[bytes]:
     """Output of a process that parses some modules. `multiprocessing` would rerun a script without a main guard."""
-    command = [sys.executable, "-P", "-c", "from unicloze.text.sources import parse_files; parse_files()"]
+    command = [sys.executable, "-P", "-c", "from unicloze.text.python_docs import parse_files; parse_files()"]
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path))}
     pipe, silence = subprocess.PIPE, subprocess.DEVNULL
     try:

@@ -35,12 +35,11 @@ def compare(
             recipe="like",
         ),
     ] = None,
-    jobs: Number = 1,
 ) -> Comparison:  # fmt: skip
     """Train several recipes on the same text and budget, evaluate them identically, and write one table.
 
-    The same command resumes a stopped comparison. If several machines share the folder `--out`, run the command on each of
-    them to divide the runs among them.
+    The same command resumes a stopped comparison. Started again while the first one works, on this machine or on another one
+    that shares the folder `--out`, it takes over some of the runs.
 
     Args:
         recipes: Recipe names or files, runs, patterns of these ('unilmv2-ablation-*', 'runs/*'), or table-6 for the rows of
@@ -58,8 +57,6 @@ def compare(
         probe_overrides: Settings of all probes by dotted name.
         quiet: Show no progress.
         overrides: Settings of all recipes by dotted name.
-        jobs: Number of runs at a time, each in a process with its share of the cores, and with its own GPU if there are
-            enough. A budget of time is converted to steps at the speed of a single run.
 
     Examples:
         unicloze compare unilmv2-ablation-ae unilmv2-ablation-ae-par gpt --like quickstart --budget flops=2e13
@@ -84,8 +81,6 @@ def compare(
         )
     if blimp_limit is not None and blimp is None:
         raise UsageError("compare: --blimp-limit needs --blimp.")
-    if jobs < 1:
-        raise UsageError(f"--jobs is {jobs}: give at least 1.")
     if probe_overrides and not probes:
         raise UsageError(f"compare: --probe.{next(iter(probe_overrides))} needs --probe TASK TRAIN DEV.")
     tune_allocator()
@@ -97,8 +92,6 @@ def compare(
     from unicloze.pretraining.budget import Budget
     from unicloze.recipes.several import recipes_of
     from unicloze.recipes.unread_settings import given_settings
-    from unicloze.training.process import with_threads
-    from unicloze.verbs.side_by_side import helpers, threads_of_each
 
     given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
     if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):
@@ -112,24 +105,18 @@ def compare(
         return accuracies(open_model(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
 
     folder = folder_at(out, RUNS / "compare")
-    same = {
-        "recipes": list(recipes), "budget": budget, "seeds": seeds, "out": folder, "like": like, "blimp": blimp,
-        "blimp_limit": blimp_limit, "probes": list(probes), "probe_overrides": probe_overrides, "overrides": overrides,
-    }  # fmt: skip
-    with with_threads(threads_of_each(jobs)):
-        comparison = compare_recipes(
-            recipes_of(recipes),
-            folder,
-            budget=Budget.parse(budget),
-            seeds=seeds,
-            like=None if like is None else str(like),
-            overrides=given,
-            evaluators={} if blimp is None else {_check_blimp(blimp, blimp_limit): judged_by_blimp},
-            probes=[open_probe(str(task), Path(train), Path(dev), of_probes, not quiet) for task, train, dev in probes],
-            progress=not quiet,
-            say=(lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr)),
-            helpers=lambda: helpers(same, jobs - 1, quiet=quiet),
-        )
+    comparison = compare_recipes(
+        recipes_of(recipes),
+        folder,
+        budget=Budget.parse(budget),
+        seeds=seeds,
+        like=None if like is None else str(like),
+        overrides=given,
+        evaluators={} if blimp is None else {_check_blimp(blimp, blimp_limit): judged_by_blimp},
+        probes=[open_probe(str(task), Path(train), Path(dev), of_probes, not quiet) for task, train, dev in probes],
+        progress=not quiet,
+        say=(lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr)),
+    )
     write_file(folder / "table.md", as_markdown(comparison))
     write_file(folder / "index.html", page(comparison))
     return comparison
