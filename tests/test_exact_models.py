@@ -14,7 +14,7 @@ import torch
 from toys import MASK, PSEUDO, random_windows, vocabulary
 from unicloze import recipes
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics import result as errors
+from unicloze.evaluation.metrics import standard_errors as errors
 from unicloze.model import heads
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
 from unicloze.objectives import diffusion, masking, settings_of, unilmv2

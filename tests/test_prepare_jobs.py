@@ -15,7 +15,7 @@ import pytest
 from test_prepare import content, run, sentence, texts_of
 from unicloze.errors import UniclozeError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import portions, split
+from unicloze.text import portions, split, workers
 from unicloze.text.portions import Job
 from unicloze.text.prepare import Prepared, prepare_data
 from unicloze.text.sampler import WindowSampler
@@ -142,15 +142,15 @@ def test_what_a_killed_preparation_read_before_a_file_changed_is_read_again(corp
 def test_a_killed_worker_is_named_and_its_portion_done_again(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give = portions._Worker.give
+    give = workers._Worker.give
 
-    def give_and_kill(self: portions._Worker, job: Job) -> None:
+    def give_and_kill(self: workers._Worker, job: Job) -> None:
         give(self, job)
         if job.what == "tokenise":
             self._process.kill()
 
     with monkeypatch.context() as context:
-        context.setattr(portions._Worker, "give", give_and_kill)
+        context.setattr(workers._Worker, "give", give_and_kill)
         with pytest.raises(UniclozeError, match=r"was killed by signal 9: run the same command again"):
             prepare(corpus, tmp_path / "out", 2)
     prepare(corpus, tmp_path / "out", 2)
@@ -170,7 +170,7 @@ def test_what_a_worker_cannot_read_is_said_in_the_same_words(corpus: Path, tmp_p
 
 
 def test_a_worker_does_not_outlive_the_end_of_its_input() -> None:
-    worker = subprocess.Popen([sys.executable, "-m", "unicloze.text.portions"], stdin=subprocess.PIPE)
+    worker = subprocess.Popen([sys.executable, "-m", "unicloze.text.workers"], stdin=subprocess.PIPE)
     assert worker.stdin is not None
     worker.stdin.close()
     assert worker.wait(timeout=60) == 1

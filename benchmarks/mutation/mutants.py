@@ -17,7 +17,7 @@ PACKAGE = Path("src", "unicloze")
 MODULES = (
     "visibility", "visibility_masks", "recipes",
     "objectives/masking", "objectives/unilmv2", "objectives/permuted", "objectives/diffusion",
-    "text/pipeline", "text/shards", "text/sampler", "model/heads", "tasks/passages", "training/batches", "training/loop",
+    "text/pipeline", "text/shards", "text/sampler", "model/heads", "tasks/extraction", "training/batches", "training/loop",
     "training/optimizers", "training/checkpoint", "training/process", "decoding/search", "decoding/likelihood",
     "evaluation/metrics/standard_errors", "interop/tokenizer_files", "finetuning/run",
 )  # fmt: skip

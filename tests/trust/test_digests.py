@@ -18,7 +18,7 @@ from unicloze.errors import UniclozeError
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import lineage
+from unicloze.text import digests
 from unicloze.text.counts import Counts
 from unicloze.text.phrases import PhraseTable, find_phrases
 from unicloze.text.prepare import Prepared, prepare_data
@@ -36,7 +36,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineage, "BLOCK", BLOCK)
+    monkeypatch.setattr(digests, "BLOCK", BLOCK)
 
 
 @pytest.fixture
@@ -134,8 +134,8 @@ def test_only_blocks_that_are_read_are_checked_and_each_once(prepared: Path, mon
     last = file.stat().st_size // BLOCK
     change(file, lambda content: content.__setitem__(slice(last * BLOCK, None), 0))
     sampler, hashed = rows(prepared), list[int]()
-    sha256 = lineage.hashlib.sha256
-    monkeypatch.setattr(lineage.hashlib, "sha256", lambda raw: (hashed.append(len(raw)), sha256(raw))[1])
+    sha256 = digests.hashlib.sha256
+    monkeypatch.setattr(digests.hashlib, "sha256", lambda raw: (hashed.append(len(raw)), sha256(raw))[1])
     sampler.sequential(10)
     once = len(hashed)
     assert 0 < once <= 10 < last

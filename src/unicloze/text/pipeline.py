@@ -27,12 +27,13 @@ from unicloze.text import digests, lineage, sources
 from unicloze.text.columns import AT_ONCE
 from unicloze.text.digests import SEAL, Digests, seal
 from unicloze.text.documents import SUFFIXES, files_at, find_files, other_files, pieces_of
-from unicloze.text.portions import CHANGED, FOUND, PORTION, Job, Portion, divide, run_jobs, tail_of
+from unicloze.text.portions import CHANGED, FOUND, PORTION, Job, Portion, divide, tail_of
 from unicloze.text.python_docs import write_python_docs
 from unicloze.text.shards import files_beside, shard_paths
 from unicloze.text.sources import DatasetSource, is_dataset
 from unicloze.text.split import COMMON, CUT, DROP, HELDOUT, TRAIN, HeldoutSplit, NGrams, evaluation_texts, first_copies
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.workers import run_jobs
 
 _TRAINING_BYTES = 2**30
 _LONG_WORD = re.compile(r"(\S{256})(?=\S)")  # training time is quadratic in the length of a word
