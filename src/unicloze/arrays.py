@@ -1,4 +1,4 @@
-"""Names for the arrays of numbers that many modules share."""
+"""Names for arrays of numbers, and ragged rows stored as flat arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch's devices: which are here, and what differs between them. Only the CPU has been tested, and CUDA's code paths."""
+"""Torch's devices, and copies of batches to them. Only the CPU has been tested, and CUDA's code paths."""
 
 from __future__ import annotations
 

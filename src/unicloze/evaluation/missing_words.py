@@ -1,7 +1,7 @@
-"""Zero-shot LAMBADA (Paperno et al. 2016): predicts the last word of a passage, which takes the whole passage to guess.
+"""Missing words: the last word of a passage (LAMBADA), and one of ten in a sentence (the Children's Book Test).
 
-As for GPT-2 (Radford et al. 2019, Section 3.3), a word is right if each of its tokens is the likeliest after the tokens
-before it. Perplexity is per word.
+LAMBADA (Paperno et al. 2016) is zero-shot: as for GPT-2 (Radford et al. 2019, Section 3.3), a word is right if each of its
+tokens is the likeliest after the tokens before it. Perplexity is per word.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pre-training heads: hidden states of predicted slots to losses."""
+"""Pre-training heads: hidden states of predicted slots to losses, against tokens or a teacher's soft labels."""
 
 from __future__ import annotations
 

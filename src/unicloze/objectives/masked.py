@@ -1,4 +1,4 @@
-"""Masked language models: BERT, RoBERTa, SpanBERT, ALBERT, ERNIE, ELECTRA's generator and UniLM v1's four.
+"""Masked language models: BERT, RoBERTa, SpanBERT, ALBERT, ERNIE, ELECTRA and UniLM v1's four.
 
 A row is the window with its masked positions corrupted; `ae` is predicted there. The models differ in what is masked
 (`unicloze.objectives.masking`), which slots see which (`settings.visibility`), and what else is predicted.

@@ -1,4 +1,4 @@
-"""Marks: one byte per token that records the phrases and entities of a document, from spans of its record (ERNIE)."""
+"""Marks: one byte per token that records the phrases and entities of a document (ERNIE, Section 3.2)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Text is cut into consecutive pieces of `window - 1 - segments` tokens, per document or from all documents joined
 (`unicloze.text.pieces`); each piece becomes one window "[SOS] S1 [EOS] S2 [EOS]" (paper Section 2.2) or "[SOS] S1 [EOS]".
-An epoch visits the windows of each source `weight` times, in an order that is computed rather than stored
-(`unicloze.text.sampler`): reading is random access, and the state of a run is its position.
+An epoch visits the windows of each source `weight` times, in an order that is computed rather than stored:
+reading is random access, and the state of a run is its position.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Windows: the rows of text from which objectives make examples."""
+"""Windows: the rows of text from which objectives make examples, of one segment or a pair of segments."""
 
 from __future__ import annotations
 

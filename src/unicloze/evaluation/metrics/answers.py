@@ -1,4 +1,4 @@
-"""Compares answers like the official scripts of SQuAD and CoQA."""
+"""Metrics of answers: SQuAD and CoQA as their official scripts compute them, and LAMBADA's last words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores class labels: accuracy, F1 and Matthews' correlation, computed by scikit-learn."""
+"""Metrics of labels: classes, quantities and entities, what GLUE reports of them, and calibration."""
 
 from __future__ import annotations
 

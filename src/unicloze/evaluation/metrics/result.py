@@ -1,4 +1,4 @@
-"""Defines metrics and their results, and checks of their inputs and optional libraries."""
+"""Defines metrics and their results, checks their inputs, and processes texts as the papers did before scoring."""
 
 from __future__ import annotations
 
