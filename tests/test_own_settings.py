@@ -1,4 +1,4 @@
-"""Objectives and tasks have their own settings: those of others are refused; old recipes that list all are read."""
+"""Objectives and tasks have their own settings: those of others are refused."""
 
 from __future__ import annotations
 
@@ -15,24 +15,12 @@ from unicloze.objectives import OBJECTIVES, changed, field_names, settings_of
 from unicloze.objectives.causal import CausalSettings
 from unicloze.objectives.denoising import SpanCorruptionSettings
 from unicloze.objectives.seq2seq import PrefixSettings
-from unicloze.recipes import load_recipe, recipe_names, save_recipe, task_names
-from unicloze.recipes.dumps import FORMER
+from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.schema import every_key, keys_of
-from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
-from unicloze.tasks import TASKS, task_settings
+from unicloze.settings import ObjectiveSettings, TaskSettings
+from unicloze.tasks import TASKS
 from unicloze.tasks.classification import ClassificationSettings
 from unicloze.tasks.extraction import ExtractionSettings
-
-DEFAULTS: dict[str, Any] = {
-    name: value
-    for kind in OBJECTIVES
-    for name, value in vars(settings_of(kind)).items()
-    if name in FORMER["objective"] and name != "name"
-}
-
-OF_TASKS: dict[str, Any] = {
-    name: value for kind in TASKS for name, value in vars(task_settings(kind)).items() if name in FORMER["task"]
-}
 
 
 def written(place: Path, **sections: Any) -> Path:
@@ -160,47 +148,6 @@ def test_a_setting_of_several_tasks_is_of_one_type() -> None:
             assert known.description
             assert known.type == found.type
             assert known.default == found.default or key in OWN_DEFAULTS
-
-
-# Recipes of earlier versions
-
-
-def dump(recipe: Recipe) -> dict[str, Any]:
-    """As written by earlier versions, with the settings of all objectives."""
-    values = recipe.to_dict()
-    values["objective"] = DEFAULTS | values["objective"]
-    values["task"] = OF_TASKS | values["task"]
-    values["training"]["betas"] = list(values["training"]["betas"])
-    return values
-
-
-@pytest.mark.parametrize("name", [*recipe_names(), *task_names()])
-def test_a_recipe_that_an_earlier_version_wrote_is_read(name: str, tmp_path: Path) -> None:
-    recipe = load_recipe(name)
-    file = written(tmp_path / "recipe.yaml", **dump(recipe))
-    assert load_recipe(file) == recipe
-
-
-def test_settings_without_an_effect_are_dropped_from_such_a_recipe_only(tmp_path: Path) -> None:
-    values = dump(load_recipe("gpt"))
-    values["objective"] |= {"mask_rate": 0.3, "noise": ["mask"]}
-    assert load_recipe(written(tmp_path / "old.yaml", **values)).objective == load_recipe("gpt").objective
-    assert "is not a setting of causal" in refusal(written(tmp_path / "new.yaml", schema=2, **values))
-    del values["objective"]["block_size"]
-    assert "is not a setting of causal" in refusal(written(tmp_path / "by-hand.yaml", **values))
-
-
-def test_pairs_that_had_an_effect_are_not_dropped(tmp_path: Path) -> None:
-    values = dump(load_recipe("gpt"))
-    values["objective"]["pairs"] = "next_sentence"
-    assert "pairs is not a setting of causal" in refusal(written(tmp_path / "old.yaml", **values))
-
-
-def test_parts_and_phases_of_such_a_recipe_lose_foreign_settings_too(tmp_path: Path) -> None:
-    values = dump(load_recipe("quickstart"))
-    values["objective"]["mixture"][0]["mean_span"] = 2.0
-    values["training"]["phases"][0]["objective"]["mask_rate"] = 0.2
-    assert load_recipe(written(tmp_path / "recipe.yaml", **values)) == load_recipe("quickstart")
 
 
 def test_a_recipe_is_written_with_its_own_settings_and_its_schema(tmp_path: Path) -> None:

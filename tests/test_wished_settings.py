@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import nlu_toys
 from unicloze import verbs
 from unicloze.comparison.probes import open_probe
 from unicloze.errors import UsageError
 from unicloze.recipes import save_recipe
-from unicloze.recipes.dumps import FORMER
 from unicloze.settings import Recipe
 from unicloze.training.loading import LoadedModel, load_model
 
@@ -77,19 +75,12 @@ def test_the_objective_of_an_auxiliary_target_may_be_changed(start: LoadedModel,
     assert recipe.to_dict()["objective"]["mask_rate"] == 0.4
 
 
-@pytest.mark.parametrize("version", ["this", "earlier"])
-def test_the_recipe_of_a_run_describes_the_model_of_that_run(start: LoadedModel, tmp_path: Path, version: str) -> None:
+def test_the_recipe_of_a_run_describes_the_model_of_that_run(start: LoadedModel, tmp_path: Path) -> None:
     """Its shape, dropout, window and steps are facts of the past, also where a file is based on it."""
     other = nlu_toys.start(model__num_layers=1, model__dropout=0.4)
     made = nlu_toys.recipe_for(other, "classification", model__dropout=0.4, task__max_length=16)
     former = tmp_path / "former.yaml"
     save_recipe(made, former)
-    if version == "earlier":
-        values = yaml.safe_load(former.read_text())
-        del values["schema"]
-        for section, names in FORMER.items():
-            values[section] = {**dict.fromkeys(names), **values[section]}
-        former.write_text(yaml.safe_dump(values))
     whole = tuned(start, tmp_path, former)
     own = start.recipe.model
     assert (whole.model.num_layers, whole.model.dropout, whole.task.max_length) == (own.num_layers, own.dropout, 16)

@@ -20,7 +20,6 @@ import yaml
 
 from unicloze.errors import UsageError, did_you_mean, option_of
 from unicloze.files import read_bytes, write_file
-from unicloze.recipes.dumps import SCHEMA, is_of_a_run, without_foreign
 from unicloze.recipes.schema import (
     KEYS,
     SECTIONS,
@@ -52,6 +51,8 @@ __all__ = [
     "with_overrides",
 ]
 
+SCHEMA = 2
+"""Schema version of written recipes, which hold the settings of their own objective and task."""
 TASKS_SHELF = "tasks"
 """Subfolder of the recipes for fine-tuning."""
 
@@ -249,10 +250,7 @@ def _files(path: Path, seen: tuple[Path, ...]) -> list[_File]:
         bases = _files(parent, (*seen, path.resolve()))
     _check_names(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
     own = flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
-    of_a_run = schema is not None or is_of_a_run(own)
-    if schema is None:
-        own = without_foreign(own)
-    return [*bases, _File({"name": Setting(path.stem, str(path)), **own}, of_a_run)]
+    return [*bases, _File({"name": Setting(path.stem, str(path)), **own}, of_a_run=schema is not None)]
 
 
 def _check_names(values: Mapping[str, Any], origin: Callable[[str], str]) -> None:
