@@ -91,10 +91,10 @@ def work(job: Job) -> Job:
     import pytest
 
     from unicloze.errors import UniclozeError
-    from unicloze.training import world
+    from unicloze.training import meeting
 
     os.chdir(job.get("folder", "."))
-    world._JOINED = 0
+    meeting._JOINED = 0
     laid_out: list[int] = []
     evaluated: list[int] = []
     with pytest.MonkeyPatch.context() as patch, Path(job.get("stderr", os.devnull)).open("w") as stderr:
@@ -166,17 +166,17 @@ def go_wrong(job: Job, patch: Any) -> None:
     run waits for what is written in the background.
     """
     from unicloze.model.model import UnifiedModel
-    from unicloze.training import loop, parallel, world
+    from unicloze.training import loop, meeting, parallel
 
     step, what = job.get("at", -1), job.get("wrong")
     if job.get("late"):  # reads numbers as from a GPU
         patch.setattr(loop.Compute, "queues", True)
     if what == "code":
-        patch.setattr(world, "code_fingerprint", lambda: "f" * 64)
+        patch.setattr(meeting, "code_fingerprint", lambda: "f" * 64)
     if "joining" in job:
-        patch.setattr(world, "JOINING", job["joining"])
+        patch.setattr(meeting, "JOINING", job["joining"])
     if "patience" in job:
-        patch.setattr(world, "PATIENCE", job["patience"])
+        patch.setattr(meeting, "PATIENCE", job["patience"])
     if "silence" in job:
         patch.setattr(parallel, "SILENCE", job["silence"])
     if what == "nan":

@@ -12,7 +12,7 @@ import pytest
 
 from test_windows import make_sampler, make_source, naive_joined, naive_pieces
 from unicloze.errors import UniclozeError
-from unicloze.text import pieces, shards
+from unicloze.text import columns, shards
 from unicloze.text.columns import Kept, Sums
 from unicloze.text.counts import stretches
 from unicloze.text.shards import TokenShard, TokenSource
@@ -23,9 +23,9 @@ LENGTHS = [23, 1, 40, 0, 7, 12, 2, 100, 0, 0, 10, 10, 11, 1, 0]
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small corpora are treated like large ones."""
-    monkeypatch.setattr(pieces, "SMALL", 0)
-    monkeypatch.setattr(pieces, "STRIDE", 4)
-    for module in (pieces, shards, shards):
+    monkeypatch.setattr(columns, "SMALL", 0)
+    monkeypatch.setattr(columns, "STRIDE", 4)
+    for module in (columns, shards):
         monkeypatch.setattr(module, "AT_ONCE", 8)
 
 

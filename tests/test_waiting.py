@@ -10,7 +10,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from unicloze.errors import UniclozeError
-from unicloze.training import world
+from unicloze.training import meeting
 from unicloze.training.checkpoint import Background
 from unicloze.training.parallel import SIGNS, SILENCE, Group
 
@@ -60,9 +60,9 @@ def test_a_first_process_that_takes_the_store_with_it_is_noticed_at_once(monkeyp
 
 
 def test_only_the_first_process_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "WATCH", 1e-3)
+    monkeypatch.setattr(meeting, "WATCH", 1e-3)
     stores = [HashStore() for _ in range(2)]
-    with world._watched(stores[0], 0), world._watched(stores[1], 1):
+    with meeting._watched(stores[0], 0), meeting._watched(stores[1], 1):
         while stores[0].add(SIGNS, 0) < 3:
             pass
     assert stores[1].add(SIGNS, 0) == 0

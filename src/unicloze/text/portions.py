@@ -48,7 +48,6 @@ from unicloze.text.tokenizers import Tokenizer
 
 TokenIds = npt.NDArray[np.int32]
 Encoded = tuple[TokenIds, Marks | None]
-Sides = npt.NDArray[np.uint8]
 Report = Callable[[int], None]
 
 PORTION = 2**24
