@@ -170,5 +170,5 @@ def test_steps_of_some_epochs(start: LoadedModel) -> None:
 def test_defaults_of_a_result(tmp_path: Path) -> None:
     assert FinetuneResult(tmp_path, 3, 2, 0, {}) == FinetuneResult(tmp_path, 3, 2, 0, {}, "", (), "")
     assert [field.name for field in dataclasses.fields(FinetuneResult)] == [
-        "out", "step", "best_step", "stopped_by", "scores", "chosen_by", "baselines", "verdict",
+        "out", "step", "best_step", "stopped_by", "scores", "chosen_by", "baselines", "verdict", "likeliest",
     ]  # fmt: skip
