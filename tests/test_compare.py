@@ -43,6 +43,7 @@ from unicloze.text.sampler import WindowSampler
 from unicloze.training.ledger import Figure
 from unicloze.training.loading import LoadedModel, build_model, load_model
 from unicloze.training.loop import Compute
+from unicloze.training.verdict import not_beaten
 
 TOKENIZER = TokenizerSettings(vocab_size=512)
 NAMES = "unilmv2-ablation-ae", "unilmv2-ablation-ae-par", "unilmv2-ablation-ar"
@@ -315,6 +316,10 @@ def test_a_memory_reads_the_text_before_each_window(corpus: Path, tmp_path: Path
     means = [{name: figure and figure.mean for name, figure in each.items()} for each in (nats, alone)]
     assert means[0]["causal"] == pytest.approx(total / count, rel=1e-5)
     assert all(means[0][name] != means[1][name] for name in ("par", "causal"))
+    for name in ("par", "causal"):
+        figure = nats[name]
+        assert figure is not None and figure.token_mean == pytest.approx(figure.mean) and figure.error > 0
+        assert not_beaten({name: figure}, {name: {"unigram": 2.0, "trigram": 1.5}}) == "counting words"
 
 
 @pytest.mark.whole

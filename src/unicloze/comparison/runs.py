@@ -133,7 +133,14 @@ def _with_memory(
             batch = dataclasses.replace(batch, memory=rows_of(memory, places))
         with torch.no_grad(), compute.autocast():
             (loss,) = model(batch).values()
-        figure += Figure(target=figure.target, nats=float(loss.total), weight=float(loss.weight))
+        figure += Figure(
+            target=figure.target,
+            nats=float(loss.total),
+            weight=loss.weight,
+            counted_nats=float(loss.counted[0]),
+            counted_squares=float(loss.counted[1]),
+            counted_weight=loss.counted_weight,
+        )
     return figure
 
 
