@@ -100,6 +100,15 @@ def test_the_size_is_the_largest_that_reads_enough_text(corpus: str, tmp_path: P
     assert recipe.model.dropout == 0.1 and recipe.training.steps < 1_000
     assert any(f"{MOST_PASSES} passes over the text are enough" in line for line in choice.reasons)
     assert any("advice: this is little text" in line for line in choice.reasons)
+    assert any(line.endswith("times the text, or start from a trained encoder (--init)") for line in choice.reasons)
+    assert not any("times the budget" in line for line in choice.reasons), "it would change nothing"
+
+
+def test_nothing_is_expected_of_another_objective(corpus: str, tmp_path: Path) -> None:
+    other = {"objective.name": "masked", "objective.targets": ["ae"], "objective.mixture": [], "training.phases": []}
+    for given, expects in (({}, True), (other, False)):
+        choice = choose({"data.corpus": corpus, **QUIET, **given}, Budget("steps", 3), tmp_path, progress=False)
+        assert any(line.startswith("expect: ") for line in choice.reasons) == expects
 
 
 def test_passes_are_those_over_the_source_read_most(corpus: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from unicloze.errors import UsageError
 from unicloze.interop.read import is_foreign
@@ -287,8 +287,8 @@ def _reasons(
         if start is not None:
             order = "pseudo-masked from the first step, since the model is trained"
         more.append(f"objective: {order}")
-    if start is None:
-        more += expectation(tokens)
+        if start is None:
+            more += expectation(tokens, "text" if limited else "budget")
     return [
         f"model: {model.num_layers} layers of width {model.hidden_size}, {inner:,} weights without embeddings: {reason}"
         f"{dropout}",
@@ -308,8 +308,8 @@ def _minutes(seconds: float) -> str:
     )
 
 
-def expectation(tokens: float) -> list[str]:
-    """What runs on record that read about so much text reached beside a Kneser-Ney trigram of theirs, and an advice."""
+def expectation(tokens: float, limit: Literal["budget", "text"] = "budget") -> list[str]:
+    """What runs on record that read so much reached beside a Kneser-Ney trigram of their text; advises to raise the limit."""
     near = [ratio for read, ratio in REACHED if tokens / 2 <= read <= 2 * tokens]
     if not near:
         return [f"expect: unknown, no run on record read about {short(tokens)} tokens"]
@@ -323,7 +323,7 @@ def expectation(tokens: float) -> list[str]:
     if tokens < level:
         times = f"{level / tokens:.{0 if level > 3 * tokens else 1}f}"
         said.append(
-            f"advice: those that came level with it read {short(level)} tokens or more: give {times} times the budget, or "
+            f"advice: those that came level with it read {short(level)} tokens or more: give {times} times the {limit}, or "
             "start from a trained encoder (--init)"
         )
     return said
