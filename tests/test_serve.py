@@ -22,6 +22,7 @@ from serving_toys import Client, classifier, serving
 from unicloze import docstrings, verbs
 from unicloze.decoding import generate, infill, likelihood
 from unicloze.decoding.embed import embed
+from unicloze.interop.card import verdict_of
 from unicloze.report.page import ANY
 from unicloze.serving.guard import Limits
 from unicloze.serving.served_model import ServedModel
@@ -70,13 +71,18 @@ def test_the_page_offers_to_write_as_the_verdict_says(tmp_path: Path, file: str,
     """By the ledger of a run and by the card of an export; a small model that was not judged does not write."""
     events = [
         {"schema": 1, "event": "start", "time": 0.0, "step": 0},
-        {"schema": 1, "event": "end", "verdict": verdict},
+        {"schema": 1, "event": "end", "step": 1, "verdict": verdict},
+        {"schema": 1, "event": "start", "step": 1, "resumed_from": "step-1"},  # the same command again
     ]
     card = f"## Evaluation\n\nVerdict: {verdict}.\n" if verdict else "## Evaluation\n"
     lines = "\n".join(map(json.dumps, events)) + "\n"
     (tmp_path / file).write_text(card if file == "README.md" else lines)
     served = ServedModel(dataclasses.replace(loaded(relative=True), path=tmp_path))
     assert ("generate" in served.offers) == writes and "generate" in served.abilities
+    if file == "ledger.jsonl":
+        assert verdict_of(tmp_path) == verdict
+        (tmp_path / file).write_text(f"{lines}{json.dumps({'event': 'save', 'step': 2})}\n")
+        assert verdict_of(tmp_path) == "", "it was trained further since"
 
 
 @pytest.mark.parametrize(("name", "abilities"), [

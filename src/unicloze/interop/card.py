@@ -201,8 +201,13 @@ def _evaluation(loaded: LoadedModel, start: Mapping[str, Any], events: Sequence[
 def verdict_of(place: Path) -> str:
     """The verdict on a model, from the ledger of its run or the card of its export; empty if there is none."""
     if (place / LEDGER).is_file():
-        ends = [event for event in read_ledger(place / LEDGER) if event["event"] in ("start", "end")]
-        return str(ends[-1].get("verdict") or "") if ends else ""
+        ended: Mapping[str, Any] = {}
+        for event in read_ledger(place / LEDGER):
+            if event.get("event") == "end":
+                ended = event
+            elif event.get("event") == "save" and event.get("step") != ended.get("step"):
+                ended = {}  # it was trained further
+        return str(ended.get("verdict") or "")
     card = read_bytes(place / CARD).decode(errors="replace") if (place / CARD).is_file() else ""
     return next((line.removeprefix(VERDICT) for line in card.splitlines() if line.startswith(VERDICT)), "")
 
