@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nlu_toys import recipe_for, start, write
+from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning import automatic
@@ -18,7 +19,7 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.scores import difference_error
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
-from unicloze.recipes import load_recipe, task_names
+from unicloze.recipes import load_recipe, save_recipe, task_names
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.report.history import TaskRun
@@ -382,3 +383,15 @@ def test_questions_keep_a_papers_rate_only_at_its_size(weights: int, rows: int, 
     own = load_recipe("squad-v2")
     assert automatic.adaptable(own, ["training.learning_rate"]).training == own.training, "given, though it is the same"
     assert automatic.adaptable(load_recipe("glue-rte"), []) == load_recipe("glue-rte")
+
+
+def test_a_file_keeps_a_papers_rate_and_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the recipe of a former run, whose command would otherwise train differently."""
+    asked: list[Recipe] = []
+    monkeypatch.setattr("unicloze.finetuning.seeds.finetune_seeds", lambda recipe, *_, **__: asked.append(recipe))
+    file, model = tmp_path / "recipe.yaml", start()
+    save_recipe(load_recipe("squad-v1.1"), file)
+    for task in ("squad-v1.1", file):
+        verbs.finetune(task, model, file, out=tmp_path / "run")
+    found = [(one.name, one.training.learning_rate, one.finetuning.epochs) for one in asked]
+    assert found == [("squad-v1.1", "auto", "auto"), ("squad-v1.1", 2e-5, 4)]

@@ -32,7 +32,7 @@ from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.scores import check_answers
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import SAMPLED_STEPS, flops_of
-from unicloze.recipes import given_in_task_files, load_recipe
+from unicloze.recipes import given_in_task_files, load_recipe, task_names
 from unicloze.recipes.unread_settings import (
     refuse_decided_in_task,
     refuse_unread_in_task,
@@ -125,6 +125,8 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], 
         raise UsageError(
             f"recipe {recipe.name} is for pre-training: give --probe a task (`unicloze recipes` lists them)."
         )
+    if task in task_names():
+        recipe = adaptable(recipe, overrides)
     written = {key: origin for key, origin in given_in_task_files(task).items() if key not in overrides}
     refuse_unread_in_task_files(recipe, written)
     of_model = [key for key in written if key.startswith(("model.", "use."))]
@@ -185,8 +187,7 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
     records = read_records(train, task)
     learned = dataclasses.replace(able[0], task=resolved(able[0].task, records))
     training = encoded(records, learned, tokenizer)
-    asked = adaptable(probe.recipe, probe.overridden)
-    recipe = with_chosen(asked, starts[0].model.num_parameters(), len(training.rows))  # same for all models
+    recipe = with_chosen(probe.recipe, starts[0].model.num_parameters(), len(training.rows))  # same for all models
     probe = dataclasses.replace(probe, recipe=recipe)
     slots, device = [row.slots for row in training.rows], choose_device(able[0].training)
     for one in able:
@@ -216,8 +217,7 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
         task = dataclasses.replace(task, pooling=pooling)
     elif isinstance(task, Headed) and task.one_slot:
         task = dataclasses.replace(task, pooling=None)
-    decided = [*probe.overridden, "training.learning_rate", "finetuning.epochs"]  # the same for all models
-    return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, decided)
+    return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
 
 
 def agreed(probes: Sequence[FittedProbe], former: Mapping[str, Any], place: Path) -> dict[str, Any]:

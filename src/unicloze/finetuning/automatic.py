@@ -46,7 +46,10 @@ def epochs(rows: int) -> int:
 
 
 def adaptable(recipe: Recipe, overridden: Collection[str]) -> Recipe:
-    """The recipe, of questions with `auto` for a paper's rate and epochs, unless overridden; see `with_chosen`."""
+    """A recipe of the package, of questions with `auto` for a paper's rate and epochs, unless overridden.
+
+    See `with_chosen`. A file's values are its own, even where they are those of the recipe it is named after.
+    """
     paper = _of_paper(recipe)
     if paper is None:
         return recipe

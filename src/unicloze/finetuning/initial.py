@@ -15,7 +15,6 @@ import torch
 from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.registry import measurable
-from unicloze.finetuning.automatic import adaptable
 from unicloze.finetuning.auxiliary import auxiliary_objective, check_views
 from unicloze.finetuning.data import TaskData
 from unicloze.finetuning.predict import TaskModel, outputs_of, ready_to_generate
@@ -97,7 +96,6 @@ def task_recipe(
     """
     if not recipe.task.kind:
         raise UsageError(f"recipe {recipe.name} is for pre-training: give a task (`unicloze recipes` lists them)")
-    recipe = adaptable(recipe, overridden)
     _refuse_other_models(recipe, start, overridden, origins or {})
     if recipe.finetuning.few and start.recipe.model.kind == "recurrent":
         key = "lora_rank" if recipe.finetuning.lora_rank is not None else "adapter_size"

@@ -95,7 +95,7 @@ def finetune(
         UniclozeError: A record, the model or the directory is unusable, or the loss is not finite.
     """
     from unicloze.cores import tune_allocator
-    from unicloze.recipes import given_in_task_files, load_recipe, recipe_names
+    from unicloze.recipes import given_in_task_files, load_recipe, recipe_names, task_names
     from unicloze.recipes.unread_settings import (
         given_settings,
         refuse_decided_in_task,
@@ -122,6 +122,7 @@ def finetune(
         if section == "objective":
             of_objective[key] = getattr(recipe.objective, name)
     tune_allocator()
+    from unicloze.finetuning.automatic import adaptable
     from unicloze.finetuning.checks import check_given_options, refuse_word_vectors
     from unicloze.finetuning.initial import task_recipe, untrained
     from unicloze.finetuning.seeds import finetune_seeds
@@ -134,6 +135,8 @@ def finetune(
     else:
         refuse_word_vectors(recipe)
         start = open_model(model)
+    if str(task) in task_names():
+        recipe = adaptable(recipe, given)
     of_model = {key: origin for key, origin in written.items() if key.startswith(("model.", "use."))}
     recipe = task_recipe(recipe, start, [*given, *of_model], of_objective, of_model)
     refuse_unread_in_task([with_learning(recipe)], given)
