@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import nlu_toys
 from unicloze.decoding.generate import check_settings
 from unicloze.decoding.search import (
     Hypothesis,
@@ -25,7 +26,7 @@ from unicloze.decoding.search import (
     search,
 )
 from unicloze.errors import UsageError
-from unicloze.finetuning.generate import _giving_way
+from unicloze.finetuning.generate import _giving_way, ready_to_write
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.settings import DecodingSettings
 
@@ -319,6 +320,14 @@ CHOICES: dict[str, Any] = {
     "beams": 3, "sample": True, "temperature": 2.0, "top_k": 4, "top_p": 0.5, "min_length": 40, "max_length": 20,
     "no_repeat_ngram": 3, "may_repeat": ["a"], "early_stop": "first", "num_results": 2, "parallel": 2, "seed": 3,
 }  # fmt: skip
+
+
+def test_half_the_positions_give_way_to_a_given_minimum() -> None:
+    model = nlu_toys.start("gpt-2")
+    assert model.model.max_positions == 32
+    for given, longest in ((None, 16), (9, 16), (20, 20)):
+        decoding = ready_to_write(model, given and {"decoding.min_length": given}).recipe.decoding
+        assert (decoding.min_length, decoding.max_length) == (given or 0, longest)
 
 
 def test_settings_of_a_recipe_give_way_to_given_ones() -> None:

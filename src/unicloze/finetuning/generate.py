@@ -56,7 +56,7 @@ def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> L
     if not recipe.task.kind:
         own: dict[str, Any] = {}
         if "decoding.max_length" not in given:  # the default may exceed the model's positions
-            own["max_length"] = min(decoding.max_length, loaded.model.max_positions // 2)
+            own["max_length"] = max(decoding.min_length, min(decoding.max_length, loaded.model.max_positions // 2))
         if "decoding.no_repeat_ngram" not in given:
             own["no_repeat_ngram"] = repetition_guard(dataclasses.replace(loaded, recipe=recipe))
         recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, **own))
