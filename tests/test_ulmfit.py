@@ -177,6 +177,8 @@ def test_probabilities_and_quantities_are_averaged() -> None:
         {"id": "1", "prediction": "b", "probabilities": {"a": 0.35, "b": 0.65}},
         {"id": "2", "prediction": 2.5},
     ]
+    cut = {"id": "2", "prediction": 2.5, "truncated": True}
+    assert averaged([one[1:], [cut]]) == [{**cut, "prediction": 1.75}], "the second model read a part of the text"
 
 
 def test_models_of_other_tasks_are_not_averaged() -> None:

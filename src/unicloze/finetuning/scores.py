@@ -75,7 +75,7 @@ def averaged(each: Sequence[Sequence[Prediction]]) -> list[Prediction]:
     """The mean of the probabilities, or of the quantities, that several models predict for the same records."""
     found: list[Prediction] = []
     for of_record in zip(*each, strict=True):
-        first = of_record[0]
+        first = next((one for one in of_record if "truncated" in one), of_record[0])
         if "probabilities" not in first:
             found.append({**first, "prediction": float(np.mean([one["prediction"] for one in of_record]))})
             continue
