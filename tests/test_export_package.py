@@ -15,7 +15,7 @@ import torch
 import nlu_toys
 from unicloze.errors import UsageError
 from unicloze.files import MANIFEST, RECIPE
-from unicloze.interop.card import PLACES, without_places
+from unicloze.interop.card import PLACES, verdict_of, without_places
 from unicloze.interop.export import package_format
 from unicloze.interop.read import GROUP, open_model, packaged_model, write_model
 from unicloze.recipes import load_recipe
@@ -53,6 +53,20 @@ def test_a_packaged_model_opens_by_its_name_once_installed(tmp_path: Path, monke
         assert torch.equal(opened.model.state_dict()[name], weight.bfloat16().to(weight.dtype)), name
     filled = fill(model="my-model", text="the [MASK] of")
     assert filled.to_dict() == fill(model=opened, text="the [MASK] of").to_dict()
+
+
+def test_a_package_keeps_the_verdict_of_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its folder, and installed, where only its description is left of the card."""
+    folder = packaged(tmp_path)
+    card = folder / "README.md"
+    assert verdict_of(folder / "my_model") == ""
+    card.write_text(card.read_text(encoding="utf-8") + "\nVerdict: 3.1 better than counting.\n", encoding="utf-8")
+    assert verdict_of(folder / "my_model") == "3.1 better than counting."
+    install(folder, monkeypatch)
+    metadata = folder / "installed-1.0.dist-info" / "METADATA"
+    metadata.write_text(f"{metadata.read_text()}\n{card.read_text(encoding='utf-8')}", encoding="utf-8")
+    card.unlink()
+    assert verdict_of(folder / "my_model") == "3.1 better than counting." and verdict_of(tmp_path) == ""
 
 
 def test_a_package_holds_bf16_weights_and_no_local_folder(tmp_path: Path) -> None:

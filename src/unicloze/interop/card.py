@@ -14,6 +14,7 @@ import yaml
 from unicloze.example import predicts_tokens
 from unicloze.files import BEST, CHECKPOINTS, LEDGER, read_bytes
 from unicloze.interop.limits import Export
+from unicloze.interop.read import installed_card, packaged_model
 from unicloze.interop.stock_export import goes_on, longest_source
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.ledger import read_ledger
@@ -199,7 +200,10 @@ def _evaluation(loaded: LoadedModel, start: Mapping[str, Any], events: Sequence[
 
 
 def verdict_of(place: Path) -> str:
-    """The verdict on a model, from the ledger of its run or the card of its export; empty if there is none."""
+    """The verdict on a model, from the ledger of its run or the card of its export; empty if there is none.
+
+    The card of a package lies beside the folder of its model, and is the package's description once it is installed.
+    """
     if (place / LEDGER).is_file():
         ended: Mapping[str, Any] = {}
         for event in read_ledger(place / LEDGER):
@@ -208,7 +212,9 @@ def verdict_of(place: Path) -> str:
             elif event.get("event") == "save" and event.get("step") != ended.get("step"):
                 ended = {}  # it was trained further
         return str(ended.get("verdict") or "")
-    card = read_bytes(place / CARD).decode(errors="replace") if (place / CARD).is_file() else ""
+    export = place.parent if packaged_model(place.parent) == place else place
+    file = export / CARD
+    card = read_bytes(file).decode(errors="replace") if file.is_file() else installed_card(place)
     return next((line.removeprefix(VERDICT) for line in card.splitlines() if line.startswith(VERDICT)), "")
 
 

@@ -354,6 +354,13 @@ def installed_models() -> dict[str, Path]:
     return {name: folder for name, folder in sorted(found.items()) if folder is not None}
 
 
+def installed_card(folder: Path) -> str:
+    """The card of an installed model, which is the description of its package; empty for any other folder."""
+    points = (point for point in entry_points(group=GROUP) if point.dist is not None and _folder(point.value) == folder)
+    cards = (str(point.dist.metadata.json.get("description") or "") for point in points if point.dist is not None)
+    return next(cards, "")
+
+
 def packaged_model(folder: Path) -> Path | None:
     """The checkpoint in the folder of a package that declares one model; None for any other folder."""
     try:
