@@ -29,6 +29,7 @@ from unicloze.recipes import load_recipe, recipe_names
 from unicloze.text.content_words import ContentWords
 from unicloze.text.counts import ABSENT, Counts
 from unicloze.text.prepare import prepare_data
+from unicloze.text.sampler import WindowSampler
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.batches import heldout_examples
@@ -346,6 +347,24 @@ def test_the_trigram_sees_the_neighbours_that_the_row_shows(name: str) -> None:
                     if token == ABSENT:
                         break  # what is behind it is of no use
         assert joined or not missing, (one.part, one.name)
+
+
+def test_with_a_memory_the_trigram_sees_the_end_of_the_row_before(tmp_path: Path) -> None:
+    """Every token then has the probability that it has in the whole text."""
+    vocabulary = toys.vocabulary()
+    text = np.random.default_rng(0).choice(vocabulary.ordinary, 300).astype(np.int64)
+    source = token_source(tmp_path / "text.ds", [text.tolist()])
+    counts = Counts.of([source], vocabulary)
+    sampler = WindowSampler(
+        [source], window=12, segments=1, vocabulary=vocabulary, seed=0, documents="joined", order="streams"
+    )
+    (block,) = heldout_examples(sampler, load_recipe("awd-lstm").objective, 30, lanes=1).values()
+    assert block.windows is not None and block.windows.continues is not None and block.windows.continues[1:].all()
+    found = perplexities_of(counts, block.examples, "lm", block.windows, memory=True)
+    cut = perplexities_of(counts, block.examples, "lm", block.windows)
+    whole = math.exp(counts.left_to_right(text).mean())
+    assert found is not None and cut is not None and len(block.windows) == 30
+    assert found["trigram"] == pytest.approx(whole) and cut["trigram"] > found["trigram"]
 
 
 @pytest.mark.parametrize("name", ["quickstart", "gpt", "mdlm-base"])

@@ -32,7 +32,7 @@ from unicloze.training.batches import MicroBatch
 from unicloze.training.verdict import ranks_by_counts, way_to_ask
 from unicloze.visibility import bool_mask
 
-SCHEMA = 2
+SCHEMA = 3
 MOST_WORDS = 400
 """Largest number of content words a model is tested on."""
 FEWEST_WORDS = 50
@@ -69,13 +69,18 @@ def by_figure(blocks: Mapping[str, MicroBatch]) -> dict[str, tuple[MicroBatch, s
     }
 
 
-def perplexities_of(counts: Counts, examples: Examples, name: str, windows: Windows | None) -> dict[str, float] | None:
-    """Perplexities of counts on the predictions of a target that a perplexity counts; None if there are none."""
+def perplexities_of(
+    counts: Counts, examples: Examples, name: str, windows: Windows | None, *, memory: bool = False
+) -> dict[str, float] | None:
+    """Perplexities of counts on the predictions of a target that a perplexity counts; None if there are none.
+
+    With `memory`, rows that continue others are predicted from the end of these too.
+    """
     target = examples.targets[name].of_ordinary(counts.vocabulary.ordinary)
     counted = target.weights > 0 if target.counted is None else target.counted & (target.weights > 0)
     if not counted.any() or not target.counted_weight:
         return None
-    around = _around(examples, name, counted, counts.vocabulary, windows)
+    around = _around(examples, name, counted, counts.vocabulary, windows, memory=memory)
     labels, weights = target.labels[counted].astype(np.int64), target.weights[counted].astype(np.float64)
     scale = weights.sum() / target.counted_weight  # 1 unless the objective weighs its predictions
     chosen = np.arange(len(labels))
@@ -93,16 +98,24 @@ def perplexities_of(counts: Counts, examples: Examples, name: str, windows: Wind
 
 
 def _around(
-    examples: Examples, name: str, counted: Flags, vocabulary: Vocabulary, windows: Windows | None
+    examples: Examples,
+    name: str,
+    counted: Flags,
+    vocabulary: Vocabulary,
+    windows: Windows | None,
+    *,
+    memory: bool = False,
 ) -> Neighbours:
     """The neighbours that the row shows to each counted prediction of a target."""
     target, columns = examples.targets[name], [[np.zeros(0, np.int64)] for _ in Neighbours._fields]
     shown = _shown(examples, vocabulary, windows)
+    before = _before(shown, windows if memory else None)
     for row in np.flatnonzero(counted.any(axis=1)).tolist():
         length = int(examples.lengths[row])
         slots = target.slots[row, counted[row]].reshape(counted[row].sum(), -1)
         if name.startswith("lm"):
-            near: Sequence[Int64s] = _next_to(slots[:, 0], shown[row, :length], examples, row, vocabulary)
+            text = np.concatenate([np.where(shown[row, :1] < 0, before[row, 1:], shown[row, :1]), shown[row, 1:length]])
+            near: Sequence[Int64s] = _next_to(slots[:, 0], text, before[row, :1], examples, row, vocabulary)
         else:
             sees = (bool_mask(examples.intervals[row, slots], length) & (slots >= 0)[:, :, None]).any(axis=1)
             positions = examples.position_ids[row, :length]
@@ -131,19 +144,39 @@ def _shown(examples: Examples, vocabulary: Vocabulary, windows: Windows | None) 
     return np.where(text, ids, np.where(ends, vocabulary.eos, ABSENT))
 
 
+def _before(shown: Int64s, windows: Windows | None) -> Int64s:
+    """The last two tokens of the row that each row continues from the left, else `ABSENT`. *Shape:* (rows, 2)"""
+    found = np.full((len(shown), 2), ABSENT)
+    if windows is None or windows.continues is None or windows.new is not None:
+        return found  # overlapping rows do not begin where the former ends
+    from_left = windows.continues if windows.backward is None else windows.continues & ~windows.backward
+    rows = {place: row for row, place in enumerate(zip(windows.source.tolist(), windows.index.tolist(), strict=True))}
+    for row in np.flatnonzero(from_left).tolist():
+        former = rows.get((int(windows.source[row]), int(windows.index[row]) - 1))
+        if former is not None:
+            end = int(windows.lengths[former]) - 1
+            found[row] = shown[former, end - 2 : end]
+    return found
+
+
 def _at(place: Int64s, positions: Int32s, candidates: Flags, shown: Int64s) -> Int64s:
     """The token that a candidate slot shows at each place of the text. *Shape:* (predictions,)"""
     hits = candidates & (positions == place[:, None])
     return np.where(hits.any(axis=1), shown[hits.argmax(axis=1)], ABSENT)
 
 
-def _next_to(slots: Int32s, shown: Int64s, examples: Examples, row: int, vocabulary: Vocabulary) -> Neighbours:
-    """Neighbours of tokens predicted next from slots: these and those before them, or behind them from right to left."""
+def _next_to(
+    slots: Int32s, shown: Int64s, second: Int64s, examples: Examples, row: int, vocabulary: Vocabulary
+) -> Neighbours:
+    """Neighbours of tokens predicted next from slots: these and those before them, or behind them from right to left.
+
+    What the first slot shows comes after `second`.
+    """
     backward = (examples.intervals[row, slots, 0] == slots) & (slots > 0)
     ids, place = examples.input_ids[row], slots.copy()
     for number in np.flatnonzero(np.isin(ids[slots], vocabulary.extra)).tolist():
         place[number] = np.flatnonzero(ids == ids[slots[number]])[0] - 1  # behind a sentinel the source goes on
-    padded = np.concatenate([shown, [ABSENT, ABSENT]])
+    padded = np.concatenate([shown, [ABSENT, ABSENT], second])  # place -1 is before the first slot
     near, far = padded[place], padded[np.where(backward, place + 1, place - 1)]
     left = [np.where(backward, ABSENT, tokens) for tokens in (far, near)]
     right = [np.where(backward, tokens, ABSENT) for tokens in (near, far)]
@@ -178,7 +211,7 @@ def open_baselines(
     perplexities = {
         name: each
         for name, (block, target) in figures.items()
-        if (each := perplexities_of(counts, block.examples, target, block.windows))
+        if (each := perplexities_of(counts, block.examples, target, block.windows, memory=recipe.model.memory > 0))
     }
     if not perplexities:
         return None
