@@ -287,6 +287,7 @@ def test_a_pretrained_model_does_not_predict(start: LoadedModel, tmp_path: Path)
     ([(0, 60, 1.0), (4, 62, 2.0), (8, 64, 1.5)], 0), ([(0, 60, 1.0), (4, 66, 2.0), (8, 70, 1.5), (12, 69, 1.4)], 12),
     ([(0, 60, 1.0), (4, 62, 0.9), (8, 56, 0.1)], 4), ([(0, 60, 1.0), (4, 55.5, 0.9), (8, 61, 2.0)], 8),
     ([(4, 60, 1.0), (8, 61, 2.0), (12, 61, 0.5)], 8), ([(0, 60, None), (4, 61, None)], 4),
+    ([(0, 60, 0.5), (4, 64, 0.7), (8, 66, 0.9)], 8),
 ])  # fmt: skip
 def test_after_a_fitted_head_the_likeliest_within_a_standard_error_is_kept(
     evaluations: list[tuple[int, float, float | None]], step: int

@@ -287,7 +287,8 @@ def kept(evaluations: Sequence[Evaluation]) -> Evaluation:
     """The evaluation whose weights are kept: the highest value so far.
 
     After a head fitted to few labels, the most likely one of those within a standard error of the highest value: so few
-    records hardly tell values apart, and training on them ends overconfident.
+    records hardly tell values apart, and training on them ends overconfident. One that was passed over is not taken up when
+    the one kept falls behind: its weights are gone, so the highest value is kept.
     """
     best = highest = evaluations[0]
     fitted = best.step == 0
