@@ -58,7 +58,11 @@ class Registry(Generic[Thing]):
         return f"known {self.kind}s: {', '.join(self)}; to use your own, add --plugin FILE"
 
     def add(self, name: str, thing: Thing) -> None:
-        """Add an entry from outside the package."""
+        """Add an entry from outside the package.
+
+        Raises:
+            UsageError: The name is taken.
+        """
         if name in self:
             raise UsageError(f"the {self.kind} {name!r} already exists: give yours another name")
         self._added[name] = thing

@@ -53,6 +53,12 @@ MEASURES: Mapping[str, Ability] = {"ae": "cloze", "par": "stepwise", "causal": "
 """The ability of an objective that each measure needs."""
 
 
+# All models see the same windows and the same masked positions, drawn by Algorithm 1: `ae` predicts them all at once
+# from the rest, `par` predicts them block by block, `causal` predicts every token from those to its left. A score
+# that an objective does not define is None. A model with a memory also reads the text before each window, as far as
+# its memory goes back and no further than the window's document.
+
+
 def masked_steps(windows: Windows, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
     """Step of each masked position of held-out windows, -1 elsewhere. *Shape:* (rows, window)"""
     plain = UniLMv2Settings()

@@ -351,6 +351,15 @@ def _dtype(settings: DecodingSettings, model: UnifiedModel) -> torch.dtype:
     return torch.bfloat16 if chosen == "bf16" else torch.float32
 
 
+# A model trained with partially autoregressive steps predicts a position from the source and any set of known
+# positions (UniLMv2, equation 6). So every step puts a pseudo mask at each open position, which reads the source, the
+# known tokens and itself, and keeps the tokens the model is most certain of. The slots of these tokens read the
+# source, the known tokens and each other, like the tokens of one factorization step, and join the cache.
+#
+# The target has `max_length` positions. Once an [EOS] is known, no position after it is filled any more, and tokens
+# already filled there are dropped at the end; so the model determines the length of the text.
+
+
 def surest(logs: Tensor, open_positions: Tensor, count: int) -> Tensor:
     """The open positions whose likeliest token is most certain, best first in each row.
 

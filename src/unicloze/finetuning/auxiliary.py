@@ -123,6 +123,11 @@ def _alike(one: Examples, other: Examples) -> bool:
     )
 
 
+# Labelled and unlabelled steps alternate. On labelled records the task's own heads, the primary ones, learn as usual.
+# On unlabelled text they predict without dropout and without a gradient, and auxiliary heads with restricted views
+# learn to predict the same. So the primary heads never learn from unlabelled text, but the network below them does.
+
+
 def check_views(recipe: Recipe) -> None:
     """Reject views that the model or the task does not have."""
     task, finetuning = recipe.task, recipe.finetuning

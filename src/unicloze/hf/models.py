@@ -202,6 +202,9 @@ class UniclozePreTrainedModel(PreTrainedModel):
 
         Returns:
             The model in evaluation mode, float32, on the CPU.
+
+        Raises:
+            UniclozeError: There is no intact checkpoint, or the run lacks a head this model needs.
         """
         return cls.of(open_model(path), **changes)
 
@@ -301,6 +304,9 @@ class UniclozeModel(UniclozePreTrainedModel):
             position_ids: Default: counted over the real slots. *Shape:* (rows, slots)
             output_hidden_states: Return the states of every layer.
             return_dict: False returns a tuple.
+
+        Raises:
+            UsageError: A row is too long, or has padding between its tokens.
         """
         states = self._encode(input_ids, attention_mask, token_type_ids, position_ids)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states

@@ -348,6 +348,11 @@ def _model(settings: ModelSettings, vocab_size: int, heads: Sequence[Head], task
 GROUP = "unicloze.models"
 
 
+# A package declares a model as an entry point of the group `unicloze.models`: the name is the model's, the value that
+# of the top-level package whose folder holds the checkpoint. The package is located and never imported, so none of
+# its code runs.
+
+
 def installed_models() -> dict[str, Path]:
     """Folder of each installed model, by name."""
     found = {point.name: _folder(point.value) for point in entry_points(group=GROUP)}

@@ -126,6 +126,11 @@ MOST_SELECTED = 0.9
 """Share of predicted slots above which the last layer computes all: selecting would save little and need another mask."""
 
 
+# The slots of a row form regions. Leading slots that read exactly each other need no mask (the context of a pseudo-
+# masked row, a whole bidirectional row); the rest reads all keys under a mask. That keeps the mask small and skips
+# scores that would be masked out. Rows of different lengths come as concatenated buckets (`unicloze.packing`).
+
+
 @dataclass(frozen=True)
 class Region:
     """Consecutive queries of every row, and what they may read."""

@@ -30,6 +30,11 @@ SAMPLED_AT_ONCE = 256
 """Number of predictions whose probabilities are held in float64 at a time."""
 
 
+# The generator, a small masked language model, predicts the masked tokens. One sample per prediction is written into
+# the row, and the discriminator classifies every slot as original or replaced. Both train at once, with no gradient
+# through the samples. Only the discriminator is used after training.
+
+
 class ReplacedTokenModel(nn.Module):
     """A generator and a discriminator behind the interface of `UnifiedModel`.
 

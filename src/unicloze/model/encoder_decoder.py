@@ -33,6 +33,10 @@ NO_SOURCE = (
 )
 
 
+# The source of a row are its leading slots that read exactly each other; the slots after it read the source, through
+# cross-attention, and what their row says of the others after it. Both parts are batches like any other.
+
+
 def source_part(batch: Batch) -> Batch:
     """The sources, packed as the batch is; padding reads only itself."""
     return pack([_source(part) for part in batch.rows_by_length])

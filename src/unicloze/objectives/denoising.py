@@ -34,6 +34,10 @@ _POISSON_TAIL = 6, 18
 1 in 10^7 rows."""
 
 
+# Each kind of noise applies its share to the tokens left by the previous one. Sentences are those of the original
+# text, so that they can be permuted whatever happened to their tokens.
+
+
 def noised_tokens(tokens: int, rate: float) -> int:
     """Number of tokens that one kind of noise removes or masks: the share, rounded up."""
     return min(tokens, math.ceil(rate * tokens - 1e-9))

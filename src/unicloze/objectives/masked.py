@@ -28,6 +28,9 @@ from unicloze.settings import ObjectiveSettings, Reading, Recipe
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
+# A network samples the tokens at masked positions, so the objective only gives the slots and their original tokens;
+# the model inserts its samples and compares (`unicloze.model.chain`).
+
 
 def with_replaced_target(examples: Examples, windows: Windows, settings: ObjectiveSettings) -> Examples:
     """Add the target `rtd`, if the settings name it, at every slot of the window that is not padding.

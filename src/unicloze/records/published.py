@@ -13,6 +13,10 @@ from xml.etree import ElementTree
 from unicloze.errors import UniclozeError
 from unicloze.records.files import Reader, comma_separated, jsonl, parse_json
 
+# Each line is a record with tab-separated columns; quotation marks are text. The header, or without one the number of
+# columns, tells which column is which. Test files have no label column. GLUE's diagnostic set, AX, is read like MNLI,
+# whose models predict it.
+
 
 @dataclass(frozen=True, kw_only=True)
 class GlueColumns:

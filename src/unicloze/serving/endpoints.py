@@ -311,6 +311,12 @@ async def _events(pieces: AsyncIterator[str | Candidate]) -> AsyncIterator[str]:
 TOKENS = "input holds token ids, which belong to another model's vocabulary: send text."
 
 
+# Clients of OpenAI's interface get models, embeddings and completions. Hugging Face's `InferenceClient` calls `POST
+# /`, and the answer follows from what the model can do: a fine-tuned model predicts or generates. Any other model
+# fills masks if the input has one; without a mask it generates if the request has `parameters`, which the client
+# sends for everything but vectors, and otherwise turns the input into vectors.
+
+
 class OpenAIRequest(BaseModel):
     """A request; unknown fields are refused."""
 

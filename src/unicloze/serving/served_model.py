@@ -59,6 +59,10 @@ STEPPING_AT_ONCE = 4
 """Generators that take turns; further ones wait."""
 
 
+# A computation either returns its results at once, or is a generator that works in steps; generators take turns, so
+# that a long text being generated does not keep other requests waiting.
+
+
 @dataclass(eq=False)
 class _Job:
     """A request's computation."""

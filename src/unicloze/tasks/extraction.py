@@ -37,6 +37,10 @@ NOWHERE = 0
 reads from left to right. The tokens of the window are choices 1, 2, ..."""
 
 
+# Character positions refer to the original passage: a span's text is a slice of it, whatever the tokenizer does to
+# case, accents or white space.
+
+
 @dataclass(frozen=True, kw_only=True)
 class Passage:
     """A text with its tokens and their character positions."""

@@ -161,6 +161,12 @@ SMALL = 2**20
 _HEAD = 4096
 
 
+# They find the document that holds the n-th window. Those of a large prepared source are kept in its folder, because
+# they depend on every document:
+#
+#     FOLDER/index/PART-SOURCE-KIND.sums   one line of JSON padded to 4 KiB, then sums as int64
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kept:
     """Where the sums of a source are kept on disk.

@@ -252,6 +252,15 @@ def _leftmost(first: npt.NDArray[np.int64], words: int) -> npt.NDArray[np.int64]
 TOKENS_AT_ONCE = 2**20
 
 
+# The measure is the normalised pointwise mutual information of n words (Bouma, "Normalized (pointwise) mutual
+# information in collocation extraction", 2009, for n = 2),
+#
+#     npmi(w1 .. wn) = (ln p(w1 .. wn) - ln p(w1) - .. - ln p(wn)) / (-(n - 1) ln p(w1 .. wn)),
+#
+# where p(..) is the number of occurrences divided by the number of words. It is 0 for independent words and 1 for
+# words that occur only together. Words without a letter are neither counted nor part of a phrase.
+
+
 def open_phrases(data: DataSettings, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable:
     """Phrases from `data.phrases`, or found in the training text; saved in the folder and reused."""
     tokenizer = prepared.tokenizer

@@ -30,6 +30,8 @@ from unicloze.text.sources import check_ids
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Pairs, Windows
 
+# A sample is one visit to a window within an epoch, numbered from 0 in the order of the text.
+
 
 def shuffled(positions: Int64s, size: int, seed: int) -> tuple[Int64s, Int64s]:
     """Epoch and sample at each position; each epoch is a keyed permutation of its samples. *Shape:* (positions,) each."""
@@ -92,6 +94,10 @@ LONGEST = 4
 """Deviations above the mean at which a length is cut."""
 LENGTH = 2**20 + 11
 """Stream of the draws of lengths."""
+
+
+# The windows of a step are sequences of windows of a single token each, so that the text at a step is a function of
+# the step alone: the streams go on where the lengths of all steps before it have brought them.
 
 
 def lengths_of(steps: Int64s, mean: int, seed: int) -> Int64s:

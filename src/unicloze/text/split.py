@@ -47,6 +47,9 @@ _MOST_BUCKETS = 512
 _ENTRY = np.dtype([("hash", "<u8"), ("place", "<i8")])
 
 
+# Hashes are spread over buckets on disk by their value, and each bucket is searched in memory.
+
+
 def first_copies(parts: Iterable[Hashes], count: int, folder: Path) -> Flags:
     """Whether each document is the first of its hash."""
     buckets = min(_MOST_BUCKETS, -(-count // BUCKET))
@@ -272,6 +275,12 @@ COMMON = 10
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _WORD = re.compile(rf"{IDEOGRAPH.pattern}|[^\W{IDEOGRAPH.pattern[1:-1]}]+")
 _FILES = ("words.json", "ngrams.npy", "texts.npy")
+
+
+# Brown et al., "Language Models are Few-Shot Learners", 2020, Appendix C. Words are lower-cased runs of letters and
+# digits; an ideograph is a word. A document that shares n consecutive words with an evaluation text is cut around
+# them, with 200 characters on either side. Pieces of less than 200 characters are dropped, and so is a document that
+# falls into more than ten pieces. N-grams found in more than ten documents are common phrases and are left.
 
 
 @dataclass(frozen=True, eq=False)

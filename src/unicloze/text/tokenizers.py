@@ -50,6 +50,10 @@ _OUT_OF_REACH = "\ufdd0"
 _REPLACEMENT = "\ufffd"
 
 
+# Disabling special tokens is not enough if the model's own vocabulary holds them: a Unigram model encodes "</s>" as
+# the piece of that name. Here such pieces get names that no text can contain, with unchanged ids.
+
+
 class PlainText:
     """Encodes texts without special tokens, except masks on request.
 
@@ -105,7 +109,7 @@ def takes_white_space(backend: tokenizers.Tokenizer, mask: tuple[int, str], spac
     """Whether a mask consumes all white space before it rather than only the one space of the masked token.
 
     True if the tokenizer declares it, or if a normaliser prevents an exported tokenizer from consuming a single space, see
-    `exported`; so both encode a text alike.
+    `dressed`; so both encode a text alike.
     """
     added = backend.get_added_tokens_decoder().get(mask[0])
     return (added is not None and bool(added.lstrip)) or (spaced and backend.normalizer is not None)
@@ -495,6 +499,11 @@ def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer
             )
     special = [token for token in names_with_a_role() if token in vocabulary]
     return wordpiece(vocabulary, special, config.normalizer(vocabulary))
+
+
+# WordPiece vocabularies get a decoder that joins words. Where tokens include the preceding space, the space before a
+# mask belongs to the masked token: `fill` and training rows have no token for it, so an exported tokenizer removes
+# it.
 
 
 def dressed(backend: tokenizers.Tokenizer, *, mask: tuple[int, str], spaced: bool) -> dict[str, Any]:

@@ -170,6 +170,12 @@ _JOINS[:, _INSIDE] = _JOINS[_OPEN, _LETTER] = _JOINS[_SPACE, [_LETTER, _SIGN]] =
 """Whether a token belongs to the word of the token before it, by that token's end and its own beginning."""
 
 
+# Where they include the preceding space (byte-level, SentencePiece), a word is a run of letters and digits; every
+# other character, including each ideograph, is a word of its own. The space before a word belongs to it. A token
+# alone does not tell whether it begins a word: "Hello" does after a quotation mark but not after "Well", and some
+# tokens are less than a character. So the rule combines how a token begins with how the previous token ends.
+
+
 @dataclass(frozen=True, eq=False)
 class Boundaries:
     """How each token of a vocabulary begins and ends."""
@@ -304,6 +310,10 @@ _SUBSTITUTIONS = (
     (f"(?<=[{re.escape(''.join(sorted(_OPENING | _JOINING)))}]) ", ""),
 )
 """The part of `join_words` that stateless substitutions can express: single quotation marks are left unchanged."""
+
+
+# Spaces are omitted where English and Chinese spelling has none. Each decision depends only on the text to the left
+# and on the next word, so text that grows changes only at its end.
 
 
 def join_words(text: str) -> str:

@@ -126,6 +126,10 @@ Values = TypeVar("Values", Text, Marks, Flags)
 _ONE = np.zeros(1, dtype=np.int64)
 
 
+# Whether a row is negative is drawn first and independently, and segment lengths are determined in the same way for
+# both kinds of row, so lengths say nothing about the label.
+
+
 @dataclass(frozen=True, kw_only=True)
 class Segments:
     """The text of a block of rows, with S2 directly after S1.

@@ -1,4 +1,10 @@
-"""Sums of gradients over micro-batches, sparse for large tables on a CPU."""
+"""Sums of gradients over micro-batches, sparse for large tables on a CPU.
+
+Their rounding does not depend on the number of processes. The micro-batches of a step are grouped into leaves. A leaf is the
+sequential sum of its micro-batches; leaves are summed in a binary tree whose shape depends only on their number. A process
+computes a contiguous range of leaves and adds up the subtrees that lie entirely within it; the remaining nodes are added in
+tree order, whichever process computed them. Nothing here communicates.
+"""
 
 from __future__ import annotations
 

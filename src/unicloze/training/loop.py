@@ -302,8 +302,8 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Run forward and backward for every micro-batch, dividing each loss by its target's weight in the global batch.
 
-    Each process computes its own leaves; the gradients of all are added in tree order, see `tree`. The memories of these rows
-    replace `state.memories`.
+    Each process computes its own leaves; the gradients of all are added in tree order, see `gradients`. The memories of
+    these rows replace `state.memories`.
     """
     interruption = interruption or Interruption()
     passes = _passes(state, micro_batches, settings, compute, describe, interruption)

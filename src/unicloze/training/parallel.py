@@ -1,7 +1,7 @@
-"""Distributes one run over several processes; only this module, `meeting` and `sharding` use torch.distributed for it.
+"""Distributes one run over several processes; only this module and `meeting` use torch.distributed for it.
 
 torchrun starts the processes, and `meeting` makes them a group. Each holds all weights and computes its own leaves of every
-step (see `tree`); then they exchange sums of gradients and all apply the same update. Only the first process writes: the
+step (see `gradients`); then they exchange sums of gradients and all apply the same update. Only the first process writes: the
 lock, the ledger, checkpoints and prepared data. A failure on one process fails all: a process that waits for others checks
 every quarter of a second whether one has failed.
 """
@@ -28,6 +28,8 @@ from unicloze.model.layers import Layer
 from unicloze.model.sharing import owners
 from unicloze.training.gradients import Gradients, Node, PartialSums, buckets, flatten, rounds, traffic
 from unicloze.training.world import StepReport, World
+
+# Saved and loaded weights are whole: a checkpoint is the same files whether a run is sharded or not.
 
 
 def shard(model: nn.Module, device: torch.device, processes: int) -> None:

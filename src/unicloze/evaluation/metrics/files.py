@@ -1,4 +1,10 @@
-"""Reads predictions and references from .txt, .tsv, .jsonl and .json files, also gzipped."""
+"""Reads predictions and references from .txt, .tsv, .jsonl and .json files, also gzipped.
+
+An item is a line of .txt, a row under a header of .tsv, or an object of .jsonl. Predictions are in the column or field
+`prediction`; references in `reference`, as a list in `references`, or in several files with equal numbers of lines, where a
+blank line means that there is no further reference. Tags are separated by spaces. .json files are in the formats of SQuAD
+and CoQA; predictions for SQuAD may also be .jsonl with an `id`.
+"""
 
 from __future__ import annotations
 

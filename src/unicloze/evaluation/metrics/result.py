@@ -158,6 +158,13 @@ _MARKS = re.compile(r"(\[[a-z_]+\]|-[lr][rsc]b-|<unk>|<s_sep>)", re.IGNORECASE)
 _LONE = re.compile(r"(?<!\S)[.,;:?!](?!\S)")
 
 
+# UniLM's generators output word pieces joined into tokens, while its references are tokenised by Stanford's
+# tokenizer; so its released scripts first convert predictions to that tokenizer's spelling. The rules below are the
+# same, except that any number of initials is joined, where the scripts join two and leave a stray full stop.
+# References stay unchanged, except for `uncased`, which reduces both sides to what a lower-casing tokenizer can
+# produce.
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """Processing of the texts of a data set before comparison. Each line of the result is a sentence."""

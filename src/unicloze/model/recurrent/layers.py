@@ -221,6 +221,11 @@ NO_TEXT = (
 )
 
 
+# A left-to-right run is a sequence of slots that each read the run's slots up to themselves; in a right-to-left run
+# each reads itself and those after it. A bidirectional LSTM reads whole texts, runs of slots that each read exactly
+# the run. Every other visibility is refused, because an LSTM cannot follow it.
+
+
 @dataclass(frozen=True, kw_only=True)
 class Runs:
     """The runs of one direction, longest first."""

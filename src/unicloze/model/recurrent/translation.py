@@ -24,6 +24,11 @@ NO_PAIR = (
 )
 
 
+# A source is a sequence of slots that each read all of it: both directions of an encoder read it. Its target are the
+# slots after it that each read the source, the target up to themselves and nothing else: a decoder writes them from
+# left to right.
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
     """The sources of a batch, longest first, each with its target, which may be empty.
