@@ -6,7 +6,6 @@ import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +27,6 @@ from unicloze.tasks.rows import TextFormat, task_format
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows, windows_of
 from unicloze.training.loading import LoadedModel
-
-if TYPE_CHECKING:
-    from unicloze.training.loading import LoadedModel
 
 
 def objective_of(recipe: Recipe) -> ObjectiveSettings:
