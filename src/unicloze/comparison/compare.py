@@ -60,6 +60,12 @@ from unicloze.training.precision import choose_device
 
 T = TypeVar("T")
 
+PAGES = "table.md", "index.html"
+
+OF_THE_TEXT = (
+    "corpus", "text_field", "weights", "heldout_share", "deduplicate", "decontaminate", "decontaminate_ngram",
+)  # fmt: skip
+"""Settings of `data` that determine the text of a comparison."""
 LOCK = "job.lock"
 """Lock file of a run while a process trains, measures and fine-tunes it."""
 POLL = 1.0
@@ -100,14 +106,6 @@ def do_all(jobs: Sequence[Job], do: Callable[[Job], T], say: Callable[[str], Non
             waited |= in_use.keys()
             time.sleep(POLL)
     return [found[number] for number in range(len(jobs))]
-
-
-PAGES = "table.md", "index.html"
-
-OF_THE_TEXT = (
-    "corpus", "text_field", "weights", "heldout_share", "deduplicate", "decontaminate", "decontaminate_ngram",
-)  # fmt: skip
-"""Settings of `data` that determine the text of a comparison."""
 
 
 def compare_recipes(

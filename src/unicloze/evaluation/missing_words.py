@@ -2,6 +2,10 @@
 
 LAMBADA (Paperno et al. 2016) is zero-shot: as for GPT-2 (Radford et al. 2019, Section 3.3), a word is right if each of its
 tokens is the likeliest after the tokens before it. Perplexity is per word.
+
+In the Children's Book Test (Hill et al. 2016) a causal model chooses the word that maximises the likelihood of it and the
+rest of the sentence, as GPT-2 does (Radford et al. 2019, Section 3.2); a model that predicts by PAR chooses the word
+likeliest given both sides.
 """
 
 from __future__ import annotations

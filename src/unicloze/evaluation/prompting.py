@@ -1,7 +1,14 @@
-"""Zero- and few-shot prompting: answers records with a model that was not trained on them.
+r"""Zero- and few-shot prompting: answers records with a model that was not trained on them.
 
 The answer to a record is the likeliest one in the blank of its prompt (Brown et al. 2020, Section 2.4); a template without a
 blank is continued by the model, as in GPT-2's "TL;DR:" (Radford et al. 2019, Section 3.6).
+
+A prompt file turns a record into a text with a blank, as YAML or JSON:
+
+    template: "Review: {text}\nSentiment: {label}"
+    labels: {positive: good, negative: bad}
+
+`{label}` is the blank; every other name in braces is a field of the record. See `Prompt` for all keys.
 """
 
 from __future__ import annotations

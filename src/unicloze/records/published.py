@@ -1,4 +1,16 @@
-"""Reads the files of published data sets: GLUE's nine tasks and multiple choice."""
+"""Reads the files of published data sets: GLUE's nine tasks, and multiple choice as the fields of the task `choice`.
+
+| format | files | becomes |
+|---|---|---|
+| `race` | RACE's folders of articles, one JSON object per file or per line | article, question, four options |
+| `swag` | SWAG's .csv | first sentence, begun second sentence, four endings |
+| `copa` | COPA's .xml, or SuperGLUE's .jsonl | premise, a question for cause or effect, two alternatives |
+| `story-cloze` | the Story Cloze Test's .csv | four sentences, two endings |
+| `winogrande` | Winogrande's .jsonl | a sentence with a gap, two candidates |
+| `wsc` | the Winograd Schema Challenge's .xml | a sentence with a gap for the pronoun, its candidates |
+
+Labels are numbered from 0, whatever the file counts from; a file without labels is read for prediction.
+"""
 
 from __future__ import annotations
 

@@ -184,8 +184,8 @@ class TaskSettings:
         fields: Field of the file for each of the task's roles (`text`, `pair`, `label`, ...); default: the role's name.
         optional: Optional roles in the records: `pair`, `question` (choice), `predicate` (tagging); default: those found in
             the training file. Other files must have the same.
-        metrics: Metrics on the development file, keys of `unicloze.evaluation.metrics.METRICS`; the first one selects the
-            best checkpoint.
+        metrics: Metrics on the development file, keys of `unicloze.evaluation.metrics.registry.METRICS`; the first one
+            selects the best checkpoint.
         max_length: Maximum tokens per row, special tokens included; longer texts are cut or windowed.
         metric_options: Metric options by name, such as `profile`; each metric receives those it has.
         evaluate_records: Number of records of the development file to evaluate on, evenly spread over it; default: all.

@@ -1,4 +1,11 @@
-"""Sources of documents other than text files: Hugging Face datasets, token shards; and estimates of a corpus."""
+"""Sources of documents other than text files: Hugging Face datasets, token shards; and estimates of a corpus.
+
+A dataset is named `hf:NAME[:SPLIT[:COLUMN]]`. NAME is a folder written by `save_to_disk`, a folder of data files that
+`datasets` can load, or a dataset on the Hub as OWNER/NAME or OWNER/NAME/CONFIG. SPLIT defaults to `train` or the only split,
+COLUMN to `data.text_field`.
+
+Every pass of a preparation streams the dataset again, at the revision of the first pass. Needs the extra `datasets`.
+"""
 
 from __future__ import annotations
 

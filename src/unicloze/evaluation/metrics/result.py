@@ -81,7 +81,11 @@ class Metric:
         return self.function(predictions, references, **options)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Reject unknown options and values."""
+        """Reject unknown options and values.
+
+        Raises:
+            UsageError: The metric has no such option, or the option does not allow the value.
+        """
         for name, value in options.items():
             if name not in self.options:
                 known = ", ".join(self.options) or "none"

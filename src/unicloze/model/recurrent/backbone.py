@@ -1,4 +1,9 @@
-"""The recurrent backbone: embeddings and LSTMs, a stack for each direction (AWD-LSTM, ELMo) or bidirectional (CVT)."""
+"""The recurrent backbone: embeddings and LSTMs, a stack for each direction (AWD-LSTM, ELMo) or bidirectional (CVT).
+
+Views are what the heads of cross-view training see of a text (Clark et al. 2018, Sections 3.2 and 4.1). The primary head and
+one auxiliary head have the `full` view: the outputs of all layers. The other auxiliary heads read one direction of the first
+layer, at a slot from which a part of the text is hidden.
+"""
 
 from __future__ import annotations
 

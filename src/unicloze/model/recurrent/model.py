@@ -1,4 +1,8 @@
-"""A recurrent language model behind the interface of `UnifiedModel`."""
+"""A recurrent language model behind the interface of `UnifiedModel`, and prepared for generation.
+
+A state holds what the layers remember of every hypothesis, so a step costs the same after any number of tokens, and
+switching beams moves a few vectors.
+"""
 
 from __future__ import annotations
 
