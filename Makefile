@@ -78,7 +78,8 @@ bench: .venv/.installed ## Measure this machine: examples per second, and traini
 
 mutate: .venv/.mutate ## Measure the tests with a sample of single mutations (MODULES="training/loop text/shards" COUNT=150 SEED=0)
 	$(BIN)/python benchmarks/mutation/mutate.py --count $(COUNT) --seed $(SEED) $(if $(MODULES),--modules $(MODULES)) \
-		$(if $(TESTS),--tests $(TESTS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(BUDGET),--budget $(BUDGET))
+		$(if $(TESTS),--tests $(TESTS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(BUDGET),--budget $(BUDGET)) \
+		$(if $(MARKS),--marks "$(MARKS)")
 
 fuzz: .venv/.installed ## Mutate all input formats, in processes with limits (CASES=10000 SECONDS=3600 FORMATS="recipe lineage" SEED=0)
 	$(BIN)/python tests/fuzz.py --cases $(CASES) --seconds $(SECONDS) --seed $(SEED) $(FORMATS)

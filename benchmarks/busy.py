@@ -30,6 +30,8 @@ from unicloze.cores import WAITING
 HERE = Path(__file__).resolve()
 POLICIES = {"sleep": {}, "spin": {"KMP_BLOCKTIME": "200"}}
 """What the user has chosen: nothing, or a variable that makes unicloze choose nothing and that libgomp does not read."""
+COUNTS = {"train": 40, "fill": 400, "embed": 400, "serve": 400}
+"""Steps of training, texts filled, batches of 16 texts embedded, requests: some seconds each."""
 WORDS = (
     "list",
     "of",
@@ -172,7 +174,7 @@ def main() -> None:
         else:
             print(timed(work(what, Path(run), int(count))))
         return
-    rounds, count = (1, 2) if options.toy else (options.rounds, 40)
+    rounds = 1 if options.toy else options.rounds
     times: dict[tuple[str, int, str], list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         run = make_model(Path(folder))
@@ -181,6 +183,7 @@ def main() -> None:
                 with busy(loops):
                     for what in options.what:
                         for name, policy in POLICIES.items():
+                            count = 2 if options.toy else COUNTS[what]
                             times[what, loops, name].append(seconds(what, run, count, policy, options.threads))
     medians = {key: statistics.median(values) for key, values in times.items()}
     results = []

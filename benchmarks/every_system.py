@@ -71,7 +71,7 @@ SYSTEMS = {
     "UniLM v1": System("unilm-v1-base", True, window=16),
     "BERT with next sentences": System("bert-base", True, window=16),
     "RoBERTa": System("roberta-base", True, window=16),
-    "ALBERT": System("albert-base", True),
+    "ALBERT": System("albert-base", True, window=128),
     "ERNIE in three stages": System("ernie-base", True, window=16),
     "SpanBERT with boundaries": System("spanbert-base", True, window=16),
     "ELECTRA": System("electra-base", window=16),

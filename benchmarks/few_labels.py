@@ -32,8 +32,7 @@ from unicloze.finetuning.scores import measure
 from unicloze.interop.read import open_model
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
-from unicloze.tasks import task_settings
-from unicloze.tasks.baselines import word_classes
+from unicloze.tasks import TASKS, task_settings
 
 Rows = list[dict[str, str]]
 
@@ -90,7 +89,7 @@ def compared(given: argparse.Namespace, name: str, labels: int, seed: int) -> di
         return round(100 * float(np.mean([one == other for one, other in zip(said, right, strict=True)])), 2)
 
     recipe = Recipe(task=task_settings("classification", labels=names))
-    words = word_classes(records["train"], records["test"], recipe)
+    words = TASKS["classification"].rival(records["train"], records["test"], recipe)
     assert words is not None
     vectors = {
         part: np.array(list(verbs.embed(given.model, [row["text"] for row in parts[part]])))

@@ -126,7 +126,7 @@ def peer(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.records import read_records
     from unicloze.settings import chosen
     from unicloze.tasks import TASKS
-    from unicloze.tasks.groups import Labelled
+    from unicloze.tasks.task import Labelled
     from unicloze.training.optimizers import schedule_factor
     from unicloze.training.precision import choose_precision
 

@@ -26,15 +26,15 @@ from unicloze.files import RECIPE
 from unicloze.pretraining.budget import cost_of_a_step
 from unicloze.progress import short
 from unicloze.recipes import load_recipe
-from unicloze.report.charts import draw_curves
+from unicloze.report.charts import Line, line_chart
 from unicloze.report.history import Points
+from unicloze.report.task_page import STYLES
 from unicloze.text.lineage import read_lineage
 from unicloze.text.prepare import open_or_prepare
 
 RESULTS = Path(__file__).parent / "results" / "loss_against_compute.jsonl"
 SIZES = ((1, 96), (2, 128), (3, 192), (4, 256))
 """Layers and width; heads have 32 dimensions up to a width of 128, and 64 above."""
-COLOURS = "mask", "random", "pseudo", "original"
 
 
 def settings_of(prepared: Path, layers: int, width: int) -> dict[str, Any]:
@@ -59,12 +59,12 @@ def draw(results: Path, target: Path) -> None:
     curves: dict[int, Points] = defaultdict(list)
     for line in read_lines(results):
         curves[line["parameters"]].append((line["flops"], line["bits_per_byte"]["par"]))
-    named = {f"{size / 1e6:.1f}M": sorted(points) for size, points in sorted(curves.items())}
-    picture = draw_curves(
-        named, title="Held-out bits per byte (PAR)", over="FLOPs", colours=dict(zip(named, COLOURS, strict=False)),
-        logarithmic=True,
-    )  # fmt: skip
-    target.write_text(picture.to_svg(), encoding="utf-8")
+    lines = [
+        Line(name=f"{size / 1e6:.1f}M", points=sorted(points), style=style)
+        for (size, points), style in zip(sorted(curves.items()), STYLES, strict=False)
+    ]
+    picture = line_chart(lines, title="Held-out bits per byte (PAR)", over="FLOPs", logarithmic=True, styled=True)
+    target.write_text(picture, encoding="utf-8")
 
 
 def table(results: Path) -> str:

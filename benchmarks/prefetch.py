@@ -72,7 +72,7 @@ def main() -> None:
             log=lambda *_: None, evaluate=lambda _: False, save=lambda _: None, describe=lambda _: "the corpus"
         )
         compute = loop.Compute(device=device, precision="fp32")
-        end, threaded, computed = recipe.training.steps, batches.Prefetch, loop.accumulate_gradients
+        end, threaded, computed = recipe.training.steps, batches.Prefetch, loop.losses_and_norm
 
         def segment(kind: Any) -> tuple[float, float]:
             vars(loop)["Prefetch"] = kind
@@ -100,12 +100,12 @@ def main() -> None:
             pass
         made = (time.process_time() - begun) / arguments.steps
 
-        def wait(*_: Any) -> dict[str, float]:
+        def wait(*_: Any) -> tuple[dict[str, float], float]:
             time.sleep(made)
-            return {}
+            return {}, 0.0
 
         def with_loop(gradients: Callable[..., Any], update: Callable[..., Any]) -> dict[str, float]:
-            loop.accumulate_gradients, loop.update = gradients, update
+            loop.losses_and_norm, loop.update = gradients, update
             return compare()
 
         kinds = {"cpu": (computed, loop.update), "device": (wait, lambda *_: None)}

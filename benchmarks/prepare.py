@@ -36,7 +36,7 @@ def measure_encode(corpus: list[str], tokenizer_path: str) -> dict[str, float]:
     from tokenizers import Tokenizer
 
     from unicloze.text.documents import read_documents
-    from unicloze.text.portions import batches
+    from unicloze.text.pipeline import batches
 
     tokenizer = Tokenizer.from_file(tokenizer_path)
     seconds, processor_seconds, size = 0.0, 0.0, 0

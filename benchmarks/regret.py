@@ -37,9 +37,8 @@ import torch
 
 from json_lines import read_lines
 from unicloze import verbs
-from unicloze.finetuning.automatic import learning_rate
-from unicloze.finetuning.checks import model_fingerprint
-from unicloze.finetuning.data import open_records
+from unicloze.finetuning.data import model_fingerprint, open_records
+from unicloze.finetuning.initial import learning_rate
 from unicloze.finetuning.predict import load_task_model, predict
 from unicloze.finetuning.scores import headline, measure
 from unicloze.records import read_records

@@ -35,8 +35,7 @@ from short_runs import finetuned
 from unicloze import verbs
 from unicloze.comparison.contestants import network
 from unicloze.files import RECIPE
-from unicloze.recipes import load_recipe, parse_options
-from unicloze.recipes.several import recipes_of
+from unicloze.recipes import load_recipe, parse_options, recipes_of
 from unicloze.report.history import History
 
 RESULTS = Path(__file__).parent / "results" / "table_6.jsonl"

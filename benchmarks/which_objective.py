@@ -34,8 +34,7 @@ from unicloze.pretraining.count_baselines import MOST_WORDS
 from unicloze.pretraining.data import build_sampler
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
-from unicloze.text.content_words import content_words
-from unicloze.text.counts import open_counts
+from unicloze.text.counts import content_words, open_counts
 from unicloze.text.prepare import Prepared
 from unicloze.training.verdict import Asking, ranks_by_counts
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,3 +77,22 @@ def block_diffusion(q: Slot, k: Slot) -> bool:
     if k.group == "clean":
         return k.step <= q.step if q.group == "clean" else k.step < q.step
     return q.group == "noised" and k.step == q.step
+
+
+def source_and_target(q: Slot, k: Slot) -> bool:
+    """T5, Section 3.2, "prefix LM": the source reads the source, the target also itself up to each of its tokens."""
+    return k.group == "source" or (q.group == "target" and k.place <= q.place)
+
+
+def text(visibility: str, source: int = 0, width: float = math.inf) -> Callable[[Slot, Slot], bool]:
+    """UniLM v1, Section 2.3, token by token, of a text whose first segment has `source` slots; GPT-3's local layers."""
+
+    def reads(q: Slot, k: Slot) -> bool:
+        if visibility == "prefix" and k.place < source:
+            return True
+        if visibility == "bidirectional" or (visibility == "prefix" and q.place < source):
+            return visibility == "bidirectional"
+        distance = k.place - q.place if visibility == "right_to_left" else q.place - k.place
+        return 0 <= distance <= width
+
+    return reads

@@ -1,14 +1,16 @@
-"""Fixtures of all tests. The environment is set before anything imports torch."""
+"""Fixtures of all tests, and the profile of those with drawn cases. The environment is set before anything imports torch."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Collection, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a test may load torch before unicloze
@@ -22,6 +24,10 @@ BEGUN = pytest.StashKey[float]()
 signal.signal(
     signal.SIGINT, signal.default_int_handler
 )  # a shell's background jobs ignore it, and their children as well
+settings.register_profile(
+    "suite", derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("suite")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -33,6 +39,33 @@ def slow_except(quick: Collection[object], values: Iterable[object]) -> list[Any
         )
         for value in values
     ]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command in this process, and returns its exit code and output."""
+    from cli_toys import command_of
+
+    return command_of(capsys)
+
+
+@pytest.fixture(scope="session")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from cli_toys import train_quickstart
+
+    return train_quickstart(tmp_path_factory.mktemp("quickstart"))
+
+
+@pytest.fixture(scope="module")
+def of_the_module(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(quickstart, tmp_path_factory.mktemp("cli") / "here")
+
+
+@pytest.fixture
+def here(of_the_module: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a run `runs/quickstart` and its corpus `my_text`."""
+    monkeypatch.chdir(of_the_module)
+    return of_the_module
 
 
 @pytest.fixture

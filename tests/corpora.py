@@ -6,24 +6,9 @@ import random
 from pathlib import Path
 
 NOUNS = [
-    "cat",
-    "dog",
-    "house",
-    "tree",
-    "river",
-    "stone",
-    "bird",
-    "child",
-    "window",
-    "door",
-    "road",
-    "letter",
-    "song",
-    "cloud",
-    "winter",
-    "garden",
-    "post office",
-]
+    "cat", "dog", "house", "tree", "river", "stone", "bird", "child", "window", "door", "road", "letter", "song", "cloud",
+    "winter", "garden", "post office",
+]  # fmt: skip
 VERBS = ["sees", "finds", "follows", "leaves", "watches", "remembers", "paints", "crosses", "opens", "builds"]
 ADJECTIVES = ["small", "old", "red", "quiet", "heavy", "bright", "cold", "green", "broken", "early"]
 

@@ -43,10 +43,11 @@ class Crew:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def run(self, jobs: Sequence[Job | None]) -> list[Job | None]:
+    def run(self, jobs: Sequence[Job | None], *, ends_all: bool = False) -> list[Job | None]:
         """Run a job on each of the first workers, as one group; return each answer, None for a killed worker.
 
-        A job of None stands for a process that never joins.
+        A job of None stands for a process that never joins. With `ends_all` the end of the first worker ends all, as
+        torchrun's agent does.
         """
         while len(self._workers) < len(jobs):
             self._workers.append(self._start(len(self._workers)))
@@ -65,7 +66,12 @@ class Crew:
                     json.dumps({**job, "environment": {**environment, "RANK": rank, "LOCAL_RANK": rank}}) + "\n"
                 )
                 stream.flush()
-        return [None if job is None else self._answer(rank) for rank, job in enumerate(jobs)]
+        answers: list[Job | None] = []
+        for rank, job in enumerate(jobs):
+            if ends_all and answers and answers[0] is None:
+                self._workers[rank].kill()
+            answers.append(None if job is None else self._answer(rank))
+        return answers
 
     def _answer(self, rank: int) -> Job | None:
         stream = self._workers[rank].stdout
@@ -91,10 +97,10 @@ def work(job: Job) -> Job:
     import pytest
 
     from unicloze.errors import UniclozeError
-    from unicloze.training import meeting
+    from unicloze.training import parallel
 
     os.chdir(job.get("folder", "."))
-    meeting._JOINED = 0
+    parallel._JOINED = 0
     laid_out: list[int] = []
     evaluated: list[int] = []
     with pytest.MonkeyPatch.context() as patch, Path(job.get("stderr", os.devnull)).open("w") as stderr:
@@ -166,19 +172,17 @@ def go_wrong(job: Job, patch: Any) -> None:
     run waits for what is written in the background.
     """
     from unicloze.model.model import UnifiedModel
-    from unicloze.training import loop, meeting, parallel
+    from unicloze.training import loop, parallel
 
     step, what = job.get("at", -1), job.get("wrong")
     if job.get("late"):  # reads numbers as from a GPU
         patch.setattr(loop.Compute, "queues", True)
     if what == "code":
-        patch.setattr(meeting, "code_fingerprint", lambda: "f" * 64)
+        patch.setattr(parallel, "code_fingerprint", lambda: "f" * 64)
     if "joining" in job:
-        patch.setattr(meeting, "JOINING", job["joining"])
+        patch.setattr(parallel, "JOINING", job["joining"])
     if "patience" in job:
-        patch.setattr(meeting, "PATIENCE", job["patience"])
-    if "silence" in job:
-        patch.setattr(parallel, "SILENCE", job["silence"])
+        patch.setattr(parallel, "PATIENCE", job["patience"])
     if what == "nan":
         forward = UnifiedModel.forward
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import string
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from unicloze import objectives, visibility
 from unicloze.decoding.generate import generate_parts
 from unicloze.decoding.search import Hypothesis
 from unicloze.example import Examples, Kind, Target, collate
+from unicloze.model.model import UnifiedModel
 from unicloze.objectives import Objective, settings_of
 from unicloze.objectives.groups import PseudoToken
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings, UseSettings
@@ -26,25 +29,9 @@ from unicloze.text.windows import Windows
 from unicloze.training.loading import LoadedModel
 
 WORDS = [
-    "the",
-    "a",
-    "list",
-    "of",
-    "items",
-    "is",
-    "empty",
-    "return",
-    "play",
-    "x",
-    "state",
-    "given",
-    "value",
-    "and",
-    "or",
-    "not",
-    "in",
-    "to",
-]
+    "the", "a", "list", "of", "items", "is", "empty", "return", "play", "x", "state", "given", "value", "and", "or",
+    "not", "in", "to",
+]  # fmt: skip
 PIECES = ["##ing", "##s", "##ed"]
 PUNCTUATION = list(".,!()-")
 TEXT = "the list of items is empty and not given to the value"
@@ -135,30 +122,67 @@ class Slot:
     position: int
     reads: int
     itself: bool = False
+    segment: int = 0
+
+
+def logits(model: UnifiedModel, row: list[Slot], predict: list[int], local_width: int | None = None) -> torch.Tensor:
+    """Logits at some slots of one row, from a separate forward pass. *Shape:* (predictions, vocabulary)"""
+    n, one = len(row), np.ones((1, 1), dtype=np.int32)
+    columns = np.array([[(s.token, s.position, s.segment) for s in row]], dtype=np.int32)
+    reads = [[0, s.reads, *((i, i + 1) if s.itself else (0, 0))] for i, s in enumerate(row)]
+    intervals, slots = np.array([reads], dtype=np.int32), np.array([predict], dtype=np.int32)
+    local = None
+    if local_width is not None:
+        local = intervals.copy()
+        local[0, :, 0] = np.maximum(0, np.arange(n) - local_width)
+    examples = Examples(
+        input_ids=columns[:, :, 0], position_ids=columns[:, :, 1], segment_ids=columns[:, :, 2],
+        kinds=np.full((1, n), Kind.CONTEXT, dtype=np.uint8), steps=np.full((1, n), -1, dtype=np.int32),
+        intervals=intervals, local=local, lengths=n * one[0], mutual=0 * one[0], text_tokens=n * one[0],
+        targets={"p": Target(slots=slots, labels=np.zeros_like(slots), weights=np.ones(slots.shape, np.float32))},
+    )  # fmt: skip
+    with torch.no_grad():
+        return model.logits(collate(examples))["p"][0]
 
 
 def probabilities(model: LoadedModel, row: list[Slot], predict: list[int]) -> np.ndarray:
-    """Softmax over the whole vocabulary at some slots of one row, from a separate forward pass.
+    """Softmax over the whole vocabulary at some slots of one row. *Shape:* (predictions, vocabulary)"""
+    return logits(model.model, row, predict).softmax(-1).numpy()
 
-    *Shape:* (predictions, vocabulary)
-    """
-    n = len(row)
-    intervals = [[0, s.reads, *((i, i + 1) if s.itself else (0, 0))] for i, s in enumerate(row)]
-    slots = np.array([predict], dtype=np.int32)
-    examples = Examples(
-        input_ids=np.array([[s.token for s in row]], dtype=np.int32),
-        position_ids=np.array([[s.position for s in row]], dtype=np.int32),
-        segment_ids=np.zeros((1, n), dtype=np.int32),
-        kinds=np.full((1, n), Kind.CONTEXT, dtype=np.uint8),
-        steps=np.full((1, n), -1, dtype=np.int32),
-        intervals=np.array([intervals], dtype=np.int32),
-        lengths=np.array([n], dtype=np.int32),
-        mutual=np.array([0], dtype=np.int32),
-        text_tokens=np.array([n], dtype=np.int32),
-        targets={"p": Target(slots=slots, labels=np.zeros_like(slots), weights=np.ones(slots.shape, np.float32))},
-    )
-    with torch.no_grad():
-        return model.model.logits(collate(examples))["p"][0].softmax(-1).numpy()
+
+class ReadAgain:
+    """A stepper that reads the whole text again at every step: `read` gives the logits after a source and a text."""
+
+    def __init__(self, read: Callable[[Any, list[int]], torch.Tensor], rows: Sequence[Any], count: int) -> None:
+        self.read, self.rows, self.count = read, list(rows), count
+        self.texts: list[list[list[int]]] = [[[] for _ in range(count)] for _ in rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def first(self) -> torch.Tensor:
+        return torch.stack([self.read(row, []) for row in self.rows])
+
+    def step(self, tokens: torch.Tensor, parents: torch.Tensor | None) -> torch.Tensor:
+        chosen = torch.arange(self.count).expand(len(self), -1) if parents is None else parents
+        self.texts = [
+            [[*texts[parent], token] for token, parent in zip(new, old, strict=True)]
+            for texts, new, old in zip(self.texts, tokens.tolist(), chosen.tolist(), strict=True)
+        ]
+        rows = zip(self.rows, self.texts, strict=True)
+        return torch.stack([torch.stack([self.read(row, text) for text in texts]) for row, texts in rows])
+
+    def keep(self, rows: torch.Tensor) -> None:
+        self.rows, self.texts = [self.rows[row] for row in rows.tolist()], [self.texts[row] for row in rows.tolist()]
+
+
+def finish(steps: Generator[Any, None, Any]) -> Any:
+    """What a search returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
 def context(tokens: list[int], *, without: frozenset[int] = frozenset()) -> list[Slot]:
@@ -217,3 +241,22 @@ def plain_format(tokenizer: Tokenizer, longest: int, segments: tuple[int, int] =
     """Rows "[SOS] text [EOS]" and "[SOS] text [EOS] second text [EOS]"."""
     sos, eos = tokenizer.vocabulary.sos, tokenizer.vocabulary.eos
     return TextFormat(start=(sos,), between=(eos,), end=(eos,), segments=segments, longest=longest)
+
+
+def window(model: LoadedModel, text: str) -> list[int]:
+    """Tokens of "[SOS] text [EOS]"."""
+    vocabulary = model.tokenizer.vocabulary
+    return [vocabulary.sos, *model.tokenizer.encode_batch([text])[0].tolist(), vocabulary.eos]
+
+
+def one_by_one(model: LoadedModel, text: str, measure: str) -> list[float]:
+    """log p of each token of a text, each from a separate row: of the others, or of those before it; nan for [UNK]."""
+    vocabulary, tokens, logs = model.tokenizer.vocabulary, window(model, text), []
+    for place, token in enumerate(tokens[1:-1], start=1):
+        if measure == "pseudo":
+            row, predict = context([*tokens[:place], vocabulary.mask, *tokens[place + 1 :]]), place
+        else:
+            row, predict = [Slot(before, i, reads=i + 1) for i, before in enumerate(tokens[:place])], place - 1
+        share = float(probabilities(model, row, [predict])[0][token])
+        logs.append(math.nan if token == vocabulary.unk else math.log(share))
+    return logs

@@ -30,9 +30,37 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
+import conftest  # noqa: F401 - the profile of drawn cases
+from corpora import write_corpus
+from test_import_unilm import released
+from unicloze import cli
+from unicloze.errors import UniclozeError
+from unicloze.evaluation.prompting import read_prompt
+from unicloze.interop.families import FAMILIES, class_of, imported_task
+from unicloze.interop.files import Config
+from unicloze.interop.read import import_checkpoint
+from unicloze.pretraining.run import pretrain_run
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.records import read_records
+from unicloze.report.page import build_report
+from unicloze.settings import TaskSettings
+from unicloze.text.digests import SEAL, seal
+from unicloze.text.documents import Tally, read_file
+from unicloze.text.prepare import Prepared
+from unicloze.text.sampler import WindowSampler
+from unicloze.text.shards import TokenShard
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.checkpoint import load_checkpoint
+from unicloze.training.loading import load_model, ready_model
+from unicloze.training.optimizers import build_optimizers
+from unicloze.training.process import load_moments
+from unicloze.verbs import measure
 
 SECONDS = 10
 """Time limit of a case."""
@@ -110,10 +138,6 @@ class World:
     """A small corpus, prepared, and a run trained on it, in a folder."""
 
     def __init__(self, place: Path) -> None:
-        from corpora import write_corpus
-        from unicloze.pretraining.run import pretrain_run
-        from unicloze.recipes import load_recipe, toy_overrides
-
         self.place = place
         corpus = write_corpus(place / "corpus", documents=30)
         overrides = {**toy_overrides(), "data.corpus": [str(corpus)], "training.precision": "fp32"}
@@ -137,81 +161,65 @@ def sign_checkpoint(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps({"schema": 1, "sha256": sums}))
 
 
-def of_checkpoint(name: str) -> Callable[[World], tuple[Json, Case]]:
-    def make(world: World) -> tuple[Json, Case]:
-        from unicloze.training.checkpoint import load_checkpoint
-        from unicloze.training.loading import load_model
+def of_file(
+    place: Callable[[World], Path], use: Callable[[Path], Any], spell: Callable[[Json], bytes] = spelled
+) -> Callable[[World], tuple[Json, Case]]:
+    """The content of a file, which is written again for each case."""
 
-        folder = world.copy(world.checkpoint)
+    def make(world: World) -> tuple[Json, Case]:
+        file = place(world)
 
         def read(value: Json) -> None:
-            (folder / name).write_bytes(spelled(value))
-            if name != "manifest.json":
-                sign_checkpoint(folder)
-            load_checkpoint(folder)
-            if name != "optimizer.json":
-                load_model(folder)
+            file.write_bytes(spell(value))
+            use(file)
 
-        return json.loads((folder / name).read_text()), read
+        parse = yaml.safe_load if file.suffix == ".yaml" else json.loads
+        return parse(file.read_text()), read
 
     return make
 
 
+def in_yaml(value: Json) -> bytes:
+    return yaml.safe_dump(value).encode(errors="surrogatepass")
+
+
+def of_checkpoint(name: str) -> Callable[[World], tuple[Json, Case]]:
+    def use(file: Path) -> None:
+        if name != "manifest.json":
+            sign_checkpoint(file.parent)
+        load_checkpoint(file.parent)
+        load_model(file.parent)
+
+    return of_file(lambda world: world.copy(world.checkpoint) / name, use)
+
+
 def of_moments(world: World) -> tuple[Json, Case]:
-    import torch
+    opened = load_model(world.checkpoint)
+    model = ready_model(opened.recipe, opened.model.vocab_size, torch.device("cpu"))
 
-    from unicloze.training.checkpoint import load_checkpoint
-    from unicloze.training.loading import load_model, ready_model
-    from unicloze.training.optimizers import build_optimizers
-    from unicloze.training.process import load_moments
+    def use(file: Path) -> None:
+        sign_checkpoint(file.parent)
+        load_moments(build_optimizers(model, opened.recipe.training), load_checkpoint(file.parent))
 
-    folder = world.copy(world.checkpoint)
-    recipe = load_model(folder).recipe
-    model = ready_model(recipe, load_model(folder).model.vocab_size, torch.device("cpu"))
-
-    def read(value: Json) -> None:
-        (folder / "optimizer.json").write_bytes(spelled(value))
-        sign_checkpoint(folder)
-        checkpoint = load_checkpoint(folder)
-        load_moments(build_optimizers(model, recipe.training), checkpoint)
-
-    return json.loads((folder / "optimizer.json").read_text()), read
+    return of_file(lambda world: world.copy(world.checkpoint) / "optimizer.json", use)(world)
 
 
-def of_lineage(world: World) -> tuple[Json, Case]:
-    from unicloze.text.digests import SEAL, seal
-    from unicloze.text.prepare import Prepared
-    from unicloze.text.sampler import WindowSampler
-
-    folder = world.copy(world.data)
-
-    def read(value: Json) -> None:
-        if isinstance(value, dict):
-            value[SEAL] = seal(value)
-        (folder / "lineage.json").write_bytes(spelled(value))
-        opened = Prepared.load(folder)
-        opened.to_dict(), str(opened)
-        WindowSampler(opened.train, window=16, segments=1, vocabulary=opened.tokenizer.vocabulary, seed=0).read(0, 2)
-
-    return json.loads((folder / "lineage.json").read_text()), read
+def signed_lineage(value: Json) -> bytes:
+    return spelled(value | {SEAL: seal(value)} if isinstance(value, dict) else value)
 
 
-def of_shard(world: World) -> tuple[Json, Case]:
-    from unicloze.text.shards import TokenShard
+def use_lineage(file: Path) -> None:
+    opened = Prepared.load(file.parent)
+    opened.to_dict(), str(opened)
+    WindowSampler(opened.train, window=16, segments=1, vocabulary=opened.tokenizer.vocabulary, seed=0).read(0, 2)
 
-    folder = world.copy(world.data)
-    file = next((folder / "train").glob("*.ds"))
 
-    def read(value: Json) -> None:
-        file.with_name(f"{file.name}.json").write_bytes(spelled(value))
-        TokenShard.open(file)
-
-    return json.loads(file.with_name(f"{file.name}.json").read_text()), read
+def use_tokenizer(file: Path) -> None:
+    tokenizer = Tokenizer.load(file if file.name == "vocab.json" else file.parent)
+    tokenizer.decode(tokenizer.encode("The old cat [MASK] sees the house; é 中."))
 
 
 def of_ledger(world: World) -> tuple[Json, Case]:
-    from unicloze.report.page import build_report
-
     folder = world.copy(world.run)
     events = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
 
@@ -223,53 +231,19 @@ def of_ledger(world: World) -> tuple[Json, Case]:
     return events, read
 
 
-def of_recipe(world: World) -> tuple[Json, Case]:
-    from unicloze.recipes import load_recipe
-
-    file = world.place / "recipe.yaml"
-
-    def read(value: Json) -> None:
-        file.write_text(yaml.safe_dump(value), encoding="utf-8", errors="surrogatepass")
-        str(load_recipe(file).to_dict())
-
-    return yaml.safe_load((world.run / "recipe.yaml").read_text()), read
+def recipe_file(world: World) -> Path:
+    return shutil.copyfile(world.run / "recipe.yaml", world.place / "recipe.yaml")
 
 
-def of_prompt(world: World) -> tuple[Json, Case]:
-    from unicloze.evaluation.prompting import read_prompt
-
+def prompt_file(world: World) -> Path:
     file = world.place / "prompt.yaml"
-
-    def read(value: Json) -> None:
-        file.write_text(yaml.safe_dump(value), encoding="utf-8", errors="surrogatepass")
-        read_prompt(file)
-
-    return {"template": "{text} It was {label}.", "labels": {"0": "bad", "1": "good"}}, read
-
-
-def of_tokenizer(name: str) -> Callable[[World], tuple[Json, Case]]:
-    def make(world: World) -> tuple[Json, Case]:
-        from unicloze.text.tokenizers import Tokenizer
-
-        folder = world.copy(world.checkpoint)
-
-        def read(value: Json) -> None:
-            (folder / name).write_bytes(spelled(value))
-            tokenizer = Tokenizer.load(folder)
-            tokenizer.decode(tokenizer.encode("The old cat [MASK] sees the house; é 中."))
-
-        return json.loads((folder / name).read_text()), read
-
-    return make
+    file.write_text('{"template": "{text} It was {label}.", "labels": {"0": "bad", "1": "good"}}')
+    return file
 
 
 def of_vocabulary(world: World) -> tuple[Json, Case]:
-    from tokenizers import pre_tokenizers
-
-    from unicloze.text.tokenizers import Tokenizer
-
     folder = world.place / "vocabulary"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "the", "<|endoftext|>"]
 
     def read(value: Json) -> None:
@@ -277,95 +251,79 @@ def of_vocabulary(world: World) -> tuple[Json, Case]:
         (folder / "vocab.json").write_bytes(spelled(vocabulary))
         lines = merges if isinstance(merges, list) else [merges]
         (folder / "merges.txt").write_text("\n".join(map(str, lines)), encoding="utf-8", errors="surrogatepass")
-        tokenizer = Tokenizer.load(folder / "vocab.json")
-        tokenizer.decode(tokenizer.encode("The old cat [MASK] sees the house; é 中."))
+        use_tokenizer(folder / "vocab.json")
 
     return [{token: number for number, token in enumerate(tokens)}, ["#version: 0.2", "t h", "th e"]], read
 
 
-def of_documents(world: World) -> tuple[Json, Case]:
-    from unicloze.text.documents import Tally, read_file
+def of_lines(base: Json, use: Callable[[Path], Any]) -> Callable[[World], tuple[Json, Case]]:
+    """Lines of JSON, or one document."""
 
-    file = world.place / "documents.jsonl"
-
-    def read(value: Json) -> None:
-        lines = value if isinstance(value, list) else [value]
-        file.write_bytes(b"\n".join(map(spelled, lines)))
-        for document in read_file(file, "text", Tally(), "spans"):
-            document.text.encode()
-            for first, end, _ in document.spans.found:
-                assert document.text[first:end].strip() == document.text[first:end] != ""
-
-    return [{"text": "The cat.", "spans": [[0, 7], [4, 8, "phrase"]]}, {"text": "A dog.", "n": 1}], read
-
-
-RECORDS = {
-    "classification": [{"text": "The cat.", "label": "a", "id": 1}, {"text": "A dog.", "label": "b"}],
-    "extraction": {
-        "data": [
-            {"title": "t", "paragraphs": [{"context": "The cat sees a dog.", "qas": [
-                {"id": "1", "question": "What?", "answers": [{"text": "a dog", "answer_start": 13}], "is_impossible": False}
-            ]}]}
-        ]
-    },
-}  # fmt: skip
-
-
-def of_records(kind: str) -> Callable[[World], tuple[Json, Case]]:
     def make(world: World) -> tuple[Json, Case]:
-        from unicloze.records import read_records
-        from unicloze.settings import TaskSettings
-
-        base = RECORDS[kind]
-        file = world.place / f"{kind}.json{'l' if isinstance(base, list) else ''}"
+        file = world.place / f"lines.json{'l' if isinstance(base, list) else ''}"
 
         def read(value: Json) -> None:
             lines = value if isinstance(base, list) and isinstance(value, list) else [value]
             file.write_bytes(b"\n".join(map(spelled, lines)))
-            for record in read_records(file, TaskSettings(kind=kind)):  # type: ignore[arg-type]
-                str(record.place)
+            use(file)
 
         return base, read
 
     return make
 
 
-def of_answers(world: World) -> tuple[Json, Case]:
-    from unicloze.verbs import measure
+def use_documents(file: Path) -> None:
+    for document in read_file(file, "text", Tally(), "spans"):
+        document.text.encode()
+        for first, end, _ in document.spans.found:
+            assert document.text[first:end].strip() == document.text[first:end] != ""
 
-    gold, said = world.place / "gold.json", world.place / "said.json"
+
+def use_records(kind: Any) -> Callable[[Path], Any]:
+    return lambda file: [str(record.place) for record in read_records(file, TaskSettings(kind=kind))]
+
+
+def use_answers(file: Path) -> None:
+    said = file.with_name("said.json")
     said.write_text('{"1": "a dog"}')
-
-    def read(value: Json) -> None:
-        gold.write_bytes(spelled(value))
-        str(measure("squad", said, gold))
-
-    return RECORDS["extraction"], read
+    str(measure("squad", said, file))
 
 
-def of_config(world: World) -> tuple[Json, Case]:
-    from test_import_unilm import released
-    from unicloze.interop.read import import_checkpoint
+DOCUMENTS = [{"text": "The cat.", "spans": [[0, 7], [4, 8, "phrase"]]}, {"text": "A dog.", "n": 1}]
+RECORDS = [{"text": "The cat.", "label": "a", "id": 1}, {"text": "A dog.", "label": "b"}]
+SQUAD = {
+    "data": [
+        {"title": "t", "paragraphs": [{"context": "The cat sees a dog.", "qas": [
+            {"id": "1", "question": "What?", "answers": [{"text": "a dog", "answer_start": 13}], "is_impossible": False}
+        ]}]}
+    ]
+}  # fmt: skip
+TASK_CONFIG = {
+    "architectures": ["BertForSequenceClassification"],
+    "model_type": "bert",
+    "id2label": {"0": "a", "1": "b"},
+    "problem_type": "single_label_classification",
+    "classifier_dropout": 0.1,
+}
 
-    folder = world.place / "released"
-    folder.mkdir()
+
+def released_folder(world: World, name: str) -> Path:
+    folder = world.place / name
+    folder.mkdir(exist_ok=True)
     released(folder, fused=False, relative=False, segments=2, model_type="bert")
+    return folder
 
-    def read(value: Json) -> None:
-        (folder / "config.json").write_bytes(spelled(value))
-        import_checkpoint(folder)
 
-    return json.loads((folder / "config.json").read_text()), read
+def use_task_config(file: Path) -> None:
+    config = Config.read(file)
+    if (kind := class_of(config)) is not None:
+        imported_task(config, kind, FAMILIES["bert"])
 
 
 def of_sentence_files(world: World) -> tuple[Json, Case]:
     """Those of sentence-transformers beside a tokenizer's limit."""
-    from test_import_unilm import released
-    from unicloze.interop.read import import_checkpoint
-
-    folder = world.place / "sentences"
-    (folder / "1_Pooling").mkdir(parents=True)
-    released(folder, fused=False, relative=False, segments=2, model_type="bert")
+    folder = released_folder(world, "sentences")
+    (folder / "1_Pooling").mkdir(exist_ok=True)
 
     def read(value: Json) -> None:
         for name in files:
@@ -384,30 +342,7 @@ def of_sentence_files(world: World) -> tuple[Json, Case]:
     return files, read
 
 
-def of_task_config(world: World) -> tuple[Json, Case]:
-    from unicloze.interop.families import FAMILIES, class_of, imported_task
-    from unicloze.interop.files import Config
-
-    file = world.place / "task-config.json"
-
-    def read(value: Json) -> None:
-        file.write_bytes(spelled(value))
-        config = Config.read(file)
-        if (kind := class_of(config)) is not None:
-            imported_task(config, kind, FAMILIES["bert"].task_layers)
-
-    return {
-        "architectures": ["BertForSequenceClassification"],
-        "model_type": "bert",
-        "id2label": {"0": "a", "1": "b"},
-        "problem_type": "single_label_classification",
-        "classifier_dropout": 0.1,
-    }, read
-
-
 def of_arguments(world: World) -> tuple[Json, Case]:
-    from unicloze.cli import main
-
     corpus, out = str(world.place / "corpus"), str(world.place / "out")
     base = [
         ["prepare", "--recipe", "quickstart", "--data.corpus", corpus, "--out", out],
@@ -429,30 +364,35 @@ def of_arguments(world: World) -> tuple[Json, Case]:
                 continue
             said = io.StringIO()
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-                code = main(words)
+                code = cli.main(words)
             assert code != 70, (words, said.getvalue()[-500:])
 
     return base, read
 
 
 FORMATS: dict[str, Callable[[World], tuple[Json, Case]]] = {
-    "recipe": of_recipe,
+    "recipe": of_file(recipe_file, lambda file: str(load_recipe(file).to_dict()), in_yaml),
     "checkpoint-state": of_checkpoint("state.json"),
     "checkpoint-manifest": of_checkpoint("manifest.json"),
     "checkpoint-optimizer": of_moments,
-    "lineage": of_lineage,
-    "shard": of_shard,
+    "lineage": of_file(lambda world: world.copy(world.data) / "lineage.json", use_lineage, signed_lineage),
+    "shard": of_file(
+        lambda world: world.copy(world.data) / "train" / "corpus.ds.json",
+        lambda file: TokenShard.open(file.with_suffix("")),
+    ),
     "ledger": of_ledger,
-    "prompt": of_prompt,
-    "tokenizer": of_tokenizer("tokenizer.json"),
-    "tokenizer-config": of_tokenizer("tokenizer_config.json"),
+    "prompt": of_file(prompt_file, read_prompt, in_yaml),
+    "tokenizer": of_file(lambda world: world.copy(world.checkpoint) / "tokenizer.json", use_tokenizer),
+    "tokenizer-config": of_file(lambda world: world.copy(world.checkpoint) / "tokenizer_config.json", use_tokenizer),
     "vocabulary": of_vocabulary,
-    "documents": of_documents,
-    "records": of_records("classification"),
-    "squad": of_records("extraction"),
-    "answers": of_answers,
-    "config": of_config,
-    "task-config": of_task_config,
+    "documents": of_lines(DOCUMENTS, use_documents),
+    "records": of_lines(RECORDS, use_records("classification")),
+    "squad": of_lines(SQUAD, use_records("extraction")),
+    "answers": of_lines(SQUAD, use_answers),
+    "config": of_file(
+        lambda world: released_folder(world, "released") / "config.json", lambda file: import_checkpoint(file.parent)
+    ),
+    "task-config": of_lines(TASK_CONFIG, use_task_config),
     "sentence-files": of_sentence_files,
     "arguments": of_arguments,
 }
@@ -479,8 +419,6 @@ def attack(
     Returns:
         The number of cases run, and the first case of each failure by its location in unicloze.
     """
-    from unicloze.errors import UniclozeError
-
     base, read = FORMATS[name](world)
     with contextlib.suppress(UniclozeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -489,13 +427,7 @@ def attack(
     tried, found = 0, dict[str, str]()
 
     @seed(number)
-    @settings(
-        max_examples=cases,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=cases, phases=[Phase.generate])
     @given(mutated(base))
     def check(value: Json) -> None:
         nonlocal tried
@@ -545,8 +477,6 @@ def _holds(part: Json, key: Any) -> bool:
 
 
 def _worker(name: str, cases: int, number: int, seconds: float, said: Any) -> None:
-    import torch
-
     torch.set_num_threads(1)
     faulthandler.enable()
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):

@@ -82,14 +82,7 @@ def written_row(source: list[int], target: list[int], pseudo: int, predicted: in
 
 def padded(rows: list[list[int]], *, side: str, value: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of one length, and their attention mask."""
-    width = max(map(len, rows))
-    fill = [[value] * (width - len(row)) for row in rows]
-    real = [[1] * len(row) for row in rows]
-    none = [[0] * len(row) for row in fill]
-    if side == "left":
-        return torch.tensor([f + r for f, r in zip(fill, rows, strict=True)]), torch.tensor(
-            [n + r for n, r in zip(none, real, strict=True)]
-        )
-    return torch.tensor([r + f for r, f in zip(rows, fill, strict=True)]), torch.tensor(
-        [r + n for r, n in zip(real, none, strict=True)]
-    )
+    ids = [torch.tensor(row) for row in rows]
+    real = [torch.ones_like(row) for row in ids]
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(ids, True, value, padding_side=side), pad(real, True, padding_side=side)

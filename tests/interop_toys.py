@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from toys import random_windows
 from unicloze.example import Batch, collate
+from unicloze.interop.configurations import Architecture
 from unicloze.interop.families import Family, class_of, family_of
 from unicloze.interop.files import Config, open_weights
+from unicloze.interop.read import import_checkpoint
 from unicloze.interop.tables import Table
+from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
 from unicloze.text.vocabulary import Vocabulary
 
@@ -68,12 +71,36 @@ def save(kind: str, folder: Path, *, padding: int = 0, **changes: Any) -> Any:
 def table_of(folder: Path) -> tuple[Family, Table]:
     """The family of a checkpoint, and its table."""
     config, weights = Config.read(folder / "config.json"), open_weights(folder)
-    family = family_of(config, weights)
+    family, task = family_of(config, weights), class_of(config)
     bare = not any(name.startswith(family.prefix) for name in weights)
-    heads, task = family.heads_among(weights), class_of(config)
     layout = family.layout(config, weights.keys(), task)
-    return family, family.table(
-        dataclasses.replace(layout, query=layout.tokens if family.queries else None), heads=heads, bare=bare, task=task
+    layout = dataclasses.replace(layout, query=layout.tokens if family.queries else None)
+    return family, family.table(layout, import_checkpoint(folder).model.state_dict(), bare=bare)
+
+
+def with_our_weights(family: Family, model: UnifiedModel, peer: nn.Module, *, query: int | None = None) -> Table:
+    """Gives a model of Transformers our weights, none left out; returns the table between the two."""
+    table = family.table(Architecture(settings=model.settings, query=query), model.state_dict())
+    theirs = table.to_theirs(model.state_dict())
+    peer.load_state_dict({**peer.state_dict(), **theirs})
+    assert sum(p.numel() for p in peer.parameters()) == sum(tensor.numel() for tensor in theirs.values())
+    return table
+
+
+def same_gradients(table: Table, model: nn.Module, peer: nn.Module) -> None:
+    own = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
+    for name, gradient in table.to_theirs(own).items():
+        expected = peer.get_parameter(name).grad
+        assert expected is not None, name
+        torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def labels_of(batch: Batch, target: str = "ae") -> Tensor:
+    """The answers of a target at their slots, -100 elsewhere. *Shape:* (rows, slots)"""
+    asked = batch.targets[target]
+    row, column = asked.weights.nonzero(as_tuple=True)
+    return torch.full_like(batch.input_ids, -100).index_put(
+        (row, asked.slots[row, column]), asked.labels[row, column].to(batch.input_ids.dtype)
     )
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
+from unicloze.finetuning import run
+from unicloze.finetuning.data import finetuning_steps
 from unicloze.finetuning.initial import task_recipe
+from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import Recipe, TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.loading import LoadedModel, build_model
 
 WORDS = ["anna", "berlin", "carl", "dublin", "eva", "fargo", "sees", "leaves", "playing", "plays"]
@@ -53,3 +62,50 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
     """Write a file of JSON lines."""
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
     return path
+
+
+def finetuned(recipe: Recipe, model: LoadedModel, train: Path, dev: Path | None, out: Path) -> FinetuneResult:
+    """A fine-tuning run, or what is left of one, without progress."""
+    return finetune_run(recipe, model, train, dev, out, progress=False)
+
+
+def events_of(out: Path) -> list[dict[str, Any]]:
+    """The ledger of a run."""
+    return [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+def resumed_alike(tune: Callable[[str], FinetuneResult], *steps: int, folder: Path) -> FinetuneResult:
+    """A whole run, after asserting that one killed before each of these steps ends with the same bits.
+
+    Args:
+        tune: Runs or resumes in a subfolder with this name.
+        steps: Numbers of the steps that the run is killed before, in order.
+        folder: The folder.
+    """
+    whole = tune("whole")
+    for last in steps:
+
+        def stopping(*arguments: Any, last: int = last) -> Iterator[Any]:
+            yield from itertools.islice(finetuning_steps(*arguments), last - arguments[4])
+            raise Killed
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "finetuning_steps", stopping)
+            with pytest.raises(Killed):
+                tune("broken")
+    resumed = tune("broken")
+    assert (resumed.step, resumed.best_step, resumed.scores) == (whole.step, whole.best_step, whole.scores)
+    for place in ("checkpoints", "best"):
+        for path in (folder / "whole" / place).glob("step-*"):
+            one, other = (load_checkpoint(folder / name / place / path.name) for name in ("whole", "broken"))
+            assert one.model.keys() == other.model.keys()
+            assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+            for mine, theirs in zip(one.optimizers, other.optimizers, strict=True):
+                assert mine["param_groups"] == theirs["param_groups"]
+                for index, values in mine["state"].items():
+                    assert all(torch.equal(values[key], theirs["state"][index][key]) for key in values)
+    return whole

@@ -14,8 +14,7 @@ import random
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,19 +49,13 @@ SMALL: dict[str, dict[str, Any]] = {
 """Settings that all recipes here share."""
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
-    "unilmv2": {"targets": ["ae", "par"]},
-    "masked": {"targets": ["ae"]},
-    "causal": {"targets": ["lm"], "visibility": "left_to_right"},
-    "bidirectional_lm": {"targets": ["lm", "lm_back"]},
-    "masked_diffusion": {"targets": ["diffusion"]},
-    "block_diffusion": {"targets": ["diffusion"]},
-    "prefix": {"targets": ["lm"], "mask_rate": 0.5},
-    "span_corruption": {"targets": ["lm"], "mask_rate": 0.4},
-    "denoising": {"targets": ["lm"], "mask_rate": 0.3},
-    "masked_span": {"targets": ["lm"], "mask_rate": 0.5},
-    "permuted": {"targets": ["par"]},
-    "compensated": {"targets": ["par"]},
-}
+    "unilmv2": {"targets": ["ae", "par"]}, "masked": {"targets": ["ae"]},
+    "causal": {"targets": ["lm"], "visibility": "left_to_right"}, "bidirectional_lm": {"targets": ["lm", "lm_back"]},
+    "masked_diffusion": {"targets": ["diffusion"]}, "block_diffusion": {"targets": ["diffusion"]},
+    "prefix": {"targets": ["lm"], "mask_rate": 0.5}, "span_corruption": {"targets": ["lm"], "mask_rate": 0.4},
+    "denoising": {"targets": ["lm"], "mask_rate": 0.3}, "masked_span": {"targets": ["lm"], "mask_rate": 0.5},
+    "permuted": {"targets": ["par"]}, "compensated": {"targets": ["par"]},
+}  # fmt: skip
 """A recipe for each, named after its objective."""
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -118,19 +111,11 @@ class Outcome(NamedTuple):
         return self.code in (1, 2) and self.err.count("unicloze: error: ") == 1 and not self.out
 
 
-@dataclass(frozen=True)
-class Scene:
-    """A command to which the options are added.
+class Scene(NamedTuple):
+    """A command to which the options are added."""
 
-    Args:
-        words: The verb and what it needs.
-        then: A command that shows what the first one saved.
-        ready: Prepares its working directory.
-    """
-
-    words: str
-    then: str = ""
-    ready: Callable[[World, Path], None] | None = None
+    words: str  # the verb and what it needs
+    then: str = ""  # a command that shows what the first one saved
 
 
 class World:
@@ -150,16 +135,14 @@ class World:
             self._write_recipe(name, {"objective": {"name": name, **settings}}, prepared=True)
         for name, sections in OTHERS.items():
             self._write_recipe(name, sections, prepared=name not in ("unprepared", "half"))
-        released(place / "released", fused=False, relative=False, segments=2, model_type="bert")
-        released(
-            place / "released-2", fused=False, relative=False, segments=2, model_type="bert", num_attention_heads=2
-        )
-        released(place / "pickled", fused=False, relative=False, segments=2, model_type="bert")
-        torch.save(load_file(place / "pickled" / "model.safetensors"), place / "pickled" / "pytorch_model.bin")
-        (place / "pickled" / "model.safetensors").unlink()
-        released(place / "strange", fused=False, relative=False, segments=2, model_type="bert")
-        weights = load_file(place / "strange" / "model.safetensors")
-        save_file({**weights, "strange.weight": torch.zeros(3)}, place / "strange" / "model.safetensors")
+        bert: dict[str, Any] = {"fused": False, "relative": False, "segments": 2, "model_type": "bert"}
+        for name in ("released", "pickled", "strange"):
+            released(place / name, **bert)
+        released(place / "released-2", **bert, num_attention_heads=2)
+        pickled, strange = (place / name / "model.safetensors" for name in ("pickled", "strange"))
+        torch.save(load_file(pickled), pickled.with_name("pytorch_model.bin"))
+        pickled.unlink()
+        save_file({**load_file(strange), "strange.weight": torch.zeros(3)}, strange)
 
     def _write_recipe(self, name: str, sections: dict[str, dict[str, Any]], *, prepared: bool) -> None:
         recipe = {key: {**values, **sections.get(key, {})} for key, values in SMALL.items()}
@@ -215,8 +198,6 @@ class World:
         self._number += 1
         folder = self.place / "scratch" / str(self._number)
         folder.mkdir(parents=True)
-        if scene.ready is not None:
-            scene.ready(self, folder)
         with ends_if_unlike(unlike, folder):
             code, out, err = self._call(words, folder)
         if scene.then and code == 0:

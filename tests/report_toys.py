@@ -13,7 +13,7 @@ from unicloze.text.tokenizers import whitespace_tokenizer
 
 WORDS = "the value of each key in this mapping is a list of the other names and their order stays fixed"
 TIME = 1_800_000_000.0
-VOID = {"meta"}
+VOID = {"meta", "hr"}
 
 
 class Page(HTMLParser):
@@ -27,6 +27,7 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
         assert self.open == []
+        self.words = " ".join(" ".join(self.texts).split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -42,20 +43,17 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
 
-    @property
-    def words(self) -> str:
-        return " ".join(" ".join(self.texts).split())
+    def all(self, name: str) -> list[str]:
+        """The values of an attribute."""
+        return [str(attributes[name]) for _, attributes in self.tags if name in attributes]
 
 
 def lineage() -> dict[str, Any]:
     return {
-        "schema": 1,
         "fingerprint": "f1a9" * 16,
-        "settings": {},
         "tokenizer": {"fingerprint": "7e57" * 16, "vocab_size": 8192},
         "sources": [
             {
-                "name": "books",
                 "corpus": "books/*.txt",
                 "files": [{"path": "books/<b>one</b>.txt", "size": 4711, "mtime_ns": 1, "hash": "abcd"}],
                 "documents": 2123,
@@ -67,91 +65,59 @@ def lineage() -> dict[str, Any]:
     }
 
 
+def event(name: str, step: int, time: float = TIME, **facts: Any) -> dict[str, Any]:
+    return {"schema": 1, "event": name, "time": time, "step": step, **facts}
+
+
 def start(resumed_from: str | None = None, time: float = TIME, **changes: Any) -> dict[str, Any]:
     recipe = load_recipe("quickstart", {"training.steps": 100, "training.device": "cpu"})
-    return {
-        "schema": 1,
-        "event": "start",
-        "time": time,
-        "step": int(resumed_from[-8:]) if resumed_from else 0,
-        "recipe": recipe.to_dict(),
-        "lineage": lineage(),
-        "parameters": 1478848,
-        "device": "cpu (test)",
-        "precision": "fp32",
-        "threads": 2,
-        "versions": {"unicloze": "0.1.0", "torch": "2.13.0"},
-        "resumed_from": resumed_from,
-        **changes,
-    }
+    facts = {
+        "recipe": recipe.to_dict(), "lineage": lineage(), "parameters": 1478848, "device": "cpu (test)",
+        "precision": "fp32", "threads": 2, "versions": {"unicloze": "0.1.0", "torch": "2.13.0"},
+    }  # fmt: skip
+    at = int(resumed_from[-8:]) if resumed_from else 0
+    return event("start", at, time, resumed_from=resumed_from, **(facts | changes))
 
 
 def step(number: int, loss: float, time: float = TIME) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "event": "step",
-        "time": time,
-        "step": number,
-        "loss": {"ae": loss, "par": loss - 0.5},
-        "gradient_norm": 1.0 / number,
-        "learning_rate": 0.001,
-        "text_tokens": 4096 * number,
-        "text_tokens_per_second": 9000.0 + number,
-    }
+    return event(
+        "step", number, time, loss={"ae": loss, "par": loss - 0.5}, gradient_norm=1.0 / number, learning_rate=0.001,
+        text_tokens=4096 * number, text_tokens_per_second=9000.0 + number,
+    )  # fmt: skip
 
 
 def evaluation(number: int, perplexity: float, time: float = TIME) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "event": "evaluate",
-        "time": time,
-        "step": number,
-        "loss": {"ae": 5.0, "par": 5.0},
-        "perplexity": {"ae": perplexity, "par": perplexity * 2},
-        "bits_per_byte": {"ae": 2.25, "par": 2.5},
-        "predictions": {"ae": 2751.0, "par": 2751.0},
-        "window": 64,
-        "windows": 256,
-    }
+    return event(
+        "evaluate", number, time, loss={"ae": 5.0, "par": 5.0}, perplexity={"ae": perplexity, "par": perplexity * 2},
+        bits_per_byte={"ae": 2.25, "par": 2.5}, predictions={"ae": 2751.0, "par": 2751.0}, window=64, windows=256,
+    )  # fmt: skip
 
 
 def samples(number: int, filling: str, time: float = TIME) -> dict[str, Any]:
     tokens = ["[SOS]", *WORDS.split(), "[EOS]"]
+    tokens[2] = tokens[5] = "[MASK]"
     masked = [
         {"position": 2, "step": 1, "truth": "value", "ae": filling, "par": "value"},
         {"position": 5, "step": 0, "truth": "key", "ae": filling, "par": filling},
     ]
-    for place in masked:
-        tokens[int(str(place["position"]))] = "[MASK]"
     sample = {"document": "folder/books.txt, document 3, token 120", "tokens": tokens, "masked": masked}
-    return {"schema": 1, "event": "samples", "time": time, "step": number, "samples": [sample]}
+    return event("samples", number, time, samples=[sample])
 
 
 def whole() -> list[dict[str, Any]]:
     """A run of 100 steps in 130 seconds."""
     events = [start(), samples(0, "zebra", TIME + 10)]
     for number in range(1, 101):
-        events.append(step(number, 9.0 - number / 25, TIME + 10 + number))
+        time = TIME + 10 + number
+        events.append(step(number, 9.0 - number / 25, time))
         if number % 25 == 0:
-            events.append(evaluation(number, 5000.0 / number, TIME + 10 + number))
-            events.append(
-                {
-                    "schema": 1,
-                    "event": "save",
-                    "time": TIME + 10 + number,
-                    "step": number,
-                    "checkpoint": f"step-{number:08}",
-                }
-            )
-    return [
-        *events,
-        samples(100, "key", TIME + 120),
-        {"schema": 1, "event": "end", "time": TIME + 130, "step": 100, "seconds": 130.0},
-    ]
+            saved = event("save", number, time, checkpoint=f"step-{number:08}")
+            events += [evaluation(number, 5000.0 / number, time), saved]
+    return [*events, samples(100, "key", TIME + 120), event("end", 100, TIME + 130, seconds=130.0)]
 
 
 def make_run(folder: Path, events: list[dict[str, Any]], *, torn: str = "") -> Path:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     lines = [json.dumps(event) + "\n" for event in events]
     (folder / "ledger.jsonl").write_text("".join(lines) + torn, encoding="utf-8")
     save_recipe(load_recipe("quickstart", {"training.steps": 100}), folder / "recipe.yaml")

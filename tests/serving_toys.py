@@ -73,7 +73,7 @@ def serving(
     model: LoadedModel, limits: Limits | None = None, token: str | None = None, vectors: LoadedModel | None = None
 ) -> Iterator[Client]:
     """A server on a thread of this process, while it is used."""
-    app = build_app(ServedModel(model, vectors), limits, token)
+    app = build_app(ServedModel(model, vectors, limits), token)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

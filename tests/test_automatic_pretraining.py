@@ -50,8 +50,7 @@ def corpus(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("characters", "size"),
-    [(10, 2_048), (1_400_000, 3_072), (10_000_000, 8_192), (10**9, 16_384), (None, 16_384)],
+    ("characters", "size"), [(10, 2_048), (1_400_000, 3_072), (10_000_000, 8_192), (10**9, 16_384), (None, 16_384)]
 )
 def test_the_vocabulary_grows_with_the_text(characters: int | None, size: int) -> None:
     assert vocabulary_size(Survey(characters, spaced=True)) == size
@@ -247,7 +246,19 @@ def test_a_start_may_get_a_new_tokenizer_or_be_of_another_library(corpus: str, t
     choice = choose(given, Budget("steps", 3), tmp_path / "run", start=open_model(bert), progress=False)
     recipe = load_recipe("auto", {**given, **choice.settings})
     assert recipe.tokenizer.path and (recipe.training.optimizer, recipe.training.learning_rate) == ("adamw", 1e-4)
-    assert recipe.training.batch_size * recipe.data.window <= 2_048
+    assert recipe.training.batch_size * recipe.data.window <= 2_048 and recipe.training.head_learning_rate is None
+    save("BertModel", tmp_path / "headless")
+    given_headless = {**given, "training.initialize_from": str(tmp_path / "headless")}
+    headless = choose(
+        given_headless,
+        Budget("steps", 3),
+        tmp_path / "new-head",
+        start=open_model(tmp_path / "headless"),
+        progress=False,
+    )
+    training = load_recipe("auto", {**given_headless, **headless.settings}).training
+    assert (training.learning_rate, training.head_learning_rate) == (6e-4, 5e-3)
+    assert "rate: 0.0006 (adamw), 0.005 for the new head" in headless.reasons
     assert f"started from {bert}" in choice.reasons[0]
     wide = {**given, "training.optimizer": "muon", "data.window": 32}
     muon = choose(wide, Budget("steps", 3), tmp_path / "muon", start=open_model(bert), progress=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,13 @@ import pytest
 import torch
 
 import unicloze.finetuning.data as task_data
-import unicloze.finetuning.run as room
+from nlu_toys import events_of, finetuned, resumed_alike
 from qa_toys import questions, recipe_for, small_model, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples
-from unicloze.finetuning.auxiliary import auxiliary_objective
-from unicloze.finetuning.data import finetuning_steps, open_records
+from unicloze.finetuning.data import auxiliary_objective, finetuning_steps, open_records
 from unicloze.finetuning.initial import start_weights
-from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.records.record import Record, answers_of
@@ -29,7 +26,6 @@ from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.unanswerable import unanswerable, write_training_records
 from unicloze.training.batches import MicroBatch
-from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import LoadedModel, load_model, ready_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients
@@ -159,15 +155,16 @@ def test_a_process_lays_out_its_own_rows_only_and_they_are_those_of_one_that_mak
     (whole,) = finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0)
     task, laid_out, asked = TASKS[recipe.task.kind], [], []
 
-    def counted(rows: list[Any], *others: Any) -> Examples:
-        laid_out.append(len(rows))
-        return task.lay_out(rows, *others)
+    class Counted(type(task)):  # type: ignore[misc]
+        def lay_out(self, rows: list[Any], *others: Any) -> Examples:
+            laid_out.append(len(rows))
+            return task.lay_out(rows, *others)
 
     def own(parts: Sequence[int]) -> list[int]:
         asked.append(list(parts))
         return [place for place in range(len(parts)) if place * 4 // len(parts) % 3 == number]
 
-    monkeypatch.setattr(task_data, "TASKS", {recipe.task.kind: dataclasses.replace(task, lay_out=counted)})
+    monkeypatch.setattr(task_data, "TASKS", {recipe.task.kind: Counted(**vars(task))})
     (mine,) = finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0, own)
     assert asked == [[batch.part for batch in whole]] == [[batch.part for batch in mine]]
     assert laid_out == [2] * len(range(number, 4, 3))
@@ -221,7 +218,7 @@ def test_a_text_that_is_learned_twice_is_counted_once(start: LoadedModel, tmp_pa
     counted = {}
     for name, auxiliary in {"alone": {}, "beside": {"ae": 1.0}}.items():
         recipe = recipe_for(start, "squad-v2", finetuning__auxiliary=auxiliary, finetuning__epochs=2)
-        finetune_run(recipe, start, train, None, tmp_path / name, progress=False)
+        finetuned(recipe, start, train, None, tmp_path / name)
         events = list(read_ledger(tmp_path / name / "ledger.jsonl"))
         counted[name] = [event["text_tokens"] for event in events if event["event"] == "step"]
     data = open_records(train, recipe, start.tokenizer)
@@ -250,37 +247,14 @@ def test_draws_change_with_the_epoch_and_not_with_the_run(start: LoadedModel, tm
 
 
 @pytest.mark.whole
-def test_an_interrupted_run_ends_like_an_unbroken_one(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_ends_like_an_unbroken_one(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", questions(answerable=12))
-    recipe = recipe_for(
-        start, "squad-v2-generated", finetuning__epochs=3, finetuning__evaluations=1, model__dropout=0.1
-    )
-    whole = finetune_run(recipe, start, train, train, tmp_path / "whole", progress=False)
-
-    class Stop(Exception):
-        pass
-
-    def stopping(*arguments: Any) -> Any:
-        for number, step in enumerate(finetuning_steps(*arguments)):
-            if number == 3:
-                raise Stop
-            yield step
-
-    with monkeypatch.context() as patch:
-        patch.setattr(room, "finetuning_steps", stopping)
-        with pytest.raises(Stop):
-            finetune_run(recipe, start, train, train, tmp_path / "broken", progress=False)
-    resumed = finetune_run(recipe, start, train, train, tmp_path / "broken", progress=False)
-    assert (resumed.best_step, resumed.scores) == (whole.best_step, whole.scores)
-    for folder in ("checkpoints/step-00000006", f"best/step-{whole.best_step:08d}"):
-        one, other = (load_checkpoint(tmp_path / run / folder) for run in ("whole", "broken"))
-        assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
-    recipes = [load_recipe(tmp_path / run / "best" / "recipe.yaml") for run in ("whole", "broken")]
-    assert recipes[0] == recipes[1] and recipes[0].task.no_answer_threshold is not None
-    ledger = (tmp_path / "whole" / "ledger.jsonl").read_text().splitlines()
-    losses = [json.loads(line)["loss"] for line in ledger if '"loss"' in line]
+    settings = {"finetuning__epochs": 3, "finetuning__evaluations": 1, "model__dropout": 0.1}
+    recipe = recipe_for(start, "squad-v2-generated", **settings)
+    resumed_alike(lambda out: finetuned(recipe, start, train, train, tmp_path / out), 3, folder=tmp_path)
+    recipes = [load_recipe(tmp_path / out / "best" / "recipe.yaml") for out in ("whole", "broken")]
+    assert recipes[0] == recipes[1] and recipes[0].task.no_answer_threshold is not None  # type: ignore[attr-defined]
+    losses = [event["loss"] for event in events_of(tmp_path / "whole") if event["event"] == "step"]
     assert set(losses[-1]) == {"start", "end", "ae"}
 
 
@@ -298,9 +272,7 @@ def test_of_a_mixture_the_part_read_like_the_task_is_learned(start: LoadedModel)
 
 def test_a_model_without_a_head_for_tokens_is_refused(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", questions(2, answerable=1))
-    finetune_run(
-        recipe_for(start, "squad-v2", finetuning__epochs=1), start, train, None, tmp_path / "run", progress=False
-    )
+    finetuned(recipe_for(start, "squad-v2", finetuning__epochs=1), start, train, None, tmp_path / "run")
     with pytest.raises(UsageError, match=r"no head that predicts tokens: leave out finetuning.auxiliary"):
         recipe_for(load_model(tmp_path / "run"), "squad-v2-generated")
 
@@ -372,14 +344,14 @@ def test_generated_questions_come_first_and_then_the_real_ones(start: LoadedMode
     source = write(tmp_path / "made.jsonl", articles())
     write_training_records(source, tmp_path / "generated.jsonl")
     recipe = recipe_for(start, "squad-v2-generated", finetuning__epochs=1)
-    finetune_run(recipe, start, tmp_path / "generated.jsonl", None, tmp_path / "first", progress=False)
+    finetuned(recipe, start, tmp_path / "generated.jsonl", None, tmp_path / "first")
     first = load_model(tmp_path / "first")
     train = write(tmp_path / "train.jsonl", questions(answerable=9))
     recipe = recipe_for(first, "squad-v2-generated", finetuning__epochs=1)
     model = ready_model(recipe, first.model.vocab_size, torch.device("cpu"))
     assert start_weights(model, first, recipe.task) == []
     assert all(torch.equal(weight, first.model.state_dict()[name]) for name, weight in model.state_dict().items())
-    result = finetune_run(recipe, first, train, train, tmp_path / "second", progress=False)
+    result = finetuned(recipe, first, train, train, tmp_path / "second")
     assert result.scores["squad"].items == 16
 
 
@@ -391,10 +363,9 @@ def test_records_of_no_use_replace_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "train.jsonl").read_text() == "as it was"
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [({"share": 2.0}, "from 0 to 1"), ({"seed": 2**64}, "from 0 to 2"), ({"out": "out.json"}, "ends in .jsonl")],
-)
+@pytest.mark.parametrize(("given", "says"), [
+    ({"share": 2.0}, "from 0 to 1"), ({"seed": 2**64}, "from 0 to 2"), ({"out": "out.json"}, "ends in .jsonl"),
+])  # fmt: skip
 def test_unanswerable_refuses_impossible_requests(tmp_path: Path, given: dict[str, Any], says: str) -> None:
     source = write(tmp_path / "made.jsonl", articles())
     with pytest.raises(UsageError, match=says):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,15 @@ import torch
 
 import toys
 from toys import random_windows, vocabulary
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, Kind
 from unicloze.mixtures import phases
 from unicloze.objectives import make_examples, settings_of
-from unicloze.pretraining.filled_samples import heldout_samples, varied
+from unicloze.pretraining.run import heldout_samples, varied
 from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training import batches
-from unicloze.training.batches import MicroBatch, check_windows, heldout_examples, mask_rates, training_steps
+from unicloze.training.batches import MicroBatch, Prefetch, check_windows, heldout_examples, mask_rates, training_steps
 from unicloze.training.loop import Compute
 
 WINDOW = 24
@@ -182,7 +184,7 @@ def test_samples_are_filled_into_masks_only() -> None:
         return shown[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unicloze.pretraining.filled_samples.make_examples", noted)
+        patch.setattr("unicloze.pretraining.run.make_examples", noted)
 
         class Tokens:
             def tokens(self, ids: Any) -> list[str]:
@@ -192,13 +194,7 @@ def test_samples_are_filled_into_masks_only() -> None:
                 return "".join("." if token % 2 else "a." for token in ids)
 
         compute = Compute(device=torch.device("cpu"), precision="fp32")
-        samples = heldout_samples(
-            toys.model(),
-            Sampler(),
-            Tokens(),
-            settings_of(mask_rate=0.5),
-            compute,
-        )
+        samples = heldout_samples(toys.model(), Sampler(), Tokens(), settings_of(mask_rate=0.5), compute)
     assert kinds(shown[0], Kind.MASK) == [toys.MASK] and kinds(shown[0], Kind.PSEUDO) == [toys.PSEUDO]
     for sample in samples:
         row = int(sample["document"].partition(", ")[2])
@@ -251,9 +247,7 @@ def test_what_an_objective_cannot_use_is_refused_in_any_phase() -> None:
         check_windows(made, sampler_of)
 
 
-def test_text_that_cannot_be_paired_is_refused_in_any_phase(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_text_that_cannot_be_paired_is_refused_in_any_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
     monkeypatch.setattr(batches, "check_segment_pairs", lambda _, pairs: checked.append(pairs))
     nsp = {"targets": ["ae", "nsp"], "pairs": "next_sentence"}
@@ -291,3 +285,57 @@ def test_a_process_that_owns_few_rows_reads_few_windows() -> None:
     made = recipe(steps=2, batch=600, micro=100)
     next(training_steps(made, lambda _: sampler, 0, lambda _: [2, 3]))  # type: ignore[arg-type, return-value]
     assert [(read["start"], read["count"]) for read in sampler.reads] == [(200, 200)]
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 20])
+def test_items_come_in_order_and_then_end(ahead: int) -> None:
+    with Prefetch(iter(range(10)), ahead) as items:
+        assert [*items] == [*range(10)]
+        assert next(items, None) is None
+    assert not threads()
+
+
+def test_an_error_comes_in_the_place_of_its_item() -> None:
+    error = UniclozeError("shard.ds is damaged")
+
+    def damaged() -> Iterator[int]:
+        yield from range(3)
+        raise error
+
+    with pytest.raises(UniclozeError) as found, Prefetch(damaged(), 10) as items:
+        assert [next(items) for _ in range(3)] == [0, 1, 2]
+        next(items)
+    assert found.value is error
+    assert not threads()
+
+
+def test_no_more_than_asked_is_made_ahead() -> None:
+    made: list[int] = []
+    third = threading.Event()
+
+    def noted() -> Iterator[int]:
+        for number in itertools.count():
+            made.append(number)
+            if number == 2:
+                third.set()
+            yield number
+
+    with Prefetch(noted(), 2) as items:
+        assert next(items) == 0
+        assert third.wait(10)
+        assert threads() == ["prefetch"]
+    assert made == [0, 1, 2] and not threads()
+
+
+def test_no_thread_survives_an_exception_or_a_restart() -> None:
+    with pytest.raises(KeyboardInterrupt), Prefetch(itertools.count(), 2) as items:
+        assert next(items) == 0
+        items.restart(itertools.count(7))
+        assert [next(items), next(items)] == [7, 8]
+        assert len(threads()) == 1
+        raise KeyboardInterrupt
+    assert not threads()

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
+from unicloze.serving.batching import ITEMS_AT_ONCE, Batcher
 from unicloze.serving.guard import Refused
-from unicloze.serving.served_model import ITEMS_AT_ONCE, Batcher
 
 
 def run(batcher: Batcher, *asked: Coroutine[Any, Any, Any]) -> list[Any]:

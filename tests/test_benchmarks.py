@@ -200,7 +200,7 @@ def test_the_settings_of_goldens_suit_every_recipe(monkeypatch: pytest.MonkeyPat
     goldens = importlib.import_module("goldens")
     for name in recipe_names():
         settings = {**goldens.COMMON, **goldens.OWN.get(name, {})}
-        load_recipe(name, _of_whole(settings))
+        load_recipe(name, _of_whole(settings, toy_overrides()))
         assert load_recipe(name, {**toy_overrides(), **settings}).model.num_layers == 3
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import nlu_toys
-from nlu_toys import recipe_for, write
+from nlu_toys import events_of, finetuned, recipe_for, resumed_alike, write
 from unicloze.errors import UsageError
 from unicloze.example import Examples, collate
 from unicloze.files import CHECKPOINTS
-from unicloze.finetuning import run as room
-from unicloze.finetuning.run import finetune_run
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import linear_flops
 from unicloze.model.task_heads import POOL, Biattention, BiattentiveHead, Maxout, NormedLinear
@@ -26,17 +23,13 @@ from unicloze.packing import pack
 from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.settings import Recipe
-from unicloze.tasks.classification import alternating, encode
+from unicloze.tasks import TASKS
+from unicloze.tasks.classification import alternating
 from unicloze.tasks.rows import lay_out
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.loading import LoadedModel, ready_model
-from unicloze.training.loop import TrainState
 
 SIZE = 3
-
-
-class Killed(Exception):
-    """Stands for the end of the process."""
 
 
 PAIRS = [
@@ -188,7 +181,7 @@ def task_of(start: LoadedModel, *, pair: bool = True, **settings: Any) -> Recipe
 
 def rows_of(start: LoadedModel, recipe: Recipe, records: list[dict[str, Any]], folder: Path) -> Examples:
     file = write(folder / "records.jsonl", records)
-    rows = encode(read_records(file, recipe.task), start.tokenizer, recipe)
+    rows = TASKS["classification"].encode(read_records(file, recipe.task), start.tokenizer, recipe)
     return lay_out(rows, start.tokenizer.vocabulary, recipe)
 
 
@@ -269,20 +262,13 @@ def test_a_transformer_may_be_read_by_the_network_too(tmp_path: Path) -> None:
     assert all(weight.grad is not None for name, weight in model.named_parameters() if "token_head" not in name)
 
 
-@pytest.mark.parametrize(
-    ("task", "changes", "said"),
-    [
-        ("cove-classification", {"task.pooling": "mean"}, r"task\.pooling is 'mean'; a biattentive head has poolings"),
-        (
-            "cove-classification",
-            {"task.both_orders": True, "task.pooling": "first"},
-            r"reads the texts of a pair apart",
-        ),
-        ("cove-classification", {"task.head_size": 0}, r"task\.head_size is 0"),
-        ("cove-classification", {"task.layers": "all"}, r"a biattentive head reads the embeddings and the last layer"),
-        ("pos", {"task.head": "biattentive"}, r"biattentive needs one prediction per text"),
-    ],
-)
+@pytest.mark.parametrize(("task", "changes", "said"), [
+    ("cove-classification", {"task.pooling": "mean"}, r"task\.pooling is 'mean'; a biattentive head has poolings"),
+    ("cove-classification", {"task.both_orders": True, "task.pooling": "first"}, r"reads the texts of a pair apart"),
+    ("cove-classification", {"task.head_size": 0}, r"task\.head_size is 0"),
+    ("cove-classification", {"task.layers": "all"}, r"a biattentive head reads the embeddings and the last layer"),
+    ("pos", {"task.head": "biattentive"}, r"biattentive needs one prediction per text"),
+])  # fmt: skip
 def test_what_the_network_does_not_read_is_refused(task: str, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         load_recipe(task, changes)
@@ -343,30 +329,16 @@ def test_the_head_memorises_sentences_despite_dropout_and_knows_them_when_evalua
 
 
 @pytest.mark.whole
-def test_a_run_resumes_exactly_and_leaves_the_frozen_layers_alone(
-    cove: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumes_exactly_and_leaves_the_frozen_layers_alone(cove: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", PAIRS)
     recipe = task_of(
         cove, finetuning__epochs=6, finetuning__evaluations=1 / 6, training__batch_size=2, training__learning_rate=5e-3,
         task__head_dropout=0.1, training__save_every=5,
     )  # fmt: skip
-    finetune_run(recipe, cove, train, train, tmp_path / "whole", progress=False)
-
-    def die(state: TrainState) -> None:
-        if state.step == 8:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        log = room._Run.log
-        patch.setattr(room._Run, "log", lambda run, state, measures: (log(run, state, measures), die(state)))
-        with pytest.raises(Killed):
-            finetune_run(recipe, cove, train, train, tmp_path / "killed", progress=False)
-    finetune_run(recipe, cove, train, train, tmp_path / "killed", progress=False)
-    starts = [json.loads(line) for line in (tmp_path / "killed" / "ledger.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in starts if event["event"] == "start"] == [0, 5]
-    states = [load_checkpoint(tmp_path / name / CHECKPOINTS / "step-00000012").model for name in ("whole", "killed")]
-    assert states[0].keys() == states[1].keys() and any("running_mean" in name for name in states[0])
-    assert [name for name, weight in states[0].items() if not torch.equal(weight, states[1][name])] == []
+    resumed_alike(lambda out: finetuned(recipe, cove, train, train, tmp_path / out), 8, folder=tmp_path)
+    starts = [event["step"] for event in events_of(tmp_path / "broken") if event["event"] == "start"]
+    assert starts == [0, 5]
+    after = load_checkpoint(tmp_path / "whole" / CHECKPOINTS / "step-00000012").model
+    assert any("running_mean" in name for name in after)
     for name, weight in cove.model.backbone.state_dict().items():
-        assert torch.equal(states[0][f"backbone.{name}"], weight) != (name == "embeddings.tokens.weight"), name
+        assert torch.equal(after[f"backbone.{name}"], weight) != (name == "embeddings.tokens.weight"), name

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from corpora import write_corpus
-from decoding_toys import WORDS, Slot, context, loaded, probabilities, with_next_token
+from decoding_toys import WORDS, loaded, one_by_one, with_next_token
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.blimp import (
@@ -79,28 +79,13 @@ def sets(tmp_path: Path) -> Path:
     return folder
 
 
-def one_by_one(model: LoadedModel, text: str, measure: str) -> float:
-    """Sum of log-probabilities of a sentence, each from a separate row."""
-    vocabulary = model.tokenizer.vocabulary
-    tokens = [vocabulary.sos, *model.tokenizer.encode_batch([text])[0].tolist(), vocabulary.eos]
-    total = 0.0
-    for position in range(1, len(tokens) - 1):
-        if measure == "pseudo":
-            row = context([*tokens[:position], vocabulary.mask, *tokens[position + 1 :]])
-            predict = position
-        else:
-            row = [Slot(token, i, reads=i + 1) for i, token in enumerate(tokens[:position])]
-            predict = position - 1
-        total += math.log(probabilities(model, row, [predict])[0][tokens[position]])
-    return total
-
-
 def brute_force(model: LoadedModel, sets: Path, measure: str) -> dict[str, float]:
     accuracy = {}
     for file in sets.iterdir():
         records = [json.loads(line) for line in file.read_text().splitlines()]
         right = [
-            one_by_one(model, record["sentence_good"], measure) - one_by_one(model, record["sentence_bad"], measure)
+            sum(one_by_one(model, record["sentence_good"], measure))
+            - sum(one_by_one(model, record["sentence_bad"], measure))
             for record in records
         ]
         assert min(map(abs, right)) > 10 * TIE, "choose other pairs: these prove nothing"
@@ -330,22 +315,18 @@ def damaged(**changes: Any) -> str:
     return json.dumps({key: value for key, value in record.items() if value is not ...})
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ('{"sentence_good": "a', "this is not JSON"),
-        ("[1, 2]", "a record must be a JSON object"),
-        (damaged(sentence_bad=...), 'no text in the field "sentence_bad"'),
-        (damaged(sentence_bad=7), 'no text in the field "sentence_bad"'),
-        (damaged(sentence_good=" "), 'no text in the field "sentence_good"'),
-        (damaged(sentence_good="a \udcff"), "half of a surrogate pair"),
-        (damaged(UID=None), 'no text in the field "UID"'),
-        (damaged(UID="other_set"), "belongs to the set other_set, but the lines before it to some_set"),
-        ("[" * 100_000, "this is not JSON"),
-        ("\xff", "this is not UTF-8"),
-    ],
-    ids=lambda value: value[:40],
-)
+@pytest.mark.parametrize(("line", "says"), [
+    ('{"sentence_good": "a', "this is not JSON"),
+    ("[1, 2]", "a record must be a JSON object"),
+    (damaged(sentence_bad=...), 'no text in the field "sentence_bad"'),
+    (damaged(sentence_bad=7), 'no text in the field "sentence_bad"'),
+    (damaged(sentence_good=" "), 'no text in the field "sentence_good"'),
+    (damaged(sentence_good="a \udcff"), "half of a surrogate pair"),
+    (damaged(UID=None), 'no text in the field "UID"'),
+    (damaged(UID="other_set"), "belongs to the set other_set, but the lines before it to some_set"),
+    ("[" * 100_000, "this is not JSON"),
+    ("\xff", "this is not UTF-8"),
+], ids=lambda value: value[:40])  # fmt: skip
 def test_a_damaged_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     file = write_set(tmp_path, [("the list", "list the")], "some_set")
     file.write_bytes(file.read_bytes() + b"\n" + line.encode("latin-1") + b"\n")
@@ -442,18 +423,14 @@ def test_the_corpus_of_a_prepared_folder_is_the_one_it_was_made_from(tmp_path: P
 # Wrong arguments
 
 
-@pytest.mark.parametrize(
-    ("settings", "arguments", "says"),
-    [
-        ({}, {"mode": "ae"}, "mode is 'ae': give one of pseudo, chain, both"),
-        ({}, {"limit": 0}, "limit is 0"),
-        ({}, {"batch_size": 0}, "batch_size is 0"),
-        ({"targets": ["ae"]}, {"mode": "chain"}, "by the chain rule, which `chain` asks for: ask for `pseudo`"),
-        ({"targets": ["ae"]}, {"mode": "both"}, "which `chain` asks for"),
-        ({"targets": ["par"]}, {"mode": "pseudo"}, "does not define a pseudo-log-likelihood"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("settings", "arguments", "says"), [
+    ({}, {"mode": "ae"}, "mode is 'ae': give one of pseudo, chain, both"),
+    ({}, {"limit": 0}, "limit is 0"),
+    ({}, {"batch_size": 0}, "batch_size is 0"),
+    ({"targets": ["ae"]}, {"mode": "chain"}, "by the chain rule, which `chain` asks for: ask for `pseudo`"),
+    ({"targets": ["ae"]}, {"mode": "both"}, "which `chain` asks for"),
+    ({"targets": ["par"]}, {"mode": "pseudo"}, "does not define a pseudo-log-likelihood"),
+], ids=str)  # fmt: skip
 def test_bad_arguments_are_refused(sets: Path, settings: dict, arguments: dict, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         blimp(loaded(**settings), sets, progress=False, **arguments)

@@ -83,28 +83,7 @@ def begins_word(before: str, character: str) -> bool:
 
 def test_words_are_those_of_the_characters_however_they_are_spelled() -> None:
     draw = random.Random(0)
-    alphabet = [
-        "a",
-        "Z",
-        "é",
-        "ß",
-        "7",
-        " ",
-        " ",
-        "\n",
-        '"',
-        "(",
-        ".",
-        "—",
-        "中",
-        "国",
-        "я",
-        "ह",
-        "हि",
-        "ế",
-        "한",
-        "\U0001f642",
-    ]
+    alphabet = [*"aZéß7  \n", *'"(.', *"—中国яह", "हि", "ế", "한", "\U0001f642"]
     one, other = with_merges(), with_merges("aZ", " a", "é", "中", "яя", "हि", "a7", " é", "한", "éaZ", " (")
     for _ in range(500):
         text = "".join(draw.choices(alphabet, k=draw.randrange(1, 12)))
@@ -153,17 +132,10 @@ def test_a_letter_that_looks_like_the_mark_of_a_space_is_one() -> None:
 def test_word_pieces_are_judged_by_their_prefix_alone() -> None:
     tokenizer = wordpiece()
     assert words(tokenizer, "the (lists) played.") == ["the", "(", "lists", ")", "played", "."]
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.WordPiece(
-            {
-                token: i
-                for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "@@b", "##c", "[X_SEP]"])
-            },
-            unk_token="[UNK]",
-            continuing_subword_prefix="@@",
-        )
-    )
-    vocabulary = Tokenizer(backend).vocabulary
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "@@b", "##c", "[X_SEP]"]
+    table = {token: i for i, token in enumerate(tokens)}
+    model = tokenizers.models.WordPiece(table, unk_token="[UNK]", continuing_subword_prefix="@@")
+    vocabulary = Tokenizer(tokenizers.Tokenizer(model)).vocabulary
     assert np.flatnonzero(vocabulary.continues).tolist() == [6]
     assert vocabulary.special.tolist() == [0, 1, 2, 3, 4, 8]
 
@@ -208,12 +180,8 @@ def test_units_stop_at_special_tokens() -> None:
 
 
 def test_letters_are_recognised_from_bytes() -> None:
-    assert [has_letter(text) for text in (b"a", b" x.", "é".encode(), b"\xc3", b"\xe4\xb8", "中".encode())] == [
-        True
-    ] * 6
-    assert [
-        has_letter(text) for text in (b"", b" ", b".", "—".encode(), "“".encode(), b"\xe2\x80", b"\x94", b"12")
-    ] == [False] * 8
+    assert all(map(has_letter, (b"a", b" x.", "é".encode(), b"\xc3", b"\xe4\xb8", "中".encode())))
+    assert not any(map(has_letter, (b"", b" ", b".", "—".encode(), "“".encode(), b"\xe2\x80", b"\x94", b"12")))
 
 
 def test_sentences_end_whatever_the_script() -> None:

@@ -15,50 +15,25 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from cli_toys import Command, command_of, copied, train_quickstart
+from cli_toys import Command, copied
 from conftest import REPOSITORY
 from test_import_unilm import released
 from unicloze import __version__, cli, verbs
 from unicloze.cli.parser import Parser, Verb, call_arguments
 from unicloze.errors import UniclozeError
 from unicloze.objectives.unilmv2 import UniLMv2Settings
-from unicloze.recipes import load_recipe, parse_options
+from unicloze.recipes import load_recipe, recipes_of
 from unicloze.recipes.schema import SECTIONS, every_key, keys_of
-from unicloze.recipes.several import recipes_of
 from unicloze.verbs.options import Option
 
 HEAVY = {"torch", "numpy", "pyarrow", "tokenizers", "transformers"}
 
 
 PAIRS = "".join(
-    json.dumps(
-        {
-            "sentence_good": f"The old cat {verb} the cat.",
-            "sentence_bad": f"Old the {verb} cat the cat.",
-            "UID": "toy_order",
-            "field": "syntax",
-            "linguistics_term": "word_order",
-        }
-    )
-    + "\n"
+    f'{{"sentence_good": "The old cat {verb} the cat.", "sentence_bad": "Old the {verb} cat the cat.", "UID": "toy_order", '
+    '"field": "syntax", "linguistics_term": "word_order"}\n'
     for verb in ("sees", "follows")
 )
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return command_of(capsys)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_quickstart(tmp_path_factory.mktemp("cli"))
-
-
-@pytest.fixture
-def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(trained)
-    return trained
 
 
 # Help
@@ -174,19 +149,6 @@ def test_settings_go_to_the_argument_of_their_prefix(command: Command, asked: di
     assert command("compare", *words.split()).code == 1
     assert (asked["overrides"], asked["probe_overrides"]) == ({"model.dropout": "0"}, {"task.head": "mlp"})
     assert asked["probes"] == [["choice", "a", "b"]]
-
-
-@pytest.mark.parametrize("name", [name for name in cli.VERBS if cli.VERBS[name].settings])
-def test_settings_are_listed_without_what_is_required(name: str, command: Command) -> None:
-    said = command(*name.split(), "--help-settings")
-    assert (said.code, said.err) == (0, "") and "--model.hidden_size" in said.out
-
-
-@pytest.mark.parametrize("words", [["--json"], ["--out", "x.jsonl"], ["--into", "field"]], ids=" ".join)
-def test_streamed_text_is_not_written_elsewhere(words: list[str], command: Command) -> None:
-    said = command("generate", "--model", "run", "--text", "a", "--stream", *words)
-    assert said.sentence.startswith("generate: --stream takes only --model, --text and --device: ")
-    assert said.code == 2 and f"leave {words[0]} out" in said.sentence
 
 
 def test_all_settings_are_listed_with_their_values(command: Command) -> None:
@@ -402,69 +364,6 @@ def test_invalid_utf8_is_repaired(here: Path, command: Command) -> None:
     assert said.code == 0 and json.loads(said.out)[0]["text"] == "the \ufffd cat"
 
 
-# Wrong commands
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["pretrian"], "did you mean 'pretrain'?"),
-        (["--bug", "pretrain"], "--bug"),
-        (["pretrain", "--recipie", "quickstart"], "did you mean '--recipe'?"),
-        (["pretrain", "--recipe", "quickstar"], "did you mean 'quickstart'?"),
-        (["pretrain", "--recipe", "nosuch"], "named 'nosuch'. `unicloze recipes` lists all."),
-        (["export", "runs/quickstart", "--to", "brt"], "package; did you mean 'bert'?"),
-        (["pretrain", "--recipe", "quickstart", "--steps", "7"], "did you mean 'training.steps'?"),
-        (
-            ["finetune", "--task", "ner", "--model", "x", "--train", "y", "--device", "cpu"],
-            "did you mean 'training.device'?",
-        ),
-        (["compare", "gpt", "--budget", "steps=2", "--seed", "3"], "did you mean '--seeds'?"),
-        (["compare", "--like", "quickstart", "--budget", "steps=2", "--model.hidden_size", "32"], "name the recipes"),
-        (["compare", "--budget", "steps=2", "--data.corpus", "a.txt", "gpt"], "before any setting that takes a list"),
-        (["pretrain", "--recipe", "quickstart", "--training.stpes", "7"], "did you mean 'training.steps'?"),
-        (["pretrain", "--recipe", "quickstart", "--training.steps", "many"], "expected a whole number"),
-        (["pretrain", "--recipe", "quickstart", "stray"], "'stray' follows no option"),
-        (["pretrain", "--recipe", "nowhere/mine.yaml"], "there is no such file"),
-        (["pretrain", "--recipe", "quickstart", "--toy", "--data.window", "4"], "need 5 or more"),
-        (["pretrain"], "--recipe"),
-        (["prepare", "--data.prepared", "runs/quickstart/data"], "leave it out"),
-        (["inspect"], "are required: --text;"),
-        (["inspect", "--text", "the"], "1 token"),
-        (["inspect", "--text", "one two", "--seed", "x"], "option --seed: invalid int value: 'x'"),
-        (["inspect", "--text", "one two", "--json", "--picture", "a.svg"], "not allowed with"),
-        (["inspect", "--text", "one two", "--picture", "a.gif"], ".svg or .png"),
-        (["fill", "--modl", "runs/quickstart"], "did you mean '--model'?"),
-        (["fill", "--model", "runs/quickstart"], "--text"),
-        (["fill", "--model", "runs/quickstart", "--text", "no mask"], "[MASK]"),
-        (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--order", "left"], "'left-to-right'"),
-        (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--top-k", "0"], "give 1 or more"),
-        (["fill", "--model", "runs/quickstart", "--text", "a [MASK]", "--training.steps", "1"], "--training.steps"),
-        (["fill", "--model", "runs/quickstart", "--text", "a <mask>"], "did you mean [MASK] by '<mask>'?"),
-        (["fill", "--model", "runs/quickstart", "--text", "a [mask]"], "did you mean [MASK] by '[mask]'?"),
-        (["fill", "--model", "runs/quickstart", "--text", "a ____ b"], "did you mean [MASK] by '____'?"),
-        (["fill", "--model", "runs/quickstart", "--text", "a", "--text", "b"], "option --text: it is given twice"),
-        (["pretrain", "--recipe", "auot", "--budget", "1min"], "did you mean 'auto'?"),
-        (["pretrain", "--recipe", "auto", "--data.corpus", "a", "--budget", "1minute"], "did you mean '1min'?"),
-        (["pretrain", "--recipe", "auto", "--data.corpus", "a", "--budget", "5"], "did you mean '5min' or 'steps=5'?"),
-        (["pretrain", "--recipe", "auto", "--data.corpus", "a", "--budget", "2 hours"], "did you mean '2h'?"),
-        (["score", "--model", "runs/quickstart"], "--text --file is required"),
-        (
-            ["evaluate", "--model", "runs/quickstart"],
-            "evaluate: give one of blimp, lambada, cbt, prompt. `unicloze evaluate --help`",
-        ),
-        (["evaluate", "blimp", "blimp", "--model", "runs/quickstart", "--mode", "ae"], "'pseudo', 'chain', 'both'"),
-        (["evaluate", "blimp", "blimp", "--model", "runs/quickstart", "--limit", "0"], "give 1 or more"),
-        (["recipes", "quickstart"], "unexpected 'quickstart'"),
-        (["report"], "RUN"),
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_command_exits_2(words: list[str], says: str, here: Path, command: Command) -> None:
-    said = command(*words)
-    assert said.code == 2 and says in said.sentence
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Records the arguments of `compare` instead of running it."""
@@ -510,8 +409,3 @@ def test_python_m_unicloze_is_the_command() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean 'recipes'?" in done.stderr
-
-
-def test_settings_of_the_help_are_settings() -> None:
-    for verb in cli.VERBS.values():
-        assert parse_options([f"--{key}=1" for key in verb.settings]).keys() == set(verb.settings)

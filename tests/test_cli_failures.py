@@ -12,26 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cli_toys import Command, command_of, copied, train_quickstart
+from cli_toys import Command, copied
 from corpora import write_corpus
 from unicloze import terminal
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return command_of(capsys)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_quickstart(tmp_path_factory.mktemp("cli"))
-
-
-@pytest.fixture
-def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(trained)
-    return trained
-
 
 # Bad input
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,15 @@ import torch
 
 import toys
 from corpora import write_corpus
+from report_toys import Page, event, make_run, start, whole
+from test_counts import source as token_source
 from unicloze import verbs
 from unicloze.comparison import runs
-from unicloze.comparison.compare import compare_recipes
+from unicloze.comparison.compare import Job, clock_of, compare_recipes
 from unicloze.comparison.contestants import contestants, contestants_at_budget, network
-from unicloze.comparison.page import page
-from unicloze.comparison.runs import held_out
-from unicloze.comparison.table import Comparison, ContestantResult, as_markdown, as_text
+from unicloze.comparison.page import page, ranked
+from unicloze.comparison.runs import counted, held_out
+from unicloze.comparison.table import Column, Comparison, ContestantResult, as_markdown, as_text
 from unicloze.decoding.inputs import ReadWindow
 from unicloze.decoding.likelihood import log_probabilities
 from unicloze.errors import UniclozeError, UsageError
@@ -34,10 +36,10 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.pretraining.budget import Budget, Cost, measure_slots, with_steps
 from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.run import RunResult, pretrain_run
-from unicloze.recipes import load_recipe
-from unicloze.recipes.several import recipes_of
+from unicloze.recipes import load_recipe, recipes_of
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
+from unicloze.text.counts import Counts
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import WindowSampler
 from unicloze.training.ledger import Figure
@@ -98,13 +100,13 @@ def test_a_comparison_from_end_to_end(corpus: Path, tmp_path: Path) -> None:
 def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[tuple[str, int]] = []
 
-    def counted(recipe: Recipe, out: Path, **named: Any) -> Any:
+    def noted(recipe: Recipe, out: Path, **named: Any) -> Any:
         trained.append((recipe.name, recipe.training.seed))
         if trained.count((NAMES[1], 0)) == 1 and trained[-1] == (NAMES[1], 0):
             raise KeyboardInterrupt
         return pretrain_run(recipe, out, **named)
 
-    monkeypatch.setattr(runs, "pretrain_run", counted)
+    monkeypatch.setattr(runs, "pretrain_run", noted)
     with pytest.raises(KeyboardInterrupt):
         run(corpus, tmp_path / "c", "steps=3")
     first = run(corpus, tmp_path / "c", "steps=3")
@@ -114,8 +116,8 @@ def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path, monkeypatc
     more = run(corpus, tmp_path / "c", "steps=3", seeds=2)
     assert [entry for entry in trained[3:]] == [(NAMES[0], 1), (NAMES[1], 1)]
     assert more.seeds == 2
-    whole = run(corpus, tmp_path / "whole", "steps=3")
-    assert [row.scores for row in whole.rows] == [row.scores for row in first.rows]
+    unbroken = run(corpus, tmp_path / "whole", "steps=3")
+    assert [row.scores for row in unbroken.rows] == [row.scores for row in first.rows]
 
 
 def test_another_comparison_is_not_resumed(corpus: Path, tmp_path: Path) -> None:
@@ -148,11 +150,11 @@ def test_a_time_budget_is_kept_roughly(corpus: Path, tmp_path: Path) -> None:
 
 def test_slots_and_pairs_are_counted() -> None:
     examples = unilmv2(toys.random_windows(5, 24, short=True), toys.vocabulary(), settings_of())
-    counted = measure_slots(examples)
-    assert counted.slots == examples.lengths.sum()
+    amounts = measure_slots(examples)
+    assert amounts.slots == examples.lengths.sum()
     pairs = sum(examples.visible(row).sum() for row in range(5))
-    assert counted.keys == pytest.approx(pairs / counted.slots)
-    assert counted.predictions == {name: int(target.weights.sum()) for name, target in examples.targets.items()}
+    assert amounts.keys == pytest.approx(pairs / amounts.slots)
+    assert amounts.predictions == {name: int(target.weights.sum()) for name, target in examples.targets.items()}
 
 
 def test_the_rows_of_table_6_differ_in_what_the_paper_names() -> None:
@@ -191,36 +193,22 @@ def flat(value: Any, key: str = "") -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "kept", "expected"),
-    [
-        (
-            "elmo",
-            ("kind", "directions", "projection", "residual", "embeddings"),
-            "2 x 128, LSTM, both, from characters",
-        ),
-        ("awd-lstm", ("kind", "weight_dropout", "temporal_penalty"), "2 x 128, LSTM, forward"),
-        ("cove", ("kind", "directions"), "2 + 2 x 128, LSTM, both, embeddings of 64"),
-        (
-            "t5-base",
-            ("norm_kind", "scale_scores", "initializer", "biases"),
-            "2 + 2 x 128, relative bias, pre-norm, RMS norm",
-        ),
-        ("xlnet-base", ("positions", "num_segments"), "2 x 128, transformer-xl positions, memory 48"),
-        ("albert-base", ("share_layers", "activation"), "2 x 128, embeddings of 22, shares all of the layers"),
-        ("electra-base", ("generator_size", "relative_bias"), "2 x 128, generator of 0.3333"),
-        ("gpt-3-small", ("layer_visibility", "scaled_init", "norm"), "2 x 128, local layers, pre-norm"),
-        ("transformer-base", ("positions", "scale_embeddings"), "2 + 2 x 128, sinusoidal positions"),
-    ],
-)
-def test_like_takes_sizes_and_leaves_the_network(name: str, kept: Sequence[str], expected: str) -> None:
-    (recipe,), own, quick = (
-        contestants([name], like="quickstart", overrides={}),
-        load_recipe(name),
-        load_recipe("quickstart"),
-    )
+@pytest.mark.parametrize(("name", "kept", "expected"), [
+    ("elmo", "kind directions projection residual embeddings", "2 x 128, LSTM, both, from characters"),
+    ("awd-lstm", "kind weight_dropout temporal_penalty", "2 x 128, LSTM, forward"),
+    ("cove", "kind directions", "2 + 2 x 128, LSTM, both, embeddings of 64"),
+    ("t5-base", "norm_kind scale_scores initializer biases", "2 + 2 x 128, relative bias, pre-norm, RMS norm"),
+    ("xlnet-base", "positions num_segments", "2 x 128, transformer-xl positions, memory 48"),
+    ("albert-base", "share_layers activation", "2 x 128, embeddings of 22, shares all of the layers"),
+    ("electra-base", "generator_size relative_bias", "2 x 128, generator of 0.3333"),
+    ("gpt-3-small", "layer_visibility scaled_init norm", "2 x 128, local layers, pre-norm"),
+    ("transformer-base", "positions scale_embeddings", "2 + 2 x 128, sinusoidal positions"),
+])  # fmt: skip
+def test_like_takes_sizes_and_leaves_the_network(name: str, kept: str, expected: str) -> None:
+    (recipe,) = contestants([name], like="quickstart", overrides={})
+    own, quick = load_recipe(name), load_recipe("quickstart")
     assert network(recipe.model) == expected
-    assert all(getattr(recipe.model, setting) == getattr(own.model, setting) for setting in kept)
+    assert all(getattr(recipe.model, setting) == getattr(own.model, setting) for setting in kept.split())
     assert recipe.objective.name == own.objective.name and recipe.training.batch_size == quick.training.batch_size
     assert recipe.data.window == quick.data.window and recipe.tokenizer.vocab_size == quick.tokenizer.vocab_size
 
@@ -322,6 +310,36 @@ def test_a_memory_reads_the_text_before_each_window(corpus: Path, tmp_path: Path
         assert not_beaten({name: figure}, {name: {"unigram": 2.0, "trigram": 1.5}}) == "counting words"
 
 
+def test_with_a_memory_the_trigram_sees_the_end_of_the_window_before(tmp_path: Path) -> None:
+    """Every token then has the probability that it has in the whole text; the table shows both, to each row its own."""
+    vocabulary = toys.vocabulary()
+    text = np.random.default_rng(0).choice(vocabulary.ordinary, 300).astype(np.int64)
+    source = token_source(tmp_path / "text.ds", [text.tolist()])
+    counts = Counts.of([source], vocabulary)
+    sampler = WindowSampler([source], window=12, segments=1, vocabulary=vocabulary, seed=0)
+    windows = sampler.sequential(30)
+    alone, longer = counted(counts, windows), counted(counts, windows, sampler.texts_before(windows, 1))
+    whole = math.exp(counts.left_to_right(text).mean())
+    assert len(windows) == 30 and longer["causal"]["trigram"] == pytest.approx(whole)
+    assert alone["causal"]["trigram"] > whole * 1.01
+    assert longer["causal"]["unigram"] == alone["causal"]["unigram"]
+    assert all(longer[name]["trigram"] != alone[name]["trigram"] for name in ("ae", "par"))
+    figure = Figure(target="lm", counted_nats=100 * math.log(whole * 1.01), counted_weight=100, counted_squares=0.0)
+    rows = [result(name, scores={"causal": None}, figures={"causal": figure}) for name in ("gpt", "xlnet")]
+    rows[1] = dataclasses.replace(rows[1], counts={"causal": longer["causal"]})
+    table = as_markdown(table_of(*rows, counts={"causal": alone["causal"]}))
+    assert f"With the end of the window before, which xlnet sees too: causal perplexity {whole:,.1f}." in table
+    assert "No better than a Kneser-Ney trigram: xlnet." in table
+
+
+def test_the_clock_of_a_run_goes_on_where_the_run_does(tmp_path: Path) -> None:
+    job = Job(SimpleNamespace(recipe=load_recipe("quickstart")), 0, make_run(tmp_path / "run", whole()), "")  # type: ignore[arg-type]
+    fresh = clock_of(job, Budget.parse("time=600"))
+    (job.run / "checkpoints" / "step-00000025").mkdir(parents=True)
+    resumed = clock_of(job, Budget.parse("time=600"))
+    assert fresh.began - resumed.began == pytest.approx(130, abs=1) and resumed.planned and resumed.budget == 600
+
+
 @pytest.mark.whole
 def test_a_moving_mask_rate_is_costed_over_its_whole_way(corpus: Path, tmp_path: Path) -> None:
     prepared = open_or_prepare(DataSettings(corpus=[str(corpus)]), TOKENIZER, tmp_path, progress=False)
@@ -369,7 +387,7 @@ def test_what_cannot_be_trained_is_reported_before_training(corpus: Path, tmp_pa
     assert not (tmp_path / "c" / NAMES[0]).exists()
     with pytest.raises(UniclozeError, match="nowhere"):
         verbs.compare(NAMES[:1], "steps=1", out=tmp_path / "d", blimp=tmp_path / "nowhere", overrides=overrides(corpus))
-    with pytest.raises(UsageError, match="blimp-limit is 0"):
+    with pytest.raises(UsageError, match=r"blimp.limit is 0"):
         verbs.compare(
             NAMES[:1], "steps=1", out=tmp_path / "d", blimp=corpus, blimp_limit=0, overrides=overrides(corpus)
         )
@@ -407,9 +425,7 @@ def test_scores_of_another_recipe_or_text_are_not_taken_over(corpus: Path, tmp_p
         assert json.loads(scores.read_text()) == known
 
 
-def test_recipes_keep_their_names_and_share_one_text(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--name: each recipe keeps its own"):
-        run(corpus, tmp_path / "c", "steps=2", overrides={"name": "x"})
+def test_recipes_share_one_text(corpus: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(f"base: {NAMES[1]}\nname: other\ndata: {{deduplicate: false}}\n")
     with pytest.raises(UsageError, match=f"{NAMES[0]} and other differ in data.deduplicate"):
@@ -427,12 +443,6 @@ def test_a_loss_that_overflows_is_an_infinite_perplexity() -> None:
     assert (found["ae"], found["par"]) == (math.inf, None)
 
 
-@pytest.mark.parametrize("key", ["training.steps", "training.seed", "data.prepared"])
-def test_what_the_comparison_decides_is_not_to_be_given(key: str, corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"--{key}: the comparison sets this"):
-        run(corpus, tmp_path / "c", "steps=2", overrides={key: 3})
-
-
 @pytest.mark.parametrize(
     "text", ["steps=2.5", "steps", "steps=0", "steps=-1", "epochs=3", "flops=much", "=3", "time=inf"]
 )
@@ -441,42 +451,43 @@ def test_an_invalid_budget_is_refused(text: str) -> None:
         Budget.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("names", "more", "message"),
-    [
-        ((NAMES[0], NAMES[0]), {}, "two recipes are named"),
-        (NAMES[:1], {"data.heldout_share": 0.0}, "no text is held out to measure on"),
-        (("unilmv2-ablation-ae", "no-such"), {}, "No recipe is named 'no-such'"),
-    ],
-)
+@pytest.mark.parametrize(("names", "budget", "more", "message"), [
+    ((NAMES[0], NAMES[0]), "steps=2", {}, "two recipes are named"),
+    (NAMES[:1], "steps=2", {"data.heldout_share": 0.0}, "no text is held out to measure on"),
+    (("unilmv2-ablation-ae", "no-such"), "steps=2", {}, "No recipe is named 'no-such'"),
+    (NAMES[:1], "tokens=3", {}, r"a step costs .* tokens, more than the budget tokens=3 allows"),
+    (NAMES, "steps=2", {"name": "x"}, "--name: each recipe keeps its own"),
+    *((NAMES, "steps=2", {key: 3}, f"--{key}: the comparison sets this") for key in
+      ("training.steps", "training.seed", "data.prepared")),
+])  # fmt: skip
 def test_what_cannot_be_compared_is_refused(
-    names: Any, more: dict[str, Any], message: str, corpus: Path, tmp_path: Path
+    names: Any, budget: str, more: dict[str, Any], message: str, corpus: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        run(corpus, tmp_path / "c", "steps=2", names=names, overrides=more)
+        run(corpus, tmp_path / "c", budget, names=names, overrides=more)
 
 
-def test_a_budget_below_one_step_is_refused(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"a step costs .* tokens, more than the budget tokens=3 allows"):
-        run(corpus, tmp_path / "c", "tokens=3", names=NAMES[:1])
+def result(name: str, **more: Any) -> ContestantResult:
+    """A row of one step of one token, without scores."""
+    usual = {"objective": "b", "network": "n", "parameters": 1, "steps": 1, "text_tokens": 1, "flops": 1, "seconds": 1}
+    return ContestantResult(**{"name": name, "scores": {}, **usual, **more})
+
+
+def table_of(*rows: ContestantResult, out: Path = Path(), **more: Any) -> Comparison:
+    return Comparison(out=out, budget="steps=1", seeds=1, windows=1, window=2, rows=rows, **more)
 
 
 def test_the_spread_is_the_sample_standard_deviation() -> None:
     assert OverSeeds.of([1.0, 3.0]) == OverSeeds(mean=2.0, deviation=pytest.approx(math.sqrt(2)))
     assert OverSeeds.of([5.0]).deviation is None
-    all_scores = {"ae": None, "par": None, "words_both": OverSeeds.of([20.0])}, {"ae": OverSeeds.of([9.0]), "par": None}
-    rows = tuple(
-        ContestantResult(
-            name=name, objective="b", network="n", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1,
-            scores={"ae": None, "par": None, "words_both": None, **scores},
-        )
-        for name, scores in zip("ac", all_scores, strict=True)
-    )  # fmt: skip
-    comparison = Comparison(
-        out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=rows,
-        counts={"ae": {"unigram": 3.0, "trigram": 2.0}}, counted_words={"words_both": 25.0},
-    )  # fmt: skip
-    table = as_markdown(comparison)
+    none = {"ae": None, "par": None, "words_both": None}
+    rows = (
+        result("a", scores={**none, "words_both": OverSeeds.of([20.0])}),
+        result("c", scores={**none, "ae": OverSeeds.of([9.0])}),
+    )
+    table = as_markdown(
+        table_of(*rows, counts={"ae": {"unigram": 3.0, "trigram": 2.0}}, counted_words={"words_both": 25.0})
+    )
     assert "| a | b | n | - | 20.0 | 1 | 1 | 1 | 1.00e+00 | 1 |" in table  # no recipe defines PAR
     assert "| c | b | n | 9.0 | - | 1 | 1 | 1 | 1.00e+00 | 1 |" in table
     assert "on the same predictions: AE perplexity 2.0 and 25.0 % of the content words in the top 5." in table
@@ -484,26 +495,15 @@ def test_the_spread_is_the_sample_standard_deviation() -> None:
 
 def test_a_table_names_who_does_not_beat_counting() -> None:
     def row(name: str, **perplexities: float) -> ContestantResult:
-        given = {"ae": None, "par": None, "causal": None, **perplexities}
-        scores = {key: None if value is None else OverSeeds.of([value]) for key, value in given.items()}
-        return ContestantResult(
-            name=name,
-            objective="b",
-            network="n",
-            parameters=1,
-            steps=1,
-            text_tokens=1,
-            flops=1,
-            seconds=1,
-            scores=scores,
-            figures={
-                key: Figure(
-                    target="ae", counted_nats=100 * math.log(value), counted_weight=100,
-                    counted_squares=100 * (math.log(value) ** 2 + 0.25),
-                )
-                for key, value in perplexities.items()
-            },
-        )  # fmt: skip
+        scores = {key: OverSeeds.of([perplexities[key]]) if key in perplexities else None for key in runs.MEASURES}
+        figures = {
+            key: Figure(
+                target="ae", counted_nats=100 * math.log(value), counted_weight=100,
+                counted_squares=100 * (math.log(value) ** 2 + 0.25),
+            )
+            for key, value in perplexities.items()
+        }  # fmt: skip
+        return result(name, scores=scores, figures=figures)
 
     rows = (
         row("level", ae=101.0),
@@ -512,12 +512,44 @@ def test_a_table_names_who_does_not_beat_counting() -> None:
         row("good", causal=90.0),
         row("other"),
     )
-    table = as_markdown(
-        Comparison(
-            out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=rows,
-            counts={key: {"unigram": 390.0, "trigram": 100.0} for key in ("ae", "par", "causal")},
-        )
-    )  # fmt: skip
+    counts = {key: {"unigram": 390.0, "trigram": 100.0} for key in runs.MEASURES}
+    table = as_markdown(table_of(*rows, counts=counts))
     assert "AE perplexity 100.0, PAR perplexity 100.0 and causal perplexity 100.0." in table
     assert "No better than counting words: bad. No better than a Kneser-Ney trigram: fair." in table
     assert "better than a Kneser-Ney trigram: fair, good" not in table and "other." not in table
+
+
+def test_the_page_has_one_panel_of_curves_for_each_target(tmp_path: Path) -> None:
+    losses = {
+        "first": [{"ae": 6.0, "par": 5.5}, {"ae": 4.0, "par": 4.5}],
+        "second": [{"bidirectional.ae": 5.0, "left-to-right.ae": 6.0}],
+    }
+    for name, measured in losses.items():
+        events = [event("evaluate", step, loss=loss) for step, loss in enumerate(measured, 1)]
+        make_run(tmp_path / name / "seed-0", [start(), *events])
+    rows = [result(name, steps=2, scores={"ae": None}) for name in losses]
+    shown = Page(page(table_of(*rows, out=tmp_path)))
+    panels = [text for text in shown.texts if text.startswith("Held-out loss")]
+    assert panels == ["Held-out loss, ae, nats per prediction", "Held-out loss, par, nats per prediction"]
+    ae = " ".join(" ".join(shown.texts[shown.texts.index(panels[0]) : shown.texts.index(panels[1])]).split())
+    for expected in ("first second, bidirectional second, left-to-right", "second, left-to-right, FLOPs 0.5: 6"):
+        assert expected in ae
+    assert ae.endswith(" 6 5 4"), "each with its last value"
+
+
+def test_the_page_marks_the_best_and_those_within_its_spread(tmp_path: Path) -> None:
+    figures = {"a": (10.0, 1.0), "b": (11.5, 0.6), "c": (13.0, 0.5)}
+    means = {"d": None, **{name: OverSeeds(mean=mean, deviation=spread) for name, (mean, spread) in figures.items()}}
+    rows = [
+        result(name, scores={"words_both": OverSeeds.of([-3.0 if name == "a" else 0.0]), "ae": spread})
+        for name, spread in means.items()
+    ]
+    comparison = table_of(*rows, out=tmp_path)
+    for row in rows:
+        make_run(tmp_path / row.name / "seed-0", [start()])
+    column = Column(key="ae", title="AE", decimals=1, higher_is_better=False)
+    assert ranked(comparison, column) == {1: "best", 2: "near"}
+    assert ranked(comparison, dataclasses.replace(column, higher_is_better=True)) == {3: "best"}
+    words = Page(page(comparison)).words
+    assert "a b n -3.0 \u2605 10.0 \u00b1 1.0 1 1" in words and "b b n \u2605 0.0 \u2248 11.5 \u00b1 0.6 1 1" in words
+    assert page(comparison).count("width:0.0%") == 4, "scores below zero have no bar"

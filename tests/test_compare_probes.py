@@ -17,7 +17,7 @@ from unicloze import cli, verbs
 from unicloze.comparison import runs
 from unicloze.comparison.page import page
 from unicloze.comparison.probes import Probe, finetuning_flops, fit_probes, open_probe, recipe_for
-from unicloze.comparison.table import Comparison, ContestantResult, ProbeColumn, as_markdown, as_text, cells
+from unicloze.comparison.table import Comparison, as_markdown, as_text, cells
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.data import encoded, finetuning_steps, open_records
@@ -413,25 +413,6 @@ def test_the_operations_of_steps_on_unlabelled_text_count(tmp_path: Path) -> Non
     assert flops(1, **unlabelled) == step
     assert flops(40, **unlabelled) == pytest.approx(20 * both)
     assert 2 * step < both < 6 * step
-
-
-def test_scores_below_zero_have_no_bar() -> None:
-    row = ContestantResult(
-        name="a", objective="b", network="n", parameters=1, steps=1, text_tokens=1, flops=1, seconds=1, scores={}
-    )
-    rows = tuple(
-        dataclasses.replace(row, name=name, scores={"probe.p": OverSeeds(mean=mean, deviation=None)})
-        for name, mean in (("a", -3.0), ("b", 0.0))
-    )
-    column = ProbeColumn(
-        name="p", metric="matthews", value="matthews", unit="%", higher_is_better=True, files=("t", "d"), records=(1, 1),
-        settings={}, not_defined={},
-    )  # fmt: skip
-    comparison = Comparison(out=Path("."), budget="steps=1", seeds=1, windows=1, window=2, rows=rows, probes=(column,))
-    from unicloze.comparison.page import _bars
-
-    bars = _bars(comparison)
-    assert bars.count("width:0.0%") == 2 and bars.index(">b<") < bars.index(">a<") and "-3.0" in bars
 
 
 def test_options_of_probes_are_distinguished_from_those_of_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:

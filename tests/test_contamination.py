@@ -14,7 +14,7 @@ import pytest
 from test_prepare import content, texts_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import portions, split
+from unicloze.text import pipeline, split
 from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
 from unicloze.text.split import NGrams, cut_out, evaluation_texts
 
@@ -85,12 +85,21 @@ def test_evaluation_files_of_many_kinds(tmp_path: Path, name: str) -> None:
     assert file == tmp_path / name and texts == [QUESTION, "the old mill"]
 
 
+def test_a_cell_may_have_lines_and_be_long(tmp_path: Path) -> None:
+    cells = ["one two\nthree", "word " * 30_000]
+    (tmp_path / "e.csv").write_text(",".join(f'"{cell}"' for cell in cells), encoding="utf-8")
+    assert [texts for _, texts in evaluation_texts([str(tmp_path / "e.csv")])] == [cells]
+
+
 def test_evaluation_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no file at"):
         list(evaluation_texts([str(tmp_path / "none.jsonl")]))
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(UniclozeError, match=r"bad\.json cannot be read"):
         list(evaluation_texts([str(tmp_path / "bad.json")]))
+    (tmp_path / "bad.jsonl").write_text('["one\u2028line"]\n\n["two"\n', encoding="utf-8")
+    with pytest.raises(UniclozeError, match=r"bad\.jsonl cannot be read \(line 3: Expecting ',' delimiter\)"):
+        list(evaluation_texts([str(tmp_path / "bad.jsonl")]))
 
 
 @pytest.fixture
@@ -125,7 +134,7 @@ def prepare(corpus: Path, out: Path, *files: Path, jobs: int = 1, **options: Any
 def test_training_documents_are_cut_and_files_reported(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(portions, "PORTION", 1)
+    monkeypatch.setattr(pipeline, "PORTION", 1)
     plain = prepare(corpus, tmp_path / "plain")
     cut = prepare(corpus, tmp_path / "cut", tmp_path / "eval.jsonl", tmp_path / "clean.txt")
     said = capsys.readouterr().err

@@ -13,13 +13,22 @@ import pytest
 
 from corpora import write_corpus
 from decoding_toys import wordpiece
-from toys import EOS, UNK, vocabulary
+from toys import EOS, UNK, token_source, vocabulary
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import counts as counts_module
-from unicloze.text.content_words import content_words, frequent_tokens, letters_of
-from unicloze.text.counts import ABSENT, KEPT, Counts, Neighbours, open_counts, stretches
+from unicloze.text.counts import (
+    ABSENT,
+    KEPT,
+    Counts,
+    Neighbours,
+    content_words,
+    frequent_tokens,
+    letters_of,
+    open_counts,
+    stretches,
+)
 from unicloze.text.prepare import prepare_data
-from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
+from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Tokenizer
 
 TRAIN = [[7, 8, 9, 7, 8, 8, UNK, 9, 7], [], [8, 9], [7], [9, 9, 7, 8, 10, 11, 8]]
@@ -28,11 +37,7 @@ VOCABULARY = vocabulary(15)
 
 
 def source(path: Path, documents: list[list[int]], chosen: list[int] | None = None) -> TokenSource:
-    with ShardWriter(path, vocab_size=50, tokenizer_name="toy") as writer:
-        for document in documents:
-            writer.write(np.array(document, dtype=np.int32), len(document))
-    numbers = None if chosen is None else np.array(chosen)
-    return TokenSource(name=path.stem, shards=(TokenShard.open(path, documents=numbers),))
+    return token_source(path.parent, documents, name=path.stem, vocab_size=50, chosen=chosen)
 
 
 def pairs_of(documents: list[list[int]]) -> list[tuple[int, int]]:

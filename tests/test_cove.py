@@ -218,17 +218,11 @@ def test_sources_and_targets_in_the_visibility_of_a_row() -> None:
     assert pairs.with_targets().tolist() == [0, 2]
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        visibility.right_to_left(3),
-        visibility.pseudo_masked(2, [1]),
-        visibility.permuted(0, 2, [1]),
-        np.array([[0, 3, 0, 0], [1, 3, 0, 0], [0, 3, 0, 0]]),
-        np.array([[0, 2, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0], [0, 4, 0, 0]]),
-    ],
-    ids=["right to left", "pseudo", "permuted", "nested", "target sees its future"],
-)
+@pytest.mark.parametrize("rule", [
+    visibility.right_to_left(3), visibility.pseudo_masked(2, [1]), visibility.permuted(0, 2, [1]),
+    np.array([[0, 3, 0, 0], [1, 3, 0, 0], [0, 3, 0, 0]]),
+    np.array([[0, 2, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0], [0, 4, 0, 0]]),
+], ids=["right to left", "pseudo", "permuted", "nested", "target sees its future"])  # fmt: skip
 def test_what_it_cannot_follow_is_refused(rule: np.ndarray[Any, Any]) -> None:
     with pytest.raises(UsageError, match="reads a source in both directions and writes a target from left to right"):
         find_pairs(rule[None])
@@ -241,18 +235,15 @@ def test_rows_without_a_source_are_a_source_of_one_slot() -> None:
     assert pairs.lengths.tolist() == [1, 1] and pairs.targets.tolist() == [7, 7]
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"model.decoder_layers": 1}, r"set it to model\.num_layers, 2"),
-        ({"model.directions": "forward"}, r"reads in both directions: set it to both"),
-        ({"model.hidden_size": 601}, r"give an even number"),
-        ({"model.weight_dropout": 0.5}, r"model\.weight_dropout is 0\.5; an LSTM encoder-decoder does not support it"),
-        ({"objective.target_start": []}, r"a decoder needs a start slot before the target"),
-        ({"objective.name": "causal", "objective.visibility": "left_to_right"}, r"have no source and target"),
-        ({"use.visibility": "left_to_right"}, r"an encoder reads in both directions"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"model.decoder_layers": 1}, r"set it to model\.num_layers, 2"),
+    ({"model.directions": "forward"}, r"reads in both directions: set it to both"),
+    ({"model.hidden_size": 601}, r"give an even number"),
+    ({"model.weight_dropout": 0.5}, r"model\.weight_dropout is 0\.5; an LSTM encoder-decoder does not support it"),
+    ({"objective.target_start": []}, r"a decoder needs a start slot before the target"),
+    ({"objective.name": "causal", "objective.visibility": "left_to_right"}, r"have no source and target"),
+    ({"use.visibility": "left_to_right"}, r"an encoder reads in both directions"),
+])  # fmt: skip
 def test_a_recipe_that_it_cannot_follow_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         load_recipe("cove", changes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import unicloze.finetuning.run as room
-from nlu_toys import WORDS, recipe_for, start, write
+from nlu_toys import WORDS, events_of, finetuned, recipe_for, resumed_alike, start, write
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
-from unicloze.finetuning.auxiliary import OwnTeacher, unlabelled_records, with_views
-from unicloze.finetuning.data import TaskData, encoded, finetuning_steps, unlabelled_text
+from unicloze.finetuning.data import (
+    OwnTeacher,
+    TaskData,
+    encoded,
+    finetuning_steps,
+    unlabelled_records,
+    unlabelled_text,
+    with_views,
+)
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.predict import load_task_model, outputs_of
-from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
+from unicloze.finetuning.run import FinetuneResult, with_steps
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.model.recurrent.model import RecurrentModel
@@ -32,7 +37,6 @@ from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe, ViewName
 from unicloze.tasks import TASKS, of_view
-from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.loading import LoadedModel, build_model, load_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient, update
 from unicloze.training.optimizers import build_optimizers
@@ -284,53 +288,31 @@ def run(model: LoadedModel, folder: Path, out: str, text: Path | None, **more: A
     file = folder / "train.jsonl"
     if not file.exists():
         write(file, tagged())
-    return finetune_run(recipe_of(model, text, **more), model, file, file, folder / out, progress=False)
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return finetuned(recipe_of(model, text, **more), model, file, file, folder / out)
 
 
 @pytest.mark.whole
 def test_a_stopped_run_ends_with_the_same_bits(tiny: LoadedModel, tmp_path: Path) -> None:
+    """Before an unlabelled step and, after an evaluation, before a labelled one."""
     text, rates = text_at(tmp_path), {"model__dropout": 0.3, "model__hidden_dropout": 0.3}
-    whole = run(tiny, tmp_path, "whole", text, **rates)
-
-    class Stop(Exception):
-        pass
-
-    for count in (3, 8):  # before an unlabelled step and, after an evaluation, before a labelled one
-
-        def stopping(*arguments: Any, count: int = count) -> Any:
-            for number, step in enumerate(finetuning_steps(*arguments)):
-                if number == count:
-                    raise Stop
-                yield step
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(room, "finetuning_steps", stopping)
-            with pytest.raises(Stop):
-                run(tiny, tmp_path, f"broken{count}", text, **rates, training__save_every=1)
-        resumed = run(tiny, tmp_path, f"broken{count}", text, **rates, training__save_every=1)
-        assert (resumed.step, resumed.scores) == (whole.step, whole.scores) and whole.step == 12
-        one, other = (
-            load_checkpoint(tmp_path / name / "checkpoints" / "step-00000012") for name in ("whole", f"broken{count}")
-        )
-        assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
-        losses = [
-            {event["step"]: event["loss"] for event in events(tmp_path / name) if event["event"] == "step"}
-            for name in ("whole", f"broken{count}")
-        ]
-        assert losses[0] == losses[1]
+    whole = resumed_alike(
+        lambda out: run(tiny, tmp_path, out, text, **rates, training__save_every=1), 3, 8, folder=tmp_path
+    )
+    assert whole.step == 12
+    losses = [
+        {event["step"]: event["loss"] for event in events_of(tmp_path / name) if event["event"] == "step"}
+        for name in ("whole", "broken")
+    ]
+    assert losses[0] == losses[1]
     text.write_text("other text\n")
     with pytest.raises(UniclozeError, match="holds a run with another unlabelled text"):
-        run(tiny, tmp_path, "whole", text, **rates)
+        run(tiny, tmp_path, "whole", text, **rates, training__save_every=1)
 
 
 @pytest.mark.whole
 def test_the_ledger_has_the_losses_of_both_kinds_of_steps(tiny: LoadedModel, tmp_path: Path) -> None:
     run(tiny, tmp_path, "run", text_at(tmp_path), training__log_every=4)
-    found = events(tmp_path / "run")
+    found = events_of(tmp_path / "run")
     losses = {event["step"]: list(event["loss"]) for event in found if event["event"] == "step"}
     views = [of_view("tags", name) for name in NAMES]
     assert losses == {3: ["tags"], 4: views, 7: ["tags"], 8: views, 11: ["tags"], 12: views}
@@ -360,7 +342,7 @@ def test_a_tagger_learns_and_its_views_foresee_the_next_tag(tiny: LoadedModel, t
         tiny, text, task__labels=["noun", "verb"], finetuning__epochs=30, finetuning__evaluations=0.1,
         training__learning_rate=0.02,
     )  # fmt: skip
-    result = finetune_run(recipe, tiny, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe, tiny, train, train, tmp_path / "run")
     assert next(iter(result.scores["tag-accuracy"].values.values())) == 100
     loaded = load_model(tmp_path / "run" / "checkpoints")  # the newest: the best may be of an early step
     data = encoded(read_records(train, loaded.recipe.task), loaded.recipe, loaded.tokenizer)
@@ -399,30 +381,19 @@ def test_text_is_read_as_lines_of_words_or_as_records(tiny: LoadedModel, tmp_pat
         unlabelled_records(recipe_of(tiny, empty))
 
 
-@pytest.mark.parametrize(
-    ("name", "task", "settings", "message"),
-    [
-        (
-            "cvt",
-            "classification",
-            {"task__pooling": "mean"},
-            r"it is for tagging only .*translation are not done\), and task\.kind is classification",
-        ),
-        ("bert-base", "tagging", {}, r"finetuning\.unlabelled needs bidirectional LSTMs"),
-        ("cvt", "cvt-tagging", {"distillation__teacher": "it"}, r"the model teaches itself"),
-        ("cvt", "cvt-tagging", {"finetuning__views": []}, r"finetuning\.views is \[\]; name at least one view"),
-        ("cvt", "cvt-tagging", {"finetuning__views": ["past", "past"]}, r"name at least one view, and each once"),
-        (
-            "cvt",
-            "cvt-tagging",
-            {"finetuning__unlabelled_dropout": 12.0, "model__dropout": 0.1},
-            r"makes model\.dropout 1 or more",
-        ),
-        ("cvt", "cvt-tagging", {"finetuning__unlabelled_dropout": -1.0}, r"it must be at least 0 and finite"),
-        ("cvt", "cvt-tagging", {"training__on_spike": "skip"}, r"on unlabelled text .* are much smaller at first"),
-        ("cvt", "cvt-tagging", {"task__encoder_size": 4}, r"a biLSTM before a head reads the whole sentence"),
-    ],
-)
+@pytest.mark.parametrize(("name", "task", "settings", "message"), [
+    ("cvt", "classification", {"task__pooling": "mean"},
+     r"it is for tagging only .*translation are not done\), and task\.kind is classification"),
+    ("bert-base", "tagging", {}, r"finetuning\.unlabelled needs bidirectional LSTMs"),
+    ("cvt", "cvt-tagging", {"distillation__teacher": "it"}, r"the model teaches itself"),
+    ("cvt", "cvt-tagging", {"finetuning__views": []}, r"finetuning\.views is \[\]; name at least one"),
+    ("cvt", "cvt-tagging", {"finetuning__views": ["past", "past"]}, r"name at least one, and each once"),
+    ("cvt", "cvt-tagging", {"finetuning__unlabelled_dropout": 12.0, "model__dropout": 0.1},
+     r"makes model\.dropout 1 or more"),
+    ("cvt", "cvt-tagging", {"finetuning__unlabelled_dropout": -1.0}, r"it must be at least 0 and finite"),
+    ("cvt", "cvt-tagging", {"training__on_spike": "skip"}, r"on unlabelled text .* are much smaller at first"),
+    ("cvt", "cvt-tagging", {"task__encoder_size": 4}, r"a biLSTM before a head reads the whole sentence"),
+])  # fmt: skip
 def test_what_has_no_views_is_refused(
     name: str, task: str, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
@@ -474,7 +445,7 @@ def test_the_papers_network_takes_a_step_of_either_kind(tiny: LoadedModel, tmp_p
     ):
         losses = accumulate_gradients(state, step, recipe.training, compute, lambda _: "")
         assert list(losses) == names and all(np.isfinite(each) for each in losses.values())
-        update(state, clip_gradient(model, 1.0), recipe.training)
+        update(state, float(clip_gradient(model, 1.0)), recipe.training)
         state.step += 1
     moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
     assert {name for name in moved if name.startswith("task_heads.")} == {

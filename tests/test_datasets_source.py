@@ -115,7 +115,7 @@ def test_a_dataset_of_the_hub_is_pinned_to_its_revision(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
     monkeypatch.setattr(local, "hash", "1" * 40)
-    sources._pinned_builder.cache_clear()
+    sources._builder.cache_clear()
     corpus = "hf:owner/name/english:train"
     first = prepare(corpus, tmp_path / "out")
     assert calls == [("owner/name", "english")]
@@ -124,7 +124,7 @@ def test_a_dataset_of_the_hub_is_pinned_to_its_revision(tmp_path: Path, monkeypa
     monkeypatch.setattr(local, "hash", "2" * 40)
     with pytest.raises(UniclozeError, match=rf"{'2' * 40} \(split train, column data.text_field\) is new"):
         prepare(corpus, tmp_path / "out")
-    sources._pinned_builder.cache_clear()
+    sources._builder.cache_clear()
 
 
 def test_a_dataset_that_changes_between_passes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,32 +12,16 @@ import numpy as np
 import pytest
 
 import toys
-from seq2seq_toys import measured, predicted, spelled, spoken, text_windows, train
+from objective_toys import BART, MASS, T5, equally_likely, infilling, predicted, spelled, spoken, text_windows
 from toys import MASK, vocabulary
 from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.example import Examples
 from unicloze.mixtures import parts
-from unicloze.mixtures import positions as longest
-from unicloze.objectives import defined, make_examples, settings_of
-from unicloze.objectives.denoising import (
-    NOISE,
-    apply_noise,
-    check_sentences,
-    corrupt_spans,
-    draw_noise,
-    infilled_spans,
-    mask_span,
-    sentences,
-    span_lengths,
-)
+from unicloze.objectives import defined, denoising, make_examples
 from unicloze.objectives.seq2seq import text_of
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import ObjectiveSettings
 
-T5 = settings_of(name="span_corruption", targets=["lm"])
-BART = settings_of(name="denoising", targets=["lm"], mask_rate=0.3)
-MASS = settings_of(name="masked_span", targets=["lm"], mask_rate=0.5)
 PARTY = "Thank you for inviting me to your party last week ."
 
 
@@ -56,7 +40,7 @@ def sources(examples: Examples) -> list[tuple[int, ...]]:
 def test_t5s_own_example() -> None:
     windows, tokenizer = spoken(PARTY)
     noise = noise_of(PARTY, "for", "inviting", "last")
-    row = corrupt_spans(
+    row = denoising.corrupt_spans(
         windows, text_of(windows, tokenizer.vocabulary), noise, tokenizer.vocabulary, T5, np.array([0.5])
     )
     assert spelled(row, tokenizer) == (
@@ -73,7 +57,7 @@ def test_spans_are_distinguished_at_the_edges_of_rows() -> None:
     windows, tokenizer = spoken("a b c d e", rows=2)
     noise = np.array([True, False, False, False, True, True, True, False, False, False])
     single = dataclasses.replace(T5, mean_span=1.0)
-    rows = corrupt_spans(
+    rows = denoising.corrupt_spans(
         windows, text_of(windows, tokenizer.vocabulary), noise, tokenizer.vocabulary, single, np.array([0.4, 0.4])
     )
     first, second = (spelled(rows, tokenizer, row) for row in (0, 1))
@@ -86,7 +70,7 @@ def test_noise_tokens_and_spans_are_exact_in_every_row(rate: float, mean_span: f
     windows = toys.random_windows(300, 80, short=True)
     text = text_of(windows, vocabulary())
     settings = dataclasses.replace(T5, mean_span=mean_span)
-    noise = draw_noise(text, windows.keys, settings, np.full(300, rate))
+    noise = denoising.draw_noise(text, windows.keys, settings, np.full(300, rate))
     for start, end in zip(text.starts, text.ends, strict=True):
         row, tokens = noise[start:end], int(end - start)
         wanted = min(max(round(tokens * rate), 1), tokens - 1)
@@ -99,12 +83,10 @@ def test_noise_tokens_and_spans_are_exact_in_every_row(rate: float, mean_span: f
 def test_every_segmentation_is_equally_likely() -> None:
     rows = 24_000
     windows = text_windows(rows, 8, vocabulary())
-    noise = draw_noise(
+    noise = denoising.draw_noise(
         text_of(windows, vocabulary()), windows.keys, dataclasses.replace(T5, mean_span=1.5), np.full(rows, 3 / 8)
     ).reshape(rows, 8)
-    counts = Counter(map(tuple, noise.tolist()))
-    assert len(counts) == 2 * 4, "3 noise tokens in 2 parts, 5 kept ones in 2 parts"
-    assert all(abs(count / rows - 1 / 8) < 4.5 * math.sqrt(7 / 64 / rows) for count in counts.values())
+    equally_likely(map(tuple, noise.tolist()), 2 * 4)  # 3 noise tokens in 2 parts, 5 kept ones in 2 parts
 
 
 def test_a_text_of_one_token_has_no_noise() -> None:
@@ -131,7 +113,7 @@ def outcomes(text: str, kinds: list[str], *, rate: float, mean_span: float = 3.0
     """How often each noised text occurs, a mask written as an underscore."""
     windows, tokenizer = spoken(text, rows)
     rates = np.full(rows, rate)
-    noised = apply_noise(
+    noised = denoising.apply_noise(
         text_of(windows, tokenizer.vocabulary), kinds, windows.keys, rates, tokenizer.vocabulary, mean_span=mean_span
     ).tokens
     words = np.array(["_" if word == "[MASK]" else word for word in tokenizer.tokens(range(len(tokenizer)))])
@@ -161,36 +143,6 @@ def test_the_target_is_the_whole_text() -> None:
     assert predicted(row, tokenizer).startswith("[EOS] -> A, A -> B") and predicted(row, tokenizer).endswith("-> [EOS]")
 
 
-def infilling(wanted: int, tokens: int, mean: float, most: int) -> dict[tuple[int, ...], float]:
-    """Probability of each source of the text 0, 1, ...; -1 is a mask. All draws of up to `most` spans are enumerated."""
-    poisson = [math.exp(-mean) * mean**k / math.factorial(k) for k in range(wanted)]
-    chances: Counter[tuple[int, ...]] = Counter()
-
-    def draw(lengths: tuple[int, ...], chance: float) -> None:
-        left = wanted - sum(lengths)
-        if len(lengths) < most:
-            for length in range(left):
-                draw((*lengths, length), chance * poisson[length])
-        finished = (*lengths, left), chance * (1 - sum(poisson[:left]))
-        for last in range(len(finished[0])):
-            arrange(finished[0], last, finished[1] / len(finished[0]))
-
-    def arrange(lengths: tuple[int, ...], last: int, chance: float) -> None:
-        order = list(lengths)
-        order[last], order[-1] = order[-1], order[last]
-        items = len(order) + tokens - wanted
-        ways = list(itertools.combinations(range(items), len(order)))
-        for places in ways:
-            source, position, rest = [], 0, list(order)
-            for item in range(items):
-                source.append(-1 if item in places else position)
-                position += rest.pop(0) if item in places else 1
-            chances[tuple(source)] += chance / len(ways)
-
-    draw((), 1.0)
-    return chances
-
-
 def test_infilling_has_the_distribution_of_its_definition() -> None:
     rows = 40_000
     expected = infilling(2, 5, 1.0, most=6)
@@ -203,9 +155,9 @@ def test_infilling_has_the_distribution_of_its_definition() -> None:
 
 def test_span_lengths_are_poisson_and_add_up() -> None:
     rows, wanted = 2000, 3000
-    lengths, drawn = span_lengths(np.full(rows, wanted), keyed.key(1, np.arange(rows)), mean_span=3.0)
+    lengths, drawn = denoising.span_lengths(np.full(rows, wanted), keyed.key(1, np.arange(rows)), mean_span=3.0)
     assert ((lengths * drawn).sum(axis=1) == wanted).all()
-    assert lengths.shape[1] == infilled_spans(wanted, 3.0)
+    assert lengths.shape[1] == denoising.infilled_spans(wanted, 3.0)
     first = lengths[:, :100].ravel()
     for length in range(10):
         chance = math.exp(-3) * 3**length / math.factorial(length)
@@ -216,10 +168,10 @@ def test_spans_that_fall_short_are_extended(monkeypatch: pytest.MonkeyPatch) -> 
     """Without its margin, many rows reach the bound; the last span takes what is left, even next to another."""
     monkeypatch.setattr("unicloze.objectives.denoising._POISSON_TAIL", (0, 0))
     wanted, keys = np.array([0, 1, 5, 40] * 100), keyed.key(1, np.arange(400))
-    lengths, drawn = span_lengths(wanted, keys, mean_span=3.0)
+    lengths, drawn = denoising.span_lengths(wanted, keys, mean_span=3.0)
     assert (lengths * drawn).sum(axis=1).tolist() == wanted.tolist()
     assert max(drawn.sum(axis=1)) == 14 and (lengths[drawn] >= 0).all()
-    alone, drawn_alone = span_lengths(wanted[2::4], keys[2::4], mean_span=3.0)
+    alone, drawn_alone = denoising.span_lengths(wanted[2::4], keys[2::4], mean_span=3.0)
     assert np.array_equal(lengths[2::4, : alone.shape[1]], alone)
     assert np.array_equal(drawn[2::4, : alone.shape[1]], drawn_alone)
 
@@ -244,38 +196,24 @@ def test_sentences_are_found_in_the_original_text() -> None:
     text = "a b . c d ! e f"
     orders = {" ".join(order) for order in itertools.permutations(["a b .", "c d !", "e f"])}
     found = outcomes(text, ["permute_sentences"], rate=0.3, rows=12_000)
-    assert set(found) == orders
-    assert all(abs(count / 12_000 - 1 / 6) < 4.5 * math.sqrt(5 / 36 / 12_000) for count in found.values())
+    assert set(equally_likely(found.elements(), 6)) == orders
     both = outcomes(text, ["permute_sentences", "delete"], rate=0.25)
     assert "e f c d a b" in both, "sentences without their ends are still moved as such"
     windows, tokenizer = spoken("a . . . b ; c", rows=2)
-    assert sentences(text_of(windows, tokenizer.vocabulary), tokenizer.vocabulary).tolist() == [
-        1,
-        1,
-        1,
-        1,
-        2,
-        2,
-        3,
-        4,
-        4,
-        4,
-        4,
-        5,
-        5,
-        6,
-    ]
+    numbers = denoising.sentences(text_of(windows, tokenizer.vocabulary), tokenizer.vocabulary).tolist()
+    assert numbers == [1, 1, 1, 1, 2, 2, 3, 4, 4, 4, 4, 5, 5, 6]
 
 
 def test_rotations_are_uniform() -> None:
-    found = outcomes(FIGURE, ["rotate"], rate=0.3, rows=14_000)
-    assert all(abs(count / 14_000 - 1 / 7) < 4.5 * math.sqrt(6 / 49 / 14_000) for count in found.values())
+    equally_likely(outcomes(FIGURE, ["rotate"], rate=0.3, rows=14_000).elements(), 7)
 
 
 def test_all_kinds_of_noise_at_once() -> None:
     windows = toys.random_windows(200, 40, short=True)
     text = text_of(windows, vocabulary())
-    noised = apply_noise(text, list(NOISE), windows.keys, np.full(200, 0.3), vocabulary(), mean_span=3.0).tokens
+    noised = denoising.apply_noise(
+        text, list(denoising.NOISE), windows.keys, np.full(200, 0.3), vocabulary(), mean_span=3.0
+    ).tokens
     for row in range(200):
         source = noised.values[noised.starts[row] : noised.ends[row]]
         original = Counter(text.values[text.starts[row] : text.ends[row]].tolist())
@@ -286,16 +224,14 @@ def test_windows_without_sentences_are_refused() -> None:
     permuting = dataclasses.replace(BART, noise=["infill", "permute_sentences"])
     windows, tokenizer = spoken("no end in sight", rows=3)
     with pytest.raises(UsageError, match=r"none of 3 windows contains the end of a sentence.*remove it"):
-        check_sentences(windows, tokenizer.vocabulary, permuting)
-    check_sentences(windows, tokenizer.vocabulary, BART)
-    for text, fine in (("one . two", True), ("one .", False)):
-        windows, tokenizer = spoken(text)
-        if fine:
-            check_sentences(windows, tokenizer.vocabulary, permuting)
-        else:
-            with pytest.raises(UsageError):
-                check_sentences(windows, tokenizer.vocabulary, permuting)
-    assert defined(T5).check is None and defined(BART).check is check_sentences
+        denoising.check_sentences(windows, tokenizer.vocabulary, permuting)
+    denoising.check_sentences(windows, tokenizer.vocabulary, BART)
+    windows, tokenizer = spoken("one . two")
+    denoising.check_sentences(windows, tokenizer.vocabulary, permuting)
+    windows, tokenizer = spoken("one .")
+    with pytest.raises(UsageError):
+        denoising.check_sentences(windows, tokenizer.vocabulary, permuting)
+    assert defined(T5).check is None and defined(BART).check is denoising.check_sentences
 
 
 # MASS
@@ -304,7 +240,7 @@ def test_windows_without_sentences_are_refused() -> None:
 def test_masss_figure_1() -> None:
     windows, tokenizer = spoken("x1 x2 x3 x4 x5 x6 x7 x8")
     arguments = np.array([2]), np.array([4]), tokenizer.vocabulary, MASS.without_noise(), np.array([0.5])
-    row = mask_span(windows, text_of(windows, tokenizer.vocabulary), *arguments)
+    row = denoising.mask_span(windows, text_of(windows, tokenizer.vocabulary), *arguments)
     assert spelled(row, tokenizer) == "[SOS] x1 x2 [MASK] [MASK] [MASK] [MASK] x7 x8 [EOS] | [MASK] x3 x4 x5 x6"
     assert predicted(row, tokenizer) == "[MASK] -> x3, x3 -> x4, x4 -> x5, x5 -> x6"
     assert row.position_ids[0, :15].tolist() == [*range(10), 2, 3, 4, 5, 6], "original positions"
@@ -313,15 +249,8 @@ def test_masss_figure_1() -> None:
 def test_a_mode_token_shifts_source_and_target_equally() -> None:
     windows, tokenizer = spoken("x1 x2 x3 x4")
     settings = dataclasses.replace(MASS.without_noise(), mode_token=0)
-    row = mask_span(
-        windows,
-        text_of(windows, tokenizer.vocabulary),
-        np.array([0]),
-        np.array([2]),
-        tokenizer.vocabulary,
-        settings,
-        np.array([0.5]),
-    )
+    arguments = np.array([0]), np.array([2]), tokenizer.vocabulary, settings, np.array([0.5])
+    row = denoising.mask_span(windows, text_of(windows, tokenizer.vocabulary), *arguments)
     assert spelled(row, tokenizer) == "[SOS] [EXTRA0] [MASK] [MASK] x3 x4 [EOS] | [MASK] x1 x2"
     assert row.position_ids[0, :10].tolist() == [*range(7), 1, 2, 3]
 
@@ -333,9 +262,7 @@ def test_half_of_every_text_is_one_span_that_starts_anywhere() -> None:
     assert (masked.sum(axis=1) == 4).all()
     starts = masked.argmax(axis=1)
     assert (np.take_along_axis(masked, starts[:, None] + np.arange(4), axis=1)).all(), "consecutive"
-    counts = Counter(starts.tolist())
-    assert set(counts) == set(range(6))
-    assert all(abs(count / rows - 1 / 6) < 4.5 * math.sqrt(5 / 36 / rows) for count in counts.values())
+    assert set(equally_likely(starts.tolist(), 6)) == set(range(6))
 
 
 def test_the_source_shows_masks_random_tokens_and_tokens_as_bert_does() -> None:
@@ -351,92 +278,7 @@ def test_the_source_shows_masks_random_tokens_and_tokens_as_bert_does() -> None:
         assert abs(found - expected) < 4.5 * math.sqrt(expected * (1 - expected) / truth.size)
 
 
-# Floors
-
-
-def approaches(
-    settings: ObjectiveSettings,
-    floor: float,
-    *,
-    tokens: int,
-    ordinary: int,
-    steps: int,
-    rows: int = 64,
-    rate: float = 6e-3,
-    extra: int = 0,
-) -> None:
-    """Train on random tokens and compare with the floor."""
-    small = vocabulary(toys.FIRST_ORDINARY + extra + ordinary, extra)
-
-    def make(step: int, rows: int = rows) -> Examples:
-        return make_examples(text_windows(rows, tokens, small, seed=step + 1), small, settings)
-
-    model = train(make, vocab=small.size, positions=longest(settings, tokens + 2), steps=steps, rate=rate)
-    examples = make(100_000, 6000)
-    loss, noise = measured(model, examples), 4 / math.sqrt(examples.targets["lm"].weights.sum())
-    assert floor - noise < loss < floor + 0.05, f"floor {floor:.3f}, loss {loss:.3f}"
-
-
-@pytest.mark.slow
-def test_t5_costs_its_text_and_the_lengths_of_its_spans() -> None:
-    """Of 8 tokens, 3 are noise, in spans of 1 and 2 or 2 and 1: ln 2 for which, ln V per token, 0 for the sentinels."""
-    settings = dataclasses.replace(T5, mask_rate=3 / 8, mean_span=1.5)
-    floor = (math.log(2) + 3 * math.log(8)) / 7
-    approaches(settings, floor, tokens=8, ordinary=8, extra=3, steps=100, rows=32, rate=1e-2)
-
-
-@pytest.mark.slow
-def test_mass_costs_what_bert_costs() -> None:
-    """ln V where the source shows a mask, otherwise the entropy given a token that is right more than half of the time."""
-    settings, ordinary = dataclasses.replace(MASS, mask_share=0.4, random_share=0.2), 8
-    hit = (0.4 + 0.2 / ordinary) / 0.6
-    told = -hit * math.log(hit) - (1 - hit) * math.log((1 - hit) / (ordinary - 1))
-    floor = 0.4 * math.log(ordinary) + 0.6 * told
-    approaches(settings, floor, tokens=6, ordinary=ordinary, steps=300)
-
-
-@pytest.mark.whole
-def test_bart_costs_its_masked_tokens_and_copies_the_rest() -> None:
-    settings = dataclasses.replace(BART, noise=["mask"], mask_rate=1 / 3)
-    approaches(settings, 2 * math.log(8) / 7, tokens=6, ordinary=8, steps=150, rows=32, rate=1e-2)
-
-
-@pytest.mark.slow
-def test_infilling_costs_the_entropy_of_the_text_given_its_source() -> None:
-    """By enumeration of texts and draws: the number of tokens a mask replaces also has to be predicted."""
-    ordinary, tokens = 3, 4
-    patterns = infilling(2, tokens, 1.5, most=6)
-    joint: dict[tuple[int, ...], Counter[tuple[int, ...]]] = {}
-    for text in itertools.product(range(ordinary), repeat=tokens):
-        for pattern, chance in patterns.items():
-            source = tuple(-1 if place < 0 else text[place] for place in pattern)
-            joint.setdefault(source, Counter())[text] += chance / ordinary**tokens
-    entropy = sum(
-        -chance * math.log(chance / texts.total()) for texts in joint.values() for chance in texts.values() if chance
-    )
-    settings = dataclasses.replace(BART, noise=["infill"], mask_rate=0.5, mean_span=1.5)
-    approaches(settings, entropy / (tokens + 1), tokens=tokens, ordinary=ordinary, steps=500)
-
-
 # Recipes
-
-
-def refused(name: str, **overrides: Any) -> str:
-    with pytest.raises(UsageError) as caught:
-        load_recipe(name, {key.replace("__", "."): value for key, value in overrides.items()})
-    return str(caught.value)
-
-
-def test_recipes_are_checked_before_anything_is_read() -> None:
-    assert "objective span_corruption needs 26 in windows of 512" in refused("t5-base", tokenizer__extra_tokens=20)
-    assert "objective span_corruption needs 98" in refused("ul2-base", tokenizer__extra_tokens=90)
-    assert "the first 26 extra tokens are sentinels" in refused("t5-base", objective__mode_token=3)
-    assert "name at least one of 'mask'" in refused("prefix-denoising-base", objective__noise=["shuffle"])
-    assert "positions of a row of objective denoising, " in refused("prefix-denoising-base", model__max_positions=600)
-    assert "source and target are segments 0 and 1" in refused("prefix-denoising-base", model__num_segments=1)
-    assert "give two numbers" in refused("prefix-denoising-base", objective__segment_ids=[1])
-    assert "it must be at least 1 and finite" in refused("prefix-denoising-base", objective__mean_span=0.5)
-    load_recipe("t5-base", {"tokenizer.extra_tokens": 0, "tokenizer.path": "their/tokenizer.json"})
 
 
 @pytest.mark.parametrize("window", [512, toy_overrides()["data.window"]])

@@ -1,11 +1,10 @@
-"""Masked and block diffusion: rows slot by slot, visibility, the noise, and the bound against exact sums."""
+"""Masked and block diffusion: rows slot by slot, the noise, and the bound against sums over all orders and masks."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -14,43 +13,18 @@ import pytest
 import torch
 
 import toys
-from brute_force import block_diffusion as reads
-from brute_force import by_step, matrix
+from objective_toys import diffusion_of, picture, row_of, window_of
 from toys import EOS, MASK, PAD, SOS, random_windows, vocabulary
-from unicloze import keyed, visibility
-from unicloze.errors import UsageError
-from unicloze.example import Examples, Kind, Target, collate
+from unicloze import keyed
+from unicloze.example import Examples, Kind, collate
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import OBJECTIVES, defined, diffusion, make_examples, settings_of
-from unicloze.recipes import load_recipe
-from unicloze.settings import ObjectiveSettings, TrainingSettings
-from unicloze.text.windows import Windows
+from unicloze.objectives import diffusion, make_examples
+from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
-from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, fit
-from unicloze.training.optimizers import build_optimizers
+from unicloze.training.loop import Compute, TrainState, accumulate_gradients
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 EPS = diffusion.LOWEST_LEVEL
-
-
-def objective(block_size: int | None = None) -> ObjectiveSettings:
-    """Block diffusion with blocks of that size, or MDLM."""
-    name = "masked_diffusion" if block_size is None else "block_diffusion"
-    return settings_of(name=name, targets=["diffusion"], **({"block_size": block_size} if block_size else {}))
-
-
-def window_of(text: Sequence[int], *, rows: int = 1, padding: int = 0) -> Windows:
-    """Rows of the window "[SOS] text [EOS]", identical except for their keys."""
-    tokens = np.tile(np.array([[SOS, *text, EOS] + [PAD] * padding], dtype=np.int32), (rows, 1))
-    return Windows(
-        token_ids=tokens,
-        segment_ids=np.zeros_like(tokens),
-        lengths=np.full(rows, len(text) + 2, dtype=np.int32),
-        maskable=tokens >= toys.FIRST_ORDINARY,
-        keys=keyed.key(7, 0, np.arange(rows)),
-        source=np.zeros(rows, np.int32),
-        index=np.arange(rows),
-    )
 
 
 def levels_of(monkeypatch: pytest.MonkeyPatch, *levels: float) -> None:
@@ -70,7 +44,7 @@ def predictions(examples: Examples, row: int = 0) -> list[tuple[int, int, float]
 
 def test_a_noised_row_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     levels_of(monkeypatch, 1.0)
-    example = make_examples(window_of([11, 12, 13], padding=1), vocabulary(), objective())
+    example = make_examples(window_of([SOS, 11, 12, 13, EOS, PAD]), vocabulary(), diffusion_of())
     assert example.input_ids.tolist() == [[SOS, MASK, MASK, MASK, EOS, PAD]]
     assert example.position_ids.tolist() == [[0, 1, 2, 3, 4, 0]]
     assert example.steps.tolist() == [[-1, 0, 0, 0, -1, -1]]
@@ -83,7 +57,7 @@ def test_a_noised_row_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_of_blocks_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks {[SOS], 11}, {12, 13}, {14, [EOS]}; the first and last are fully noised, the second not at all."""
     levels_of(monkeypatch, 1.0, 1e-12, 1.0, 1.0)
-    example = make_examples(window_of([11, 12, 13, 14], padding=1), vocabulary(), objective(2))
+    example = make_examples(window_of([SOS, 11, 12, 13, 14, EOS, PAD]), vocabulary(), diffusion_of(2))
     clean = [SOS, 11, 12, 13, 14, EOS]
     assert example.input_ids.tolist() == [[*clean, SOS, MASK, 12, 13, MASK, EOS, PAD, PAD]]
     assert example.position_ids.tolist() == [[*range(6), *range(6), 0, 0]]
@@ -91,7 +65,7 @@ def test_a_row_of_blocks_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert example.steps[0].tolist() == [-1] * 7 + [0, -1, -1, 2, -1, -1, -1]
     assert predictions(example) == [(7, 11, 1.0), (10, 14, 1.0)]
     assert example.targets["diffusion"].normaliser == 4
-    assert ["".join(map(str, row)) for row in example.visible(0).astype(int)] == [
+    assert picture(example.visible(0)) == [
         *["110000" "000000"] * 2,
         *["111100" "000000"] * 2,
         *["111111" "000000"] * 2,
@@ -102,128 +76,58 @@ def test_a_row_of_blocks_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_left_to_right_rows_have_a_copy_for_each_place_in_a_block() -> None:
-    example = diffusion.causal(window_of([11, 12, 13, 14]), vocabulary(), objective(2))
+    example = diffusion.causal(window_of([SOS, 11, 12, 13, 14, EOS]), vocabulary(), diffusion_of(2))
     first, second = [SOS, MASK, MASK, MASK, MASK, EOS], [SOS, MASK, 12, MASK, 14, EOS]
     assert example.input_ids.tolist() == [[SOS, 11, 12, 13, 14, EOS, *first, *second]]
     assert predictions(example) == [(13, 11, 1.0), (8, 12, 1.0), (15, 13, 1.0), (10, 14, 1.0)]
     assert example.targets["diffusion"].norms is None
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 100])
-def test_blocks_are_seen_by_the_papers_rule(size: int) -> None:
-    windows = random_windows(20, 17, short=True)
-    examples = make_examples(windows, vocabulary(), objective(size))
-    for row, length in enumerate(windows.lengths.tolist()):
-        blocks = [min(size, length - start) for start in range(0, length, size)]
-        slots = by_step("clean", blocks) + by_step("noised", blocks)
-        assert np.array_equal(examples.visible(row), matrix(slots, slots, reads))
-
-
-@pytest.mark.parametrize("size", [None, 1, 4])
-def test_rows_are_the_same_alone_and_among_others(size: int | None) -> None:
-    windows = random_windows(40, 32, short=True)
-    together = make_examples(windows, vocabulary(), objective(size))
-    for row in (0, 7, 39):
-        alone = make_examples(windows[row : row + 1], vocabulary(), objective(size))
-        length = int(alone.lengths[0])
-        for field in ("input_ids", "position_ids", "segment_ids", "kinds", "steps", "intervals"):
-            assert np.array_equal(getattr(alone, field)[0, :length], getattr(together, field)[row, :length])
-        assert predictions(alone) == predictions(together, row)
-    assert (together.kinds == Kind.PADDING).sum() == ((32 - windows.lengths) * (1 if size is None else 2)).sum()
-    for row in range(40):
-        first = 0 if size is None else int(windows.lengths[row])
-        shown, kept = together.input_ids[row, first:], windows.token_ids[row]
-        for position in range(int(windows.lengths[row])):
-            assert shown[position] in (kept[position], MASK), "all others are copied"
-
-
 # What a prediction sees
 
 
-def states_by_position(model: UnifiedModel, examples: Examples) -> dict[int, torch.Tensor]:
-    """The hidden state of the only row's prediction at each position."""
-    batch = collate(examples)
+def logits_by_hand(model: UnifiedModel, ids: Any, ends: Any, slot: int, **columns: Any) -> torch.Tensor:
+    """Logits at a slot of a row whose slot q reads the keys before `ends[q]`. *Shape:* (vocabulary,)"""
     with torch.no_grad():
-        states = model.backbone(batch, select=True)[-1][0]
-    slots = batch.targets["diffusion"].slots[0].tolist()
-    return {int(examples.position_ids[0, slot]): state for slot, state in zip(slots, states, strict=True)}
+        return model.logits(collate(row_of(ids, ends, [slot], [0], target="diffusion", **columns)))["diffusion"][
+            0, 0
+        ].double()
 
 
-@pytest.mark.parametrize("size", [None, 1, 4, "causal"])
-def test_a_token_reaches_what_may_see_it_and_nothing_else(size: int | str | None) -> None:
-    """Independent of the rule: change a token in the window, make the example again, look at every prediction."""
-    windows = random_windows(1, 24, seed=5)
-    model = toys.model()
-    block = 4 if size == "causal" else 24 if size is None else int(size)
+def cost_by_hand(model: UnifiedModel, ids: Any, ends: Any, slot: int, label: int) -> float:
+    """-log p of a token at a slot of such a row."""
+    return float(-torch.log_softmax(logits_by_hand(model, ids, ends, slot), 0)[label])
 
-    def make(windows: Windows) -> Examples:
-        if size == "causal":
-            return diffusion.causal(windows, vocabulary(), objective(4))
-        return make_examples(windows, vocabulary(), objective(size))  # type: ignore[arg-type]
 
-    before = states_by_position(model, make(windows))
-    assert len(before) > 5
-    outcomes = Counter[bool]()
-    for m in np.flatnonzero(windows.maskable[0]).tolist():
-        tokens = windows.token_ids.copy()
-        tokens[0, m] = toys.FIRST_ORDINARY + (tokens[0, m] - toys.FIRST_ORDINARY + 1) % (50 - toys.FIRST_ORDINARY)
-        after = states_by_position(model, make(dataclasses.replace(windows, token_ids=tokens)))
-        assert after.keys() == before.keys(), "noise does not depend on the text"
-        for position, state in after.items():
-            shown = m < position if size == "causal" else m not in before
-            sees = m // block < position // block or (m // block == position // block and shown)
-            assert torch.equal(state, before[position]) != sees, (m, position)
-            outcomes[sees] += 1
-    assert min(outcomes[True], outcomes[False]) > 10 or size is None
+def costs_of(model: UnifiedModel, examples: Examples) -> npt.NDArray[np.float64]:
+    """Cross-entropy of each prediction, 0 where there is none. *Shape:* (rows, predictions)"""
+    batch = collate(examples, fixed_shape=True)
+    target = batch.targets["diffusion"]
+    with torch.no_grad():
+        logits = model.logits(batch)["diffusion"].double()
+    costs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.labels.flatten(), reduction="none")
+    found: npt.NDArray[np.float64] = (costs.view(logits.shape[:2]) * (target.weights > 0)).numpy()
+    return found
 
 
 def test_one_pass_over_blocks_equals_a_pass_for_each_block() -> None:
+    """Of each block alone: the clean blocks of four before it, then the block as shown."""
     windows = random_windows(8, 19, short=True, seed=4)
-    examples = make_examples(windows, vocabulary(), objective(4))
+    examples = make_examples(windows, vocabulary(), diffusion_of(4))
     model = toys.model()
     with torch.no_grad():
-        logits = model.logits(collate(examples))["diffusion"]
+        logits = model.logits(collate(examples))["diffusion"].double()
     compared = 0
     for row, length in enumerate(windows.lengths.tolist()):
-        for j, (slot, label, _) in enumerate(predictions(examples, row)):
+        for number, (slot, _, _) in enumerate(predictions(examples, row)):
             place = slot - length
-            start = place // 4 * 4
-            shown = examples.input_ids[row, length + start : length + min(start + 4, length)]
-            alone = block_alone(windows[row : row + 1], start, shown, place, label)
-            torch.testing.assert_close(logits[row, j], model_logits(model, alone), atol=1e-5, rtol=1e-5)
+            start, end = place // 4 * 4, min(place // 4 * 4 + 4, length)
+            ids = [*windows.token_ids[row, :start], *examples.input_ids[row, length + start : length + end]]
+            ends = [*(np.arange(start) // 4 * 4 + 4), *[end] * (end - start)]
+            alone = logits_by_hand(model, ids, ends, place, segment_ids=windows.segment_ids[row, :end])
+            torch.testing.assert_close(logits[row, number], alone, atol=1e-5, rtol=1e-5)
             compared += 1
     assert compared > 10
-
-
-def block_alone(window: Windows, start: int, shown: npt.NDArray[np.int32], place: int, label: int) -> Examples:
-    """The clean blocks of four before `start`, then one block as shown; predicts the token at a position of it."""
-    clean = np.arange(start)
-    positions = np.concatenate([clean, start + np.arange(len(shown))])
-    slots = len(positions)
-    ends = np.concatenate([clean // 4 * 4 + 4, np.full(len(shown), slots)])
-    ids = np.concatenate([window.token_ids[0, :start], shown])
-    return plain_row(ids, positions, window.segment_ids[0, positions], ends, place, label)
-
-
-def plain_row(ids: Any, positions: Any, segments: Any, ends: Any, slot: int, label: int) -> Examples:
-    """One row with one prediction; slot q reads the keys before `ends[q]`."""
-    slots = len(ids)
-    intervals = np.stack([np.zeros(slots), ends, np.zeros(slots), np.zeros(slots)], axis=1).astype(np.int32)
-    return Examples(
-        input_ids=np.array([ids], np.int32), position_ids=np.array([positions], np.int32),
-        segment_ids=np.array([segments], np.int32), kinds=np.zeros((1, slots), np.uint8),
-        steps=np.zeros((1, slots), np.int32), intervals=intervals[None], lengths=np.array([slots], np.int32),
-        mutual=np.array([0], np.int32), text_tokens=np.array([slots], np.int32),
-        targets={"diffusion": Target(
-            slots=np.array([[slot]], np.int32), labels=np.array([[label]], np.int32), weights=np.ones((1, 1), np.float32)
-        )},
-    )  # fmt: skip
-
-
-def model_logits(model: UnifiedModel, examples: Examples) -> torch.Tensor:
-    """Logits of the only prediction."""
-    with torch.no_grad():
-        return model.logits(collate(examples))["diffusion"][0, 0]
 
 
 # The noise
@@ -244,8 +148,8 @@ def test_levels_are_uniform_and_apart() -> None:
 def test_a_block_has_any_number_of_masks_equally_often(size: int | None, block: list[int]) -> None:
     """Masking k of n tokens has probability C(n, k) B(k+1, n-k+1) = 1 / (n+1) where the level is uniform."""
     rows = 40_000
-    windows = window_of([11, 12, 13, 14, 15], rows=rows)
-    examples = make_examples(windows, vocabulary(), objective(size))
+    windows = window_of([SOS, 11, 12, 13, 14, 15, EOS], rows=rows)
+    examples = make_examples(windows, vocabulary(), diffusion_of(size))
     masked = examples.input_ids[:, -7:] == MASK
     share = np.bincount(masked[:, block].sum(axis=1), minlength=len(block) + 1) / rows
     expected = 1 / (len(block) + 1)
@@ -258,7 +162,7 @@ def test_a_block_has_any_number_of_masks_equally_often(size: int | None, block: 
 def test_weights_count_every_token_once(size: int | None) -> None:
     """The mean of mask/t is 1 and of its square 1 + ln(1/eps), integrated over the level, which is at least eps."""
     rows = 60_000
-    examples = make_examples(window_of([11, 12, 13, 14], rows=rows), vocabulary(), objective(size))
+    examples = make_examples(window_of([SOS, 11, 12, 13, 14, EOS], rows=rows), vocabulary(), diffusion_of(size))
     target = examples.targets["diffusion"]
     weight = np.zeros((rows, 4))
     assert target.weights.dtype == np.float32
@@ -271,27 +175,13 @@ def test_weights_count_every_token_once(size: int | None) -> None:
     assert (target.norms == 4).all()
 
 
-# The bound
-
-
-def costs_of(model: UnifiedModel, examples: Examples) -> npt.NDArray[np.float64]:
-    """Cross-entropy of each prediction, 0 where there is none. *Shape:* (rows, predictions)"""
-    batch = collate(examples, fixed_shape=True)
-    target = batch.targets["diffusion"]
-    with torch.no_grad():
-        logits = model.logits(batch)["diffusion"].double()
-    costs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.labels.flatten(), reduction="none")
-    found: npt.NDArray[np.float64] = (costs.view(logits.shape[:2]) * (target.weights > 0)).numpy()
-    return found
-
-
 # Training
 
 
 @pytest.mark.parametrize("size", [None, 4])
 def test_the_loss_is_normalised_over_the_global_batch(size: int | None) -> None:
     windows, model = random_windows(8, 24, short=True), toys.model()
-    examples = make_examples(windows, vocabulary(), objective(size))
+    examples = make_examples(windows, vocabulary(), diffusion_of(size))
     total = (costs_of(model, examples) * examples.targets["diffusion"].weights).sum()
     expected = total / windows.maskable.sum()
     gradients = []
@@ -306,105 +196,120 @@ def test_the_loss_is_normalised_over_the_global_batch(size: int | None) -> None:
         torch.testing.assert_close(other / scale, gradients[0] / scale, atol=1e-5, rtol=1e-4)
 
 
-def test_a_micro_batch_without_any_mask_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    levels_of(monkeypatch, 1e-12)
-    windows = random_windows(2, 12)
-    examples = make_examples(windows, vocabulary(), objective())
-    assert not predictions(examples)
-    state = TrainState(model=toys.model(), optimizers=[])
-    assert accumulate_gradients(state, [MicroBatch(examples, windows)], TrainingSettings(), CPU, str) == {
-        "diffusion": 0.0
+# The bound, by enumeration of orders and masks
+
+
+def moment(masked: int, tokens: int) -> float:
+    """Integral of P(exactly these are masked | t) / t over the level, which is at least EPS."""
+    t = np.polynomial.Polynomial([0, 1])
+    integral = (t ** (masked - 1) * (1 - t) ** (tokens - masked)).integ()
+    return float(integral(1) - integral(EPS)) + EPS**masked * (1 - EPS) ** (tokens - masked)
+
+
+TEXT = [11, 23, 9, 31]
+
+
+def test_the_moments_are_those_of_random_orders() -> None:
+    """Of n! orders (k-1)! (n-k)! fill one given token of k open ones first."""
+    for masked in (1, 2, 3, 4):
+        orders = math.factorial(masked - 1) * math.factorial(4 - masked) / math.factorial(4)
+        assert moment(masked, 4) == pytest.approx(orders, abs=2 * EPS**masked if masked > 1 else 4 * EPS)
+    assert moment(1, 1) == pytest.approx(1, abs=1e-12), "exact in blocks of one token"
+
+
+def any_order(model: UnifiedModel, text: Sequence[int]) -> list[float]:
+    """-log p of a text in each order its tokens can be filled in, by the chain rule."""
+    ids = [SOS, *text, EOS]
+    places = range(1, len(text) + 1)
+    cost = {
+        (frozenset(open_), place): cost_by_hand(
+            model,
+            [MASK if other in open_ else token for other, token in enumerate(ids)],
+            [len(ids)] * len(ids),
+            place,
+            ids[place],
+        )
+        for size in places
+        for open_ in combinations(places, size)
+        for place in open_
     }
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in state.model.parameters())
+    return [
+        sum(cost[frozenset(order[step:]), place] for step, place in enumerate(order)) for order in permutations(places)
+    ]
 
 
-def train(model: UnifiedModel, batches: Iterator[list[MicroBatch]], steps: int, rate: float) -> None:
-    settings = TrainingSettings(
-        learning_rate=rate, steps=steps, warmup_steps=20, clip_norm=1.0, weight_decay=0.0, schedule="cosine"
-    )
-    state = TrainState(model=model, optimizers=build_optimizers(model, settings))
-    hooks = Hooks(log=lambda *_: None, evaluate=lambda _: None, save=lambda _: None, describe=str)
-    fit(state, batches, settings, CPU, hooks)
+@pytest.mark.whole
+def test_the_loss_is_the_mean_over_all_orders_and_bounds_the_likelihood() -> None:
+    model, rows = toys.model(), 8000
+    by_order = any_order(model, TEXT)
+    windows = window_of([SOS, *TEXT, EOS])
+    exact = exact_to_zero = 0.0
+    for size in (1, 2, 3, 4):
+        for open_ in combinations(range(1, 5), size):
+            steps = np.full((1, 6), -1, dtype=np.int32)
+            steps[0, list(open_)] = 0
+            cost = costs_of(model, diffusion.cloze(windows, steps, vocabulary(), diffusion_of())).sum()
+            exact += moment(size, 4) * cost
+            exact_to_zero += math.factorial(size - 1) * math.factorial(4 - size) / math.factorial(4) * cost
+    assert exact_to_zero == pytest.approx(np.mean(by_order), rel=1e-5), "two independent computations"
+    assert exact == pytest.approx(exact_to_zero, rel=4 * EPS)
+
+    likelihood = np.mean(np.exp(-np.array(by_order)))
+    assert -math.log(likelihood) < exact, "the sampler fills the tokens in a random order"
+
+    examples = make_examples(window_of([SOS, *TEXT, EOS], rows=rows), vocabulary(), diffusion_of())
+    losses = (costs_of(model, examples) * examples.targets["diffusion"].weights).sum(axis=1)
+    assert abs(losses.mean() - exact) < 4 * losses.std() / math.sqrt(rows)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [None, 4])
-def test_a_small_batch_is_memorised(size: int | None) -> None:
-    windows = random_windows(6, 16, short=True, seed=3)
-    examples = make_examples(windows, vocabulary(), objective(size))
-    model = toys.model(initializer_range=0.02, num_layers=2)
-
-    def steps() -> Iterator[list[MicroBatch]]:
-        while True:
-            yield [MicroBatch(examples, windows)]
-
-    train(model, steps(), 150, 1e-2)
-    with torch.no_grad():
-        loss = model(collate(examples))["diffusion"]
-    assert float(loss.total) / loss.weight < 0.02
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [None, 4])
-def test_random_tokens_are_learned_down_to_the_floor_and_no_further(size: int | None) -> None:
-    """The floor is ln V per token; for drawn levels, ln V times the sum of drawn weights over the number of tokens."""
-    ordinary = 8
-    vocab = toys.FIRST_ORDINARY + ordinary
-    model = toys.model(vocab=vocab, positions=24, initializer_range=0.02, num_layers=1)
-
-    def steps() -> Iterator[list[MicroBatch]]:
-        seed = 0
-        while True:
-            seed += 1
-            windows = random_windows(16, 12, vocab=vocab, seed=seed)
-            yield [MicroBatch(make_examples(windows, vocabulary(vocab), objective(size)), windows)]
-
-    train(model, steps(), 120, 6e-3)
-    windows = random_windows(3000, 12, vocab=vocab, seed=10_000)
-    examples = make_examples(windows, vocabulary(vocab), objective(size))
-    costs, target = costs_of(model, examples), examples.targets["diffusion"]
-    weights = target.weights.astype(np.float64)
-    loss = (weights * costs).sum() / target.normaliser
-    floor = math.log(ordinary) * weights.sum() / target.normaliser
-    spread = (costs[weights > 0] - math.log(ordinary)).std()
-    noise = 4 * spread * math.sqrt((weights**2).sum()) / target.normaliser
-    assert loss > floor - noise, f"{loss:.3f} is below the floor {floor:.3f}"
-    assert loss < floor + noise + 0.05, f"{loss:.3f} did not come down to the floor {floor:.3f}"
-    by_token = 4 * math.log(ordinary) * math.sqrt(math.log(1 / EPS) / 3000)
-    assert abs(floor - math.log(ordinary)) < by_token, "the floor itself is ln V in expectation"
+def exact_by_blocks(model: UnifiedModel, size: int) -> float:
+    """Expected loss of block diffusion: all masks of every block, weighted by the moments of the level."""
+    total, ids = 0.0, [SOS, *TEXT, EOS]
+    for start in range(0, 6, size):
+        block = range(start, min(start + size, 6))
+        text = [place for place in block if 1 <= place <= 4]
+        for count in range(1, len(text) + 1):
+            for masked in combinations(text, count):
+                shown = [MASK if place in masked else ids[place] for place in block]
+                ends = [min(place // size * size + size, 6) for place in range(start)] + [block[-1] + 1] * len(block)
+                for place in masked:
+                    total += moment(count, len(text)) * cost_by_hand(
+                        model, ids[:start] + shown, ends, place, ids[place]
+                    )
+    return total
 
 
-# What a trained model defines, and the recipes
+@pytest.mark.whole
+@pytest.mark.parametrize("size", [1, 2, 4, 6])
+def test_the_loss_of_blocks_is_the_sum_over_their_masks(size: int) -> None:
+    model, rows = toys.model(), 8000
+    exact = exact_by_blocks(model, size)
+    examples = make_examples(window_of([SOS, *TEXT, EOS], rows=rows), vocabulary(), diffusion_of(size))
+    losses = (costs_of(model, examples) * examples.targets["diffusion"].weights).sum(axis=1)
+    assert abs(losses.mean() - exact) < 4 * losses.std() / math.sqrt(rows)
+    if size == 6:
+        assert exact == pytest.approx(np.mean(any_order(model, TEXT)), rel=4 * EPS)
 
 
-def test_what_is_defined() -> None:
-    whole, blocks = defined(objective()), defined(objective(4))
-    assert (whole.cloze, whole.stepwise, whole.causal) == (diffusion.cloze, None, None)
-    assert (blocks.cloze, blocks.stepwise, blocks.causal) == (None, None, diffusion.causal)
-    assert OBJECTIVES["block_diffusion"].make is diffusion.block_diffusion
+def test_blocks_of_one_token_are_a_left_to_right_language_model() -> None:
+    model, ids = toys.model(), [SOS, *TEXT, EOS]
+    # clean tokens read to the left, then a mask reads them all
+    chain = [cost_by_hand(model, [*ids[:at], MASK], range(1, at + 2), at, ids[at]) for at in range(1, 5)]
+    assert exact_by_blocks(model, 1) == pytest.approx(sum(chain), rel=1e-6)
+    causal = diffusion.causal(window_of([SOS, *TEXT, EOS]), vocabulary(), diffusion_of(1))
+    assert costs_of(model, causal)[0, :4] == pytest.approx(chain, rel=1e-5)
+    noised = make_examples(window_of([SOS, *TEXT, EOS], rows=20), vocabulary(), diffusion_of(1))
+    for row, costs in enumerate(costs_of(model, noised)):
+        for (_, label, _), cost in zip(predictions(noised, row), costs, strict=False):
+            assert cost == pytest.approx(chain[TEXT.index(label)], rel=1e-5), "whatever else is masked"
 
 
-def test_recipes_are_those_of_the_papers() -> None:
-    mdlm, lm1b = load_recipe("mdlm-base"), load_recipe("mdlm-base-lm1b")
-    assert (mdlm.data.window, lm1b.data.window, lm1b.tokenizer.vocab_size) == (1024, 128, 30522)
-    assert (mdlm.model.num_layers, mdlm.model.hidden_size, mdlm.model.num_heads) == (12, 768, 12)
-    training = mdlm.training
-    assert (training.steps, training.batch_size, training.learning_rate) == (1_000_000, 512, 3e-4)
-    assert (training.schedule, training.warmup_steps, training.clip_norm) == ("constant", 2500, 1.0)
-    assert (training.betas, training.epsilon, training.weight_decay) == ((0.9, 0.999), 1e-8, 0.0)
-    for name, size in (("bd3lm-base", 4), ("bd3lm-base-block8", 8), ("bd3lm-base-block16", 16)):
-        recipe = load_recipe(name)
-        assert (recipe.objective.name, recipe.objective.block_size) == ("block_diffusion", size)
-        assert (recipe.model, recipe.data, recipe.tokenizer) == (mdlm.model, mdlm.data, mdlm.tokenizer)
-        assert recipe.training == dataclasses.replace(training, steps=150_000)
-
-
-def test_a_block_has_at_least_one_token() -> None:
-    with pytest.raises(UsageError, match=r"objective.block_size is 0; it must be above 0 and finite"):
-        load_recipe("bd3lm-base", {"objective.block_size": 0})
-
-
-def test_visibility_of_rows_of_one_length_is_that_of_any() -> None:
-    lengths = np.full(5, 9)
-    rows = visibility.block_diffusion_rows(lengths, 4, capacity=18)
-    assert (rows == visibility.block_diffusion([4, 4, 1])).all()
+def test_a_block_as_long_as_the_window_is_masked_diffusion() -> None:
+    windows, model = random_windows(30, 18, short=True), toys.model()
+    whole = make_examples(windows, vocabulary(), diffusion_of(18))
+    plain = make_examples(windows, vocabulary(), diffusion_of())
+    for row in range(30):
+        length = int(windows.lengths[row])
+        shifted = [(slot + length, label, weight) for slot, label, weight in predictions(plain, row)]
+        assert predictions(whole, row) == shifted
+    np.testing.assert_allclose(costs_of(model, whole), costs_of(model, plain), atol=1e-5)

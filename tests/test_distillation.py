@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,21 @@ import nlu_toys
 from corpora import write_corpus
 from test_adaptation import on_disk, step_of
 from test_finetuning_resume import files, stop_behind
-from unicloze import verbs
+from unicloze import keyed
 from unicloze.comparison.contestants import contestants
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.example import SoftLabels, collate
+from unicloze.example import Batch, SoftLabels, collate
+from unicloze.finetuning.data import encoded, finetuning_steps
 from unicloze.finetuning.initial import start_weights
-from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.run import finetune_run, with_steps
 from unicloze.model.heads import soft_losses
 from unicloze.model.model import UnifiedModel
+from unicloze.objectives import make_examples
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.records import read_records
 from unicloze.settings import Recipe
+from unicloze.text.windows import windows_of
 from unicloze.training.distillation import Teacher
 from unicloze.training.loading import LoadedModel, build_model, load_model
 from unicloze.training.loop import Compute
@@ -58,28 +62,13 @@ def pretrained(name: str, **more: Any) -> LoadedModel:
     return nlu_toys.start(name, model__dropout=0.0, model__attention_dropout=0.0, **more)
 
 
-def a_batch(start: LoadedModel) -> Any:
+def a_batch(start: LoadedModel) -> Batch:
     """Rows of the objective of a model."""
-    from unicloze.objectives import make_examples
-    from unicloze.text.windows import Windows
-
-    vocabulary = start.tokenizer.vocabulary
-    lengths = np.array([12, 9, 7], dtype=np.int32)
-    ids = np.full((3, 12), vocabulary.pad, dtype=np.int32)
-    for row, length in enumerate(lengths):
-        ids[row, :length] = [vocabulary.sos, *(vocabulary.ordinary[row + i] for i in range(length - 2)), vocabulary.eos]
-    taken = np.arange(12) < lengths[:, None]
-    windows = Windows(
-        token_ids=ids,
-        segment_ids=np.zeros_like(ids),
-        lengths=lengths,
-        maskable=taken & ~np.isin(ids, vocabulary.special),
-        keys=np.arange(3, dtype=np.uint64) + np.uint64(5),
-        source=np.zeros(3, dtype=np.int32),
-        index=np.arange(3, dtype=np.int64),
-    )
-    objective = dataclasses.replace(start.recipe.objective, mask_rate=0.4)
-    return make_examples(windows, vocabulary, objective)
+    vocabulary, objective = start.tokenizer.vocabulary, start.recipe.objective
+    texts = [[vocabulary.ordinary[row : row + count]] for row, count in enumerate((10, 7, 5))]
+    if objective.name != "causal":
+        objective = dataclasses.replace(objective, mask_rate=0.4)
+    return collate(make_examples(windows_of(texts, vocabulary, keys=keyed.key(5, np.arange(3))), vocabulary, objective))
 
 
 @pytest.mark.parametrize(("name", "targets"), [("bert-base", ["ae"]), ("unilmv2-base", ["ae", "par"]), ("gpt", ["lm"])])
@@ -90,8 +79,7 @@ def test_losses_and_gradients_of_tokens_are_those_by_hand(name: str, targets: li
     settings = dataclasses.replace(start.recipe.distillation, teacher="it", temperature=3.0, weight=0.3)
     recipe = dataclasses.replace(start.recipe, distillation=settings)
     teacher = Teacher(other, recipe, targets[:1])
-    examples = a_batch(start) if name != "gpt" else a_causal_batch(start)
-    batch = collate(examples)
+    batch = a_batch(start)
     taught = teacher(batch, CPU)
     assert {key for key, target in taught.targets.items() if target.soft is not None} == set(targets[:1])
     model = start.model.train()
@@ -120,27 +108,13 @@ def test_losses_and_gradients_of_tokens_are_those_by_hand(name: str, targets: li
     model.eval()
 
 
-def a_causal_batch(start: LoadedModel) -> Any:
-    from unicloze.objectives import make_examples
-    from unicloze.text.windows import Windows
-
-    vocabulary = start.tokenizer.vocabulary
-    ids = vocabulary.ordinary[np.arange(24).reshape(2, 12) % 40].astype(np.int32)
-    windows = Windows(
-        token_ids=ids, segment_ids=np.zeros_like(ids), lengths=np.full(2, 12, dtype=np.int32),
-        maskable=np.ones_like(ids, dtype=bool), keys=np.arange(2, dtype=np.uint64), source=np.zeros(2, dtype=np.int32),
-        index=np.arange(2, dtype=np.int64),
-    )  # fmt: skip
-    return make_examples(windows, vocabulary, start.recipe.objective)
-
-
 def test_soft_labels_do_not_depend_on_the_answers() -> None:
     """The teacher sees what the student sees: other labels under the same masks give the same soft labels."""
     start, other = pretrained("unilmv2-base"), pretrained("unilmv2-base", training__seed=9)
     recipe = dataclasses.replace(
         start.recipe, distillation=dataclasses.replace(start.recipe.distillation, teacher="it")
     )
-    batch = collate(a_batch(start))
+    batch = a_batch(start)
     changed = {key: dataclasses.replace(target, labels=target.labels.flip(1)) for key, target in batch.targets.items()}
     one, two = (
         Teacher(other, recipe, ["ae", "par"])(each, CPU)
@@ -174,10 +148,6 @@ def test_losses_and_gradients_of_a_task_are_those_by_hand(tmp_path: Path, kind: 
         ],
     }[kind]
     nlu_toys.write(tmp_path / "train.jsonl", records)
-    from unicloze.finetuning.data import encoded, finetuning_steps
-    from unicloze.finetuning.run import with_steps
-    from unicloze.records import read_records
-
     rows = read_records(tmp_path / "train.jsonl", recipe.task)
     recipe = with_steps(recipe, len(rows))
     data = encoded(rows, recipe, start.tokenizer)
@@ -281,58 +251,52 @@ def student_of(start: LoadedModel, task: str = "classification", **more: Any) ->
     return nlu_toys.recipe_for(start, task, **values)
 
 
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"task__labels": ["b", "a"]}, r"with task\.labels \['a', 'b'\], but the run has \['b', 'a'\]"),
+    ({"task__pooling": "mean"}, r"with task\.pooling first, but the run has mean"),
+    ({"use__separators": 2}, r"with use\.separators 1, but the run has 2"),
+    ({"task__head": "biattentive"}, r"with task\.head dense, but the run has biattentive"),
+    ({"task__max_length": 200}, r"has 128 positions, but the rows have up to 200: lower task\.max_length"),
+]
+
+
 def test_a_teacher_that_does_not_fit_is_refused(place: Path) -> None:
     start, teacher = load_model(place / "start"), load_model(place / "teacher")
-
-    def opened(recipe: Recipe, one: LoadedModel = teacher, tokenizer: Any = start.tokenizer) -> Any:
-        return Teacher.of(one, recipe, tokenizer)
-
-    assert opened(student_of(start)) is not None
+    assert Teacher.of(teacher, student_of(start), start.tokenizer) is not None
+    for changes, message in REFUSED:
+        with pytest.raises(UsageError, match=message):
+            Teacher.of(teacher, student_of(start, **changes), start.tokenizer)
     with pytest.raises(UsageError, match="has another tokenizer than this run"):
-        opened(student_of(start), tokenizer=nlu_toys.start("gpt").tokenizer)
+        Teacher.of(teacher, student_of(start), nlu_toys.start("gpt").tokenizer)
     with pytest.raises(UsageError, match="trained for pre-training only, but the run is for classification"):
-        opened(student_of(start), start)
-    with pytest.raises(UsageError, match=r"with task\.labels \['a', 'b'\], but the run has \['b', 'a'\]"):
-        opened(student_of(start, task__labels=["b", "a"]))
-    with pytest.raises(UsageError, match=r"with task\.pooling first, but the run has mean"):
-        opened(student_of(start, task__pooling="mean"))
-    with pytest.raises(UsageError, match=r"with use\.separators 1, but the run has 2"):
-        opened(student_of(start, use__separators=2))
-    with pytest.raises(UsageError, match=r"with task\.head dense, but the run has biattentive"):
-        opened(student_of(start, task__head="biattentive"))
-    with pytest.raises(UsageError, match=r"has 128 positions, but the rows have up to 200: lower task\.max_length"):
-        opened(student_of(start, task__max_length=200))
+        Teacher.of(start, student_of(start), start.tokenizer)
     choice = nlu_toys.recipe_for(start, "choice", distillation__teacher="it")
     with pytest.raises(UsageError, match="a choice task has no soft labels; only classification, regression, tagging"):
-        opened(choice)
-    masked = dataclasses.replace(
-        start.recipe, distillation=dataclasses.replace(start.recipe.distillation, teacher="it")
-    )
+        Teacher.of(teacher, choice, start.tokenizer)
+    masked = dataclasses.replace(start.recipe.distillation, teacher="it")
     with pytest.raises(UsageError, match=r"predicts no tokens, but the run trains"):
-        opened(masked)
-    bart = nlu_toys.start("bart-base")
-    causal = load_recipe("gpt", toy_overrides() | {"distillation.teacher": "it"})
-    with pytest.raises(UsageError, match=r"predicts lm in rows of denoising \(bidirectional\), but"):
-        opened(causal, bart, bart.tokenizer)
-    bert = nlu_toys.start("bert-base")
-    left = load_recipe(
-        "bert-base",
-        toy_overrides()
-        | {"objective.visibility": "left_to_right", "objective.targets": ["ae"], "distillation.teacher": "it"},
-    )
-    with pytest.raises(
-        UsageError, match=r"predicts ae in rows of masked \(bidirectional\), but .* masked \(left_to_right\)"
-    ):
-        opened(left, bert, bert.tokenizer)
-    prefix = load_recipe("prefix-lm-base", toy_overrides() | {"distillation.teacher": "it"})
-    gpt = nlu_toys.start("gpt")
-    with pytest.raises(
-        UsageError, match=r"predicts lm in rows of causal \(left_to_right\), but .* prefix \(bidirectional\)"
-    ):
-        opened(prefix, gpt, gpt.tokenizer)
-    assert opened(
-        load_recipe("unilmv2-ablation-ae", toy_overrides() | {"distillation.teacher": "it"}), bert, bert.tokenizer
-    )
+        Teacher.of(teacher, dataclasses.replace(start.recipe, distillation=masked), start.tokenizer)
+
+
+LEFT = {"objective.visibility": "left_to_right", "objective.targets": ["ae"]}
+
+
+@pytest.mark.parametrize(
+    ("teacher", "student", "changes", "message"),
+    [
+        ("bart-base", "gpt", {}, r"predicts lm in rows of denoising \(bidirectional\), but"),
+        ("bert-base", "bert-base", LEFT, r"ae in rows of masked \(bidirectional\), but .* masked \(left_to_right\)"),
+        ("gpt", "prefix-lm-base", {}, r"lm in rows of causal \(left_to_right\), but .* prefix \(bidirectional\)"),
+        ("bert-base", "unilmv2-ablation-ae", {}, ""),
+    ],
+)
+def test_a_teacher_of_tokens_predicts_them_in_such_rows(
+    teacher: str, student: str, changes: dict[str, Any], message: str
+) -> None:
+    recipe = load_recipe(student, toy_overrides() | changes | {"distillation.teacher": "it"})
+    opened = nlu_toys.start(teacher)
+    with pytest.raises(UsageError, match=message) if message else contextlib.nullcontext():
+        assert Teacher.of(opened, recipe, opened.tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -374,13 +338,3 @@ def test_a_comparison_refuses_a_teacher(tmp_path: Path) -> None:
     file.write_text("base: quickstart\ndistillation: {teacher: runs/one}\n")
     with pytest.raises(UsageError, match=r"recipe taught sets distillation\.teacher, a model that no budget trains"):
         contestants([str(file)], like=None, overrides={})
-
-
-def test_a_teacher_of_one_tokenizer_teaches_through_the_verb(place: Path, tmp_path: Path) -> None:
-    given = {"distillation.teacher": str(place / "teacher"), "training.device": "cpu", "finetuning.epochs": 1}
-    result = verbs.finetune(
-        task="classification", model=place / "start", train=place / "train.jsonl", out=tmp_path / "run", quiet=True,
-        overrides=given,
-    )  # fmt: skip
-    began = json.loads((tmp_path / "run" / "ledger.jsonl").read_text().split("\n")[0])
-    assert result is not None and began["recipe"]["distillation"]["teacher"] == str(place / "teacher")

@@ -1,4 +1,4 @@
-"""ELECTRA: the generator's samples, what the discriminator can learn from them, and resuming a run of both."""
+"""ELECTRA: the generator's samples, what the discriminator learns from them, and runs of both."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from brute_force import group, matrix
-from toys import EOS, FIRST_ORDINARY, MASK, SOS, random_windows, vocabulary
-from unicloze import keyed
+from corpora import write_corpus
+from objective_toys import ELECTRA, changed, window_of
+from toys import EOS, MASK, PAD, SOS, random_windows, vocabulary
+from unicloze.decoding.embed import embed
+from unicloze.decoding.infill import fill
+from unicloze.decoding.likelihood import score
+from unicloze.errors import UsageError
 from unicloze.example import Batch, collate
 from unicloze.model.build import (
     ReplacedTokenModel,
@@ -28,14 +32,17 @@ from unicloze.model.build import (
 )
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import make_examples, settings_of
-from unicloze.recipes import load_recipe
-from unicloze.settings import ModelSettings, ObjectiveSettings
+from unicloze.objectives import make_examples
+from unicloze.pretraining.run import pretrain_run
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.settings import ModelSettings, ObjectiveSettings, TrainingSettings
 from unicloze.text.windows import Windows
+from unicloze.training.batches import MicroBatch
+from unicloze.training.checkpoint import load_newest
+from unicloze.training.ledger import read_ledger
+from unicloze.training.loading import load_model
+from unicloze.training.loop import Compute, TrainState, accumulate_gradients
 
-ELECTRA = settings_of(
-    name="masked", targets=["ae", "rtd"], masking="token", mask_rate=0.3, mask_share=0.85, random_share=0.0
-)
 SHAPE = ModelSettings(
     hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, relative_bias=False, generator_size=0.5,
     dropout=0.0, attention_dropout=0.0, initializer_range=0.15,
@@ -64,16 +71,8 @@ def detected(model: ReplacedTokenModel, batch: Batch, dropout: DropoutKey | None
 
 def test_an_example_by_hand() -> None:
     """x3 and x5 are predicted; the sample for x3 is wrong, the one for x5 happens to be right."""
-    tokens = np.array([[SOS, 11, 12, 13, EOS, 15, EOS, 0]], dtype=np.int32)
-    windows = Windows(
-        token_ids=tokens,
-        segment_ids=np.array([[0, 0, 0, 0, 0, 1, 1, 0]], dtype=np.int32),
-        lengths=np.array([7], dtype=np.int32),
-        maskable=np.isin(tokens, [11, 12, 13, 15]),
-        keys=keyed.key(0, 0, np.arange(1)),
-        source=np.zeros(1, np.int32),
-        index=np.zeros(1, np.int64),
-    )
+    windows = window_of([SOS, 11, 12, 13, EOS, 15, EOS, PAD], segments=[0, 0, 0, 0, 0, 1, 1, 0])
+    tokens = windows.token_ids
     objective = dataclasses.replace(ELECTRA, mask_rate=0.5, mask_share=1.0)
     examples = make_examples(windows, vocabulary(), objective)
     ae, rtd = examples.targets["ae"], examples.targets["rtd"]
@@ -96,14 +95,11 @@ def test_an_example_by_hand() -> None:
     assert batch.input_ids.tolist() == [shown.tolist()], "the generator's batch stays as it is"
 
 
-def test_every_slot_except_padding_is_predicted_and_reads_every_other() -> None:
+def test_every_slot_except_padding_is_predicted() -> None:
     windows = random_windows(12, 24, short=True)
-    examples = make_examples(windows, vocabulary(), ELECTRA)
-    rtd = examples.targets["rtd"]
+    rtd = make_examples(windows, vocabulary(), ELECTRA).targets["rtd"]
     for row, length in enumerate(windows.lengths):
         assert rtd.slots[row, rtd.weights[row] > 0].tolist() == list(range(length))
-        slots = group("C", length)
-        assert np.array_equal(examples.visible(row), matrix(slots, slots, lambda q, k: True))
     assert rtd.normaliser == windows.lengths.sum()
     assert np.array_equal(rtd.labels, windows.token_ids)
 
@@ -160,13 +156,6 @@ def test_the_generators_shape_is_table_6s() -> None:
             assert own.hidden_size % own.num_heads == own.hidden_size % 2 == 0 < own.hidden_size
 
 
-def test_a_generator_with_the_encoding_of_transformer_xl() -> None:
-    model = electra(positions="transformer_xl", num_heads=3, hidden_size=30, generator_size=0.3)
-    with torch.no_grad():
-        losses = model(batch_of(random_windows(4, 24)))
-    assert all(math.isfinite(float(loss.total)) for loss in losses.values())
-
-
 def test_embeddings_are_shared_and_saved_once(tmp_path: Path) -> None:
     model = electra()
     state = model.state_dict()
@@ -188,18 +177,6 @@ def test_embeddings_are_shared_and_saved_once(tmp_path: Path) -> None:
     batch = batch_of(random_windows(4, 24))
     with torch.no_grad():
         assert float(model(batch)["rtd"].total) == float(fresh(batch)["rtd"].total)
-
-
-def test_one_network_without_a_generator() -> None:
-    plain = build(
-        dataclasses.replace(SHAPE, generator_size=0.0), vocab_size=50, max_positions=40, targets=["ae", "par"]
-    )
-    assert isinstance(plain, UnifiedModel)
-    assert plain.for_use() is plain
-    assert plain.networks == (plain,)
-    model = electra()
-    assert model.for_use() is model.discriminator
-    assert not hasattr(model.for_use(), "token_head")
 
 
 def test_samples_are_keyed_in_training_and_fixed_in_evaluation() -> None:
@@ -262,52 +239,39 @@ def test_no_gradient_flows_through_the_samples() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_the_discriminator_never_sees_what_stood_under_a_sample(training: bool) -> None:
-    model = electra(dropout=0.1, attention_dropout=0.1)
-    windows = random_windows(1, 30, seed=11)
+    model, windows = electra(dropout=0.1, attention_dropout=0.1), random_windows(1, 30, seed=11)
 
-    def look(tokens: np.ndarray) -> tuple[Batch, Batch, Tensor]:  # type: ignore[type-arg]
-        batch = batch_of(dataclasses.replace(windows, token_ids=tokens))
+    def look(windows: Windows) -> tuple[Batch, Batch, Tensor]:
+        batch = batch_of(windows)
         return (batch, *detected(model, batch, DropoutKey(1, 2, 3) if training else None))
 
-    batch, following, reference = look(windows.token_ids)
-    ae = batch.targets["ae"]
-    masked = set(ae.slots[0].tolist())
+    batch, following, reference = look(windows)
+    masked = set(batch.targets["ae"].slots[0].tolist())
     hidden = [slot for slot in sorted(masked) if batch.input_ids[0, slot] == MASK]
     assert len(hidden) > 5
-    for slot in range(30):
-        if not windows.maskable[0, slot]:
-            continue
-        tokens = windows.token_ids.copy()
-        tokens[0, slot] = FIRST_ORDINARY + (tokens[0, slot] - FIRST_ORDINARY + 1) % (50 - FIRST_ORDINARY)
-        _, after, logits = look(tokens)
+    for slot in np.flatnonzero(windows.maskable[0]).tolist():
+        other = changed(windows, slot, vocabulary())
+        _, after, logits = look(other)
         if slot in hidden:
             assert torch.equal(after.input_ids, following.input_ids)
             assert torch.equal(logits, reference)
             written = int(following.input_ids[0, slot])
-            assert int(after.targets["rtd"].labels[0, slot]) == int(written != tokens[0, slot])
+            assert int(after.targets["rtd"].labels[0, slot]) == int(written != other.token_ids[0, slot])
         elif slot not in masked:
             assert not torch.equal(logits, reference)
 
 
 def test_a_forced_sample_hides_a_token_that_the_generator_saw() -> None:
     """A masked slot that shows its own token: the generator reads that token, the discriminator only the sample."""
-    model = electra()
-    windows = random_windows(1, 30, seed=3)
-    objective = dataclasses.replace(ELECTRA, mask_share=0.0)
+    model, windows, objective = electra(), random_windows(1, 30, seed=3), dataclasses.replace(ELECTRA, mask_share=0.0)
+    slot = int(batch_of(windows, objective).targets["ae"].slots[0, 0])
     results = []
-    for shift in (0, 1):
-        batch = batch_of(windows, objective)
-        slot = int(batch.targets["ae"].slots[0, 0])
-        tokens = windows.token_ids.copy()
-        tokens[0, slot] = FIRST_ORDINARY + (tokens[0, slot] - FIRST_ORDINARY + shift) % (50 - FIRST_ORDINARY)
-        batch = batch_of(dataclasses.replace(windows, token_ids=tokens), objective)
-        following = with_samples(batch, torch.full((int((batch.targets["ae"].weights > 0).sum()),), 20))
+    for each in (windows, changed(windows, slot, vocabulary())):
+        batch = batch_of(each, objective)
+        following = with_samples(batch, torch.full((batch.targets["ae"].predictions,), 20))
         with torch.no_grad():
-            states = model.discriminator.backbone(following)[-1]
-        results.append((batch.input_ids, following.input_ids, states))
-    assert not torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-    assert torch.equal(results[0][2], results[1][2])
+            results.append((batch.input_ids, following.input_ids, model.discriminator.backbone(following)[-1]))
+    assert [torch.equal(one, other) for one, other in zip(*results, strict=True)] == [False, True, True]
 
 
 def test_a_uniform_generator_replaces_as_often_as_chance_says() -> None:
@@ -326,3 +290,111 @@ def test_a_uniform_generator_replaces_as_often_as_chance_says() -> None:
     assert masked == 4000 * round(0.3 * 21)
     expected = 1 - 1 / vocab
     assert abs(labels.sum() / masked - expected) < 5 * math.sqrt(expected * (1 - expected) / masked)
+
+
+# Runs
+
+
+CPU = Compute(device=torch.device("cpu"), precision="fp32")
+
+
+def test_the_loss_is_the_generators_and_fifty_times_the_discriminators() -> None:
+    windows = random_windows(6, 24, short=True)
+    examples = make_examples(windows, vocabulary(), ELECTRA)
+    found = []
+    for rows in (6, 2):  # micro-batches are weighted as one batch
+        model = electra()
+        with torch.no_grad():
+            model.generator.token_head.bias[20] = 100.0  # every sample, independent of the draw
+        parts = [MicroBatch(examples[i : i + rows], windows[i : i + rows], {"rtd": 50.0}) for i in range(0, 6, rows)]
+        losses = accumulate_gradients(TrainState(model=model, optimizers=[]), parts, TrainingSettings(), CPU, str)
+        found.append((losses, {name: parameter.grad for name, parameter in model.named_parameters()}))
+    model = electra()
+    with torch.no_grad():
+        model.generator.token_head.bias[20] = 100.0
+    each = {name: loss.total / loss.weight for name, loss in model(collate(examples)).items()}
+    (each["ae"] + 50 * each["rtd"]).backward()
+    for losses, gradients in found:
+        assert losses == pytest.approx({name: float(value.detach()) for name, value in each.items()}, rel=1e-5)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad, atol=2e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "text")
+
+
+def toy(corpus: Path, **overrides: Any) -> dict[str, Any]:
+    """Small enough for a test, with dropout, several micro-batches and no schedule that depends on the number of steps."""
+    return toy_overrides() | {
+        "data.corpus": [str(corpus)], "model.embedding_size": 16, "training.schedule": "constant",
+        "training.micro_batch_size": 2, "training.precision": "fp32", **overrides,
+    }  # fmt: skip
+
+
+def test_a_run_keeps_the_discriminator_for_use(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = pretrain_run(load_recipe("electra-small", toy(corpus)), out, progress=False)
+    assert set(result.perplexity) == {"ae"}
+    events = list(read_ledger(out / "ledger.jsonl"))
+    assert all(set(event["loss"]) == {"ae", "rtd"} for event in events if event["event"] in ("step", "evaluate"))
+    places = [
+        place for event in events if event["event"] == "samples" for s in event["samples"] for place in s["masked"]
+    ]
+    assert all(set(place) == {"position", "step", "truth", "word", "ae", "top"} for place in places)
+
+    loaded = load_model(out)
+    saved = load_file(loaded.path / "model.safetensors")
+    assert isinstance(loaded.model, UnifiedModel)
+    for name, tensor in loaded.model.state_dict().items():
+        assert torch.equal(tensor, saved[f"discriminator.{name}"])
+    assert embed(loaded, ["a b c", "d"]).shape == (2, 32)
+    (scored,) = score(loaded, ["a b c"])
+    assert scored.pseudo_log_likelihood is None
+    assert scored.chain_log_likelihood is None
+    with pytest.raises(UsageError, match="masked with the targets ae and rtd does not define filling masks"):
+        fill(loaded, "a [MASK] c")
+
+
+@pytest.mark.whole
+def test_a_run_starts_from_the_network_of_another_that_is_used(corpus: Path, tmp_path: Path) -> None:
+    first, second, plain = tmp_path / "first", tmp_path / "second", tmp_path / "plain"
+    pretrain_run(load_recipe("electra-small", toy(corpus)), first, progress=False)
+    weights = load_model(first).model.state_dict()
+
+    onward = {"training.initialize_from": str(first), "training.learning_rate": 1e-12, "training.weight_decay": 0.0}
+    with pytest.warns(
+        UserWarning, match=r"has 0 of the generator's 31 tensors in the right shape: the others are newly initialised"
+    ):
+        pretrain_run(load_recipe("electra-small", toy(corpus) | onward), second, progress=False)
+    for name, tensor in load_model(second).model.state_dict().items():
+        torch.testing.assert_close(tensor, weights[name], atol=1e-6, rtol=0)
+
+    alone = {"objective.targets": ["ae"], "objective.coefficients": {}, "model.generator_size": 0.0}
+    with pytest.warns(UserWarning, match=r"has no token_head.*newly initialised"):
+        pretrain_run(load_recipe("electra-small", toy(corpus) | onward | alone), plain, progress=False)
+    found = load_model(plain).model.state_dict()
+    assert {name for name in found if name in weights} == {name for name in weights if name.startswith("backbone.")}
+    for name in weights:
+        if name in found:
+            torch.testing.assert_close(found[name], weights[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_both_networks_start_from_a_masked_language_model_of_their_size(corpus: Path, tmp_path: Path) -> None:
+    """Two stages, as the paper tries in Section 3.3: the generator alone, then a discriminator that starts from it."""
+    alone = {"objective.targets": ["ae"], "objective.coefficients": {}, "model.generator_size": 0.0}
+    pretrain_run(load_recipe("electra-small", toy(corpus) | alone), tmp_path / "first", progress=False)
+    still = {"training.learning_rate": 1e-12, "training.weight_decay": 0.0, "model.generator_size": 1.0}
+    onward = {"training.initialize_from": str(tmp_path / "first"), **still}
+    with pytest.warns(UserWarning, match=r"has no replaced_head.*newly initialised"):
+        pretrain_run(load_recipe("electra-small", toy(corpus) | onward), tmp_path / "second", progress=False)
+    weights = load_model(tmp_path / "first").model.state_dict()
+    saved = load_newest(tmp_path / "second" / "checkpoints")
+    assert saved is not None
+    for network in ("generator", "discriminator"):
+        name = "backbone.layers.1.attention.qkv.weight"
+        torch.testing.assert_close(saved.model[f"{network}.{name}"], weights[name], atol=1e-6, rtol=0)
+    head = "token_head.dense.weight"
+    torch.testing.assert_close(saved.model[f"generator.{head}"], weights[head], atol=1e-6, rtol=0)

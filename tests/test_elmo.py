@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import toys
 from corpora import write_corpus
 from decoding_toys import byte_level, roberta_like, sentencepiece, wordpiece
-from recurrent_toys import recurrent_model
+from objective_toys import CASES
+from recurrent_toys import CHARACTERS, read_by_hand, recurrent_model
 from toys import random_windows, vocabulary
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.characters import LONGEST, spell
+from unicloze.errors import UniclozeError
 from unicloze.example import Batch, collate
-from unicloze.model.dropout import DropoutKey
-from unicloze.model.recurrent.layers import CharacterCnn
-from unicloze.objectives import make_examples, settings_of
+from unicloze.model.recurrent.layers import BACKWARD, CharacterCnn
+from unicloze.objectives import make_examples
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TokenizerSettings
-from unicloze.spelling import LONGEST, spell
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.windows import Windows
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
@@ -35,11 +32,6 @@ from unicloze.training.initial import initialize_from
 from unicloze.training.loading import build_model, load_model, spell_tokens
 from unicloze.verbs import embed, finetune, predict, score
 
-CHARACTERS: dict[str, Any] = {
-    "embeddings": "characters", "character_size": 3, "character_filters": [2, 3, 4], "tied_output": False,
-    "activation": "relu",
-}  # fmt: skip
-OBJECTIVE = settings_of(name="bidirectional_lm", targets=["lm", "lm_back"])
 BEGIN, END, PADDING = 258, 259, 260
 
 
@@ -64,7 +56,7 @@ def elmo(targets: tuple[str, ...] = ("lm", "lm_back"), **settings: Any) -> Any:
 
 
 def batch_of(windows: Windows) -> Batch:
-    return collate(make_examples(windows, vocabulary(), OBJECTIVE))
+    return collate(make_examples(windows, vocabulary(), CASES["elmo"]))
 
 
 # The symbols
@@ -185,22 +177,11 @@ def test_the_weights_start_as_in_the_released_code() -> None:
     assert cnn.projection.weight.std().item() == pytest.approx(256**-0.5, rel=0.03)
 
 
-def read_by_hand(model: Any, tokens: Tensor, direction: str, clip: float) -> Tensor:
-    """Final states of rows of one length by `nn.LSTM` (clips off), or step by step with clips."""
-    x = model.backbone.embeddings.tokens(tokens)
-    x = x if direction == "left_to_right" else x.flip(1)
-    for number, layer in enumerate(model.backbone.layers):
-        lstm = layer.cells[direction].lstm
-        output = lstm(x)[0] if clip == math.inf else clipped(lstm, x, clip)
-        x = output + x if number else output
-    return x if direction == "left_to_right" else x.flip(1)
-
-
 def by_hand(model: Any, tokens: Tensor, clip: float) -> dict[str, Tensor]:
     """Both losses of rows of one length."""
     states = {
-        "lm": read_by_hand(model, tokens, "left_to_right", clip)[:, :-1],
-        "lm_back": read_by_hand(model, tokens, "right_to_left", clip)[:, 1:],
+        "lm": read_by_hand(model, tokens, clip=clip)[:, :-1],
+        "lm_back": read_by_hand(model, tokens, BACKWARD, clip)[:, 1:],
     }
     labels = {"lm": tokens[:, 1:], "lm_back": tokens[:, :-1]}
     logits = {name: of_name @ model.token_head.output.T + model.token_head.bias for name, of_name in states.items()}
@@ -208,19 +189,6 @@ def by_hand(model: Any, tokens: Tensor, clip: float) -> dict[str, Tensor]:
         name: nn.functional.cross_entropy(logits[name].flatten(0, 1), labels[name].flatten(), reduction="sum")
         for name in states
     }
-
-
-def clipped(lstm: nn.LSTM, x: Tensor, clip: float) -> Tensor:
-    """LSTM with projection: cells are clipped before the output gate reads them, outputs after they are projected."""
-    (into, recurrent, bias, other, projection), outputs = lstm.parameters(), []
-    h, c = x.new_zeros(len(x), lstm.proj_size), x.new_zeros(len(x), lstm.hidden_size)
-    for step in x.unbind(1):
-        gates = step @ into.T + bias + h @ recurrent.T + other
-        i, f, g, o = gates.split(lstm.hidden_size, dim=1)
-        c = (torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)).clamp(-clip, clip)
-        h = ((torch.sigmoid(o) * torch.tanh(c)) @ projection.T).clamp(-clip, clip)
-        outputs.append(h)
-    return torch.stack(outputs, dim=1)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -245,59 +213,11 @@ def test_the_whole_network_by_hand_with_its_gradients(clip: float) -> None:
         torch.testing.assert_close(gradients[name], each.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_no_prediction_reads_its_answer_by_its_characters() -> None:
-    model, windows = elmo(), random_windows(1, 12, seed=11)
-
-    def logits(tokens: Any) -> dict[str, Tensor]:
-        with torch.no_grad():
-            return dict(model.logits(batch_of(dataclasses.replace(windows, token_ids=tokens))))
-
-    reference = logits(windows.token_ids)
-    for place in np.flatnonzero(windows.maskable[0]).tolist():
-        tokens = windows.token_ids.copy()
-        tokens[0, place] = toys.FIRST_ORDINARY + (tokens[0, place] - toys.FIRST_ORDINARY + 1) % 43
-        found = logits(tokens)
-        for prediction in range(11):
-            forward, back = (  # rounding depends on the place of a token among the distinct ones
-                torch.allclose(found[name][0, prediction], reference[name][0, prediction], rtol=0, atol=1e-6)
-                for name in found
-            )
-            assert forward == (prediction < place) and back == (prediction + 1 > place)
-
-
-def test_dropout_of_embeddings_drops_every_occurrence_of_a_token() -> None:
-    embeddings = elmo(embedding_dropout=0.5).backbone.embeddings
-    embedded = embeddings(torch.arange(50).repeat(2), DropoutKey(5))
-    zero = (embedded == 0).all(dim=1)
-    assert torch.equal(zero[:50], zero[50:]) and 10 < zero[:50].sum() < 40
-
-
 def test_a_model_without_the_symbols_of_its_tokens_is_refused() -> None:
     model = elmo()
     model.backbone.embeddings.tokens.symbols = None
     with pytest.raises(UniclozeError, match="the model reads characters, but was not given those of its tokens"):
         model(batch_of(random_windows(1, 8)))
-
-
-@pytest.mark.parametrize(
-    ("recipe", "settings", "problem"),
-    [
-        ("elmo", {"model.tied_output": True}, r"model\.tied_output is True; embeddings made of characters cannot be shared"),
-        ("elmo", {"model.character_filters": [8, 0]}, r"model\.character_filters is \[8, 0\]; list a number of filters"),
-        ("elmo", {"model.character_filters": [1] * 51}, r"for each of up to 50 widths"),
-        ("bert-base", {"model.embeddings": "characters"}, r"model\.embeddings is 'characters'; only LSTMs read characters"),
-    ],
-)  # fmt: skip
-def test_settings_that_contradict_characters_are_refused(recipe: str, settings: dict[str, Any], problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):
-        load_recipe(recipe, settings)
-
-
-def test_the_recipe_is_the_papers() -> None:
-    model = load_recipe("elmo").model
-    assert model.character_filters == [32, 32, 64, 128, 256, 512, 1024] and model.character_highways == 2
-    assert (model.num_layers, model.intermediate_size, model.hidden_size, model.residual) == (2, 4096, 512, True)
-    assert model.cell_clip == model.projection_clip == 3 and model.embeddings == "characters" and not model.tied_output
 
 
 # Runs
@@ -326,49 +246,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_the_recipe_takes_a_step_at_full_size() -> None:
-    recipe = load_recipe("elmo")
-    model = build_model(recipe, 32000)
-    spell_tokens(model, lambda: spell([str(number).encode() for number in range(32000)], [True] * 32000))
-    assert sum(weight.numel() for weight in model.parameters()) == 110_082_384
-    batch = batch_of(random_windows(1, 8))
-    with torch.no_grad():
-        before = {name: loss.total.item() / loss.weight for name, loss in model(batch).items()}
-    assert all(value == pytest.approx(math.log(32000), abs=0.5) for value in before.values())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    torch.stack([loss.total / loss.weight for loss in model(batch, DropoutKey(1)).values()]).sum().backward()
-    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
-    optimizer.step()
-    with torch.no_grad():
-        after = {name: loss.total.item() / loss.weight for name, loss in model(batch).items()}
-    assert all(after[name] < before[name] for name in before)
-
-
-@pytest.mark.whole
-def test_a_resumed_run_ends_with_the_same_bits(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run / "run", tmp_path / "cut")
-    shutil.rmtree(list_checkpoints(tmp_path / "cut" / "checkpoints")[-1])
-    pretrain_run(load_recipe("elmo", overrides(run / "corpus")), tmp_path / "cut", progress=False)
-    whole, cut = weights(run / "run"), weights(tmp_path / "cut")
-    assert set(whole) == set(cut) and not [name for name in whole if "symbols" in name]
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
-
-
-@pytest.mark.whole
-def test_characters_resume_with_a_carried_state(run: Path, tmp_path: Path) -> None:
-    settings = overrides(run / "corpus") | {f"model.{name}": value for name, value in CHARACTERS.items()}
-    recipe = load_recipe("awd-lstm", settings)
-    pretrain_run(recipe, tmp_path / "whole", progress=False)
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    shutil.rmtree(list_checkpoints(tmp_path / "cut" / "checkpoints")[-1])
-    pretrain_run(recipe, tmp_path / "cut", progress=False)
-    whole, cut = (load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("whole", "cut"))
-    assert whole.memories["0.states"].abs().max() > 0
-    for one, other in ((whole.model, cut.model), (whole.memories, cut.memories)):
-        assert set(one) == set(other) and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
 @pytest.mark.whole
 def test_a_loaded_model_reads_the_characters_of_its_tokenizer(run: Path) -> None:
     loaded = load_model(run / "run")
@@ -378,7 +255,7 @@ def test_a_loaded_model_reads_the_characters_of_its_tokenizer(run: Path) -> None
     ids = torch.tensor([[words.sos, *loaded.tokenizer.encode("the old cat").tolist(), words.eos]])
     with torch.no_grad():
         wanted = by_hand(loaded.model, ids[:, :-1], 3.0)["lm"].item()
-        state = read_by_hand(loaded.model, ids, "left_to_right", 3.0)[0, -1]
+        state = read_by_hand(loaded.model, ids, clip=3.0)[0, -1]
     (found,) = score(run / "run", "the old cat")
     assert found.chain_log_likelihood == pytest.approx(-wanted, rel=1e-5)
     np.testing.assert_allclose(embed(run / "run", ["the old cat"])[0], state, atol=1e-5)

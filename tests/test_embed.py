@@ -164,15 +164,12 @@ def test_no_text_gives_no_vector() -> None:
     assert embed(loaded(), []).shape == (0, 32)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"texts": ["the", ""]}, "text 2 of 2 is empty"),
-        ({"texts": "the"}, "texts is one string"),
-        ({"texts": ["the"], "pooling": "max"}, "pooling is 'max': give one of mean, first, last"),
-        ({"texts": ["the"], "batch_size": 0}, "batch_size is 0"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"texts": ["the", ""]}, "text 2 of 2 is empty"),
+    ({"texts": "the"}, "texts is one string"),
+    ({"texts": ["the"], "pooling": "max"}, "pooling is 'max': give one of mean, first, last"),
+    ({"texts": ["the"], "batch_size": 0}, "batch_size is 0"),
+])  # fmt: skip
 def test_bad_input_is_refused(arguments: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         embed(loaded(), **arguments)

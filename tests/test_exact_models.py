@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from toys import MASK, PSEUDO, random_windows, vocabulary
 from unicloze import recipes
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics import standard_errors as errors
+from unicloze.evaluation.metrics import registry as errors
 from unicloze.model import heads
 from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
 from unicloze.objectives import diffusion, masking, settings_of, unilmv2
-from unicloze.recipes import given_beside, load_recipe, recipe_names, save_recipe, task_names, toy_overrides
+from unicloze.recipes import load_recipe, read_recipe, recipe_names, save_recipe, task_names, toy_overrides
 from unicloze.settings import DataSettings, ModelSettings, Recipe
 from unicloze.tasks import extraction
 from unicloze.tasks.extraction import Passage, best_spans, span_labels, window_bounds
@@ -44,50 +42,6 @@ def test_names_of_recipes() -> None:
         assert names == sorted(file.name.removesuffix(".yaml") for file in shelf.glob("*.yaml")) and len(names) > 3
 
 
-def refusal(name: str | Path, overrides: dict[str, Any] | None = None) -> str:
-    with pytest.raises(UsageError) as refused:
-        load_recipe(name, overrides)
-    return str(refused.value)
-
-
-def test_recipes_that_are_not_found(tmp_path: Path) -> None:
-    listed = "`unicloze recipes` lists the built-in recipes."
-    assert refusal(tmp_path) == f"{tmp_path}: this is a directory; name the recipe file in it; {listed}"
-    for name in ("mine.yaml", "mine.yml", "a/b"):
-        assert refusal(name) == f"{name}: there is no such file; {listed}"
-    assert refusal("quikstart") == (
-        "No recipe is named 'quikstart'; did you mean 'quickstart'? `unicloze recipes` lists all."
-    )
-    assert refusal("clasification").startswith("No recipe is named 'clasification'; did you mean 'classification'? ")
-    assert refusal("0000") == "No recipe is named '0000'. `unicloze recipes` lists all."
-
-
-def test_files_that_are_no_recipes(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    for content, problem in (
-        (
-            b"training:\n  steps: 1\n  steps: 2\n",
-            ", line 3: training.steps is given twice (first on line 2); keep one.",
-        ),
-        (b"schema: 7\n", f", line 1: schema is 7; this version reads {recipes.SCHEMA}."),
-        (b"name: a\nbase: 3\n", ", line 2: base is 3; expected the name of a recipe."),
-        (b"name: \xff", ": this is not UTF-8 text (byte 6); a recipe is a YAML file."),
-        (
-            b"name: a\nbase: nothing.yaml",
-            f", line 2: base: nothing.yaml: there is no such file; {'`unicloze recipes` lists'}",
-        ),
-        (b"name: a\n  b: c", ", line 2: this is not valid YAML: mapping values are not allowed here."),
-    ):
-        file.write_bytes(content)
-        assert refusal(file).startswith(f"{file}{problem}"), content
-    file.write_text(f"base: {file.name}\n")
-    assert refusal(
-        file
-    ) == f"{file}, line 1: base: {file}: this recipe is its own base; remove one `base:` of {file}." or (
-        refusal(file) == f"{file}: this recipe is its own base; remove one `base:` of {file}."
-    )
-
-
 def test_a_saved_recipe_is_wrapped_and_in_order(tmp_path: Path) -> None:
     recipe = Recipe(name="é", data=DataSettings(corpus=["word " * 40]))
     save_recipe(recipe, tmp_path / "a.yaml")
@@ -102,15 +56,15 @@ def test_what_is_given_beside_a_setting(tmp_path: Path) -> None:
     (tmp_path / "first.yaml").write_text("training:\n  seed: 3\n")
     (tmp_path / "mine.yaml").write_text("base: first.yaml\ntraining:\n  steps: 7\n  batch_size: 4\n")
     file = tmp_path / "mine.yaml"
-    assert given_beside("training.steps", file, {"training.log_every": 5}) == {
+    assert read_recipe(file).given_beside("training.steps", {"training.log_every": 5}) == {
         "name": str(file),
         "training.batch_size": f"{file}, line 4",
         "training.log_every": "option --training.log_every",
     }
-    assert given_beside("training.log_every", file, {"training.log_every": 5, "data.window": 8}) == {
+    assert read_recipe(file).given_beside("training.log_every", {"training.log_every": 5, "data.window": 8}) == {
         "data.window": "option --data.window"
     }
-    assert given_beside("training.clip_norm", file, {}) == {}
+    assert read_recipe(file).given_beside("training.clip_norm", {}) == {}
 
 
 def head_settings(**changes: Any) -> ModelSettings:
@@ -166,69 +120,15 @@ def test_smoothed_cross_entropy(monkeypatch: pytest.MonkeyPatch, dtype: torch.dt
         torch.testing.assert_close(gradient.double(), wanted.double(), atol=5 * close, rtol=close)
 
 
-def test_standard_errors_by_hand() -> None:
-    assert errors.binomial_error(25.0, 3) == pytest.approx(25.0)
-    with pytest.raises(UsageError) as refused:
-        errors.binomial_error(50.0, 0)
-    assert str(refused.value) == "items is 0: give 1 or more."
-    assert errors.binomial_error(50.0, 1) == 50.0
-    assert errors.standard_errors("accuracy", ["a", "b", "b", "b"], ["a", "a", "a", "a"]) == {
-        "accuracy": pytest.approx(100 * math.sqrt(0.25 * 0.75 / 4))
-    }
-    assert errors.standard_errors("accuracy", [], []) == {}
-    defaults = inspect.signature(errors.bootstrap_errors).parameters
-    assert (defaults["samples"].default, defaults["seed"].default) == (1000, 0)
-    assert (200, 1e-6, {"rouge", "coco", "lambada", "squad"}) == (errors._SAMPLES, errors._CLOSE, errors._MEANS)
-    for samples, items in ((1, ["a"]), (2, [])):
-        with pytest.raises(UsageError) as refused:
-            errors.bootstrap_errors(errors.metric("accuracy"), items, items, samples=samples)
-        assert str(refused.value) == f"{samples} samples of {len(items)} items: give 2 samples and 1 item or more."
-
-
-def test_number_of_bootstrap_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(errors, "bootstrap_errors", lambda *_, **named: asked.append(named) or {"f1": 1.0})
-    assert errors.standard_errors("f1", ["1", "b"], ["1", "b"]) == {"f1": 1.0}
-    assert asked == [{"samples": 200}]
-
-
-def test_ids_of_pseudo_masks() -> None:
-    for token, expected in (("mask", MASK), ("own", PSEUDO)):
-        settings = settings_of(pseudo_token=token)
-        assert unilmv2.pseudo_id(vocabulary(), settings) == expected  # type: ignore[arg-type]
-        generated = unilmv2._generates(settings, vocabulary())  # type: ignore[arg-type]
-        assert generated is not None and (generated.predicts, generated.pseudo) == ("pseudo", expected)
-    assert unilmv2._generates(settings_of(targets=["ae"]), vocabulary()) is None  # type: ignore[arg-type]
-    assert unilmv2._defines(settings_of(targets=["ae"])) == {"cloze"}  # type: ignore[arg-type]
-    assert unilmv2._defines(settings_of(targets=["par"])) == {"stepwise", "causal"}  # type: ignore[arg-type]
-
-
 def test_constants_of_objectives() -> None:
     assert (masking.PROPOSALS_OF_A_STREAM, masking.LONGEST_UNIT, diffusion.LOWEST_LEVEL) == (32, 16, 1e-3)
     assert (unilmv2.ALL_MASKED.mask_share, unilmv2.ALL_MASKED.random_share) == (1.0, 0.0)
     assert diffusion.BlockDiffusionSettings().block_size == 4
     assert masking.most_masked(100, 0.15, 6) == 20 and masking.most_masked(100, 0.15, 6, 3) == 32
     assert masking.most_masked(3, 1.0, 6) == 3 and masking.most_masked(0, 0.15, 1) == 1
-    assert masking.geometric_lengths(0.5, 2)(np.array([0.0, 0.66, 0.67, 0.999])).tolist() == [1, 1, 2, 2]
-    assert masking.ngram_lengths(2)(np.array([0.0, 0.66, 0.67, 0.999])).tolist() == [1, 1, 2, 2]
-
-
-def test_steps_of_spans_are_numbered_in_turn() -> None:
-    windows = random_windows(6, 60)
-    rates = np.full(6, 0.5)
-    steps = masking.spans(
-        windows.maskable,
-        windows.lengths,
-        windows.keys,
-        rates=rates,
-        lengths_of=masking.block_lengths(0.4, 6),
-        max_span=6,
-    )
-    for row in steps:
-        found = np.unique(row[row >= 0])
-        assert found.tolist() == list(range(len(found))) and len(found) > 5
-        for step in found:
-            assert (np.diff(np.flatnonzero(row == step)) == 1).all()
+    for masks in ("geometric", "ngram"):
+        lengths = masking.span_lengths(settings_of(masking=masks, geometric_p=0.5, max_span=2))
+        assert lengths(np.array([0.0, 0.66, 0.67, 0.999])).tolist() == [1, 1, 2, 2]
 
 
 def passage() -> Passage:
@@ -273,9 +173,22 @@ def test_characters_that_continue_a_letter() -> None:
     ]  # fmt: skip
 
 
-def test_which_objectives_mask_the_whole_text_for_the_chain_rule() -> None:
-    from unicloze.objectives import OBJECTIVES
+def test_standard_errors_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert errors.binomial_error(25.0, 3) == pytest.approx(25.0) and errors.binomial_error(50.0, 1) == 50.0
+    by_hand = {"accuracy": pytest.approx(100 * math.sqrt(0.25 * 0.75 / 4))}
+    assert errors.standard_errors("accuracy", list("abbb"), list("aaaa")) == by_hand
+    assert errors.standard_errors("accuracy", [], []) == {}
+    for samples, items in ((1, ["a"]), (2, [])):
+        with pytest.raises(
+            UsageError, match=f"^{samples} samples of {len(items)} items: give 2 samples and 1 item or more"
+        ):
+            errors.bootstrap_errors(errors.metric("accuracy"), items, items, samples=samples)
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(errors, "bootstrap_errors", lambda *_, **named: asked.append(named) or {"f1": 1.0})
+    assert errors.standard_errors("f1", ["1", "b"], ["1", "b"]) == {"f1": 1.0} and asked == [{"samples": 200}]
 
-    assert {name for name in OBJECTIVES if OBJECTIVES[name].causal_masks} == {
-        "unilmv2", "masked", "permuted", "compensated",
-    }  # fmt: skip
+
+def test_a_recipe_of_another_schema_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("schema: 7\n")
+    with pytest.raises(UsageError, match=f", line 1: schema is 7; this version reads {recipes.SCHEMA}"):
+        load_recipe(tmp_path / "a.yaml")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 import signal
 import time
-import types
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,8 @@ from unicloze.training import process as module
 from unicloze.training.checkpoint import Checkpoint, load_checkpoint
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.optimizers import build_optimizers
+from unicloze.training.parallel import World
 from unicloze.training.process import RunProcess, device_name, load_moments, pinned_threads
-from unicloze.training.world import World
 from unicloze.version import __version__
 
 COPIED = ["recipe.yaml", "tokenizer.json", "tokenizer_config.json"]
@@ -37,7 +34,6 @@ class TwoProcesses(World):
     size = 2
 
     def __init__(self, rank: int = 0) -> None:
-        super().__init__()
         self.rank = rank
         self.compared: list[tuple[str, str, str]] = []
 
@@ -91,15 +87,6 @@ def test_a_failure_is_recorded(tmp_path: Path, error: BaseException, message: st
     assert ledger(tmp_path) == [{"event": "failed", "step": 3, "message": message, "kind": type(error).__name__}]
 
 
-def test_a_run_without_failure_records_none(tmp_path: Path) -> None:
-    run = process_in(tmp_path)
-    with run:
-        pass
-    assert ledger(tmp_path) == []
-    with pytest.raises(ValueError, match="closed"):
-        run.write_stop()
-
-
 def test_events_have_exactly_these_keys(tmp_path: Path) -> None:
     run = process_in(tmp_path, step=4)
     run.signal, run.started = signal.SIGTERM, time.perf_counter() - 12.34
@@ -129,12 +116,6 @@ def test_events_have_exactly_these_keys(tmp_path: Path) -> None:
     assert end == {"event": "end", "step": 4, "seconds": pytest.approx(12.3, abs=0.11), "verdict": "good"}
     assert end["seconds"] == round(end["seconds"], 1)
     assert stop == {"event": "stop", "step": 4, "signal": signal.SIGTERM}
-
-
-def test_the_number_of_processes_is_recorded(tmp_path: Path) -> None:
-    with process_in(tmp_path, world=TwoProcesses()) as run:
-        run.write_start()
-    assert ledger(tmp_path)[0]["processes"] == 2
 
 
 def saved_state(step: int, **more: Any) -> dict[str, Any]:
@@ -224,27 +205,6 @@ class Bar:
         self.notes.append(text)
 
 
-def test_the_bar_counts_steps_from_the_one_resumed_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-
-    def fit(*arguments: Any) -> Any:
-        given.extend(arguments)
-        return types.SimpleNamespace(heeded=15)
-
-    monkeypatch.setattr(module, "fit", fit)
-    monkeypatch.setattr(module, "Progress", Bar)
-    run = process_in(tmp_path, step=1, progress=True)
-    steps: Iterator[Any] = iter(())
-    evaluate, save, describe = (lambda *_: False), (lambda *_: None), (lambda *_: "")
-    run.learn(steps, run.recipe.training, evaluate, save, describe)
-    assert run.bar.made == (("", 2, "steps"), {"initial": 1, "show": True})
-    assert run.signal == 15
-    state, found_steps, settings, compute, hooks = given
-    assert state is run.state and found_steps is steps and settings is run.recipe.training and compute is run.compute
-    assert hooks.log == run.log
-    assert (hooks.evaluate, hooks.save, hooks.describe) == (evaluate, save, describe)
-
-
 def logged(out: Path, step: int, world: World | None = None, **training: Any) -> tuple[Bar, list[dict[str, Any]]]:
     run = process_in(out, step=step, world=world, **training)
     run.bar = bar = Bar()  # type: ignore[assignment]
@@ -281,10 +241,11 @@ def test_steps_are_logged_at_intervals_and_at_the_end(tmp_path: Path) -> None:
 
 
 def test_the_seconds_of_each_process_are_logged(tmp_path: Path) -> None:
-    world = TwoProcesses()
-    world.seconds = [0.12345, 2.0]
-    _, events = logged(tmp_path, 1, world, log_every=1)
-    assert events[0]["seconds"] == [0.123, 2.0]
+    run = process_in(tmp_path, step=1, log_every=1)
+    run.bar, run.state.seconds = Bar(), [0.12345, 2.0]  # type: ignore[assignment]
+    with run:
+        run.log(run.state, {"loss": {}, "gradient_norm": 1.0, "text_tokens_per_second": 1.0})
+    assert ledger(tmp_path)[0]["seconds"] == [0.123, 2.0]
 
 
 def test_a_saved_checkpoint(tmp_path: Path) -> None:
@@ -331,12 +292,6 @@ def test_processes_compare_their_models_before_saving(tmp_path: Path) -> None:
     ((what, fingerprint, cure),) = world.compared
     assert (what, cure) == ("the model", "use identical machines, and check them for faults")
     assert float.fromhex(fingerprint) == pytest.approx(norm, rel=1e-5)
-
-
-def test_a_single_process_compares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(World, "same", lambda *_: pytest.fail("compared"))
-    with process_in(tmp_path) as run:
-        run.save({}, keep=1)
 
 
 def test_threads_are_set_within_the_context_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,8 +358,3 @@ def test_device_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_name(torch.device("cpu")) == f"cpu ({platform.machine()})"
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a GPU at {device}")
     assert device_name(torch.device("cuda:1")) == "a GPU at cuda:1"
-
-
-def test_the_state_of_a_new_run() -> None:
-    fields = {field.name: field.default for field in dataclasses.fields(TrainState)}
-    assert (fields["step"], fields["text_tokens"], fields["parts"], fields["step_tokens"]) == (0, 0, None, 0)

@@ -23,6 +23,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop import check as peers
 from unicloze.interop.families import CLASSES, STOCK
 from unicloze.interop.read import import_checkpoint
+from unicloze.interop.stock import stock_export
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import recipe_names
 from unicloze.settings import ModelSettings, UseSettings
@@ -111,7 +112,8 @@ def test_autotokenizer_gives_our_ids(tmp_path: Path, to: str, tokenizer: Any) ->
             assert "token_type_ids" not in said
         else:
             assert said["token_type_ids"] == [0] * (len(parts[0]) + 2) + [1] * (len(parts[1]) + 1)
-    assert (auto.mask_token_id, auto.unk_token_id) == (vocabulary.mask, vocabulary.unk)
+    roles = auto.mask_token_id, auto.unk_token_id, auto.cls_token_id, auto.sep_token_id
+    assert roles == (vocabulary.mask, vocabulary.unk, vocabulary.sos, vocabulary.eos)
 
 
 def compare_fills(model: LoadedModel, out: Path, text: str) -> None:
@@ -125,13 +127,6 @@ def compare_fills(model: LoadedModel, out: Path, text: str) -> None:
     assert list(found)[:5] == [token for token, _ in ours][:5]
     total = sum(found.values())
     assert [found[token] / total for token, _ in ours] == pytest.approx([share for _, share in ours], abs=1e-5)
-
-
-@pytest.mark.parametrize("to", ["bert", "mpnet"])
-def test_fill_mask(tmp_path: Path, to: str) -> None:
-    model = loaded(relative=to == "mpnet", name="masked", targets=["ae"])
-    verbs.export(model, to, tmp_path / "out")
-    compare_fills(model, tmp_path / "out", "the list of [MASK] is empty")
 
 
 def test_mpnet_batches_may_be_padded_on_either_side(tmp_path: Path) -> None:
@@ -210,6 +205,27 @@ def test_there_and_back_is_the_same_bit_for_bit(tmp_path: Path, kind: str) -> No
     again = import_checkpoint(tmp_path / "out").model.state_dict()
     assert again.keys() == model.model.state_dict().keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.model.state_dict().items())
+
+
+@pytest.mark.parametrize(("to", "targets", "kind"), [
+    ("electra", ["ae"], "ElectraForMaskedLM"),
+    ("distilbert", ["ae"], "DistilBertForMaskedLM"),
+    ("bert", ["ae", "nsp"], "BertForPreTraining"),
+])  # fmt: skip
+def test_a_pooler_that_a_class_lacks_is_omitted(tmp_path: Path, to: str, targets: list[str], kind: str) -> None:
+    model = changed(loaded(), pooler=True, objective={"name": "masked", "targets": targets})
+    result = verbs.export(model, to, tmp_path / "out")
+    assert result.architecture == kind and "the pooler is omitted" in result.said
+
+
+@pytest.mark.parametrize("role", ["mask", "unk", "cls", "sep"])
+def test_an_export_whose_tokenizer_confuses_special_tokens_is_refused(tmp_path: Path, role: str) -> None:
+    plan = stock_export(STOCK["bert"], changed(loaded()))
+    plan.write(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), f"{role}_token": "[PAD]"}))
+    with pytest.raises(UniclozeError, match=f"AutoTokenizer uses another id for the {role} token than ours"):
+        peers.check_stock(plan, tmp_path)
 
 
 def test_a_model_without_segments_or_positions_to_spare_is_a_bert(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import nlu_toys
+from nlu_toys import events_of, finetuned
 from qa_toys import questions, recipe_for, small_model, write
 from unicloze import verbs
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.answers import Answer, squad
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData
-from unicloze.finetuning.predict import TaskModel, outputs_of
-from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.predict import TaskModel, outputs_of, predicted
 from unicloze.finetuning.scores import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
 from unicloze.records import read_records
@@ -33,14 +33,10 @@ from unicloze.tasks import TASKS, task_settings
 from unicloze.tasks.extraction import (
     best_of_windows,
     best_spans,
-    encode,
     encode_passages,
-    lay_out_windows,
-    predict,
     span_of,
     window_bounds,
     with_threshold,
-    with_unanswerable,
 )
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel, build_model, load_model, ready_model
@@ -95,7 +91,7 @@ def test_a_causal_model_predicts_for_a_whole_row_at_its_last_slot(name: str) -> 
         one, other = (said[target][0, :4] for said in outputs)
         assert not np.isclose(one, other).any(), target
     assert task.predict is not None
-    said = task.predict(records, rows, outputs, recipe)
+    said = predicted(TaskData(records, rows, ""), outputs, recipe)
     key = "no_answer_log_odds" if name == "squad-v2" else "scores"
     assert said[0][key] != said[1][key]
 
@@ -122,7 +118,7 @@ def test_a_bidirectional_model_predicts_no_answer_at_the_first_slot(start: Loade
 @pytest.mark.slow
 def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path) -> None:
     train = squad_json(tmp_path / "train.json", questions())
-    result = finetune_run(recipe_for(start, "squad-v1.1"), start, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe_for(start, "squad-v1.1"), start, train, train, tmp_path / "run")
     assert result.scores["squad"].values == {"exact": 100.0, "f1": 100.0}
     predictions = verbs.predict(tmp_path / "run", train, out=tmp_path / "said.json", quiet=True)
     assert json.loads((tmp_path / "said.json").read_text()) == {
@@ -141,7 +137,7 @@ def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_it_learns_what_has_no_answer(start: LoadedModel, tmp_path: Path) -> None:
     train = squad_json(tmp_path / "train.json", questions(answerable=9))
-    result = finetune_run(recipe_for(start, "squad-v2"), start, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe_for(start, "squad-v2"), start, train, train, tmp_path / "run")
     assert result.scores["squad"].values["f1"] == result.scores["squad"].values["no_answer_exact"] == 100
     out = tmp_path / "said.json"
     predictions = verbs.predict(tmp_path / "run", train, out=out, quiet=True)
@@ -149,7 +145,7 @@ def test_it_learns_what_has_no_answer(start: LoadedModel, tmp_path: Path) -> Non
     assert [said["prediction"] == "" for said in predictions] == [number >= 9 for number in range(16)]
     assert [sure[said["id"]] > 0.5 for said in predictions] == [number >= 9 for number in range(16)]
     kept = load_model(tmp_path / "run").recipe.task
-    ledger = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    ledger = events_of(tmp_path / "run")
     chosen = {line["step"]: line["no_answer_threshold"] for line in ledger if line["event"] == "evaluate"}
     assert kept.no_answer_threshold == chosen[result.best_step]
     measured = verbs.measure("squad", out, [train], na_probabilities=tmp_path / "said.na_probabilities.json")
@@ -162,7 +158,7 @@ def test_an_untrained_model_answers_within_the_passage(start: LoadedModel, tmp_p
     records = [{"context": text, "question": "who?"} for text in texts]
     recipe = recipe_for(start, "squad-v2", finetuning__epochs=1)
     train = write(tmp_path / "train.jsonl", questions(1, answerable=1))
-    finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
+    finetuned(recipe, start, train, None, tmp_path / "run")
     for some in (records, records[:1]):  # alone, a passage without tokens leaves only one slot
         said = verbs.predict(tmp_path / "run", write(tmp_path / "x.jsonl", some), quiet=True)
         assert all(one["prediction"] in record["context"] for one, record in zip(said, some, strict=True))
@@ -175,7 +171,7 @@ def test_that_there_is_no_answer_is_predicted_from_the_first_slot(start: LoadedM
     """UniLMv2, Section 4.2."""
     train = write(tmp_path / "train.jsonl", questions(answerable=10))
     recipe = recipe_for(start, "squad-v2", task__no_answer="class")
-    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe, start, train, train, tmp_path / "run")
     assert result.scores["squad"].values["f1"] > 95
     tuned = load_model(tmp_path / "run")
     assert set(tuned.model.task_heads) == {"start", "end", "none"}
@@ -187,7 +183,7 @@ def test_that_there_is_no_answer_is_predicted_from_the_first_slot(start: LoadedM
         assert "no_answer_score" not in one
         assert (one["prediction"] == "") == (odds[number] > threshold) == (number >= 10)
         assert one["na_probability"] == pytest.approx(1 / (1 + math.exp(threshold - odds[number])))
-    rows = encode(records_of(questions(answerable=10)), start.tokenizer, tuned.recipe)
+    rows = TASKS["extraction"].encode(records_of(questions(answerable=10)), start.tokenizer, tuned.recipe)
     examples = TASKS["extraction"].lay_out(rows, start.tokenizer.vocabulary, tuned.recipe, None)
     target = examples.targets["none"]
     assert target.slots[:, 0].tolist() == [0] * 16
@@ -199,7 +195,7 @@ def test_a_long_passage_is_read_in_windows_with_a_warning(start: LoadedModel) ->
     long = {"id": "long", "context": words, "question": "what? " * 100, "answers": ["tree"]}
     recipe = recipe_for(start, "squad-v1.1", model__max_positions=64)
     with pytest.warns(UserWarning, match=r"of 17 records 1 questions .* 1 passages .* read in windows$"):
-        windows = encode(records_of([*questions(), long]), start.tokenizer, recipe)
+        windows = TASKS["extraction"].encode(records_of([*questions(), long]), start.tokenizer, recipe)
     assert max(window.slots for window in windows) <= recipe.task.max_length == 64
     mine = [window for window in windows if window.record == 16]
     assert mine[-1].last == len(mine[-1].passage) > 10_000
@@ -257,7 +253,7 @@ def test_an_answer_without_a_token_is_counted_as_out_of_reach(start: LoadedModel
         {"id": "0", "context": "a \u200b door", "question": "who?", "answers": [{"text": "\u200b", "answer_start": 2}]}
     ]
     with pytest.warns(UserWarning, match="of 1 records 1 answers fit in no window and count as having no answer"):
-        encode(records_of(hidden), start.tokenizer, recipe_for(start, "squad-v2"))
+        TASKS["extraction"].encode(records_of(hidden), start.tokenizer, recipe_for(start, "squad-v2"))
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
@@ -277,8 +273,8 @@ def test_white_space_around_an_answer_is_not_part_of_it(kind: str) -> None:
 def test_a_row_is_question_and_window(start: LoadedModel) -> None:
     recipe = recipe_for(start, "squad-v2", task__max_length=20, task__max_question=6)
     with pytest.warns(UserWarning, match="read in windows"):
-        windows = encode(records_of(questions(2)), start.tokenizer, recipe)
-    examples = lay_out_windows(windows, start.tokenizer.vocabulary, recipe)
+        windows = TASKS["extraction"].encode(records_of(questions(2)), start.tokenizer, recipe)
+    examples = TASKS["extraction"].lay_out(windows, start.tokenizer.vocabulary, recipe, None)
     vocabulary = start.tokenizer.vocabulary
     for row, window in enumerate(windows):
         tokens = window.passage.ids[window.first : window.last].tolist()
@@ -300,9 +296,9 @@ def test_a_row_is_question_and_window(start: LoadedModel) -> None:
 def test_one_slot_to_choose_from_costs_nothing(start: LoadedModel) -> None:
     recipe = recipe_for(start, "squad-v2")
     blank = [{"id": "0", "context": "", "question": "who?", "answers": []}]
-    windows = encode(records_of(blank), start.tokenizer, recipe)
+    windows = TASKS["extraction"].encode(records_of(blank), start.tokenizer, recipe)
     model = build_model(recipe, start.model.vocab_size)
-    batch = collate(lay_out_windows(windows, start.tokenizer.vocabulary, recipe))
+    batch = collate(TASKS["extraction"].lay_out(windows, start.tokenizer.vocabulary, recipe, None))
     losses = model(batch)
     assert losses["start"].total.item() == losses["end"].total.item() == 0
     assert model.for_use().outputs(batch)["start"].shape == (1, 1, 1)
@@ -326,7 +322,7 @@ def test_the_best_of_all_windows_are_those_of_brute_force(start: LoadedModel) ->
     recipe = recipe_for(start, "squad-v2", task__max_length=20, task__max_question=4, task__stride=4)
     record = {"id": "0", "context": " ".join(questions()[n]["context"] for n in range(3)), "question": "who?"}
     with pytest.warns(UserWarning, match="read in windows"):
-        windows = encode(records_of([record]), start.tokenizer, recipe)
+        windows = TASKS["extraction"].encode(records_of([record]), start.tokenizer, recipe)
     assert len(windows) > 3
     draw = np.random.default_rng(0)
     outputs = [
@@ -342,7 +338,7 @@ def test_the_best_of_all_windows_are_those_of_brute_force(start: LoadedModel) ->
                 score = float(output["start"][0, i + 1]) + float(output["end"][0, j + 1])
                 best[span] = max(score, best.get(span, -np.inf))
     wanted = sorted(best.items(), key=lambda item: -item[1])[:20]
-    spans, nowhere = best_of_windows(windows, outputs, longest=5, most=20)
+    spans, nowhere, _ = best_of_windows(windows, outputs, task_settings(kind="extraction", max_answer=5, n_best=20))
     passage = windows[0].passage
     assert [(one.start, one.text) for one in spans] == [passage.span(*span) for span, _ in wanted]
     assert [one.score for one in spans] == pytest.approx([score for _, score in wanted])
@@ -356,7 +352,7 @@ def test_the_threshold_is_the_best_of_the_official_script(start: LoadedModel, tm
     path = write(tmp_path / "dev.jsonl", questions(16, answerable=10))
     recipe = recipe_for(start, "squad-v2")
     records = read_records(path, recipe.task)
-    windows = encode(records, start.tokenizer, recipe)
+    windows = TASKS["extraction"].encode(records, start.tokenizer, recipe)
     draw = np.random.default_rng(3)
     outputs = [
         {name: draw.normal(size=(1, window.last - window.first + 1)).astype(np.float32) for name in ("start", "end")}
@@ -366,8 +362,9 @@ def test_the_threshold_is_the_best_of_the_official_script(start: LoadedModel, tm
         assert window.labels is not None
         for name in output:
             output[name][0, window.labels[name]] += 2.5
-    said = predict(records, windows, outputs, recipe)
-    chosen, decided = with_best_threshold(recipe, TaskData(records, windows, ""), said)
+    data = TaskData(records, windows, "")
+    said = predicted(data, outputs, recipe)
+    chosen, decided = with_best_threshold(recipe, records, said)
     references = {record.id: [answer.text for answer in answers_of(record, recipe.task) or []] for record in records}
     candidates = {
         one["id"]: Answer(text=one["n_best"][0]["text"], na_probability=one["no_answer_score"] - one["score"])
@@ -380,23 +377,23 @@ def test_the_threshold_is_the_best_of_the_official_script(start: LoadedModel, tm
     assert after["f1"] == pytest.approx(best["best_f1"]) and after["f1"] > before["f1"]
     threshold = chosen.task.no_answer_threshold
     assert threshold is not None and threshold >= best["best_f1_threshold"]
-    assert with_threshold(said, threshold) == decided == predict(records, windows, outputs, chosen)
-    again, kept = with_best_threshold(chosen, TaskData(records, windows, ""), decided)
+    assert [with_threshold(one, threshold) for one in said] == decided == predicted(data, outputs, chosen)
+    again, kept = with_best_threshold(chosen, records, decided)
     assert (again, kept) == (chosen, decided)
 
 
 def test_an_answer_is_given_up_to_the_threshold() -> None:
     said = {"id": "0", "score": 2.0, "no_answer_score": 3.5, "n_best": [{"text": "Bo", "start": 0, "score": 2.0}]}
     for threshold, text, sure in ((1.5, "Bo", 0.5), (1.0, "", 1 / (1 + np.exp(-0.5))), (2.5, "Bo", 1 / (1 + np.e))):
-        (decided,) = with_threshold([said], threshold)
+        decided = with_threshold(said, threshold)
         assert (decided["prediction"], decided["na_probability"]) == (text, pytest.approx(sure))
 
 
 def test_whether_questions_may_have_no_answer_follows_from_the_records() -> None:
-    assert with_unanswerable(SETTINGS, records_of(questions(3))).unanswerable is False
-    assert with_unanswerable(SETTINGS, records_of(questions(3, answerable=2))).unanswerable is True
+    assert TASKS["extraction"].resolve(SETTINGS, records_of(questions(3))).unanswerable is False
+    assert TASKS["extraction"].resolve(SETTINGS, records_of(questions(3, answerable=2))).unanswerable is True
     given = task_settings(kind="extraction", unanswerable=False)
-    assert with_unanswerable(given, records_of(questions(3, answerable=2))) is given
+    assert TASKS["extraction"].resolve(given, records_of(questions(3, answerable=2))) is given
 
 
 # Recipes
@@ -443,7 +440,7 @@ def test_real_answers_are_slices_of_their_passages(shared_data: Path, version: s
     assert sum(not answers_of(record, recipe.task) for record in records) == without
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no answer is moved
-        with_unanswerable(recipe.task, records)
+        TASKS["extraction"].resolve(recipe.task, records)
     few = records[::25]
     tokenizer = Tokenizer.load(shared_data / "vocab" / "bert-base-uncased-vocab.txt")
     passages = encode_passages([record.text(recipe.task, "context") for record in few], tokenizer)
@@ -458,7 +455,7 @@ def test_real_answers_are_slices_of_their_passages(shared_data: Path, version: s
     assert exact / total > 0.99  # of all 34,726 answers of version 1.1 it is 0.9937, of version 2.0 0.9935
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        windows = encode(few, tokenizer, recipe)
+        windows = TASKS["extraction"].encode(few, tokenizer, recipe)
     reached = {window.record for window in windows if window.labels is not None and window.labels["start"] > 0}
     assert reached == {number for number, record in enumerate(few) if answers_of(record, recipe.task)}
     assert max(window.slots for window in windows) <= 384
@@ -469,9 +466,9 @@ def test_real_answers_are_slices_of_their_passages(shared_data: Path, version: s
 def test_gradients_reach_every_score_once(start: LoadedModel) -> None:
     """The loss of a span is the mean of two softmaxes over [SOS] and the window."""
     recipe = recipe_for(start, "squad-v2")
-    windows = encode(records_of(questions(5, answerable=3)), start.tokenizer, recipe)
+    windows = TASKS["extraction"].encode(records_of(questions(5, answerable=3)), start.tokenizer, recipe)
     model = build_model(recipe, start.model.vocab_size).eval()
-    batch = collate(lay_out_windows(windows, start.tokenizer.vocabulary, recipe))
+    batch = collate(TASKS["extraction"].lay_out(windows, start.tokenizer.vocabulary, recipe, None))
     losses = model(batch)
     outputs = model.for_use().outputs(batch)
     for name in ("start", "end"):
@@ -485,9 +482,9 @@ def test_gradients_reach_every_score_once(start: LoadedModel) -> None:
 
 def test_scores_are_compared_in_full_precision_under_bf16(start: LoadedModel) -> None:
     recipe = recipe_for(start, "squad-v2")
-    windows = encode(records_of(questions(5)), start.tokenizer, recipe)
+    windows = TASKS["extraction"].encode(records_of(questions(5)), start.tokenizer, recipe)
     model = build_model(recipe, start.model.vocab_size).eval()
-    batch = collate(lay_out_windows(windows, start.tokenizer.vocabulary, recipe))
+    batch = collate(TASKS["extraction"].lay_out(windows, start.tokenizer.vocabulary, recipe, None))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         scores = model.for_use().outputs(batch)["start"]
     assert scores.dtype == torch.float32 and (scores != scores.bfloat16().float()).any()

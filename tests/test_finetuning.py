@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,28 @@ import numpy as np
 import pytest
 import torch
 
+import nlu_toys
 from conftest import slow_except
 from corpora import write_corpus
+from nlu_toys import events_of, finetuned, resumed_alike
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.finetuning import run as module
 from unicloze.finetuning.data import finetuning_steps, open_records
 from unicloze.finetuning.initial import task_recipe
-from unicloze.finetuning.run import finetune_run
+from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.finetuning.scores import Evaluation, headline, kept
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.packing import bucket_sizes
 from unicloze.recipes import load_recipe
+from unicloze.settings import Recipe
 from unicloze.tasks.rows import Row, lay_out
-from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.loading import LoadedModel, load_model, ready_model
 from unicloze.training.loop import Compute, TrainState, accumulate_gradients
 from unicloze.training.optimizers import build_optimizers
+from unicloze.training.parallel import World
 
 SIXTEEN = {
     "finetuning.epochs": 80,
@@ -73,7 +78,7 @@ def recipe_for(start: LoadedModel, name: str = "classification", **overrides: An
 def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path, head: str, pooling: str) -> None:
     train = write(tmp_path / "train.jsonl", pairs())
     recipe = recipe_for(start, task__head=head, task__pooling=pooling, finetuning__epochs=200)
-    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe, start, train, train, tmp_path / "run")
     assert result.scores["accuracy"].values["accuracy"] == 100
     predictions = verbs.predict(tmp_path / "run", train, out=tmp_path / "said.jsonl", quiet=True)
     assert [said["prediction"] for said in predictions] == [record["label"] for record in pairs()]
@@ -86,51 +91,29 @@ def test_it_learns_quantities(start: LoadedModel, tmp_path: Path) -> None:
     records = [{"text": record["text"], "label": float(i % 4)} for i, record in enumerate(pairs())]
     train = write(tmp_path / "train.jsonl", records)
     recipe = recipe_for(start, "regression", finetuning__epochs=120)
-    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe, start, train, train, tmp_path / "run")
     assert result.scores["correlation"].values["pearson"] > 95
 
 
 @pytest.mark.whole
 def test_an_interrupted_run_ends_like_an_unbroken_one(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = write(tmp_path / "train.jsonl", pairs()), write(tmp_path / "dev.jsonl", pairs(9))
-    recipe = recipe_for(start, finetuning__epochs=4, finetuning__evaluations=1, model__dropout=0.1)
-    whole = finetune_run(recipe, start, train, dev, tmp_path / "whole", progress=False)
-
-    class Stop(Exception):
-        pass
-
-    import unicloze.finetuning.run as room
-
-    def stopping(*arguments: Any) -> Any:
-        for number, step in enumerate(finetuning_steps(*arguments)):
-            if number == 5:
-                raise Stop
-            yield step
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "finetuning_steps", stopping)
-        with pytest.raises(Stop):
-            finetune_run(recipe, start, train, dev, tmp_path / "broken", progress=False)
-    resumed = finetune_run(recipe, start, train, dev, tmp_path / "broken", progress=False)
-    assert (resumed.best_step, resumed.scores) == (whole.best_step, whole.scores)
-    for folder in ("checkpoints/step-00000008", f"best/step-{whole.best_step:08d}"):
-        one, other = (load_checkpoint(tmp_path / run / folder) for run in ("whole", "broken"))
-        assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+    settings = {"finetuning__epochs": 4, "finetuning__evaluations": 1, "model__dropout": 0.1}
+    recipe = recipe_for(start, **settings)
+    whole = resumed_alike(lambda out: finetuned(recipe, start, train, dev, tmp_path / out), 5, folder=tmp_path)
     with pytest.warns(UserWarning, match="already fully trained"):
-        again = finetune_run(recipe, start, train, dev, tmp_path / "broken", progress=False)
+        again = finetuned(recipe, start, train, dev, tmp_path / "broken")
     assert (again.best_step, again.scores) == (whole.best_step, whole.scores)
     with pytest.raises(UsageError, match="learning_rate"):
-        other = recipe_for(
-            start, finetuning__epochs=4, finetuning__evaluations=1, model__dropout=0.1, training__learning_rate=1e-3
-        )
-        finetune_run(other, start, train, dev, tmp_path / "broken", progress=False)
+        other = recipe_for(start, **settings, training__learning_rate=1e-3)
+        finetuned(other, start, train, dev, tmp_path / "broken")
 
 
 @pytest.mark.filterwarnings("ignore:the learning rate")
 def test_patience_stops_early_and_the_best_is_kept(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", pairs())
     recipe = recipe_for(start, finetuning__patience=3, finetuning__evaluations=1, training__learning_rate=1e-12)
-    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe, start, train, train, tmp_path / "run")
     assert (result.best_step, result.step, result.stopped_by) == (2, 8, 0)
     assert load_model(tmp_path / "run").step == 2
 
@@ -141,7 +124,7 @@ def test_patience_counts_no_head_fitted_before_training(
     train, values = write(tmp_path / "train.jsonl", pairs()), iter([80.0, 10.0, 15.0, 14.0, 99.0])
     monkeypatch.setattr("unicloze.finetuning.run.headline", lambda *_: next(values))
     recipe = recipe_for(start, finetuning__patience=1, finetuning__evaluations=1, training__learning_rate="auto")
-    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe, start, train, train, tmp_path / "run")
     assert (result.best_step, result.step, result.likeliest) == (0, 6, False)
 
 
@@ -246,7 +229,7 @@ def test_a_long_record_is_cut_with_a_warning(start: LoadedModel, tmp_path: Path)
     train = write(tmp_path / "train.jsonl", records)
     recipe = recipe_for(start, finetuning__epochs=1)
     with pytest.warns(UserWarning, match="1 of 4 records are longer"):
-        finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
+        finetuned(recipe, start, train, None, tmp_path / "run")
 
 
 @pytest.mark.parametrize(("lines", "message"), [
@@ -262,20 +245,20 @@ def test_a_record_that_cannot_be_used_is_named(start: LoadedModel, tmp_path: Pat
     train = tmp_path / "train.jsonl"
     train.write_text(lines)
     with pytest.raises(UniclozeError, match=message):
-        finetune_run(recipe_for(start), start, train, None, tmp_path / "run", progress=False)
+        finetuned(recipe_for(start), start, train, None, tmp_path / "run")
 
 
 def test_records_without_labels_are_not_learned_where_the_classes_are_named(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", [{"text": record["text"]} for record in pairs(4)])
     with pytest.raises(UniclozeError, match=r"train.jsonl, line 1: the field 'label' is missing"):
-        finetune_run(recipe_for(start, task__labels=["a", "b"]), start, train, None, tmp_path / "run", progress=False)
+        finetuned(recipe_for(start, task__labels=["a", "b"]), start, train, None, tmp_path / "run")
 
 
 def test_an_unseen_label_is_refused_with_its_line(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", pairs(4))
     dev = write(tmp_path / "dev.jsonl", [*pairs(2), {"text": "a", "pair": "b", "label": "perhaps"}])
     with pytest.raises(UniclozeError, match=r"dev.jsonl, line 3: the label 'perhaps' is not a label of the task"):
-        finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
+        finetuned(recipe_for(start), start, train, dev, tmp_path / "run")
 
 
 def test_a_pretrained_model_does_not_predict(start: LoadedModel, tmp_path: Path) -> None:
@@ -295,3 +278,164 @@ def test_after_a_fitted_head_the_likeliest_within_a_standard_error_is_kept(
     """Without one, the highest value; the standard error is 5 everywhere."""
     found = [Evaluation(number, value, 5.0, loss) for number, value, loss in evaluations]
     assert kept(found).step == step
+
+
+# Exact texts, keys and warnings of fine-tuning runs.
+
+
+ONE_STEP = {"finetuning__epochs": 1, "finetuning__evaluations": 1, "training__batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def fresh() -> LoadedModel:
+    return nlu_toys.start()
+
+
+def one_step(fresh: LoadedModel, **settings: Any) -> Recipe:
+    return nlu_toys.recipe_for(fresh, "classification", **{**ONE_STEP, **settings})
+
+
+def words_at(file: Path, count: int) -> Path:
+    words = nlu_toys.WORDS
+    return nlu_toys.write(
+        file, [{"text": f"{words[i % 6]} {words[i // 6]}", "label": "ab"[i % 2]} for i in range(count)]
+    )
+
+
+def events(out: Path) -> list[dict[str, Any]]:
+    return events_of(out)
+
+
+def test_a_run_says_and_records_what_it_does(
+    fresh: LoadedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    compared: list[tuple[str, str]] = []
+    monkeypatch.setattr(World, "same", lambda _self, what, _fingerprint, cure: compared.append((what, cure)))
+    train, dev, out = (
+        words_at(tmp_path / "train.jsonl", 8),
+        words_at(tmp_path / "dev.jsonl", 9),
+        tmp_path / "run",
+    )
+    recipe = one_step(fresh, task__evaluate_records=4)
+    with pytest.warns(UserWarning) as found:
+        result = finetune_run(recipe, fresh, train, dev, out)
+    evenly = "evaluating on 4 of the 9 development records, evenly spaced (task.evaluate_records)"
+    assert [(Path(warning.filename), str(warning.message)) for warning in found] == [(Path(module.__file__), evenly)]
+    assert compared == [
+        ("the recipe", "give all processes the same recipe and settings"),
+        ("the number of threads", "set the same OMP_NUM_THREADS for all, or --training.threads"),
+        ("the model or the records", "give all processes the same files"),
+    ] or compared == [
+        ("the number of threads", "set the same OMP_NUM_THREADS for all, or --training.threads"),
+        ("the recipe", "give all processes the same recipe and settings"),
+        ("the model or the records", "give all processes the same files"),
+    ]
+    said = capsys.readouterr().err.splitlines()
+    values = ", ".join(f"{name} {score.shown(name)}" for score in result.scores.values() for name in score.values)
+    assert f"step 1: {values}" in said
+    assert not [line for line in said if line.startswith("chosen: ")]
+    first, _, saved, evaluated, end = events(out)
+    assert list(first) == [
+        "schema", "event", "time", "step", "recipe", "task", "model", "model_step", "drawn", "changed", "lineage", "files",
+        "fingerprints", "records", "rivals", "parameters", "learned", "device", "precision", "threads",
+        "processes", "versions", "resumed_from",
+    ]  # fmt: skip
+    state = json.loads((out / "checkpoints" / "step-00000001" / "state.json").read_text())
+    facts = {
+        "task": "classification", "model": "none", "model_step": 0, "lineage": {},
+        "files": {"train": str(train), "dev": str(dev)}, "records": {"train": 8, "dev": 9},
+        "fingerprints": state["origin"], "rivals": [baseline.to_dict() for baseline in result.baselines],
+    }  # fmt: skip
+    assert {name: first[name] for name in facts} == facts
+    assert first["drawn"] and isinstance(state["segments"], int)
+    assert list(evaluated) == ["schema", "event", "time", "step", "headline", "kept", "results", "records"]
+    assert (evaluated["event"], evaluated["step"], evaluated["records"]) == ("evaluate", 1, 4)
+    assert evaluated["headline"] == result.scores["accuracy"].values["accuracy"]
+    assert (saved["event"], saved["checkpoint"]) == ("save", "step-00000001")
+    assert (
+        list(end) == ["schema", "event", "time", "step", "seconds", "verdict", "errors"]
+        and end["verdict"] == result.verdict != ""
+    )
+    expected = (out, 1, 1, 0, "accuracy")
+    assert (result.out, result.step, result.best_step, result.stopped_by, result.chosen_by) == expected
+    assert len((out / "dev_predictions.jsonl").read_text(encoding="utf-8").splitlines()) == 4
+    assert sorted(path.name for path in (out / "best").iterdir()) == ["recipe.yaml", "step-00000001"]
+
+    with pytest.warns(UserWarning) as found:
+        again = finetune_run(recipe, fresh, train, dev, out, progress=False)
+    done = f"{out} is already fully trained: give another --out to train again"
+    assert [(Path(w.filename), str(w.message)) for w in found] == [
+        (Path(module.__file__), evenly),
+        (Path(module.__file__), done),
+    ]
+    assert (again.verdict, again.scores) == (result.verdict, result.scores)
+    assert len(events(out)) == 5 and capsys.readouterr().err == ""
+
+    lines = (out / "ledger.jsonl").read_text().splitlines()
+    damaged = {name: value for name, value in evaluated.items() if name != "headline"}
+    (out / "ledger.jsonl").write_text("\n".join([*lines[:3], json.dumps(damaged), *lines[4:]]) + "\n")
+    with warnings.catch_warnings(), pytest.raises(UniclozeError) as refused:
+        warnings.simplefilter("ignore")
+        finetune_run(recipe, fresh, train, dev, out, progress=False)
+    assert str(refused.value) == f"{out / 'ledger.jsonl'} is damaged ('headline'): start again in another --out"
+
+
+def test_a_run_without_development_file(fresh: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    recipe = one_step(fresh, training__learning_rate="auto")
+    result = finetune_run(recipe, fresh, words_at(tmp_path / "train.jsonl", 8), None, out)
+    unjudged = "not judged: there is no development file"
+    assert result == FinetuneResult(out, 1, 1, 0, {}, "", (), unjudged)
+    first, *_, saved, end = events(out)
+    assert (first["files"]["dev"], first["records"], first["rivals"]) == (None, {"train": 8, "dev": 0}, [])
+    assert (saved["event"], end["verdict"]) == ("save", unjudged)
+    chosen = [line for line in capsys.readouterr().err.splitlines() if line.startswith("chosen: ")]
+    assert len(chosen) == 1 and chosen[0].startswith("chosen: learning rate 0.003 for ")
+    assert not (out / "best").exists() and not (out / "dev_predictions.jsonl").exists()
+
+
+def test_layers_that_stay_frozen_are_counted(fresh: LoadedModel, tmp_path: Path) -> None:
+    recipe = one_step(fresh, finetuning__unfreeze_epochs=1.5)
+    with pytest.warns(UserWarning) as found:
+        finetune_run(
+            recipe,
+            fresh,
+            words_at(tmp_path / "train.jsonl", 8),
+            None,
+            tmp_path / "run",
+            progress=False,
+        )
+    (warning,) = found
+    assert Path(warning.filename) == Path(module.__file__)
+    assert str(warning.message) == (
+        "the lowest 3 of 4 layers stay frozen: one layer is unfrozen every 1.5 epochs, and training lasts 1 "
+        "(finetuning.unfreeze_epochs)"
+    )
+
+
+def test_a_rate_that_is_too_low_warns_the_caller(
+    fresh: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.initial, "too_low_a_rate", lambda *_: "too low")
+    with pytest.warns(UserWarning) as found:
+        finetune_run(
+            one_step(fresh),
+            fresh,
+            words_at(tmp_path / "train.jsonl", 8),
+            None,
+            tmp_path / "r",
+            progress=False,
+        )
+    assert [(warning.filename, str(warning.message)) for warning in found] == [(__file__, "too low")]
+
+
+def test_steps_of_some_epochs(fresh: LoadedModel) -> None:
+    recipe = one_step(fresh, finetuning__epochs=2.5, finetuning__evaluations=3, finetuning__warmup_share=0.25)
+    for rows, steps, warmup, every in ((1, 3, 1, 1), (8, 3, 1, 1), (40, 13, 3, 2), (80, 25, 6, 3)):
+        found = with_steps(recipe, rows).training
+        assert (found.steps, found.warmup_steps, found.evaluate_every) == (steps, warmup, every), rows
+    tiny = with_steps(one_step(fresh, finetuning__epochs=0.001, finetuning__evaluations=9), 8).training
+    assert (tiny.steps, tiny.evaluate_every) == (1, 1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,17 +12,21 @@ import pytest
 import torch
 
 import nlu_toys
-import unicloze.finetuning.run as room
 from conftest import slow_except
-from test_finetuning_resume import Killed, files, recipe_for, records, stop_behind
+from nlu_toys import finetuned
+from test_finetuning_resume import SHORT, files, recipe_for, records, stop_behind
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.initial import start_weights
-from unicloze.finetuning.run import FinetuneResult, finetune_run
+from unicloze.finetuning.run import FinetuneResult
+from unicloze.finetuning.scores import measure_file
 from unicloze.finetuning.seeds import FinetuneSummary, _over_seeds, finetune_seeds
-from unicloze.recipes import load_recipe, save_recipe
+from unicloze.recipes import load_recipe
+from unicloze.records import read_records
 from unicloze.settings import Recipe
+from unicloze.tasks import TASKS
+from unicloze.tasks.classification import ClassificationSettings
 from unicloze.tasks.rows import Row, lay_out
 from unicloze.training.loading import LoadedModel, load_model, ready_model
 from unicloze.training.lock import refuse_changes
@@ -36,44 +38,26 @@ def start() -> LoadedModel:
     return nlu_toys.start()
 
 
-@pytest.mark.filterwarnings("ignore:the learning rate")
-def test_what_a_run_without_a_checkpoint_kept_is_not_taken_for_the_next_ones(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train, dev = files(tmp_path)
-
-    def kill(*_: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(room._Run, "_save", kill)
-        with pytest.raises(Killed):
-            finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
-    assert load_model(tmp_path / "run").step == 3
-    finetune_run(recipe_for(start, training__learning_rate=1e-9), start, train, dev, tmp_path / "run", progress=False)
-    assert load_model(tmp_path / "run").recipe.training.learning_rate == 1e-9
-
-
 def test_a_run_does_not_resume_with_other_files_or_from_another_model(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = files(tmp_path)
     recipe, out = recipe_for(start), tmp_path / "run"
-    finetune_run(recipe, start, train, dev, out, progress=False)
+    finetuned(recipe, start, train, dev, out)
     longer = nlu_toys.write(tmp_path / "longer.jsonl", records(12))
     for other, message in ((longer, "another development file"), (None, "another development file")):
         with pytest.raises(UniclozeError, match=message):
-            finetune_run(recipe, start, train, other, out, progress=False)
+            finetuned(recipe, start, train, other, out)
     with pytest.raises(UniclozeError, match="another model"):
-        finetune_run(recipe, nlu_toys.start(training__seed=3), train, dev, out, progress=False)
+        finetuned(recipe, nlu_toys.start(training__seed=3), train, dev, out)
     renamed = dataclasses.replace(start, tokenizer=nlu_toys.start(tokenizer__lowercase=False).tokenizer)
     renamed.tokenizer.fingerprint = "other words for the same ids"
     with pytest.raises(UniclozeError, match="another model"):
-        finetune_run(recipe, renamed, train, dev, out, progress=False)
+        finetuned(recipe, renamed, train, dev, out)
     nlu_toys.write(dev, [{"id": f"x{number}", **record} for number, record in enumerate(records(9))])
     with pytest.raises(UniclozeError, match="another development file"):
-        finetune_run(recipe, start, train, dev, out, progress=False)
+        finetuned(recipe, start, train, dev, out)
     nlu_toys.write(train, records(labels="ba"))
     with pytest.raises(UniclozeError, match="another training file"):
-        finetune_run(recipe, start, train, dev, out, progress=False)
+        finetuned(recipe, start, train, dev, out)
 
 
 @pytest.mark.whole
@@ -91,19 +75,17 @@ def test_a_run_does_not_resume_without_a_setting_it_started_with(
     train, dev = files(tmp_path)
     given = {"finetuning__epochs": 1, "task__metrics": ["accuracy", "f1"]}
     train, dev = (nlu_toys.write(file, records(count, labels="01")) for file, count in ((train, 24), (dev, 9)))
-    finetune_run(recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "run", progress=False)
+    finetuned(recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "run")
     with pytest.raises(UsageError, match=f"holds a run with {re.escape(key)}, but this one has None: give the new"):
-        finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "run", progress=False)
+        finetuned(recipe_for(start, **given), start, train, dev, tmp_path / "run")
     with pytest.raises(UsageError, match=f"{key.split()[0]} None, but this one has {key.split()[1]}"):
-        finetune_run(recipe_for(start, **given), start, train, dev, tmp_path / "bare", progress=False)
-        finetune_run(
-            recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "bare", progress=False
-        )
+        finetuned(recipe_for(start, **given), start, train, dev, tmp_path / "bare")
+        finetuned(recipe_for(start, **given, **{setting: value}), start, train, dev, tmp_path / "bare")
 
 
 def test_output_layers_of_other_classes_are_not_taken_over(start: LoadedModel, tmp_path: Path) -> None:
     train, _ = files(tmp_path)
-    finetune_run(recipe_for(start, finetuning__epochs=1), start, train, None, tmp_path / "run", progress=False)
+    finetuned(recipe_for(start, finetuning__epochs=1), start, train, None, tmp_path / "run")
     first = load_model(tmp_path / "run")
     for labels, drawn in ((["a", "b"], 0), (["b", "a"], 2), (["x", "y"], 2)):
         recipe = recipe_for(first, task__labels=labels)
@@ -117,7 +99,7 @@ def test_a_head_is_copied_only_into_one_of_the_same_layers(start: LoadedModel, t
     """A pooler and a dense head have a tanh; a head with another activation starts anew, its output layer too."""
     train, _ = files(tmp_path)
     recipe = recipe_for(start, finetuning__epochs=1, task__head="dense")
-    finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
+    finetuned(recipe, start, train, None, tmp_path / "run")
     tuned = load_model(tmp_path / "run")
     pooled = dataclasses.replace(start, model=ready_model(
         dataclasses.replace(start.recipe, model=dataclasses.replace(start.recipe.model, pooler=True)),
@@ -215,7 +197,7 @@ def test_what_selected_the_checkpoint_comes_first_and_many_values_go_below(start
     assert both[2] == "run: 2 seeds: rouge2 50.00 ± 0.00" and both[3:5] == ["  rouge", "    value_0  0.00 ± 0.00"]
     assert both[-2:] == ["  loss", "    loss  2.00 ± 0.00"]
     train, dev = files(tmp_path)
-    tuned = finetune_run(recipe_for(start, finetuning__epochs=1), start, train, dev, tmp_path / "run", progress=False)
+    tuned = finetuned(recipe_for(start, finetuning__epochs=1), start, train, dev, tmp_path / "run")
     assert tuned.chosen_by == "accuracy"
 
 
@@ -226,7 +208,7 @@ def test_predict_refuses_impossible_outputs(start: LoadedModel, tmp_path: Path) 
     with pytest.raises(UniclozeError, match="several runs: give one of its folders seed-0, seed-1"):
         verbs.predict(tmp_path / "runs", dev, quiet=True)
     for out in (tmp_path, tmp_path / "nowhere" / "said.jsonl"):
-        with pytest.raises(UsageError, match=r"give --out a file|give another --out"):
+        with pytest.raises(UsageError, match=r"give --out a file|give another --out|is not a format of predictions"):
             verbs.predict(tmp_path / "runs" / "seed-0", dev, out=out, quiet=True)
     twice = nlu_toys.write(tmp_path / "twice.jsonl", [{"id": "x", "text": "anna"}, {"id": "x", "text": "eva"}])
     with pytest.raises(UsageError, match="two records have the id 'x'"):
@@ -239,29 +221,10 @@ def test_a_model_of_any_objective_learns_a_task_and_is_read_again(tmp_path: Path
     start = nlu_toys.start(name)
     train, dev = files(tmp_path)
     recipe = recipe_for(start, finetuning__epochs=1, training__batch_size=4)
-    finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+    finetuned(recipe, start, train, dev, tmp_path / "run")
     assert len(verbs.predict(tmp_path / "run", dev, quiet=True)) == 9
     with pytest.warns(UserWarning, match="already fully trained"):
-        finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
-
-
-def test_a_run_of_a_version_without_optional_roles_resumes(start: LoadedModel, tmp_path: Path) -> None:
-    train, out = (
-        nlu_toys.write(tmp_path / "train.jsonl", [{**one, "pair": "eva"} for one in records()]),
-        tmp_path / "run",
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        stop_behind(patch, 2)
-        finetune_run(recipe_for(start), start, train, None, out, progress=False)
-    checkpoint = out / "checkpoints" / "step-00000002"
-    former = load_recipe(checkpoint / "recipe.yaml")
-    save_recipe(
-        dataclasses.replace(former, task=dataclasses.replace(former.task, optional=None)), checkpoint / "recipe.yaml"
-    )
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest["sha256"]["recipe.yaml"] = hashlib.sha256((checkpoint / "recipe.yaml").read_bytes()).hexdigest()
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    assert finetune_run(recipe_for(start), start, train, None, out, progress=False).step == 9
+        finetuned(recipe, start, train, dev, tmp_path / "run")
 
 
 def test_local_layers_read_nearby_slots_of_their_own_sequence() -> None:
@@ -283,3 +246,143 @@ def test_a_refusal_names_the_setting_that_others_follow_from() -> None:
         UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, but this one has 3[^a]*: give"
     ):
         refuse_changes(former, asked, Path("out"), "leave it out")
+
+
+# What fine-tuning refuses before training: metrics, settings and files that do not fit together.
+
+
+@pytest.mark.parametrize(("metric", "message"), [
+    ("acuracy", "did you mean accuracy"),
+    ("squad", "squad, which compares squad, but its predictions are labels"),
+    ("f1", "does not fit the development file: No reference has the label 1"),
+])  # fmt: skip
+def test_a_metric_that_cannot_measure_is_refused_before_anything_is_learned(
+    start: LoadedModel, tmp_path: Path, metric: str, message: str
+) -> None:
+    train, dev = files(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        finetuned(recipe_for(start, task__metrics=[metric]), start, train, dev, tmp_path / "run")
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+@pytest.mark.whole
+def test_an_option_that_no_metric_has_is_refused_and_one_of_another_metric_left_out(
+    start: LoadedModel, tmp_path: Path
+) -> None:
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, task__metric_options={"positive": "a"})
+    with pytest.raises(UsageError, match="names positive, but none of the metrics accuracy has it: leave it out"):
+        finetuned(recipe, start, train, dev, tmp_path / "run")
+    recipe = recipe_for(start, finetuning__epochs=1, task__metrics=["f1"], task__metric_options={"positive": "a"})
+    finetuned(recipe, start, train, dev, tmp_path / "run")
+    verbs.predict(tmp_path / "run", dev, out=tmp_path / "said.jsonl", quiet=True)
+    scores = measure_file(tmp_path / "said.jsonl", dev, load_recipe(tmp_path / "run" / "recipe.yaml"), "accuracy")
+    assert list(scores.results) == ["accuracy"]
+
+
+def test_white_space_around_a_label_does_not_count_in_a_file_of_predictions(start: LoadedModel, tmp_path: Path) -> None:
+    labels = ["a ", " b", "a ", " b"]
+    gold = nlu_toys.write(tmp_path / "gold.jsonl", [{"text": "anna", "label": label} for label in labels])
+    said = nlu_toys.write(tmp_path / "said.jsonl", [{"prediction": label} for label in labels])
+    recipe = recipe_for(start, task__labels=["a", "b"])
+    assert TASKS["classification"].resolve(ClassificationSettings(), read_records(gold, recipe.task)).labels == [
+        "a",
+        "b",
+    ]
+    assert measure_file(said, gold, recipe).results["accuracy"].values == {"accuracy": 100.0}
+
+
+def test_a_development_file_without_labels_is_refused_before_anything_is_learned(
+    start: LoadedModel, tmp_path: Path
+) -> None:
+    train, _ = files(tmp_path)
+    dev = nlu_toys.write(tmp_path / "dev.jsonl", [{"text": "anna"}])
+    with pytest.raises(UniclozeError, match=r"dev\.jsonl, line 1: the field 'label' is missing"):
+        finetuned(recipe_for(start), start, train, dev, tmp_path / "run")
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize(("key", "value", "own"), [
+    ("model__num_layers", 4, "2"), ("model__intermediate_size", 48, "64"), ("model__activation", "relu", "gelu"),
+    ("tokenizer__lowercase", False, "True"), ("data__window", 9, "32"),
+])  # fmt: skip
+def test_a_setting_that_is_the_models_own_is_not_changed(start: LoadedModel, key: str, value: Any, own: str) -> None:
+    """An additional layer would be newly initialised without a warning."""
+    dotted = key.replace("__", ".")
+    with pytest.raises(
+        UsageError, match=f"{dotted} is {value}, but the model none was trained with {own}: leave it out"
+    ):
+        recipe_for(start, **{key: value})
+    section, name = dotted.split(".")
+    recipe_for(start, **{key: getattr(getattr(start.recipe, section), name)})
+    kept = recipe_for(start, model__dropout=0.3, model__attention_dropout=0.2, model__initializer_range=0.5).model
+    assert (kept.dropout, kept.attention_dropout, kept.initializer_range) == (0.3, 0.2, 0.5)
+
+
+PAIRS = [{**record, "pair": "eva"} for record in records()]
+OPTIONAL: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
+    "pairs": ("classification", "pair", PAIRS),
+    "quantities": ("regression", "pair", [{**record, "label": 1.5} for record in PAIRS]),
+    "questions": (
+        "choice",
+        "question",
+        [{"context": "anna", "question": "eva", "choices": ["carl", "berlin"], "label": n % 2} for n in range(8)],
+    ),
+    "predicates": (
+        "tagging",
+        "predicate",
+        [{"tokens": ["anna", "sees"], "tags": ["B-X", "O"], "predicate": n % 2} for n in range(8)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_every_file_holds_what_the_training_file_does(start: LoadedModel, tmp_path: Path, name: str) -> None:
+    """Otherwise half of a pair would be scored and predicted as if it were complete."""
+    task, role, whole = OPTIONAL[name]
+    full = nlu_toys.write(tmp_path / "full.jsonl", whole)
+    bare = nlu_toys.write(tmp_path / "bare.jsonl", [{k: v for k, v in one.items() if k != role} for one in whole])
+
+    def tune(out: str, train: Path, dev: Path | None, **settings: Any) -> FinetuneResult:
+        recipe = nlu_toys.recipe_for(start, task, **{**SHORT, "finetuning__epochs": 1, **settings})
+        return finetuned(recipe, start, train, dev, tmp_path / out)
+
+    missing = rf"bare\.jsonl, line 1: the field '{role}' is missing .* name it with --task\.fields"
+    with pytest.raises(UniclozeError, match=missing):
+        tune("run", full, bare)
+    tune("run", full, full)
+    with pytest.raises(UniclozeError, match=missing):
+        verbs.predict(tmp_path / "run", bare, quiet=True)
+    assert load_model(tmp_path / "run").recipe.task.optional == [role]
+    there = rf"full\.jsonl, line 1: there is a field '{role}', but the training file has none"
+    with pytest.raises(UniclozeError, match=there):
+        tune("none", bare, full)
+    tune("none", bare, bare)
+    with pytest.raises(UniclozeError, match=there):
+        verbs.predict(tmp_path / "none", full, quiet=True)
+    with pytest.raises(UniclozeError, match=r"full\.jsonl, line 1: the field 'other' is missing"):
+        tune("named", full, full, task__fields={role: "other"})
+    with pytest.raises(
+        UsageError, match=f"task.fields names the role '{role}s'; the roles of a task of the kind {task} are"
+    ):
+        tune("named", full, full, task__fields={f"{role}s": role})
+    with pytest.raises(UsageError, match=f"task.optional names the role 'label'; .* are {role}"):
+        tune("named", full, full, task__optional=["label"])
+
+
+def test_an_optional_role_of_some_records_may_be_lacking_in_others(start: LoadedModel, tmp_path: Path) -> None:
+    asked = {"context": "anna", "question": "eva", "choices": ["carl", "berlin"], "label": 0}
+    gap = {"cloze": "anna sees _", "choices": ["carl", "berlin"], "label": 1}
+    train = nlu_toys.write(tmp_path / "train.jsonl", [gap, asked] * 4)
+    recipe = nlu_toys.recipe_for(start, "choice", **{**SHORT, "finetuning__epochs": 1})
+    finetuned(recipe, start, train, train, tmp_path / "run")
+    assert load_model(tmp_path / "run").recipe.task.optional == ["question"]
+
+
+def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_learned(
+    start: LoadedModel, tmp_path: Path
+) -> None:
+    train, dev = files(tmp_path)
+    recipe = recipe_for(start, training__schedule="wsd", training__decay_steps=100)
+    with pytest.raises(UsageError, match="decay_steps"):
+        finetuned(recipe, start, train, dev, tmp_path / "run")

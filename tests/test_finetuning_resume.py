@@ -7,7 +7,7 @@ import json
 import shutil
 import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 import nlu_toys
 import unicloze.finetuning.run as room
 from conftest import slow_except
+from nlu_toys import Killed, events_of, finetuned, resumed_alike
 from unicloze.errors import UniclozeError
-from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
+from unicloze.finetuning.run import FinetuneResult
 from unicloze.settings import Recipe
 from unicloze.training import loop
 from unicloze.training.checkpoint import load_checkpoint
@@ -47,8 +48,20 @@ def recipe_for(start: LoadedModel, **settings: Any) -> Recipe:
     return nlu_toys.recipe_for(start, "classification", **{**SHORT, **settings})
 
 
-class Killed(Exception):
-    pass
+@contextlib.contextmanager
+def killed_at(owner: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> Iterator[None]:
+    """Kill the process at a call of a function."""
+    original = getattr(owner, name)
+
+    def kill(*arguments: Any, **more: Any) -> Any:
+        if when(*arguments, **more):
+            raise Killed
+        return original(*arguments, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, kill)
+        with pytest.raises(Killed):
+            yield
 
 
 @pytest.mark.whole
@@ -57,29 +70,23 @@ def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """The best checkpoint is the last, which is written before it is evaluated."""
-    train, dev = files(tmp_path)
-    steps = iter(range(100))
+    (train, dev), recipe, run_class = files(tmp_path), recipe_for(start), room._Run
+    steps, original = iter(range(100)), run_class._evaluate
     monkeypatch.setattr(room, "headline", lambda *_: float(next(steps)))
-    recipe = recipe_for(start)
 
     def run(out: str) -> FinetuneResult:
-        return finetune_run(recipe, start, train, dev, tmp_path / out, progress=False)
+        return finetuned(recipe, start, train, dev, tmp_path / out)
+
+    def last(self: Any, state: Any) -> bool:
+        if state.step < 9:
+            return bool(original(self, state))
+        owner = {"replace_file": room, "write": self.ledger}.get(place, run_class)
+        with killed_at(owner, place, lambda *arguments, **_: arguments[0] != "failed"):
+            original(self, state)
+        raise Killed
 
     assert run("whole").best_step == 9
     with monkeypatch.context() as patch:
-        run_class: Any = room._Run
-        original = run_class._evaluate
-
-        def last(self: Any, state: Any) -> bool:
-            def kill(*arguments: Any, **_: Any) -> None:
-                if arguments[0] != "failed":
-                    raise Killed
-
-            if state.step == 9:
-                target = {"replace_file": room, "write": self.ledger}.get(place, run_class)
-                patch.setattr(target, place, kill)
-            return bool(original(self, state))
-
         patch.setattr(run_class, "_evaluate", last)
         with pytest.raises(Killed):
             run("broken")
@@ -125,80 +132,44 @@ def stop_behind(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(loop, "set_learning", set_learning)
 
 
-def test_predictions_of_an_evaluation_that_was_lost_do_not_stay(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("owner", "name", "when"), [
+    (Ledger, "write", lambda _, event, step=0, **__: event == "evaluate" and step == 9),  # before it is recorded
+    (room._Run, "_save", lambda _, state: state.step == 9),  # recorded, but not saved
+])  # fmt: skip
+def test_an_evaluation_that_was_lost_does_not_count(
+    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Any
 ) -> None:
-    """Killed before an evaluation is recorded, resumed and stopped before the next one: the best is an earlier one."""
-    train, dev = files(tmp_path)
-    recipe, out = recipe_for(start, finetuning__epochs=4), tmp_path / "run"
-    said = headlines(monkeypatch, 5.0, 1.0, 9.0)
-    original = Ledger.write
-
-    def write(self: Ledger, event: str, **values: Any) -> None:
-        if event == "evaluate" and values["step"] == 9:
-            raise Killed
-        original(self, event, **values)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "write", write)
-        with pytest.raises(Killed):
-            finetune_run(recipe, start, train, dev, out, progress=False)
+    """Resumed and stopped before the next evaluation, the best is an earlier one, and so are its predictions."""
+    (train, dev), out = files(tmp_path), tmp_path / "run"
+    recipe, said = recipe_for(start, finetuning__epochs=4), headlines(monkeypatch, 5.0, 1.0, 9.0)
+    with killed_at(owner, name, when):
+        finetuned(recipe, start, train, dev, out)
     assert kept(out) == said[2] != said[0]
-    with monkeypatch.context() as patch:
-        stop_behind(patch, 7)
-        stopped = finetune_run(recipe, start, train, dev, out, progress=False)
+    stop_behind(monkeypatch, 7)
+    stopped = finetuned(recipe, start, train, dev, out)
     assert (stopped.step, stopped.best_step, stopped.stopped_by) == (7, 3, signal.SIGTERM)
     assert kept(out) == said[0] and load_model(out).step == 3
-    shown = [json.loads(line)["id"] for line in (out / "dev_samples.jsonl").read_text().splitlines()]
-    assert len(shown) == 9
+    assert len((out / "dev_samples.jsonl").read_text().splitlines()) == 9
     assert [path.name for path in (out / "best").glob("*.jsonl")] == []
 
 
-@pytest.mark.whole
-def test_an_evaluation_behind_the_last_checkpoint_does_not_count(
+@pytest.mark.filterwarnings("ignore:the learning rate")
+def test_what_a_run_without_a_checkpoint_evaluated_is_not_taken_for_the_next_ones(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The evaluation was recorded, but the run was killed before it was saved."""
-    train, dev = files(tmp_path)
-    recipe, out = recipe_for(start, finetuning__epochs=4), tmp_path / "run"
-    headlines(monkeypatch, 5.0, 1.0, 9.0)
-    original = room._Run._save
-
-    def save(self: Any, state: Any) -> None:
-        if state.step == 9:
-            raise Killed
-        original(self, state)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(room._Run, "_save", save)
-        with pytest.raises(Killed):
-            finetune_run(recipe, start, train, dev, out, progress=False)
-    stop_behind(monkeypatch, 7)
-    stopped = finetune_run(recipe, start, train, dev, out, progress=False)
-    assert (stopped.step, stopped.best_step) == (7, 3) and load_model(out).step == 3
-
-
-def test_evaluations_of_a_run_that_left_no_checkpoint_do_not_count(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A later run in the same directory does not reuse them when it is resumed."""
-    train, dev = files(tmp_path)
-    out = tmp_path / "run"
+    """Neither its evaluations, nor its predictions, nor its weights."""
+    (train, dev), out = files(tmp_path), tmp_path / "run"
     headlines(monkeypatch, 9.0, 5.0)
-
-    def kill(*_: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(room._Run, "_save", kill)
-        with pytest.raises(Killed):
-            recipe = recipe_for(start, finetuning__evaluations=1.5)
-            finetune_run(recipe, start, train, dev, out, progress=False)
-    for step in (4, 5):
+    with killed_at(room._Run, "_save"):
+        finetuned(recipe_for(start, finetuning__evaluations=1.5), start, train, dev, out)
+    assert load_model(out).step == 2 and (out / "dev_predictions.jsonl").exists()
+    for step in (1, 4, 5):
         with monkeypatch.context() as patch:
             stop_behind(patch, step)
-            stopped = finetune_run(recipe_for(start), start, train, dev, out, progress=False)
-        assert (stopped.step, stopped.best_step) == (step, 3) and load_model(out).step == 3
+            stopped = finetuned(recipe_for(start, training__learning_rate=1e-9), start, train, dev, out)
+        best = 3 if step > 3 else step
+        assert (stopped.step, stopped.best_step, len(list(out.glob("dev_*")))) == (step, best, 2 * (step > 3))
+    assert load_model(out).step == 3 and load_model(out).recipe.training.learning_rate == 1e-9
 
 
 def test_a_signal_in_the_last_step_before_patience_ends_the_run_does_not_stop_it(
@@ -211,7 +182,7 @@ def test_a_signal_in_the_last_step_before_patience_ends_the_run_does_not_stop_it
     former = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:
         recipe = recipe_for(start, finetuning__patience=1)
-        result = finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+        result = finetuned(recipe, start, train, dev, tmp_path / "run")
     finally:
         signal.signal(signal.SIGTERM, former)
     assert (result.step, result.stopped_by) == (6, 0) and came == [signal.SIGTERM], "it is passed on afterwards"
@@ -220,30 +191,14 @@ def test_a_signal_in_the_last_step_before_patience_ends_the_run_does_not_stop_it
 
 
 @pytest.mark.whole
-def test_a_run_saves_between_its_evaluations_too_and_resumes_there(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train, dev = files(tmp_path)
-    recipe = recipe_for(start, training__save_every=2)
-    whole = finetune_run(recipe, start, train, dev, tmp_path / "whole", progress=False)
-    events = [json.loads(line) for line in (tmp_path / "whole" / "ledger.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event["event"] == "save"] == [2, 3, 4, 6, 8, 9]
-
-    def die(state: Any) -> None:
-        if state.step == 5:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        log = room._Run.log
-        patch.setattr(room._Run, "log", lambda run, state, measures: (log(run, state, measures), die(state)))
-        with pytest.raises(Killed):
-            finetune_run(recipe, start, train, dev, tmp_path / "killed", progress=False)
-    resumed = finetune_run(recipe, start, train, dev, tmp_path / "killed", progress=False)
-    starts = [json.loads(line) for line in (tmp_path / "killed" / "ledger.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in starts if event["event"] == "start"] == [0, 4]
-    assert (resumed.best_step, resumed.step) == (whole.best_step, whole.step)
-    one, other = (load_model(tmp_path / name).model.state_dict() for name in ("whole", "killed"))
-    assert all(map(torch.equal, one.values(), other.values()))
+def test_a_run_saves_between_its_evaluations_too_and_resumes_there(start: LoadedModel, tmp_path: Path) -> None:
+    (train, dev), recipe = files(tmp_path), recipe_for(start, training__save_every=2)
+    resumed_alike(lambda out: finetuned(recipe, start, train, dev, tmp_path / out), 5, folder=tmp_path)
+    steps = {
+        name: [event["step"] for event in events_of(tmp_path / out) if event["event"] == name]
+        for out, name in (("whole", "save"), ("broken", "start"))
+    }
+    assert steps == {"save": [2, 3, 4, 6, 8, 9], "start": [0, 4]}
 
 
 def test_a_run_saves_after_its_evaluations_and_in_the_precision_it_chose(
@@ -254,31 +209,13 @@ def test_a_run_saves_after_its_evaluations_and_in_the_precision_it_chose(
     monkeypatch.setattr(room, "choose_precision", lambda *_: "bf16")
     with monkeypatch.context() as patch:
         stop_behind(patch, 5)
-        finetune_run(recipe, start, train, dev, out, progress=False)
+        finetuned(recipe, start, train, dev, out)
     monkeypatch.setattr(room, "choose_precision", lambda *_: "fp32")
-    finetune_run(recipe, start, train, dev, out, progress=False)
-    events = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    finetuned(recipe, start, train, dev, out)
+    events = events_of(out)
     assert [event["step"] for event in events if event["event"] == "save"] == [3, 5, 6, 9]
     assert [event["precision"] for event in events if event["event"] == "start"] == ["bf16", "bf16"]
     assert load_model(out).recipe.training.precision == "bf16"
-
-
-def test_predictions_of_a_run_that_left_no_checkpoint_do_not_stay(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train, dev = files(tmp_path)
-
-    def kill(*_: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(room._Run, "_save", kill)
-        with pytest.raises(Killed):
-            finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
-    assert (tmp_path / "run" / "dev_predictions.jsonl").exists()
-    stop_behind(monkeypatch, 2)
-    stopped = finetune_run(recipe_for(start), start, train, dev, tmp_path / "run", progress=False)
-    assert stopped.step == 2 and not list((tmp_path / "run").glob("dev_*"))
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])
@@ -288,14 +225,14 @@ def test_a_run_ended_by_patience_stays_ended_whatever_its_ledger_lost(
     train, dev = files(tmp_path)
     recipe, out = recipe_for(start, finetuning__patience=1), tmp_path / "run"
     headlines(monkeypatch, 5.0, 1.0, 1.0)
-    ended = finetune_run(recipe, start, train, dev, out, progress=False)
+    ended = finetuned(recipe, start, train, dev, out)
     assert (ended.step, ended.best_step) == (6, 3)
     lines = (out / "ledger.jsonl").read_text().splitlines(keepends=True)
     events = [json.loads(line)["event"] for line in lines]
     assert events[-3:] == ["evaluate", "save", "end"]
     (out / "ledger.jsonl").write_text("".join(lines[: len(lines) - lost]))
     with pytest.warns(UserWarning, match="already fully trained"):
-        again = finetune_run(recipe, start, train, dev, out, progress=False)
+        again = finetuned(recipe, start, train, dev, out)
     assert (again.step, again.best_step, again.scores) == (6, 3, ended.scores)
     assert load_model(out).step == 3 and (out / "checkpoints" / "step-00000006").is_dir()
     events = [json.loads(line)["event"] for line in (out / "ledger.jsonl").read_text().splitlines()]
@@ -309,19 +246,8 @@ def test_patience_restarts_with_every_better_evaluation(
     train, dev = files(tmp_path)
     recipe = recipe_for(start, finetuning__epochs=9, finetuning__patience=2)
     headlines(monkeypatch, 1.0, 1.0, 2.0, 0.0, 3.0, 3.0, 2.0, 9.0, 9.0)
-    result = finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+    result = finetuned(recipe, start, train, dev, tmp_path / "run")
     assert (result.step, result.best_step) == (21, 15), "two evaluations in a row without a better one"
-
-
-def test_epochs_warmup_and_evaluations_as_steps(start: LoadedModel) -> None:
-    recipe = recipe_for(
-        start, finetuning__epochs=2.5, finetuning__warmup_share=0.3, finetuning__evaluations=0.7,
-        training__batch_size=4,
-    )  # fmt: skip
-    training = with_steps(recipe, 9).training
-    assert (training.steps, training.warmup_steps, training.evaluate_every) == (8, 2, 4), "3 steps per epoch"
-    tiny = with_steps(recipe_for(start, finetuning__epochs=0.01, finetuning__evaluations=50), 9).training
-    assert (tiny.steps, tiny.warmup_steps, tiny.evaluate_every) == (1, 0, 1)
 
 
 @pytest.mark.whole
@@ -331,18 +257,18 @@ def test_damaged_checkpoints_are_set_aside_and_rewritten(start: LoadedModel, tmp
     recipe, out = recipe_for(start), tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         stop_behind(patch, 5)
-        finetune_run(recipe, start, train, dev, out, progress=False)
+        finetuned(recipe, start, train, dev, out)
     folder = out / "checkpoints"
     for name in ("step-00000006", "step-00000009"):
         shutil.copytree(folder / "step-00000005", folder / name)
         (folder / name / "model.safetensors").write_bytes(b"damaged")
     with pytest.warns(UserWarning, match="using step-00000005 instead"):
-        resumed = finetune_run(recipe, start, train, dev, out, progress=False)
+        resumed = finetuned(recipe, start, train, dev, out)
     assert resumed.step == 9
     assert sorted(path.name for path in folder.iterdir()) == [
         "damaged-step-00000006", "damaged-step-00000009", "step-00000009",
     ]  # fmt: skip
-    whole = finetune_run(recipe, start, train, dev, tmp_path / "whole", progress=False)
+    whole = finetuned(recipe, start, train, dev, tmp_path / "whole")
     one, other = (load_checkpoint(path / "checkpoints" / "step-00000009") for path in (out, whole.out))
     assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
 
@@ -358,12 +284,12 @@ def test_the_mean_of_the_last_evaluations_is_measured_and_kept(start: LoadedMode
     raw: dict[int, dict[str, torch.Tensor]] = {}
     for epochs in (1, 2, 3):  # at a constant rate a longer run begins like a shorter one
         recipe = recipe_for(start, finetuning__epochs=epochs, training__schedule="constant")
-        finetune_run(recipe, start, train, None, tmp_path / f"raw{epochs}", progress=False)
+        finetuned(recipe, start, train, None, tmp_path / f"raw{epochs}")
         raw[3 * epochs] = weights_of(tmp_path / f"raw{epochs}" / "checkpoints", 3 * epochs)
     recipe = recipe_for(start, finetuning__average_last=2, training__schedule="constant")
     for name, held in (("dev", dev), ("no dev", None)):
         out = tmp_path / name
-        result = finetune_run(recipe, start, train, held, out, progress=False)
+        result = finetuned(recipe, start, train, held, out)
         assert not (out / "averaged").exists(), "only an unfinished run needs them"
         assert all(torch.equal(weights_of(out / "checkpoints", 9)[key], value) for key, value in raw[9].items())
         best = weights_of(out / "best", result.best_step)
@@ -387,7 +313,7 @@ def test_a_resumed_run_averages_alike(
     recipe = recipe_for(start, finetuning__average_last=2)
 
     def run(out: str) -> FinetuneResult:
-        return finetune_run(recipe, start, train, dev if held else None, tmp_path / out, progress=False)
+        return finetuned(recipe, start, train, dev if held else None, tmp_path / out)
 
     whole = run("whole")
     with monkeypatch.context() as patch:
@@ -428,9 +354,9 @@ def test_missing_weights_of_an_evaluation_are_refused(
     recipe = recipe_for(start, finetuning__average_last=2)
     with monkeypatch.context() as patch:
         stop_behind(patch, 7)
-        finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+        finetuned(recipe, start, train, dev, tmp_path / "run")
     kept = tmp_path / "run" / "averaged"
     assert sorted(path.name for path in kept.iterdir()) == ["step-00000003", "step-00000006"]
     shutil.rmtree(kept / "step-00000006")
     with pytest.raises(UniclozeError, match=r"averaged/step-00000006.* is missing or damaged"):
-        finetune_run(recipe, start, train, dev, tmp_path / "run", progress=False)
+        finetuned(recipe, start, train, dev, tmp_path / "run")

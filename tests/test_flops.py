@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import nlu_toys
 import toys
 from corpora import write_corpus
-from test_coqa_task import stories
+from test_questions import stories
 from unicloze.example import Examples, collate
 from unicloze.finetuning.data import encoded
 from unicloze.mixtures import parts, phases

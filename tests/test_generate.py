@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import toys
-from decoding_toys import generate_tokens
-from toys import EOS, MASK, PSEUDO, SOS
+from decoding_toys import ReadAgain, Slot, generate_tokens, logits
+from toys import EOS, MASK, PAD, PSEUDO, SOS
 from unicloze.decoding.search import Hypothesis
 from unicloze.decoding.steppers import Branches
 from unicloze.errors import UsageError
-from unicloze.example import Examples, Kind, Target, collate
+from unicloze.interop.families import FAMILIES
 from unicloze.model import inference_model
 from unicloze.model.inference_model import IncrementalModel, linear_for
 from unicloze.model.model import UnifiedModel
@@ -60,68 +61,16 @@ def sources(*lengths: int, vocab: int = 50) -> list[Ids]:
 def uncached(model: UnifiedModel, layout: GenerationFormat, source: Ids, target: Sequence[int]) -> Tensor:
     """Logits of the token after a target, from one row of `Examples`. *Shape:* (vocabulary,)"""
     before = [*layout.start, *source.tolist(), *([] if layout.decoder_only else [layout.stop])]
-    after = [*(layout.opening), *target]
-    width = len(before)
-    slots = [
-        (token, layout.source_segment, (0, slot + 1 if layout.decoder_only else width))
-        for slot, token in enumerate(before)
-    ]
-    for token in after:
-        slots.append((token, layout.target_segment, (0, len(slots) + 1)))
+    after, width = [*layout.opening, *target], len(before)
     if layout.predicts == "pseudo":
         assert layout.pseudo is not None
-        slots.append((layout.pseudo, layout.target_segment, (0, len(slots) + 1)))
-    n = len(slots)
-    intervals = np.array([[[*reads, 0, 0] for _, _, reads in slots]], dtype=np.int32)
-    local = None
-    if layout.local_width is not None:
-        local = intervals.copy()
-        local[0, :, 0] = np.maximum(0, np.arange(n) - layout.local_width)
-    one = np.ones((1, 1), dtype=np.int32)
-    examples = Examples(
-        input_ids=np.array([[token for token, _, _ in slots]], dtype=np.int32),
-        position_ids=np.arange(n, dtype=np.int32)[None],
-        segment_ids=np.array([[segment for _, segment, _ in slots]], dtype=np.int32),
-        kinds=np.full((1, n), Kind.CONTEXT, dtype=np.uint8),
-        steps=np.full((1, n), -1, dtype=np.int32),
-        intervals=intervals,
-        local=local,
-        lengths=n * one[0],
-        mutual=0 * one[0],
-        text_tokens=n * one[0],
-        targets={"p": Target(slots=(n - 1) * one, labels=0 * one, weights=one.astype(np.float32))},
-    )
-    with torch.no_grad():
-        return model.logits(collate(examples))["p"][0, 0]
-
-
-class Uncached:
-    """What `Branches` does, without a cache."""
-
-    def __init__(self, model: UnifiedModel, layout: GenerationFormat, given: Sequence[Ids], count: int) -> None:
-        self.model, self.layout, self.given, self.count = model, layout, list(given), count
-        self.targets: list[list[list[int]]] = [[[] for _ in range(count)] for _ in given]
-
-    def first(self) -> Tensor:
-        return torch.stack([uncached(self.model, self.layout, source, []) for source in self.given])
-
-    def step(self, tokens: Tensor, parents: Tensor | None) -> Tensor:
-        if parents is None:
-            parents = torch.arange(self.count).expand(len(self.given), -1)
-        self.targets = [
-            [[*targets[parent], token] for token, parent in zip(new, old, strict=True)]
-            for targets, new, old in zip(self.targets, tokens.tolist(), parents.tolist(), strict=True)
-        ]
-        return torch.stack(
-            [
-                torch.stack([uncached(self.model, self.layout, source, target) for target in targets])
-                for source, targets in zip(self.given, self.targets, strict=True)
-            ]
-        )
-
-    def keep(self, rows: Tensor) -> None:
-        self.given = [self.given[row] for row in rows.tolist()]
-        self.targets = [self.targets[row] for row in rows.tolist()]
+        after.append(layout.pseudo)
+    row = [
+        Slot(token, place, place + 1 if layout.decoder_only else width, segment=layout.source_segment)
+        for place, token in enumerate(before)
+    ]
+    row += [Slot(token, n, n + 1, segment=layout.target_segment) for n, token in enumerate(after, start=width)]
+    return logits(model, row, [len(row) - 1], layout.local_width)[0]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +89,7 @@ def test_the_cache_changes_nothing(name: str, layout: str, monkeypatch: pytest.M
     model = build(60, **MODELS[name])
     given, count, steps = sources(9, 4, 12), 3, 18
     cached = Branches(IncrementalModel(model, torch.float32), LAYOUTS[layout], given, count=count, max_length=steps)
-    whole = Uncached(model, LAYOUTS[layout], given, count)
+    whole = ReadAgain(partial(uncached, model, LAYOUTS[layout]), given, count)
     torch.testing.assert_close(cached.first(), whole.first(), atol=1e-5, rtol=1e-5)
     draw = torch.Generator().manual_seed(3)
     swept = grown = False
@@ -164,7 +113,7 @@ def test_layers_that_read_nearby_slots_only() -> None:
     model = toys.model(relative_bias=False, norm="pre", layer_visibility=["full", "local"]).eval()
     given = sources(9, 4)
     cached = Branches(IncrementalModel(model, torch.float32), layout, given, count=2, max_length=5)
-    whole = Uncached(model, layout, given, 2)
+    whole = ReadAgain(partial(uncached, model, layout), given, 2)
     torch.testing.assert_close(cached.first(), whole.first(), atol=1e-5, rtol=1e-5)
     for _ in range(4):
         tokens, parents = torch.randint(7, 50, (2, 2)), torch.randint(2, (2, 2))
@@ -220,12 +169,9 @@ def naive_beam_search(
 
 
 SEARCHES: dict[str, dict[str, Any]] = {
-    "plain": dict(),
-    "long texts": dict(length_penalty=1.2, min_length=2),
-    "short texts": dict(length_penalty=-0.7),
-    "no repetition": dict(no_repeat_ngram=2, length_penalty=0.6),
-    "one beam": dict(beams=2, num_results=1),
-}
+    "plain": dict(), "long texts": dict(length_penalty=1.2, min_length=2), "short texts": dict(length_penalty=-0.7),
+    "no repetition": dict(no_repeat_ngram=2, length_penalty=0.6), "one beam": dict(beams=2, num_results=1),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", ["pseudo", "next"])
@@ -308,3 +254,54 @@ def test_linear_layers_that_torch_cannot_pack_compute_the_same(monkeypatch: pyte
     assert type(plain) is nn.Linear
     torch.testing.assert_close(plain(hidden), packed)
     assert linear_for(weight, bias, torch.bfloat16)(hidden.bfloat16()).dtype == torch.bfloat16
+
+
+# Greedy and beam search against Transformers' `generate` on a GPT-2 with the same weights
+
+
+LAYOUT = GenerationFormat(predicts="next", start=(SOS,), stop=EOS, target_segment=0, decoder_only=True)
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "greedy": (dict(), dict()),
+    "greedy, long": (dict(min_length=6), dict(min_new_tokens=6)),
+    "beams to the end": (
+        dict(beams=4, num_results=4),
+        dict(num_beams=4, num_return_sequences=4, early_stopping="never"),
+    ),
+    "beams, first": (
+        dict(beams=4, num_results=3, early_stop="first", min_length=3),
+        dict(num_beams=4, num_return_sequences=3, early_stopping=True, min_new_tokens=3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_texts_are_those_of_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    from interop_toys import with_our_weights
+    from test_parity import GPT, SIZES
+
+    model = toys.model(**GPT, norm="pre", intermediate_size=64).eval()
+    with torch.no_grad():
+        model.backbone.embeddings.tokens.weight[EOS] *= 2
+    config = transformers.GPT2Config(
+        **SIZES, n_inner=64, attn_implementation="eager", bos_token_id=SOS, eos_token_id=EOS, pad_token_id=PAD
+    )
+    peer = transformers.GPT2LMHeadModel(config).eval()
+    with_our_weights(FAMILIES["gpt2"], model, peer)
+    ours, theirs = CASES[name]
+    settings = DecodingSettings(max_length=12, **ours)
+    given = [np.random.default_rng(seed).integers(toys.FIRST_ORDINARY, 50, 5) for seed in range(12)]
+    found = generate_tokens(model, given, settings, LAYOUT)
+    prompt = torch.tensor([[SOS, *source] for source in given])
+    expected = peer.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, length_penalty=0.0,
+        return_dict_in_generate=True, output_scores=True, **theirs,
+    )  # fmt: skip
+    texts = [row[6:] for row in expected.sequences.tolist()]
+    texts = [text[: text.index(EOS)] if EOS in text else text for text in texts]
+    hypotheses = [hypothesis for row in found for hypothesis in row]
+    assert [hypothesis.tokens for hypothesis in hypotheses] == texts
+    assert any(hypothesis.ended for hypothesis in hypotheses)
+    if settings.beams > 1:
+        scores = expected.sequences_scores.tolist()
+        np.testing.assert_allclose([hypothesis.score for hypothesis in hypotheses], scores, atol=1e-4)

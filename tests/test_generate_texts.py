@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import toys
-from decoding_toys import TEXT, byte_level, generate_tokens, loaded, roberta_like, wordpiece
+from decoding_toys import TEXT, Slot, byte_level, generate_tokens, loaded, logits, roberta_like, wordpiece
 from test_generate import PSEUDO_LAYOUT, approximately, sources
 from toys import EOS, PSEUDO
 from unicloze import verbs
@@ -22,7 +22,6 @@ from unicloze.decoding.inputs import generation_format_of
 from unicloze.decoding.search import TokenConstraints, search
 from unicloze.decoding.steppers import Branches
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.example import Examples, Kind, Target, collate
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import settings_of
@@ -252,36 +251,15 @@ def predicted(model: UnifiedModel, source: np.ndarray, groups: list[dict[int, in
 
     Known tokens come in groups, in the order they were filled; each reads the source and the groups up to its own.
     """
-    before = [*PSEUDO_LAYOUT.row(source).tolist()]
+    before = PSEUDO_LAYOUT.row(source).tolist()
     width = len(before)
-    slots = [(token, place, 0, width) for place, token in enumerate(before)]
+    row = [Slot(token, place, width) for place, token in enumerate(before)]
     for group in groups:
-        end = len(slots) + len(group)
-        slots += [(token, width + place, 1, end) for place, token in group.items()]
-    known = len(slots)
-    intervals = [[0, end, 0, 0] for _, _, _, end in slots]
-    intervals += [[0, known, known + i, known + i + 1] for i in range(len(asked))]
-    slots += [(PSEUDO, width + place, 1, 0) for place in asked]
-    n, column = len(slots), np.array([slots], dtype=np.int32)
-    predictions = np.arange(known, n, dtype=np.int32)[None]
-    examples = Examples(
-        input_ids=column[:, :, 0],
-        position_ids=column[:, :, 1],
-        segment_ids=column[:, :, 2],
-        kinds=np.full((1, n), Kind.CONTEXT, dtype=np.uint8),
-        steps=np.full((1, n), -1, dtype=np.int32),
-        intervals=np.array([intervals], dtype=np.int32),
-        lengths=np.array([n], dtype=np.int32),
-        mutual=np.array([0], dtype=np.int32),
-        text_tokens=np.array([n], dtype=np.int32),
-        targets={
-            "p": Target(
-                slots=predictions, labels=np.zeros_like(predictions), weights=np.ones(predictions.shape, np.float32)
-            )
-        },
-    )
-    with torch.no_grad():
-        return model.logits(collate(examples))["p"][0].log_softmax(-1)
+        end = len(row) + len(group)
+        row += [Slot(token, width + place, end, segment=1) for place, token in group.items()]
+    known = len(row)
+    row += [Slot(PSEUDO, width + place, known, itself=True, segment=1) for place in asked]
+    return logits(model, row, list(range(known, len(row)))).log_softmax(-1)
 
 
 def naive_parallel(model: UnifiedModel, source: np.ndarray, settings: DecodingSettings, never: list[int]) -> Any:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import toys
 from decoding_toys import generate_tokens
+from nlu_toys import finetuned
 from unicloze import keyed, verbs, visibility
 from unicloze.decoding.inputs import generation_format_of
 from unicloze.errors import UniclozeError, UsageError
@@ -21,7 +22,6 @@ from unicloze.example import Kind, collate
 from unicloze.finetuning.data import encoded, evenly_chosen
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.predict import TaskModel, target_loss
-from unicloze.finetuning.run import finetune_run
 from unicloze.model import heads
 from unicloze.model.heads import cross_entropy
 from unicloze.objectives import settings_of
@@ -35,8 +35,8 @@ from unicloze.settings import (
     TokenizerSettings,
     UseSettings,
 )
-from unicloze.tasks import generation, task_settings
-from unicloze.tasks.generation import SourceTarget, lay_out
+from unicloze.tasks import TASKS, generation, task_settings
+from unicloze.tasks.generation import SourceTarget
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel, build_model, load_model
 from unicloze.training.loop import Compute
@@ -56,6 +56,8 @@ HEART = {
     "training.label_smoothing": 0.0,
     "model.max_positions": 48,
 }
+
+TASK = TASKS["generation"]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +127,7 @@ def test_pseudo_rows_read_what_the_paper_says(block_size: int, any_order: bool) 
     """Section 3.4, written out slot by slot; with blocks, a token and its mask read the steps before theirs."""
     recipe = recipe_of(block_size=block_size, any_order=any_order, target_noise=0.5)
     rows = rows_of((4, 5), (1, 1), (3, 0), (0, 2))
-    examples = lay_out(rows, toys.vocabulary(), recipe, keys_of(len(rows)))
+    examples = TASK.lay_out(rows, toys.vocabulary(), recipe, keys_of(len(rows)))
     for number, row in enumerate(rows):
         assert row.target is not None
         source, target = len(row.source) + 2, len(row.target) + 1
@@ -164,7 +166,7 @@ def test_pseudo_rows_read_what_the_paper_says(block_size: int, any_order: bool) 
 def test_the_other_rows_read_the_source_and_their_past() -> None:
     rows = rows_of((4, 5), (1, 1), (3, 0), (0, 2))
     for learning in ("masked", "next"):
-        examples = lay_out(rows, toys.vocabulary(), recipe_of(learning=learning), keys_of(4))
+        examples = TASK.lay_out(rows, toys.vocabulary(), recipe_of(learning=learning), keys_of(4))
         for number, row in enumerate(rows):
             source = len(row.source) + 2
             seen = examples.visible(number)
@@ -173,7 +175,7 @@ def test_the_other_rows_read_the_source_and_their_past() -> None:
             assert examples.segment_ids[number, : len(seen)].tolist() == [int(s >= source) for s in range(len(seen))]
     causal = dataclasses.replace(recipe_of("causal"), use=UseSettings(visibility="left_to_right"))
     banded = dataclasses.replace(causal, objective=dataclasses.replace(causal.objective, local_width=3))
-    examples = lay_out(rows, toys.vocabulary(), banded, keys_of(4))
+    examples = TASK.lay_out(rows, toys.vocabulary(), banded, keys_of(4))
     assert examples.visible(0).tolist() == np.tri(12, dtype=bool).tolist()
     assert examples.local is not None
     near = visibility.bool_mask(examples.local[0, :12], 12)
@@ -185,7 +187,7 @@ def test_a_row_as_text() -> None:
     source, target = np.array([10, 11], np.int32), np.array([20, 21, 22], np.int32)
     row = SourceTarget(record=0, source=source, target=target, slots=0)
     recipe = recipe_of(block_size=2, target_noise=0.5)
-    examples = lay_out([row], toys.vocabulary(), recipe, keys_of(1))
+    examples = TASK.lay_out([row], toys.vocabulary(), recipe, keys_of(1))
     names = [
         f"{kind}{position}" for kind, position in zip("CCCCOOOOPPPP", examples.position_ids[0].tolist(), strict=False)
     ]
@@ -219,7 +221,7 @@ def test_unknown_words_of_a_target_are_read_and_not_learned(learning: str, drawn
         for number, row in enumerate(rows_of(*[(4, 6)] * 30))
     ]
     rows = [dataclasses.replace(row, target=np.where(row.target == word, toys.UNK, row.target)) for row in spelt]
-    before, after = (lay_out(each, vocabulary, recipe, keys) for each in (spelt, rows))
+    before, after = (TASK.lay_out(each, vocabulary, recipe, keys) for each in (spelt, rows))
     assert np.array_equal(before.intervals, after.intervals) and np.array_equal(before.kinds, after.kinds)
     own = (before.input_ids == word) & (after.input_ids != word)
     assert own.any() and (after.input_ids[own] == toys.UNK).all()
@@ -244,7 +246,9 @@ def test_no_pseudo_mask_sees_its_own_or_a_later_token() -> None:
         def logits(target: Any, recipe: Recipe = recipe, row: SourceTarget = row) -> torch.Tensor:
             changed = dataclasses.replace(row, target=target)
             with torch.no_grad():
-                return model.logits(collate(lay_out([changed], toys.vocabulary(), recipe, keys_of(1))))["target"][0]
+                return model.logits(collate(TASK.lay_out([changed], toys.vocabulary(), recipe, keys_of(1))))["target"][
+                    0
+                ]
 
         before = logits(row.target)
         for place in range(6):
@@ -260,7 +264,7 @@ def test_no_pseudo_mask_sees_its_own_or_a_later_token() -> None:
 def test_how_often_tokens_are_noised_and_masked() -> None:
     rows = rows_of(*[(3, 9)] * 4000)
     recipe = recipe_of(target_noise=0.6)
-    examples = lay_out(rows, toys.vocabulary(), recipe, keys_of(len(rows)))
+    examples = TASK.lay_out(rows, toys.vocabulary(), recipe, keys_of(len(rows)))
     labels = examples.targets["target"].labels
     pseudo = np.take_along_axis(examples.input_ids, examples.targets["target"].slots, axis=1)
     own = np.take_along_axis(examples.input_ids, examples.targets["target"].slots - 10, axis=1)
@@ -273,7 +277,7 @@ def test_how_often_tokens_are_noised_and_masked() -> None:
     both = (own == toys.MASK) & (pseudo == toys.PSEUDO)
     assert both.mean() == pytest.approx(0.48 * 0.8, abs=0.01), "the two are drawn independently"
 
-    masked = lay_out(rows, toys.vocabulary(), recipe_of(learning="masked", mask_rate=0.7), keys_of(len(rows)))
+    masked = TASK.lay_out(rows, toys.vocabulary(), recipe_of(learning="masked", mask_rate=0.7), keys_of(len(rows)))
     target = masked.targets["target"]
     assert (target.weights.sum(axis=1) == 7).all(), "70 % of nine tokens and [EOS]"
     real = target.weights > 0
@@ -286,14 +290,14 @@ def test_a_row_depends_on_its_key_alone_and_changes_with_it() -> None:
     rows, keys = rows_of((3, 9), (5, 2), (2, 12)), keys_of(3)
     for settings in ({"target_noise": 0.5, "any_order": True}, {"learning": "masked"}):
         recipe = recipe_of(**settings)
-        together = lay_out(rows, toys.vocabulary(), recipe, keys)
+        together = TASK.lay_out(rows, toys.vocabulary(), recipe, keys)
         for number, row in enumerate(rows):
-            alone = lay_out([row], toys.vocabulary(), recipe, keys[number : number + 1])
+            alone = TASK.lay_out([row], toys.vocabulary(), recipe, keys[number : number + 1])
             length = int(alone.lengths[0])
             assert together.lengths[number] == length
             assert together.input_ids[number, :length].tolist() == alone.input_ids[0, :length].tolist()
             assert together.intervals[number, :length].tolist() == alone.intervals[0, :length].tolist()
-        other = lay_out(rows, toys.vocabulary(), recipe, keys_of(4)[1:])
+        other = TASK.lay_out(rows, toys.vocabulary(), recipe, keys_of(4)[1:])
         assert (other.input_ids != together.input_ids[:, : other.input_ids.shape[1]]).any()
 
 
@@ -303,7 +307,7 @@ def test_it_memorises_sixteen_records(start: LoadedModel, tmp_path: Path, learni
     train = write(tmp_path / "train.jsonl", pairs())
     more = {"generation__mask_share": 1.0, "generation__random_share": 0.0} if learning == "masked" else {}
     recipe = recipe_for(start, generation__learning=learning, **more, finetuning__epochs=EPOCHS[learning])
-    result = finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe, start, train, train, tmp_path / "run")
     said = verbs.generate(tmp_path / "run", file=train, out=tmp_path / "said.jsonl", quiet=True)
     assert [each["prediction"] for each in said] == [record["target"] for record in pairs()]
     assert [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()] == said
@@ -346,7 +350,7 @@ def test_the_loss_is_what_decoding_says(name: str) -> None:
     ]
     with torch.no_grad():
         for row, (one,) in zip(told, found, strict=True):
-            examples = lay_out([row], vocabulary, recipe, None)
+            examples = TASK.lay_out([row], vocabulary, recipe, None)
             if not one.ended:
                 examples.targets["target"].weights[0, len(one.tokens)] = 0
             loss = model(collate(examples))["target"]
@@ -363,7 +367,7 @@ def test_the_loss_of_the_right_targets_is_a_mean_over_tokens(start: LoadedModel)
     task_model = TaskModel(start.model, start.tokenizer, recipe, Compute(device=torch.device("cpu"), precision="fp32"))
     total = tokens = 0.0
     for row in data.rows:
-        loss = start.model(collate(lay_out([row], start.tokenizer.vocabulary, recipe, None)))["target"]
+        loss = start.model(collate(TASK.lay_out([row], start.tokenizer.vocabulary, recipe, None)))["target"]
         total, tokens = total + float(loss.total.detach()), tokens + loss.weight
     assert target_loss(task_model, data).values["loss"] == pytest.approx(total / tokens, rel=1e-5)
 
@@ -372,7 +376,7 @@ def test_scoring_part_of_the_development_file_gives_a_warning(start: LoadedModel
     file = write(tmp_path / "pairs.jsonl", pairs())
     recipe = recipe_for(start, finetuning__epochs=1, task__evaluate_records=5, decoding__max_length=2)
     with pytest.warns(UserWarning, match=r"evaluating on 5 of the 16 development records.*task\.evaluate_records"):
-        result = finetune_run(recipe, start, file, file, tmp_path / "run", progress=False)
+        result = finetuned(recipe, start, file, file, tmp_path / "run")
     assert result.scores["coco"].items == 5
 
 
@@ -400,7 +404,7 @@ def test_label_smoothing_is_torchs(smoothing: float, dtype: torch.dtype, monkeyp
 
 def test_labels_are_smoothed_in_training_only() -> None:
     model = toys.model(positions=32)
-    batch = collate(lay_out(rows_of((4, 6)), toys.vocabulary(), recipe_of(), None))
+    batch = collate(TASK.lay_out(rows_of((4, 6)), toys.vocabulary(), recipe_of(), None))
     model.label_smoothing = 0.3
     smoothed = float(model.train()(batch)["target"].total.detach())
     plain = float(model.eval()(batch)["target"].total.detach())
@@ -434,7 +438,10 @@ def test_a_files_fields_may_have_other_names(start: LoadedModel, tmp_path: Path)
     file = write(tmp_path / "f.jsonl", [{"text": "alpha"}])
     with pytest.raises(UniclozeError, match=r"name it with --task.fields '{source: NAME}'"):
         verbs.generate(tuned, file=file, quiet=True)
-    for out, message in ((tmp_path / "no" / "x.jsonl", "there is no folder"), (tmp_path, "is a folder: give --out a")):
+    for out, message in (
+        (tmp_path / "no" / "x.jsonl", "there is no folder"),
+        (tmp_path, "is a folder: give --out a|is not a format of predictions"),
+    ):
         for verb in (verbs.generate, verbs.predict):
             with pytest.raises(UsageError, match=message):  # before anything is computed
                 verb("no model", file=file, out=out, quiet=True)  # type: ignore[operator]
@@ -449,10 +456,7 @@ def test_generate_reports_what_is_wrong(start: LoadedModel, tmp_path: Path) -> N
         ({"text": "alpha"}, "context and answer: give 2 texts, not 1"),
         ({"text": ["alpha", " "]}, "the answer is empty"),
         ({}, "a text or a file"),
-        (
-            {"text": ["a", "b"], "overrides": {"task.kind": "generation"}},
-            "only decoding, task.fields, task.format can",
-        ),
+        ({"text": ["a", "b"], "overrides": {"task.kind": "generation"}}, "only decoding, task.fields, task.format can"),
         ({"text": ["a", "b"], "overrides": {"decoding.max_length": 60}}, "give no more"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -475,7 +479,7 @@ def test_generate_reports_what_is_wrong(start: LoadedModel, tmp_path: Path) -> N
 def test_the_best_model_is_loaded_with_its_decoding(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", pairs(4))
     recipe = recipe_for(start, finetuning__epochs=1, decoding__beams=2, training__label_smoothing=0.1)
-    finetune_run(recipe, start, train, train, tmp_path / "run", progress=False)
+    finetuned(recipe, start, train, train, tmp_path / "run")
     loaded = load_model(tmp_path / "run")
     assert loaded.recipe.decoding.beams == 2 and loaded.recipe.generation == recipe.generation
 

@@ -410,19 +410,19 @@ def test_flex_attention_trains_as_sdpa_does(corpus: Path, tmp_path: Path) -> Non
 @pytest.mark.gpu
 def test_a_step_on_a_gpu_waits_once(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch's own debug mode counts, from the rows to the update."""
-    take, waits = loop._Steps.take, []
+    take, waits = loop.take_step, []
 
-    def watched(steps: Any) -> bool:
+    def watched(*arguments: Any) -> bool:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                return take(steps)
+                return take(*arguments)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
                 waits.append(sum("synchronizing CUDA operation" in str(each.message) for each in caught))
 
-    monkeypatch.setattr(loop._Steps, "take", watched)
+    monkeypatch.setattr(loop, "take_step", watched)
     quiet = {"training.evaluate_every": 0, "training.save_every": 0}
     pretrained(corpus, tmp_path / "run", **{"training.compile": False, **quiet})
     assert len(waits) == 6 and waits[1:-1] == [1] * 4, "the first may prepare libraries, the last evaluates and saves"

@@ -11,12 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 import nlu_toys
+from nlu_toys import finetuned
 from unicloze import verbs
+from unicloze.decoding.generate import generate
 from unicloze.errors import UsageError
-from unicloze.finetuning.initial import task_recipe
+from unicloze.finetuning.initial import task_recipe, untrained
 from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe
-from unicloze.settings import Recipe, TokenizerSettings
+from unicloze.settings import DecodingSettings, Recipe, TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import POSITION_ROWS
 from unicloze.training.loading import LoadedModel, build_model, load_model
@@ -77,7 +79,7 @@ def test_the_known_positions_stay_and_the_others_repeat_them(tmp_path: Path) -> 
     start = start_of()
     recipe = recipe_for(start, training__learning_rate=1e-30, training__weight_decay=0.0)
     with pytest.warns(UserWarning, match="were cut"), pytest.warns(UserWarning, match="learn almost nothing"):
-        finetune_run(recipe, start, pairs(tmp_path / "train.jsonl"), None, tmp_path / "run", progress=False)
+        finetuned(recipe, start, pairs(tmp_path / "train.jsonl"), None, tmp_path / "run")
     known, grown = (model.model.state_dict()[POSITION_ROWS[0]] for model in (start, load_model(tmp_path / "run")))
     assert torch.equal(grown[:512], known)
     assert torch.equal(grown[512:], known[:256])
@@ -123,7 +125,7 @@ def test_distances_need_no_rows(recipe: str, tmp_path: Path) -> None:
     assert task.model.max_positions == 80
     lines = ({"text": " ".join(WORDS * (1 + n)), "label": "ab"[n % 2]} for n in range(4))
     train = nlu_toys.write(tmp_path / "train.jsonl", list(lines))
-    finetune_run(task, start, train, None, tmp_path / "run", progress=False)
+    finetuned(task, start, train, None, tmp_path / "run")
     state = load_model(tmp_path / "run").model.state_dict()
     assert (POSITION_ROWS[0] in state) == (recipe != "xlnet-base")
 
@@ -132,7 +134,7 @@ def test_a_grown_model_is_exported_with_all_its_positions(tmp_path: Path) -> Non
     start = start_of("bert-base", data__window=32, model__max_positions=None)
     task = recipe_for(start, "classification", task__pooling="first")
     train = nlu_toys.write(tmp_path / "train.jsonl", [{"text": "anna", "label": "ab"[n % 2]} for n in range(4)])
-    finetune_run(task, start, train, None, tmp_path / "run", progress=False)
+    finetuned(task, start, train, None, tmp_path / "run")
     verbs.export(tmp_path / "run", "bert", tmp_path / "stock")
     assert json.loads((tmp_path / "stock" / "config.json").read_text())["max_position_embeddings"] == 128
     rows = load_file(tmp_path / "stock" / "model.safetensors")["bert.embeddings.position_embeddings.weight"]
@@ -153,3 +155,50 @@ def test_a_setting_of_the_model_that_a_task_changes_is_reported(
         UsageError, match=r"model\.num_layers is 3, but the model start was trained with 1: leave it out"
     ):
         recipe_for(start, "classification", model__num_layers=3)
+
+
+# Fine-tuning that starts from the random weights of a recipe.
+
+
+GERMAN = {"rote": "red", "blaue": "blue", "alte": "old", "neue": "new", "gute": "good", "kleine": "small"}
+
+
+def german_pairs(folder: Path) -> Path:
+    lines = [json.dumps({"source": f"{one} katze", "target": f"{two} cat"}) for one, two in GERMAN.items()]
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    (folder / "network.yaml").write_text(
+        "base: transformer-tiny\ntokenizer: {vocab_size: 300}\n"
+        "model: {num_layers: 1, decoder_layers: 1, hidden_size: 32, dropout: 0.0}\n"
+    )
+    return folder / "pairs.jsonl"
+
+
+def test_the_tokenizer_learns_from_sources_and_targets_and_the_weights_repeat(tmp_path: Path) -> None:
+    file, network = german_pairs(tmp_path), load_recipe("transformer-tiny", {"tokenizer.vocab_size": 300})
+    task = load_recipe("transformer-multi30k")
+    first, second = untrained(network, task, file), untrained(network, task, file)
+    assert first.tokenizer.fingerprint == second.tokenizer.fingerprint
+    assert len(first.tokenizer.encode("katze")) < 5 and len(first.tokenizer.encode(" cat")) < 3
+    states = first.model.state_dict(), second.model.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    with pytest.raises(UsageError, match="recipe electra-small trains two networks: give a recipe of one"):
+        untrained(load_recipe("electra-small"), task, file)
+
+
+@pytest.mark.slow
+def test_a_transformer_learns_to_translate_from_nothing(tmp_path: Path) -> None:
+    file = german_pairs(tmp_path)
+    overrides = {
+        "finetuning.epochs": 150, "finetuning.warmup_share": 0.2, "training.batch_size": 6, "training.device": "cpu",
+        "training.label_smoothing": 0.0, "training.learning_rate": 0.01,
+    }  # fmt: skip
+    verbs.finetune(
+        task="transformer-multi30k", model=tmp_path / "network.yaml", train=file, out=tmp_path / "run", quiet=True,
+        overrides=overrides,
+    )  # fmt: skip
+    model = load_model(tmp_path / "run")
+    assert model.recipe.model.decoder_layers == 1
+    sources = [f"{one} katze" for one in GERMAN]
+    for beams in (1, 4):
+        found = generate(model, sources, DecodingSettings(beams=beams, max_length=8))
+        assert [one.text for one in found] == [f"{two} cat" for two in GERMAN.values()]

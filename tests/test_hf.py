@@ -259,18 +259,6 @@ def test_the_pooled_output_is_embeds(tmp_path: Path, pooling: Any) -> None:
         assert np.allclose(found.numpy(), unicloze.embed(tmp_path, texts), atol=1e-5)
 
 
-def test_transformers_pipeline_fills_masks_as_fill_does(tmp_path: Path) -> None:
-    save_run(tmp_path / "run")
-    hf.UniclozeForMaskedLM.from_run(tmp_path / "run").save_pretrained(tmp_path / "saved")
-    hf.load_tokenizer(tmp_path / "run").save_pretrained(tmp_path / "saved")
-    fill = transformers.pipeline("fill-mask", model=str(tmp_path / "saved"), device="cpu")
-    found = fill("return a [MASK] of items", top_k=30)
-    special = set(fill.tokenizer.all_special_tokens) | {"[unused1]", "[PSEUDO]"}
-    words = [entry["token_str"].replace(" ", "") for entry in found if entry["token_str"] not in special]
-    top = unicloze.fill(tmp_path / "run", "return a [MASK] of items", top_k=8).masks[0].top
-    assert words[:8] == [token for token, _ in top]
-
-
 class Kept(transformers.TrainerCallback):  # type: ignore[misc]
     """The gradients of the first step, as the optimiser receives them."""
 
@@ -406,24 +394,6 @@ def test_what_a_model_cannot_do_is_refused_in_a_sentence(tmp_path: Path) -> None
     save_run(tmp_path / "bert", name="masked", targets=["ae"])
     with pytest.raises(UsageError, match="not trained to generate"):
         hf.UniclozeForConditionalGeneration.from_run(tmp_path / "bert")
-
-
-def test_the_tokenizer_gives_the_parts_of_a_pair_different_segments(tmp_path: Path) -> None:
-    save_run(tmp_path / "run")
-    hf.load_tokenizer(tmp_path / "run").save_pretrained(tmp_path / "saved")
-    hf.UniclozeModel.from_run(tmp_path / "run").save_pretrained(tmp_path / "saved")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
-    found = tokenizer("the list", "a value")
-    assert tokenizer.convert_ids_to_tokens(found["input_ids"]) == [
-        "[SOS]",
-        "the",
-        "list",
-        "[EOS]",
-        "a",
-        "value",
-        "[EOS]",
-    ]
-    assert found["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
 
 
 def test_the_extra_is_named_where_transformers_is_absent() -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from interop_toys import batch_of, noise, save, table_of
+from interop_toys import batch_of, labels_of, noise, save, table_of
 from unicloze.interop.configurations import OF_TRAINING, OF_WEIGHTS
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.files import Config
@@ -116,6 +116,11 @@ def test_states_logits_and_gradients(pair: tuple[str, Path, Any, LoadedModel], t
             own, other = own[real], other[real]
         torch.testing.assert_close(own, other, atol=2e-5, rtol=1e-5)
         losses = [loss + (x * noise(x.shape)).sum() / 30 for loss, x in zip(losses, (own, other), strict=True)]
+    if "ae" in loaded.recipe.objective.targets:
+        loss = loaded.model(batch, DropoutKey(0) if training else None)["ae"]
+        expected = torch.nn.functional.cross_entropy(their_logits[0].flatten(0, 1), labels_of(batch).flatten())
+        torch.testing.assert_close(loss.total / loss.weight, expected, atol=1e-5, rtol=1e-5)
+        losses = [losses[0] + loss.total / loss.weight, losses[1] + expected]
     for loss in losses:
         loss.backward()
 
@@ -228,7 +233,7 @@ def test_a_written_configuration_has_keys_that_transformers_reads(name: str) -> 
     again = type(kind)(**written, pad_token_id=1, vocab_size=300)
     config = Config(Path("config.json"), json.loads(again.to_json_string(use_diff=False)))
     read = layout.read(config, ["final_logits_bias"]).settings
-    kept = {key for entry in layout.keys for key in entry.ours} | layout.fixed.keys()
+    kept = {setting for key in layout.keys.values() for setting in key.ours} | layout.fixed.keys()
     assert {name: getattr(read, name) for name in kept} == {name: getattr(own, name) for name in kept} | (
         {rate: 0.25 for rate in OF_TRAINING} if name in ("t5", "xlnet") else {}
     )

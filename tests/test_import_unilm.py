@@ -202,7 +202,7 @@ def test_a_bias_of_the_keys_is_left_out_without_a_difference(tmp_path: Path) -> 
 def test_a_model_with_segments_folds_into_a_family_without(tmp_path: Path) -> None:
     released(tmp_path, fused=True, relative=True, segments=2)
     ours = open_model(tmp_path).model
-    table = FAMILIES["mpnet"].table(Architecture(settings=ours.settings, padding=2), heads=["token"])
+    table = FAMILIES["mpnet"].table(Architecture(settings=ours.settings, padding=2), ours.state_dict())
     theirs = table.to_theirs(ours.state_dict())
     expected = ours.backbone.embeddings.positions.weight + ours.backbone.embeddings.segments.weight[0]  # type: ignore[union-attr]
     found = theirs["mpnet.embeddings.position_embeddings.weight"]

@@ -11,16 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoding_toys import (
-    Slot,
-    byte_level,
-    context,
-    loaded,
-    probabilities,
-    roberta_like,
-    with_next_token,
-    wordpiece,
-)
+from decoding_toys import Slot, byte_level, context, loaded, probabilities, roberta_like, with_next_token, wordpiece
 from unicloze import verbs
 from unicloze.decoding import infill
 from unicloze.decoding.infill import FillResult, fill, filled_row
@@ -88,44 +79,23 @@ def test_without_an_order_ae_fills_all_masks_at_once(relative: bool) -> None:
 
 @RELATIVE
 @KINDS_OF_PAR
-def test_left_to_right_equals_a_pass_for_each_mask(settings: dict, relative: bool) -> None:
+@pytest.mark.parametrize(("order", "turns"), [
+    ("left-to-right", [[2], [4], [5], [10]]), ("span", [[2], [4, 5], [10]]), ((3, 1, 4, 2), [[5], [2], [10], [4]]),
+])  # fmt: skip
+def test_an_order_equals_a_pass_for_each_step(
+    order: Any, turns: list[list[int]], settings: dict, relative: bool
+) -> None:
     model = loaded(relative=relative, **settings)
     tokens, filled, expected = window(model, MASKED), [], {}
-    for step, place in enumerate(PLACES):
-        (distribution,) = one_step(model, tokens, PLACES, filled, [place])
-        expected[place] = (step, distribution)
-        filled.append([(place, int(distribution.argmax()))])
-    result = fill(model, MASKED, order="left-to-right")
-    check(result, expected, model)
-    assert (result.target, result.order) == ("par", "left-to-right")
-
-
-@RELATIVE
-@KINDS_OF_PAR
-def test_span_fills_adjacent_masks_in_one_step(settings: dict, relative: bool) -> None:
-    model = loaded(relative=relative, **settings)
-    tokens, filled, expected = window(model, MASKED), [], {}
-    for step, places in enumerate([[2], [4, 5], [10]]):
+    for step, places in enumerate(turns):
         distributions = one_step(model, tokens, PLACES, filled, places)
-        expected |= {place: (step, distributions[i]) for i, place in enumerate(places)}
-        filled.append([(place, int(distributions[i].argmax())) for i, place in enumerate(places)])
-    check(fill(model, MASKED, order="span"), expected, model)
-
-
-@RELATIVE
-@KINDS_OF_PAR
-def test_a_given_order_equals_a_pass_for_each_mask_in_that_order(settings: dict, relative: bool) -> None:
-    model = loaded(relative=relative, **settings)
-    tokens, filled, expected = window(model, MASKED), [], {}
-    for step, number in enumerate([3, 1, 4, 2]):
-        place = PLACES[number - 1]
-        (distribution,) = one_step(model, tokens, PLACES, filled, [place])
-        expected[place] = (step, distribution)
-        filled.append([(place, int(distribution.argmax()))])
-    result = fill(model, MASKED, order=(3, 1, 4, 2))
+        expected |= {place: (step, distribution) for place, distribution in zip(places, distributions, strict=True)}
+        filled.append([(place, int(expected[place][1].argmax())) for place in places])
+    result = fill(model, MASKED, order=order)
     check(result, expected, model)
-    assert (result.target, result.order) == ("par", [3, 1, 4, 2])
-    assert "(par, order 3 1 4 2)" in str(result)
+    named = order if isinstance(order, str) else list(order)
+    assert (result.target, result.order) == ("par", named)
+    assert f"(par, order {named if isinstance(named, str) else '3 1 4 2'})" in str(result)
 
 
 @pytest.mark.parametrize("order", [[1, 2, 3], [1, 2, 3, 3], [0, 1, 2, 3], [1, 2, 3, 4, 5], []])
@@ -226,28 +196,43 @@ def test_special_tokens_are_never_predicted() -> None:
             assert sum(p for _, p in mask.top) == pytest.approx(1, abs=1e-5)
 
 
+class Long:
+    """A text longer than the model's ten tokens, read through windows."""
+
+    def __init__(self, model: LoadedModel, text: str) -> None:
+        self.model, self.tokens = model, model.tokenizer.encode(text).tolist()
+        self.places = [i for i, token in enumerate(self.tokens) if token == model.tokenizer.vocabulary.mask]
+
+    def row(self, place: int) -> tuple[int, list[int]]:
+        """First token and tokens of the window centred on a mask."""
+        start = min(max(0, place - 5), len(self.tokens) - 10)
+        assert 0 <= place - start < 10
+        vocabulary = self.model.tokenizer.vocabulary
+        return start, [vocabulary.sos, *self.tokens[start : start + 10], vocabulary.eos]
+
+    def step(self, place: int, filled: dict[int, int]) -> np.ndarray:
+        """A separate pass that predicts a mask from those filled before in its window."""
+        start, row = self.row(place)
+        masked = [p - start + 1 for p in self.places if start <= p < start + 10]
+        before = [[(p - start + 1, token)] for p, token in filled.items() if start <= p < start + 10]
+        (distribution,) = one_step(self.model, row, masked, before, [place - start + 1])
+        return distribution
+
+
 @RELATIVE
 def test_long_texts_are_read_through_a_window_at_each_mask(relative: bool) -> None:
     model = loaded(positions=12, relative=relative)
-    vocabulary = model.tokenizer.vocabulary
     text = "[MASK] list of items is empty and not given to [MASK] value [MASK] return the list of items . ( x ) [MASK]"
-    tokens = model.tokenizer.encode(text).tolist()
-    places = [i for i, token in enumerate(tokens) if token == vocabulary.mask]
-    starts = {place: min(max(0, place - 5), len(tokens) - 10) for place in places}
-    assert all(0 <= place - start < 10 for place, start in starts.items())
+    long = Long(model, text)
     with pytest.warns(UserWarning, match="the text has 23 tokens, but the model reads 10 at once") as warned:
         result = fill(model, text)
     assert len(warned) == 1
     expected, filled, in_order = {}, {}, {}
-    for step, place in enumerate(places):
-        start = starts[place]
-        row = [vocabulary.sos, *tokens[start : start + 10], vocabulary.eos]
+    for step, place in enumerate(long.places):
+        start, row = long.row(place)
         expected[place + 1] = (0, ordinary(model, context(row), [place - start + 1])[0])
-        masked = [p - start + 1 for p in places if start <= p < start + 10]
-        before = [[(p - start + 1, token)] for p, token in filled.items() if start <= p < start + 10]
-        (distribution,) = one_step(model, row, masked, before, [place - start + 1])
-        in_order[place + 1] = (step, distribution)
-        filled[place] = int(distribution.argmax())
+        in_order[place + 1] = (step, long.step(place, filled))
+        filled[place] = int(in_order[place + 1][1].argmax())
     check(result, expected, model)
     with pytest.warns(UserWarning, match="reads 10 at once"):
         check(fill(model, text, order="left-to-right"), in_order, model)
@@ -255,20 +240,10 @@ def test_long_texts_are_read_through_a_window_at_each_mask(relative: bool) -> No
 
 def test_confidence_in_long_texts_is_recomputed_wherever_the_last_fill_is_visible() -> None:
     model = loaded(positions=12)
-    vocabulary = model.tokenizer.vocabulary
     text = "[MASK] list [MASK] items is empty and not [MASK] to the value [MASK] return the list of [MASK] ."
-    tokens = model.tokenizer.encode(text).tolist()
-    places = [i for i, token in enumerate(tokens) if token == vocabulary.mask]
-    filled: dict[int, int] = {}
-    expected = {}
-    for step in range(len(places)):
-        guesses = {}
-        for place in (p for p in places if p not in filled):
-            start = min(max(0, place - 5), len(tokens) - 10)
-            row = [vocabulary.sos, *tokens[start : start + 10], vocabulary.eos]
-            masked = [p - start + 1 for p in places if start <= p < start + 10]
-            before = [[(p - start + 1, token)] for p, token in filled.items() if start <= p < start + 10]
-            (guesses[place],) = one_step(model, row, masked, before, [place - start + 1])
+    long, filled, expected = Long(model, text), dict[int, int](), {}
+    for step in range(len(long.places)):
+        guesses = {place: long.step(place, filled) for place in long.places if place not in filled}
         surest = max(guesses, key=lambda place: guesses[place].max())
         expected[surest + 1] = (step, guesses[surest])
         filled[surest] = int(guesses[surest].argmax())
@@ -295,10 +270,9 @@ def test_offsets_point_at_the_masks_of_the_given_text() -> None:
 def predict(monkeypatch: pytest.MonkeyPatch, guesses: Iterator[tuple[int | None, float]]) -> None:
     """Let the model guess these, one mask after the other."""
 
-    def answer(model: LoadedModel, questions: list[Any]) -> Iterator[None]:
-        for question in questions:
-            for places in question.places:
-                question.filler.guesses.update({place: [next(guesses)] for place in places})
+    def answer(model: LoadedModel, windows: list[Any]) -> Iterator[None]:
+        for window in windows:
+            window.of.guesses.update({place: [next(guesses)] for place in window.places})
         yield None
 
     monkeypatch.setattr(infill, "_answer", answer)
@@ -337,20 +311,17 @@ def test_word_pieces_are_spliced_into_the_text(
     assert filled_with(monkeypatch, wordpiece(), text, fills) == filled
 
 
-@pytest.mark.parametrize(
-    ("text", "fills", "filled"),
-    [
-        ("Return a [MASK] of ÜN🎉", ["Ġlist"], "Return a list of ÜN🎉"),
-        ("Return a list[MASK] of", ["s"], "Return a lists of"),
-        ("Return a list [MASK] of", ["s"], "Return a lists of"),
-        ("Return a caf[MASK][MASK]!", ["Ã", "©"], "Return a café!"),
-        ("Return a caf[MASK] [MASK] !", ["Ã", "©"], "Return a café !"),
-        ("[MASK] a", ["ĠReturn"], "Return a"),
-        (" [MASK] a", ["ĠReturn"], " Return a"),
-        ("a\n[MASK] a", ["Return"], "a\nReturn a"),
-        ("([MASK])", ["a"], "(a)"),
-    ],
-)
+@pytest.mark.parametrize(("text", "fills", "filled"), [
+    ("Return a [MASK] of ÜN🎉", ["Ġlist"], "Return a list of ÜN🎉"),
+    ("Return a list[MASK] of", ["s"], "Return a lists of"),
+    ("Return a list [MASK] of", ["s"], "Return a lists of"),
+    ("Return a caf[MASK][MASK]!", ["Ã", "©"], "Return a café!"),
+    ("Return a caf[MASK] [MASK] !", ["Ã", "©"], "Return a café !"),
+    ("[MASK] a", ["ĠReturn"], "Return a"),
+    (" [MASK] a", ["ĠReturn"], " Return a"),
+    ("a\n[MASK] a", ["Return"], "a\nReturn a"),
+    ("([MASK])", ["a"], "(a)"),
+])  # fmt: skip
 def test_bytes_are_spliced_into_the_text(
     monkeypatch: pytest.MonkeyPatch, text: str, fills: list[str], filled: str
 ) -> None:
@@ -388,14 +359,11 @@ def test_candidates_of_word_pieces_are_shown_unchanged() -> None:
     assert "##ing" in mask.readable
 
 
-@pytest.mark.parametrize(
-    ("text", "note"),
-    [
-        ("the [MASK] of", None),
-        ("the zebra [MASK] of", "1 token not in the vocabulary is read as [UNK]"),
-        ("the zebra [MASK] of zebra", "2 tokens not in the vocabulary are read as [UNK]"),
-    ],
-)
+@pytest.mark.parametrize(("text", "note"), [
+    ("the [MASK] of", None),
+    ("the zebra [MASK] of", "1 token not in the vocabulary is read as [UNK]"),
+    ("the zebra [MASK] of zebra", "2 tokens not in the vocabulary are read as [UNK]"),
+])  # fmt: skip
 def test_words_that_the_vocabulary_lacks_are_reported(text: str, note: str | None) -> None:
     result = fill(loaded(), text)
     assert result.note == note
@@ -433,21 +401,15 @@ def test_results_print_and_serialise() -> None:
     assert lines[2] == "candidates (par, order span):" and lines[4].startswith("  [MASK] 2   step 2   ")
 
 
-@pytest.mark.parametrize(
-    ("settings", "arguments", "message"),
-    [
-        ({}, {"text": "the list"}, 'the text has no mask: put .* as in "The'),
-        ({}, {"text": " \n"}, "the text is empty"),
-        ({}, {"text": "\udcff [MASK]"}, "the text is not valid Unicode at character 0"),
-        ({}, {"text": "[MASK]", "top_k": 0}, "top_k is 0"),
-        ({}, {"text": "[MASK]", "order": "random"}, "order is 'random': give one of confidence, left-to-right, span"),
-        (
-            {"targets": ["ae"]},
-            {"text": "[MASK]", "order": "span"},
-            "unilmv2 with the target ae does not define an order: leave out order 'span', and all masks are filled at once",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "arguments", "message"), [
+    ({}, {"text": "the list"}, 'the text has no mask: put .* as in "The'),
+    ({}, {"text": " \n"}, "the text is empty"),
+    ({}, {"text": "\udcff [MASK]"}, "the text is not valid Unicode at character 0"),
+    ({}, {"text": "[MASK]", "top_k": 0}, "top_k is 0"),
+    ({}, {"text": "[MASK]", "order": "random"}, "order is 'random': give one of confidence, left-to-right, span"),
+    ({"targets": ["ae"]}, {"text": "[MASK]", "order": "span"},
+     "unilmv2 with the target ae does not define an order: leave out order 'span', and all masks are filled at once"),
+])  # fmt: skip
 def test_bad_input_is_refused(settings: dict, arguments: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         fill(loaded(**settings), **arguments)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from toys import token_source
 from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.example import predicts_tokens
@@ -24,7 +25,6 @@ from unicloze.report.example_view import (
 )
 from unicloze.settings import Recipe
 from unicloze.text.sampler import WindowSampler
-from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 from unicloze.text.windows import windows_of
 
@@ -263,10 +263,7 @@ def test_the_order_of_mass_is_that_of_its_answers() -> None:
 def test_a_given_text_becomes_the_window_the_sampler_would_cut(tmp_path: Any) -> None:
     tokenizer = _long()
     ids = tokenizer.encode(LONG)[:21]
-    with ShardWriter(tmp_path / "a.ds", vocab_size=tokenizer.vocabulary.size, tokenizer_name="test") as shard:
-        shard.begin_file("a")
-        shard.write(ids, 100)
-    source = TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),))
+    source = token_source(tmp_path, [ids])
     for seed in range(5):
         for segments in (1, 2):
             sampler = WindowSampler(

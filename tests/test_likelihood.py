@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import nlu_toys
 from decoding_toys import (
     TEXT,
     Slot,
     byte_level,
     context,
     loaded,
+    one_by_one,
     probabilities,
     roberta_like,
+    window,
     with_next_token,
     wordpiece,
 )
 from toys import random_windows, vocabulary
-from unicloze.decoding.likelihood import TextScore, log_probabilities, score, together
+from unicloze.decoding import likelihood as module
+from unicloze.decoding.inputs import one_segment
+from unicloze.decoding.likelihood import Scores, TextScore, check_defines, log_probabilities, score, together
 from unicloze.errors import UsageError
+from unicloze.example import Memory, collate
 from unicloze.mixtures import Part, parts
-from unicloze.objectives import defined
+from unicloze.objectives import defined, settings_of
+from unicloze.objectives.permuted import causal
 from unicloze.objectives.unilmv2 import pseudo_id
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.settings import TrainingSettings
 from unicloze.training.loading import LoadedModel
 
 RELATIVE = pytest.mark.parametrize("relative", [False, True])
-
-
-def window(model: LoadedModel, text: str) -> list[int]:
-    vocabulary = model.tokenizer.vocabulary
-    (ids,) = model.tokenizer.encode_batch([text])
-    return [vocabulary.sos, *ids.tolist(), vocabulary.eos]
 
 
 def chain_step_by_step(model: LoadedModel, text: str) -> list[float]:
@@ -57,25 +61,13 @@ def chain_step_by_step(model: LoadedModel, text: str) -> list[float]:
     return logs
 
 
-def pseudo_one_by_one(model: LoadedModel, text: str) -> list[float]:
-    tokens, logs = window(model, text), []
-    for position in range(1, len(tokens) - 1):
-        masked = [*tokens[:position], model.tokenizer.vocabulary.mask, *tokens[position + 1 :]]
-        (distribution,) = probabilities(model, context(masked), [position])
-        logs.append(math.log(distribution[tokens[position]]))
-    return logs
-
-
 @RELATIVE
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"targets": ["par"]},
-        {"targets": ["par"], "masks_in_context": False},
-        {"pseudo_token": "mask", "factorization": "token"},
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    {},
+    {"targets": ["par"]},
+    {"targets": ["par"], "masks_in_context": False},
+    {"pseudo_token": "mask", "factorization": "token"},
+])  # fmt: skip
 def test_one_pass_equals_a_pass_for_each_step(settings: dict, relative: bool) -> None:
     model = loaded(relative=relative, **settings)
     (result,) = score(model, [TEXT])
@@ -90,7 +82,7 @@ def test_one_pass_equals_a_pass_for_each_step(settings: dict, relative: bool) ->
 def test_pseudo_log_likelihood_masks_each_token_alone(relative: bool) -> None:
     model = loaded(relative=relative)
     (result,) = score(model, [TEXT], batch_size=5)
-    expected = pseudo_one_by_one(model, TEXT)
+    expected = one_by_one(model, TEXT, "pseudo")
     np.testing.assert_allclose(result.pseudo_per_token, expected, atol=1e-5)
     assert result.pseudo_log_likelihood == pytest.approx(sum(expected), abs=1e-4)
     assert result.pseudo_perplexity == pytest.approx(math.exp(-sum(expected) / len(expected)), rel=1e-4)
@@ -130,28 +122,6 @@ def test_no_bits_are_given_for_a_partly_scored_text() -> None:
     assert both.chain_log_likelihood is not None and (both.bits_per_byte, both.bits_per_character) == (None, None)
 
 
-def test_texts_together_are_one_text_of_all_their_tokens() -> None:
-    model = loaded(byte_level())
-    texts = ["the list", "naïve 列"]
-    one, other = scores = score(model, texts)
-    both = together(scores)
-    logs = [*one.chain_per_token, *other.chain_per_token]
-    assert both.chain_log_likelihood == pytest.approx(sum(logs))
-    assert both.chain_perplexity == pytest.approx(math.exp(-sum(logs) / len(logs)))
-    assert both.bits_per_character == pytest.approx(-sum(logs) / math.log(2) / len("".join(texts)))
-    assert both.bits_per_byte == pytest.approx(-sum(logs) / math.log(2) / len("".join(texts).encode()))
-    assert one.bits_per_byte == one.bits_per_character and other.bits_per_byte < other.bits_per_character
-    assert both.pseudo_log_likelihood == pytest.approx(one.pseudo_log_likelihood + other.pseudo_log_likelihood)
-    words = len(["the", "list"]) + len(["naïve", "列"])
-    assert both.chain_perplexity_per_word == pytest.approx(math.exp(-sum(logs) / words))
-    pseudo = one.pseudo_log_likelihood + other.pseudo_log_likelihood
-    assert both.pseudo_perplexity_per_word == pytest.approx(math.exp(-pseudo / words))
-    assert f"({both.chain_perplexity_per_word:,.1f} per word)" in str(both)
-    assert "2 texts together" in str(both) and "per character" in str(both)
-    assert together(score(loaded(wordpiece()), ["the list", "zzz"])).bits_per_byte is None
-    assert together(score(loaded(targets=["ae"]), texts)).chain_log_likelihood is None
-
-
 def test_what_the_model_was_not_trained_for_is_none() -> None:
     (ae,) = score(loaded(targets=["ae"]), [TEXT])
     assert (ae.chain_log_likelihood, ae.chain_per_token, ae.chain_perplexity, ae.bits_per_byte) == (None,) * 4
@@ -169,13 +139,7 @@ def test_a_causal_model_is_asked_for_the_next_token(relative: bool, monkeypatch:
     model = loaded(relative=relative, **with_next_token(monkeypatch))
     texts = [TEXT, "the list zzz of , items", "play"]
     for text, result in zip(texts, score(model, texts), strict=True):
-        tokens = window(model, text)
-        row = [Slot(token, position, reads=position + 1) for position, token in enumerate(tokens)]
-        expected = []
-        for position in range(1, len(tokens) - 1):
-            (distribution,) = probabilities(model, row[:position], [position - 1])
-            is_known = tokens[position] != model.tokenizer.vocabulary.unk
-            expected.append(math.log(distribution[tokens[position]]) if is_known else math.nan)
+        expected = one_by_one(model, text, "chain")
         given = [math.nan if term is None else term for term in result.chain_per_token or []]
         np.testing.assert_allclose(given, expected, atol=1e-5)
         assert result.pseudo_log_likelihood is None and result.note is not None
@@ -205,15 +169,6 @@ def test_of_a_run_in_phases_the_last_one_answers() -> None:
     (result,) = score(dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, training=training)), [TEXT])
     assert result.pseudo_per_token == score(loaded(), [TEXT])[0].pseudo_per_token
     assert result.chain_per_token is None
-
-
-def test_what_a_model_lacks_is_refused_when_asked_for() -> None:
-    model = loaded(targets=["ae"])
-    with pytest.raises(
-        UsageError, match=r"unilmv2 with the target ae does not define .*, which `chain` asks for: ask for `pseudo`"
-    ):
-        log_probabilities(model, [], "chain", batch_size=2)
-    assert log_probabilities(model, [], "pseudo", batch_size=2) == []
 
 
 PARTS = [(name, part) for name in recipe_names() for part in parts(load_recipe(name).objective)]
@@ -250,12 +205,6 @@ def test_an_ae_model_needs_no_pseudo_mask() -> None:
     assert score(model, ["a list"])[0].pseudo_log_likelihood is not None
 
 
-def test_a_note_is_printed_if_whole_texts_were_never_masked_in_training() -> None:
-    (low,) = score(loaded(), [TEXT])
-    assert low.note is not None and "mask rates of at most 15%" in low.note
-    assert score(loaded(mixture=[{}, {"mask_rate": 1.0}]), [TEXT])[0].note is None
-
-
 @RELATIVE
 def test_long_texts_are_cut_into_windows_scored_one_by_one(relative: bool) -> None:
     model = loaded(positions=16, relative=relative)
@@ -289,24 +238,284 @@ def test_names_of_special_tokens_are_plain_text() -> None:
     assert "[MASK]" not in result.tokens and result.pseudo_log_likelihood is not None
 
 
-def test_results_print_and_serialise() -> None:
-    (result,) = score(loaded(), ["the list"])
-    assert isinstance(result, TextScore)
-    assert json.loads(json.dumps(result.to_dict()))["tokens"] == ["the", "list"]
-    assert f"log-likelihood  {result.chain_log_likelihood:17.2f}" in str(result)
-    assert score(loaded(), []) == []
-
-
-@pytest.mark.parametrize(
-    ("texts", "batch_size", "message"),
-    [
-        (["the", "  \n"], 2, "text 2 of 2 is empty"),
-        (["the \udcff"], 2, "text 1 of 1 is not valid Unicode at character 4"),
-        ("the list", 2, "texts is one string"),
-        (["the"], 0, "batch_size is 0"),
-        (["\u200b"], 2, "text 1 of 1 has no tokens"),
-    ],
-)
+@pytest.mark.parametrize(("texts", "batch_size", "message"), [
+    (["the", "  \n"], 2, "text 2 of 2 is empty"),
+    (["the \udcff"], 2, "text 1 of 1 is not valid Unicode at character 4"),
+    ("the list", 2, "texts is one string"),
+    (["the"], 0, "batch_size is 0"),
+    (["\u200b"], 2, "text 1 of 1 has no tokens"),
+])  # fmt: skip
 def test_bad_input_is_refused(texts: list[str], batch_size: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         score(loaded(wordpiece()), texts, batch_size=batch_size)
+
+
+# Exact texts, fields and notes of likelihoods
+
+
+def text_score(**changes: Any) -> TextScore:
+    values: dict[str, Any] = {
+        "text": "the café is", "tokens": ["the", "café", "is"], "chain_log_likelihood": -6.0,
+        "chain_per_token": [-1.0, -2.0, -3.0], "chain_perplexity": 7.4, "chain_perplexity_per_word": 7.25,
+        "bits_per_byte": 0.72135, "bits_per_character": 0.78693, "pseudo_log_likelihood": -3.0,
+        "pseudo_per_token": [-1.0, -1.0, -1.0], "pseudo_perplexity": 2.72, "pseudo_perplexity_per_word": 1234.56,
+        "windows": 1, "note": None,
+    }  # fmt: skip
+    return TextScore(**{**values, **changes})
+
+
+def test_a_score_as_text() -> None:
+    assert str(text_score()) == (
+        "the café is\n"
+        "  log-likelihood              -6.00  perplexity 7.4 (7.2 per word), 0.721 bits per byte, "
+        "0.787 per character, 3 tokens\n"
+        "  pseudo-log-likelihood       -3.00  perplexity 2.7 (1,234.6 per word), 3 tokens"
+    )
+    plain = {"bits_per_character": 0.72135, "chain_perplexity_per_word": None, "pseudo_perplexity_per_word": None}
+    assert str(text_score(**plain)) == (
+        "the café is\n"
+        "  log-likelihood              -6.00  perplexity 7.4, 0.721 bits per byte, 3 tokens\n"
+        "  pseudo-log-likelihood       -3.00  perplexity 2.7, 3 tokens"
+    )
+    unknown = {"bits_per_byte": None, "bits_per_character": None, "pseudo_log_likelihood": None}
+    assert str(text_score(**unknown, tokens=["a"] * 1234)) == (
+        "the café is\n  log-likelihood              -6.00  perplexity 7.4 (7.2 per word), 1,234 tokens"
+    )
+    assert str(text_score(chain_log_likelihood=None)) == (
+        "the café is\n  pseudo-log-likelihood       -3.00  perplexity 2.7 (1,234.6 per word), 3 tokens"
+    )
+
+
+def test_a_text_without_scores_says_why() -> None:
+    empty = {"chain_log_likelihood": None, "pseudo_log_likelihood": None}
+    nothing = "the café is\n  nothing to score: none of its tokens is in the vocabulary"
+    assert str(text_score(**empty)) == nothing
+    assert str(text_score(**empty, chain_per_token=None)) == nothing
+    assert str(text_score(**empty, pseudo_per_token=None)) == nothing
+    undefined = "the café is\n  no score: the model's objective defines none"
+    assert str(text_score(**empty, chain_per_token=None, pseudo_per_token=None)) == undefined
+
+
+def test_a_long_text_is_shortened() -> None:
+    assert str(text_score(text="x" * 100)).splitlines()[0] == "x" * 100
+    assert str(text_score(text="x" * 101)).splitlines()[0] == "x" * 99 + "…"
+
+
+def test_several_scores_end_with_their_total() -> None:
+    one, other = text_score(), text_score(text="is", tokens=["is"], chain_per_token=[-2.0], pseudo_per_token=[-1.0])
+    total = "2 texts together\n  log-likelihood              -8.00"
+    assert str(Scores([])) == ""
+    assert str(Scores([one])) == str(one)
+    assert str(Scores([one, other])) == f"{one}\n{other}\n{together([one, other])}"
+    assert str(together([one, other])).startswith(total)
+    assert Scores([one, other]).to_dict() == [one.to_dict(), other.to_dict()]
+    noted = [text_score(note=note) for note in ("b", None, "a", "b")]
+    assert Scores(noted).notes == ["b", "a"]
+
+
+def test_the_score_of_texts_together() -> None:
+    one = text_score(windows=2, note="a note")
+    other = text_score(text="a list", tokens=["a", "list"], chain_per_token=[-2.0, -4.0], pseudo_per_token=[None, -1.0])
+    both = together([one, other])
+    assert both == TextScore(
+        text="2 texts together",
+        tokens=["the", "café", "is", "a", "list"],
+        chain_log_likelihood=-12.0,
+        chain_per_token=[-1.0, -2.0, -3.0, -2.0, -4.0],
+        chain_perplexity=pytest.approx(math.exp(12 / 5)),
+        chain_perplexity_per_word=pytest.approx(math.exp(12 / 5)),
+        bits_per_byte=pytest.approx(12 / math.log(2) / 18),
+        bits_per_character=pytest.approx(12 / math.log(2) / 17),
+        pseudo_log_likelihood=-4.0,
+        pseudo_per_token=[-1.0, -1.0, -1.0, None, -1.0],
+        pseudo_perplexity=pytest.approx(math.e),
+        pseudo_perplexity_per_word=pytest.approx(math.exp(4 / 5)),
+        windows=3,
+        note=None,
+    )
+    unspelled = together([one, text_score(bits_per_byte=None, pseudo_per_token=None)])
+    assert (unspelled.bits_per_byte, unspelled.bits_per_character, unspelled.chain_perplexity_per_word) == (None,) * 3
+    assert (unspelled.pseudo_log_likelihood, unspelled.pseudo_per_token, unspelled.pseudo_perplexity) == (None,) * 3
+    assert unspelled.chain_log_likelihood == -12.0
+    nothing = together([])
+    assert (nothing.text, nothing.chain_log_likelihood, nothing.chain_per_token) == ("0 texts together", None, None)
+
+
+def test_tokens_that_are_all_unscored() -> None:
+    silent = together([text_score(chain_per_token=[None, None], pseudo_per_token=[None])])
+    assert (silent.chain_log_likelihood, silent.chain_per_token, silent.chain_perplexity) == (None, [None, None], None)
+    assert (silent.bits_per_byte, silent.chain_perplexity_per_word) == (None, None)
+
+
+CLOZE_ONLY = "the objective unilmv2 with the target ae does not define a log-likelihood by the chain rule"
+MASKED = (
+    "the chain rule masks the whole text, but the model was trained at mask rates of at most 15% (a part of "
+    "objective.mixture can have a higher one): the first tokens have far less context than in training"
+)
+
+
+def note(unscored: int = 0, windows: int = 1, memory: int = 0, **objective: Any) -> str | None:
+    return module._note(settings_of(**objective), unscored, windows, memory)
+
+
+def test_notes() -> None:
+    assert note(mask_rate=0.8) is None and score(loaded(mixture=[{}, {"mask_rate": 1.0}]), [TEXT])[0].note is None
+    assert note() == note(mask_rate=0.15) == MASKED
+    assert str(note(mask_rate=0.79)).startswith(
+        "the chain rule masks the whole text, but the model was trained at mask rates of at most 79% "
+    )
+    assert note(mask_rate=0.8, unscored=2) == "2 tokens not in the vocabulary are not scored"
+    assert note(mask_rate=0.8, unscored=1, windows=3) == (
+        "1 tokens not in the vocabulary are not scored; the text was cut into 3 windows, each scored by itself"
+    )
+    assert note(mask_rate=0.8, windows=2, memory=1234) == (
+        "the text was cut into 2 windows, each reads 1,234 tokens of memory"
+    )
+    assert note(targets=["ae"]) == CLOZE_ONLY
+    assert note(targets=["ae"], unscored=3) == f"{CLOZE_ONLY}; 3 tokens not in the vocabulary are not scored"
+
+
+def test_measures_that_an_objective_lacks() -> None:
+    with pytest.raises(UsageError) as refused:
+        check_defines(settings_of(targets=["ae"]), "chain")
+    assert str(refused.value) == f"{CLOZE_ONLY}, which `chain` asks for: ask for `pseudo`"
+    with pytest.raises(UsageError) as refused:
+        check_defines(settings_of(targets=["par"]), "pseudo")
+    assert str(refused.value) == (
+        "the objective unilmv2 with the target par does not define a pseudo-log-likelihood, which `pseudo` asks for: ask for "
+        "`chain`"
+    )
+    check_defines(settings_of(), "chain")
+    check_defines(settings_of(), "pseudo")
+    with pytest.raises(UsageError, match="does not define"):
+        log_probabilities(loaded(targets=["ae"]), [], "chain", batch_size=2)
+
+
+def test_scores_of_a_model() -> None:
+    model = loaded(positions=8)
+    long, strange = "the list of items is empty and not", "the zzz list"
+    with pytest.warns(UserWarning) as warned:
+        found = score(model, [long, strange, "the list"])
+    assert [warning.filename for warning in warned] == [__file__]
+    assert [each.windows for each in found] == [2, 1, 1] and score(model, []) == []
+    assert json.loads(json.dumps(found[1].to_dict()))["tokens"] == ["the", "[UNK]", "list"]
+    assert found[0].note == f"{MASKED}; the text was cut into 2 windows, each scored by itself"
+    assert found[1].note == f"{MASKED}; 1 tokens not in the vocabulary are not scored"
+    assert found[1].tokens == ["the", "[UNK]", "list"]
+    for each in (found[1].chain_per_token, found[1].pseudo_per_token):
+        assert each is not None and each[1] is None and None not in (each[0], each[2])
+    assert (found[1].bits_per_byte, found[1].pseudo_perplexity_per_word) == (None, None)
+    assert found[2].chain_log_likelihood == pytest.approx(sum(found[2].chain_per_token or []))
+    assert found[2].bits_per_byte == pytest.approx(
+        -(found[2].chain_log_likelihood or 0) / math.log(2) / len("the list")
+    )
+    assert inspect.signature(score).parameters["batch_size"].default == 32
+
+
+def test_progress_counts_scored_tokens() -> None:
+    model = loaded(positions=16)
+    _, pieces = module.cut(model, ["the zzz list", "of items"])
+    for measure, batch_size, expected in (("chain", 2, [4]), ("chain", 1, [2, 2]), ("pseudo", 3, [3, 1])):
+        counts: list[int] = []
+        logs = log_probabilities(model, pieces, measure, batch_size=batch_size, progress=counts.append)  # type: ignore[arg-type]
+        assert sorted(counts, reverse=True) == expected
+        assert [np.isfinite(each).tolist() for each in logs] == [[True, False, True], [True, True]]
+    assert log_probabilities(model, [], "pseudo", batch_size=1) == []
+    assert log_probabilities(model, [], "chain", batch_size=1) == []
+
+
+# Scores of long texts by a model with a memory: which earlier windows a window reads, and which not
+
+
+WINDOW = 12
+ONE = "anna sees berlin"
+LONG = " ".join(["anna sees berlin", "eva plays the old cat", "carl leaves dublin", "fargo sees a bird"] * 3)
+CUT = pytest.mark.filterwarnings("ignore:texts longer than the 10 tokens the model reads at once")
+
+
+def start(memory: int, **settings: Any) -> LoadedModel:
+    return nlu_toys.start("xlnet-base", data__window=WINDOW, model__memory=memory, **settings)
+
+
+def chain(model: LoadedModel, *texts: str, batch_size: int = 32) -> list[list[float]]:
+    found = []
+    for one in score(model, texts, batch_size=batch_size):
+        assert one.chain_per_token is not None
+        found.append([term for term in one.chain_per_token if term is not None])
+    return found
+
+
+@CUT
+def test_a_window_reads_the_memory_of_those_before_it() -> None:
+    model = start(memory=8)
+    (whole,) = chain(model, LONG)
+    (tokens,) = model.tokenizer.encode_batch([LONG])
+    settings, vocabulary, expected = model.model.settings, model.tokenizer.vocabulary, []
+    memory = Memory(states=torch.zeros(settings.num_layers, 1, 8, settings.hidden_size), lengths=torch.zeros(1).long())
+    for first in range(0, len(tokens), WINDOW - 2):
+        windows = one_segment([tokens[first : first + WINDOW - 2]], vocabulary)
+        asked = causal(windows, vocabulary, model.recipe.objective)
+        with torch.no_grad():
+            batch = dataclasses.replace(collate(asked, device="cpu"), memory=memory)
+            logs = model.model.logits(batch)["par"].log_softmax(-1)[0]
+            count = int(asked.targets["par"].weights.sum())
+            labels = torch.from_numpy(asked.targets["par"].labels[0, :count]).long()
+            expected += logs[torch.arange(count), labels].tolist()
+            every = np.arange(windows.token_ids.shape[1])  # a whole window whose slots all read each other
+            states = model.model.backbone(
+                dataclasses.replace(
+                    collate(asked[:1], device="cpu"),
+                    **plain(windows.token_ids, windows.segment_ids),
+                    memory=memory,
+                    text_slots=torch.from_numpy(every)[None],
+                )
+            )
+            assert len(states) == settings.num_layers + 1
+    np.testing.assert_allclose(whole, expected, atol=1e-5)
+    assert memory.lengths.tolist() == [8]
+
+
+def plain(ids: np.ndarray, segments: np.ndarray) -> dict[str, Any]:
+    from unicloze.example import Leading
+
+    slots = ids.shape[1]
+    leading = Leading(slots=slots, keys=slots, alike=True, in_order=True, shorter=None)
+    return {
+        "input_ids": torch.from_numpy(ids).long(), "position_ids": torch.arange(slots)[None],
+        "segment_ids": torch.from_numpy(segments).long(), "intervals": torch.tensor([[[0, slots, 0, 0]] * slots]),
+        "leading": leading, "targets": {},
+    }  # fmt: skip
+
+
+@CUT
+def test_what_is_remembered_changes_only_later_windows_and_as_far_as_it_reaches() -> None:
+    one_layer = start(memory=4, model__num_layers=1)
+    words = LONG.split()
+    (ids,) = one_layer.tokenizer.encode_batch([LONG])
+    changed = " ".join(["bird", *words[1:]])
+    assert len(one_layer.tokenizer.encode_batch([changed])[0]) == len(ids)
+    one, other = chain(one_layer, LONG, changed)
+    np.testing.assert_allclose(one[10:], other[10:], atol=1e-6, err_msg="the first word is no longer remembered")
+    far = start(memory=40)
+    one, other = chain(far, LONG, changed)
+    assert all(abs(a - b) > 1e-7 for a, b in zip(one[10:14], other[10:14], strict=True))
+
+
+@CUT
+def test_scores_depend_neither_on_other_texts_nor_on_the_batch_size() -> None:
+    model = start(memory=8)
+    texts = [LONG, ONE, " ".join([ONE] * 8), LONG + " " + ONE]
+    together = chain(model, *texts)
+    for text, found, small in zip(texts, together, chain(model, *texts, batch_size=2), strict=True):
+        (alone,) = chain(model, text)
+        np.testing.assert_allclose(found, alone, atol=1e-5)
+        np.testing.assert_allclose(found, small, atol=1e-5)
+    (said,) = score(model, [LONG])
+    assert said.note is not None and "windows, each reads 8 tokens of memory" in said.note
+
+
+def test_a_text_of_one_window_is_scored_as_without_a_memory() -> None:
+    model = start(memory=8)
+    without = dataclasses.replace(model, model=start(memory=0).model)
+    without.model.load_state_dict(model.model.state_dict())
+    assert chain(model, ONE) == chain(without, ONE)

@@ -50,54 +50,33 @@ def test_tables_and_objects(tmp_path: Path) -> None:
     assert read_pairs(lines, [lists], "tags") == ([["O", "B-X"], ["O"]], [["O", "B-X"], ["O"]])
 
 
-@pytest.mark.parametrize(
-    ("predictions", "references", "compares", "message"),
-    [
-        (
-            "a\nb\nc\n",
-            "a\nb\n",
-            "texts",
-            r"p.txt has 3 items and .*r.txt 2: nothing in .*r.txt matches .*p.txt, line 3",
-        ),
-        ("a\n", "a\nb\n", "labels", r"p.txt has 1 items and .*r.txt 2: nothing in .*p.txt matches .*r.txt, line 2"),
-        ("", "a", "texts", r"p.txt is empty"),
-        ("1\nx\n", "1\n2\n", "numbers", r"p.txt, line 2 has 'x', which is not a finite number"),
-        ("1\ninf\n", "1\n2\n", "numbers", r"p.txt, line 2 has 'inf'"),
-        ("1\n \n", "1\n2\n", "labels", r"p.txt, line 2 has ' ', which is not a label"),
-    ],
-)
+@pytest.mark.parametrize(("predictions", "references", "compares", "message"), [
+    ("a\nb\nc\n", "a\nb\n", "texts", r"p.txt has 3 items and .*r.txt 2: nothing in .*r.txt matches .*p.txt, line 3"),
+    ("a\n", "a\nb\n", "labels", r"p.txt has 1 items and .*r.txt 2: nothing in .*p.txt matches .*r.txt, line 2"),
+    ("", "a", "texts", r"p.txt is empty"),
+    ("1\nx\n", "1\n2\n", "numbers", r"p.txt, line 2 has 'x', which is not a finite number"),
+    ("1\ninf\n", "1\n2\n", "numbers", r"p.txt, line 2 has 'inf'"),
+    ("1\n \n", "1\n2\n", "labels", r"p.txt, line 2 has ' ', which is not a label"),
+])  # fmt: skip
 def test_broken_lines(tmp_path: Path, predictions: str, references: str, compares: Compared, message: str) -> None:
     found, wanted = write(tmp_path, p_txt=predictions, r_txt=references)
     with pytest.raises(UniclozeError, match=message):
         read_pairs(found, [wanted], compares)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        (
-            "p_jsonl",
-            '{"prediction": "a"}\n{"prediction": \n',
-            r"p.jsonl, line 2: this is not JSON \(Expecting value, column",
-        ),
-        ("p_jsonl", '["a"]', r"p.jsonl, line 1: a record must be a JSON object"),
-        (
-            "p_jsonl",
-            '{"text": "a", "id": 1}',
-            r"p.jsonl, line 1: the field 'prediction' is missing \(it has text, id\)",
-        ),
-        ("p_jsonl", '{"prediction": null}', r"p.jsonl, line 1 has None, which is not a text"),
-        ("p_jsonl", "[" * 100_000, r"p.jsonl, line 1: this is not JSON \(nested too deep\)"),
-        ("p_jsonl", '{"id": 2, "prediction": "a"}', r"p.jsonl, line 1 has the id 2, but .*r.jsonl, line 1 the id 1"),
-        (
-            "p_tsv",
-            "index\tlabel\n0\ta\n",
-            r"p.tsv, line 2: the field 'prediction' is missing \(it has index, label; the first line",
-        ),
-        ("p_tsv", "id\tprediction\n0\n", r"p.tsv, line 2: 1 columns where 2 are expected"),
-        ("p_csv", "a\n", r"p.csv is not of a known kind: give a file that ends in .txt, .tsv, .jsonl"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("p_jsonl", '{"prediction": "a"}\n{"prediction": \n',
+     r"p.jsonl, line 2: this is not JSON \(Expecting value, column"),
+    ("p_jsonl", '["a"]', r"p.jsonl, line 1: a record must be a JSON object"),
+    ("p_jsonl", '{"text": "a", "id": 1}', r"p.jsonl, line 1: the field 'prediction' is missing \(it has text, id\)"),
+    ("p_jsonl", '{"prediction": null}', r"p.jsonl, line 1 has None, which is not a text"),
+    ("p_jsonl", "[" * 100_000, r"p.jsonl, line 1: this is not JSON \(nested too deep\)"),
+    ("p_jsonl", '{"id": 2, "prediction": "a"}', r"p.jsonl, line 1 has the id 2, but .*r.jsonl, line 1 the id 1"),
+    ("p_tsv", "index\tlabel\n0\ta\n",
+     r"p.tsv, line 2: the field 'prediction' is missing \(it has index, label; the first line"),
+    ("p_tsv", "id\tprediction\n0\n", r"p.tsv, line 2: 1 columns where 2 are expected"),
+    ("p_csv", "a\n", r"p.csv is not of a known kind: give a file that ends in .txt, .tsv, .jsonl"),
+])  # fmt: skip
 def test_broken_files(tmp_path: Path, name: str, text: str, message: str) -> None:
     found, wanted = write(tmp_path, **{name: text, "r_jsonl": '{"id": 1, "reference": "a"}'})
     with pytest.raises(UniclozeError, match=message):
@@ -143,19 +122,16 @@ def test_measure_compares_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "rouge" in json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["rogue", "--predictions", "p", "--references", "r"], 2, "did you mean rouge?"),
-        (["rouge"], 2, "are required: --predictions;"),
-        (["rouge", "--predictions", "p"], 2, "No file of references"),
-        (["rouge", "--predictions", "p", "--references", "r"], 1, "There is no file p"),
-        (["rouge", "--predictions", "p", "--device", "cpu"], 2, "there is no option --device"),
-        (["diversity", "--predictions", "p", "--na-probabilities", "q"], 2, "Only the metric squad takes"),
-        (["--predictions", "p"], 2, "are required: METRIC;"),
-        (["f1", "--predictions", "p", "--option", "positive"], 2, "write it as NAME=VALUE"),
-    ],
-)
+@pytest.mark.parametrize(("words", "code", "message"), [
+    (["rogue", "--predictions", "p", "--references", "r"], 2, "did you mean rouge?"),
+    (["rouge"], 2, "are required: --predictions;"),
+    (["rouge", "--predictions", "p"], 2, "No file of references"),
+    (["rouge", "--predictions", "p", "--references", "r"], 1, "There is no file p"),
+    (["rouge", "--predictions", "p", "--device", "cpu"], 2, "there is no option --device"),
+    (["diversity", "--predictions", "p", "--na-probabilities", "q"], 2, "Only the metric squad takes"),
+    (["--predictions", "p"], 2, "are required: METRIC;"),
+    (["f1", "--predictions", "p", "--option", "positive"], 2, "write it as NAME=VALUE"),
+])  # fmt: skip
 def test_measure_reports_what_is_missing(
     words: list[str],
     code: int,
@@ -224,18 +200,12 @@ def test_how_sure_an_answer_is_may_be_a_whole_number(tmp_path: Path) -> None:
         verbs.measure_task("squad-v2", odd, questions)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"task": "quickstart"}, "quickstart is not a task recipe"),
-        (
-            {"task": "glue-mrpc", "metric": "rouge"},
-            "compares texts, but a classification task predicts labels",
-        ),
-        ({"task": "glue-mrpc", "overrides": {"task.labels": ["a"]}}, "task.labels cannot be changed here"),
-        ({"task": "classification"}, "t.jsonl, line 2 the id b: put both files in the same order"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"task": "quickstart"}, "quickstart is not a task recipe"),
+    ({"task": "glue-mrpc", "metric": "rouge"}, "which compares texts, but its predictions are labels"),
+    ({"task": "glue-mrpc", "overrides": {"task.labels": ["a"]}}, "task.labels cannot be changed here"),
+    ({"task": "classification"}, "t.jsonl, line 2 the id b: put both files in the same order"),
+])  # fmt: skip
 def test_settings_that_do_not_fit_a_task_are_reported(
     tmp_path: Path, arguments: dict[str, object], message: str
 ) -> None:

@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from nlu_toys import WORDS, recipe_for, start, write
+from nlu_toys import WORDS, finetuned, recipe_for, start, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import TaskModel, outputs_of
-from unicloze.finetuning.run import finetune_run
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
-from unicloze.tasks import TASKS, choice, classification, task_settings
+from unicloze.tasks import TASKS, classification, task_settings
 from unicloze.tasks.rows import Row
 from unicloze.training.loading import LoadedModel, ready_model
 from unicloze.training.loop import Compute
@@ -91,7 +90,7 @@ CLOZE = (
 def test_the_files_of_each_data_set(tmp_path: Path, format_: str, content: str, fields: dict[str, Any]) -> None:
     (found,) = records_of(tmp_path, "file", content, format_)
     assert found.fields == fields
-    assert [len(parts) for parts in choice.sequences(found, task_settings(kind="choice"))]
+    assert [len(parts) for parts in classification.sequences(found, task_settings(kind="choice"))]
 
 
 def test_race_is_a_folder_of_articles_or_a_line_each(tmp_path: Path, bert: LoadedModel) -> None:
@@ -103,7 +102,7 @@ def test_race_is_a_folder_of_articles_or_a_line_each(tmp_path: Path, bert: Loade
     found = read_records(tmp_path / "race", settings)
     assert [one.id for one in found] == ["high1-0", "high1-1", "middle9-0", "middle9-1"]
     assert [one.get(settings, "label") for one in found] == [1, 2, 0, 3]
-    assert choice.sequences(found[1], settings)[2] == ["Carl sleeps.", "Carl _ . sleeps"]
+    assert classification.sequences(found[1], settings)[2] == ["Carl sleeps.", "Carl _ . sleeps"]
     lines = records_of(tmp_path, "all.jsonl", f"{json.dumps(ARTICLE)}\n{json.dumps(other)}\n", "race")
     assert [one.fields for one in lines] == [one.fields for one in found] and lines[2].place.endswith("line 2")
     recipe = recipe_for(bert, "race", task__max_length=32)
@@ -285,7 +284,7 @@ def test_a_model_that_predicts_nan_chooses_nothing(bert: LoadedModel) -> None:
 @pytest.mark.parametrize("pooling", ["first", "last", "mean"])
 def test_pooled_slots_are_summed_or_averaged(pooling: str) -> None:
     settings = task_settings(kind="regression", both_orders=True, pooling=pooling)  # type: ignore[arg-type]
-    assert classification.heads(settings)["label"].pooling == ("mean" if pooling == "mean" else "sum")
+    assert TASKS["classification"].heads(settings)["label"].pooling == ("mean" if pooling == "mean" else "sum")
 
 
 # Learning
@@ -303,7 +302,7 @@ def test_it_memorises_sixteen_choices(
     train = write(tmp_path / "train.jsonl", records)
     model = gpt if causal else bert
     recipe = recipe_for(model, name, task__format="auto", finetuning__epochs=60, task__head_dropout=0.0)
-    result = finetune_run(recipe, model, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe, model, train, train, tmp_path / "run")
     assert result.scores["accuracy"].values["accuracy"] == 100
     unlabelled = [{key: value for key, value in one.items() if key != "label"} for one in records]
     said = verbs.predict(tmp_path / "run", write(tmp_path / "test.jsonl", unlabelled), quiet=True)
@@ -318,7 +317,7 @@ def test_it_learns_similarity_in_both_orders(gpt: LoadedModel, tmp_path: Path) -
     records = [{"text": WORDS[i % 4], "pair": WORDS[i // 4], "label": float(abs(i % 4 - i // 4))} for i in range(16)]
     train = write(tmp_path / "train.jsonl", records)
     recipe = recipe_for(gpt, "gpt-similarity", finetuning__epochs=60, task__head_dropout=0.0)
-    result = finetune_run(recipe, gpt, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe, gpt, train, train, tmp_path / "run")
     assert result.scores["pearson"].values["pearson"] > 95
 
 
@@ -327,4 +326,4 @@ def test_one_record_long_texts_and_empty_ones(bert: LoadedModel, tmp_path: Path)
     train = write(tmp_path / "train.jsonl", [long])
     recipe = recipe_for(bert, "choice", task__max_length=24, finetuning__epochs=1)
     with pytest.warns(UserWarning, match="1 of 1 records are longer than the 24 tokens"):
-        finetune_run(recipe, bert, train, None, tmp_path / "run", progress=False)
+        finetuned(recipe, bert, train, None, tmp_path / "run")

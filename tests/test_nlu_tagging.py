@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlu_toys import WORDS, recipe_for, start, write
+from nlu_toys import WORDS, finetuned, recipe_for, start, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.labels import tag_accuracy
-from unicloze.finetuning.run import finetune_run
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
@@ -215,7 +214,7 @@ def test_it_memorises_sixteen_sentences(bert: LoadedModel, tmp_path: Path, name:
     records = sentences()
     train = write(tmp_path / "train.jsonl", records)
     recipe = recipe_for(bert, name, task__format="auto", finetuning__epochs=60)
-    result = finetune_run(recipe, bert, train, train, tmp_path / "run", progress=False)
+    result = finetuned(recipe, bert, train, train, tmp_path / "run")
     metric = "entity-f1" if name == "tagging" else "tag-accuracy"
     assert result.scores[metric].values[{"tagging": "f1", "pos": "accuracy"}[name]] == 100
     assert result.scores[metric].errors["accuracy"] == 0
@@ -238,7 +237,7 @@ def test_it_learns_the_roles_of_each_predicate(bert: LoadedModel, tmp_path: Path
     train = write(tmp_path / "train.jsonl", records)
     for mark in ("segment", "repeat"):
         recipe = recipe_for(bert, "srl", task__predicate=mark)
-        result = finetune_run(recipe, bert, train, train, tmp_path / mark, progress=False)
+        result = finetuned(recipe, bert, train, train, tmp_path / mark)
         assert result.scores["entity-f1"].values["f1"] == 100
 
 
@@ -253,7 +252,7 @@ def test_ten_thousand_words_one_and_none(bert: LoadedModel, tmp_path: Path) -> N
     train = write(tmp_path / "train.jsonl", records)
     recipe = recipe_for(bert, "tagging", task__max_length=32, finetuning__epochs=1, training__batch_size=512)
     with pytest.warns(UserWarning, match="2 of 4 sentences are longer than the 32 tokens") as caught:
-        finetune_run(recipe, bert, train, None, tmp_path / "run", progress=False)
+        finetuned(recipe, bert, train, None, tmp_path / "run")
     assert len(caught) == 1
     with pytest.warns(UserWarning, match="are read in windows"):
         said = verbs.predict(tmp_path / "run", train, quiet=True)

@@ -13,7 +13,6 @@ from unicloze.errors import UsageError
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
-from unicloze.training.divergence import Spikes
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
 from unicloze.training.optimizers import NtAsgd, averaged
@@ -110,31 +109,6 @@ def test_a_resumed_run_averages_alike(cut_at: int, tmp_path: Path) -> None:
         for name in ("whole", "cut")
     ]
     assert losses[0] == losses[1]
-
-
-@pytest.mark.whole
-def test_a_run_that_goes_back_hears_each_evaluation_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a run resumed from that checkpoint does."""
-    write_corpus(tmp_path / "corpus")
-    overrides = toy_overrides() | {
-        "data.corpus": [str(tmp_path / "corpus")],
-        "training.steps": 10,
-        "training.save_every": 4,
-        "training.evaluate_every": 1,
-        "training.on_spike": "go_back",
-    }
-    optimizers: list[NtAsgd] = []
-    hear = NtAsgd.hear
-    monkeypatch.setattr(NtAsgd, "hear", lambda self, loss: optimizers.append(self) or hear(self, loss))
-    norms: list[float] = []
-    monkeypatch.setattr(
-        Spikes, "reason", lambda _, norm, *__: norms.append(norm) or ("high" if len(norms) == 8 else None)
-    )
-    pretrain_run(load_recipe("awd-lstm", overrides), tmp_path / "run", progress=False)
-    events = list(read_ledger(tmp_path / "run" / "ledger.jsonl"))
-    assert [(event["step"], event["to"]) for event in events if event["event"] == "spike"] == [(8, 4)]
-    losses = {event["step"]: event["loss"]["lm"] for event in events if event["event"] == "evaluate"}
-    assert optimizers[-1].heard == [losses[step] for step in range(1, 11)]
 
 
 def test_a_resumed_run_evaluates_as_often_and_as_much_as_before(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 from torch import nn
 
 from option_table import NO_EFFECT, SCENES, SETTINGS, VERBS
-from option_verbs import COMMON, COMPARE, OPTIONS, REFUSED
+from option_verbs import COMMON, COMPARE, OPTIONS, REFUSED, SAME
 from option_world import OBJECTIVES, Scene, World
 from unicloze import cli, doctor, verbs
 from unicloze.comparison.contestants import contestants, contestants_at_budget
 from unicloze.doctor import Examination, Finding
 from unicloze.errors import UsageError
-from unicloze.evaluation.metrics import standard_errors
+from unicloze.evaluation.metrics import registry
 from unicloze.interop import read
 from unicloze.pretraining.budget import Budget
 from unicloze.recipes import load_recipe, parse_options
@@ -57,8 +57,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         with contextlib.suppress(ImportError):  # the extra serve is not installed
             patch.setattr("unicloze.serving.run.serve_model", served)
         patch.setattr(read, "load_model", load_once)
-        patch.setattr(standard_errors, "_SAMPLES", 8)
-        patch.setattr(Prepared, "load", functools.cache(Prepared.load))
+        patch.setattr(registry, "_SAMPLES", 8)
+        prepared = functools.cache(lambda _, *folder, load=Prepared.load, **how: load(*folder, **how))
+        patch.setattr(Prepared, "load", lambda *folder, **how: prepared(os.getcwd(), *folder, **how))
         found = Finding(topic="disk", state="ok", detail="enough")  # `test_doctor` examines this machine
         patch.setattr(doctor, "examine", lambda: Examination(findings=(found,)))
         yield World(place, {**SCENES, ANY: Scene("")})
@@ -81,7 +82,7 @@ def with_marks(key: str, scene: Scene) -> object:
 
 
 def test_every_setting_has_a_row() -> None:
-    assert sorted(SETTINGS) == sorted(every_key())
+    assert {*SETTINGS} == {*every_key()}, "give option_table.py two values of each setting"
 
 
 @pytest.mark.whole
@@ -177,29 +178,22 @@ def test_every_option_of_every_verb_has_a_row() -> None:
         words = [action.option_strings[-1] if action.option_strings else action.dest for action in parser._actions]
         assert set(COMMON) <= set(words) and ("--help-settings" in words) == bool(verb.settings)
         found += [(name, word) for word in words if word not in (*COMMON, "--help-settings")]
-    assert sorted(found) == sorted(OPTIONS)
+    assert {*found} == {*OPTIONS} and len(found) == len({*found}), "give option_verbs.py two calls of each option"
 
 
 @pytest.mark.parametrize(
-    ("verb", "option"),
-    [
-        pytest.param(
-            *key,
-            marks=[pytest.mark.whole] * (key[0].split()[0] in SLOW),
-        )
-        for key in OPTIONS
-    ],
+    ("verb", "option"), [pytest.param(*key, marks=[pytest.mark.whole] * (key[0].split()[0] in SLOW)) for key in OPTIONS]
 )
 def test_two_values_of_an_option_differ(verb: str, option: str, world: World) -> None:
     if verb == "serve":
         pytest.importorskip("fastapi", reason="the extra serve is not installed")
-    calls = OPTIONS[verb, option]
-    first = world.outcome(ANY, calls.first)
-    second = world.outcome(ANY, calls.second, None if calls.same or first.code else first)
+    calls, same = OPTIONS[verb, option], (verb, option) in SAME
+    first = world.outcome(ANY, calls[0])
+    second = world.outcome(ANY, calls[1], None if same or first.code else first)
     for one in (first, second):
         assert one.code == 0 or one.refused, one.err
     assert 0 in (first.code, second.code), first.err
-    assert (first == second) == bool(calls.same)
+    assert (first == second) == same
 
 
 @pytest.mark.whole
@@ -252,6 +246,6 @@ def test_the_same_call_does_the_same(world: World) -> None:
     """Otherwise the tests above would prove nothing."""
     scenes = [*VERBS.values(), "sources", "rewrite", "reported", "used"]
     varying = [scene for scene in scenes if world.outcome(scene, "") != world.outcome(scene, " ")]
-    some = sorted({calls.first for calls in OPTIONS.values()})[::5]
+    some = sorted({first for first, _ in OPTIONS.values()})[::5]
     varying += [words for words in some if world.outcome(ANY, words) != world.outcome(ANY, f"{words} ")]
     assert not varying

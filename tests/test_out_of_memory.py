@@ -1,8 +1,9 @@
-"""A device without memory left stops a run with a number of rows that fits, and the run continues with it."""
+"""A device without memory left stops a run, which continues with fewer rows at a time."""
 
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from unicloze.model.model import UnifiedModel
 from unicloze.model.recurrent.model import RecurrentModel
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.training import loop
 from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.ledger import Ledger, read_ledger, stopped_by_error
-from unicloze.training.passes import OutOfMemoryError, is_out_of_memory
+from unicloze.training.loop import Compute, OutOfMemoryError, is_out_of_memory
 
 
 def with_room_for(rows: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -> list[int]:
@@ -37,41 +39,47 @@ def with_room_for(rows: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -
     return seen
 
 
-def test_the_largest_number_of_rows_that_fits_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(5)
-    run.settings = dataclasses.replace(run.settings, batch_size=4)
-    seen = with_room_for(1, monkeypatch, passes=1)
-    with pytest.raises(
-        OutOfMemoryError,
-        match=r"^step 2 ran out of memory with 4 rows at a time: run the same command with --training\.micro_batch_size 1 "
-        r"\(tried: it fits\) or with --training\.checkpoint_activations true\. The weights of step 1 were saved$",
-    ):
-        run.train()
-    assert seen == [4, 4, 2, 1]
-    assert run.done[-1] == ("save", 1)
-    assert all(weight.grad is None for weight in run.state.model.parameters()), "the rows tried leave no trace"
+@pytest.mark.parametrize(
+    ("rows", "checkpointed", "kind", "cure"),
+    [
+        (4, False, UnifiedModel, r"--training\.micro_batch_size 2 or with --training\.checkpoint_activations true"),
+        (4, False, RecurrentModel, r"--training\.micro_batch_size 2"),
+        (1, True, UnifiedModel, r"--training\.leaves 1 in another --out"),
+    ],
+)
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_pass_that_does_not_fit_saves_the_weights_and_names_what_needs_less(
+    rows: int, checkpointed: bool, kind: type, cure: str, queues: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Compute, "queues", queues)
+    run, before = Run(5), int(kind is UnifiedModel)
+    run.settings = dataclasses.replace(run.settings, batch_size=rows, checkpoint_activations=checkpointed)
+    with_room_for(0, monkeypatch, passes=before)
+    if kind is RecurrentModel:
+        run.state.model = recurrent_model(targets=("ae", "par"), directions="both", embedding_size=8)
+        monkeypatch.setattr(RecurrentModel, "forward", UnifiedModel.forward)
+    said = rf"^step {before + 1} ran out of memory with {rows} rows at a time: run the same command with {cure}\. The weights"
+    with pytest.raises(OutOfMemoryError, match=rf"{said} of step {before} were saved$"):
+        run.train(rows)
+    assert run.done[-1] == ("save", before)
+    assert all(weight.grad is None for weight in run.state.model.parameters())
 
 
-def test_where_not_even_a_row_fits_other_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(5)
-    run.settings = dataclasses.replace(run.settings, batch_size=4, checkpoint_activations=True)
-    with_room_for(0, monkeypatch)
-    with pytest.raises(
-        OutOfMemoryError, match=r"run the same command with --training\.leaves 1 in another --out\. The"
-    ):
-        run.train()
+def test_what_a_pass_that_does_not_fit_has_computed_is_freed_before_the_weights_are_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, alive = list[Any](), list[Any]()
 
+    def full(*_: Any) -> Any:
+        activations = torch.zeros(9)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
 
-def test_lstms_are_not_offered_what_only_transformers_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(5)
-    run.settings = dataclasses.replace(run.settings, batch_size=4)
-    run.state.model = recurrent_model(targets=("ae", "par"), directions="both", embedding_size=8)
-    with_room_for(0, monkeypatch)
-    monkeypatch.setattr(RecurrentModel, "forward", UnifiedModel.forward)
-    with pytest.raises(
-        OutOfMemoryError, match=r"run the same command with --training\.leaves 1 in another --out\. The"
-    ):
-        run.train()
+    monkeypatch.setattr(UnifiedModel, "forward", full)
+    monkeypatch.setattr(loop, "save_finite", lambda *_: alive.append(held[-1]()))
+    with pytest.raises(OutOfMemoryError):
+        Run(5).train()
+    assert alive == [None]
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +121,7 @@ def test_a_run_continues_with_the_rows_that_fit(tmp_path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         with_room_for(2, patch, passes=1)
-        with pytest.raises(OutOfMemoryError, match=r"--training\.micro_batch_size 2 \(tried: it fits\)"):
+        with pytest.raises(OutOfMemoryError, match=r"--training\.micro_batch_size 2 "):
             train()
     assert stopped_by_error(tmp_path / "run" / "ledger.jsonl") == "OutOfMemoryError"
     with monkeypatch.context() as patch:

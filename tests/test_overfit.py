@@ -13,13 +13,13 @@ import torch
 
 from conftest import slow_except
 from toys import random_windows, vocabulary
+from unicloze.characters import spell
 from unicloze.example import collate
 from unicloze.mixtures import parts
 from unicloze.model.dropout import DropoutKey
 from unicloze.objectives import make_examples
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
 from unicloze.settings import ModelSettings, Recipe
-from unicloze.spelling import spell
 from unicloze.training.loading import shape_model, spell_tokens
 
 STEPS, RATE = {"transformer": 260, "recurrent": 2000}, 4e-3

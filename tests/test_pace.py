@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,30 @@ class Scripted(Clock):
 
     def decide(self, step: int, *_: Any) -> Decay | None:
         return self.told.get(step)
+
+
+@pytest.mark.whole
+def test_a_planned_clock_ends_a_resumed_run_too(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus")
+    settings = {"data.corpus": [str(tmp_path / "corpus")], "training.steps": 9, "training.save_every": 4}
+    recipe, clock = load_recipe("quickstart", toy_overrides() | settings), Scripted(Decay(5, 6))
+    stopping = Scripted()
+    stopping.decide = lambda step, *_: signal.raise_signal(signal.SIGTERM) if step == 4 else None  # type: ignore[method-assign]
+    assert pretrain_run(recipe, tmp_path / "run", progress=False, clock=stopping).step == 4
+    clock.planned = True
+    for name, later in (
+        ("one", ""),
+        ("other", json.dumps({"event": "decay", "step": 7, "end": 9, "planned": 9}) + "\n"),
+    ):
+        shutil.copytree(tmp_path / "run", tmp_path / name)
+        with (tmp_path / name / "ledger.jsonl").open("a") as ledger:
+            ledger.write(later)  # what a killed process decided of steps that are now repeated
+        longer = Scripted(Decay(5, 12))
+        longer.planned = True
+        assert pretrain_run(recipe, tmp_path / name, progress=False, clock=longer).step == 12
+    one, other = (load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("one", "other"))
+    assert all(torch.equal(weight, other.model[name]) for name, weight in one.model.items())
+    assert pretrain_run(recipe, tmp_path / "run", progress=False, clock=clock).step == 6
 
 
 @pytest.mark.whole

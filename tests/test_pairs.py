@@ -18,6 +18,7 @@ import torch
 import toys
 from corpora import write_corpus
 from test_windows import FIRST, VOCABULARY, make_sampler, make_source
+from toys import token_source
 from unicloze import keyed
 from unicloze.errors import UsageError
 from unicloze.example import collate
@@ -29,7 +30,7 @@ from unicloze.settings import ModelSettings
 from unicloze.text import windows as pairing
 from unicloze.text.pieces import Places
 from unicloze.text.sampler import WindowSampler, check_segment_pairs
-from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
+from unicloze.text.shards import TokenSource
 from unicloze.text.windows import Pairs, Windows
 
 LETTERS = "_ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz."
@@ -44,6 +45,10 @@ def spell(text: str, width: int) -> list[int]:
 def pieces_of(*texts: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     width = 10
     return np.array([spell(text, width) for text in texts], dtype=np.int32), np.array([len(text) for text in texts])
+
+
+def uncut(text: Any, lengths: Any, **changes: Any) -> pairing.Segments:
+    return pairing.Segments(**{"text": text, "lengths": lengths, "cuts": lengths, **changes})
 
 
 def said(segments: pairing.Segments) -> list[str]:
@@ -64,11 +69,8 @@ def segments_of(windows: Windows) -> tuple[list[list[int]], list[list[int]]]:
 
 def ascending(folder: Path, lengths: list[int], *, name: str, first: int = FIRST) -> TokenSource:
     """Documents of ascending token ids from `first` on, so that a token names its document."""
-    with ShardWriter(folder / f"{name}.ds", vocab_size=VOCABULARY.size, tokenizer_name="toy") as writer:
-        for length in lengths:
-            writer.write(np.arange(first, first + length), length)
-            first += length
-    return TokenSource(name=name, shards=(TokenShard.open(folder / f"{name}.ds"),))
+    starts = first + np.cumsum([0, *lengths])
+    return token_source(folder, [np.arange(*both) for both in itertools.pairwise(starts)], name=name)
 
 
 def sentence_source(folder: Path, documents: int = 40, *, name: str = "s", seed: int = 0) -> TokenSource:
@@ -76,14 +78,13 @@ def sentence_source(folder: Path, documents: int = 40, *, name: str = "s", seed:
     rng = np.random.default_rng(seed)
     words = np.array([token for token in range(FIRST, VOCABULARY.size) if token % 7])
     ends = np.arange(7, VOCABULARY.size, 7)
-    with ShardWriter(folder / f"{name}.ds", vocab_size=VOCABULARY.size, tokenizer_name="toy") as writer:
-        writer.begin_file("sentences.txt")
-        for _ in range(documents):
-            sentences = [
-                np.append(rng.choice(words, rng.integers(1, 8)), rng.choice(ends)) for _ in range(rng.integers(1, 30))
-            ]
-            writer.write(np.concatenate(sentences), 1)
-    return TokenSource(name=name, shards=(TokenShard.open(folder / f"{name}.ds"),))
+    texts = []
+    for _ in range(documents):
+        sentences = [
+            np.append(rng.choice(words, rng.integers(1, 8)), rng.choice(ends)) for _ in range(rng.integers(1, 30))
+        ]
+        texts.append(np.concatenate(sentences))
+    return token_source(folder, texts, name=name)
 
 
 # A small example
@@ -95,7 +96,7 @@ def test_next_sentence_by_hand() -> None:
     others, other_lengths = pieces_of("abcdefghij", "abcdefghij", "abcd", "abcd", "abcdefghij")
     segments = pairing.Segments(text=text, lengths=lengths, cuts=np.array([4, 4, 4, 4, 1]))
     negative = np.array([False, True, False, True, True])
-    paired = pairing.next_sentence(segments, others, other_lengths, negative)
+    paired = pairing.next_sentence(segments, uncut(others, other_lengths), negative)
     assert said(paired) == ["ABCD EFGHIJ", "ABCD efghij", "DEFG HIJ", "DEFG bcd", "A ghij"]
     assert paired.negative is negative
     assert said(segments)[0] == "ABCD EFGHIJ", "the input is unchanged"
@@ -182,9 +183,10 @@ def test_next_sentence_lengths_are_the_same_for_either_label() -> None:
     rng = np.random.default_rng(0)
     text, others = rng.integers(5, 50, (2, 500, 12)).astype(np.int32)
     lengths, other_lengths = rng.integers(2, 13, (2, 500))
-    segments = pairing.contiguous(text, lengths, keyed.key(np.arange(500)))
+    segments = uncut(text, lengths, cuts=pairing.uniform_cuts(lengths, keyed.key(np.arange(500))))
     follows, does_not = (
-        pairing.next_sentence(segments, others, other_lengths, np.full(500, negative)) for negative in (False, True)
+        pairing.next_sentence(segments, uncut(others, other_lengths), np.full(500, negative))
+        for negative in (False, True)
     )
     assert (follows.lengths == does_not.lengths).all() and (follows.cuts == does_not.cuts).all()
     assert (follows.cuts == segments.cuts).all() and (follows.lengths > follows.cuts).all()
@@ -231,13 +233,12 @@ def test_documents_that_break_off_reveal_nothing_by_lengths_or_ends(tmp_path: Pa
     rng = np.random.default_rng(tail)
     words = np.array([token for token in range(FIRST, VOCABULARY.size) if token % 7])
     closing = np.arange(FIRST + (-FIRST) % 7, VOCABULARY.size, 7)
-    with ShardWriter(tmp_path / "off.ds", vocab_size=VOCABULARY.size, tokenizer_name="toy") as writer:
-        for _ in range(6000):
-            sentences = [np.append(rng.choice(words, rng.integers(1, 8)), rng.choice(closing)) for _ in range(9)]
-            whole = sentences[: rng.integers(0, 9)]
-            writer.write(np.concatenate([*whole, rng.choice(words, rng.integers(2, tail + 2))]), 1)
-    source = TokenSource(name="off", shards=(TokenShard.open(tmp_path / "off.ds"),))
-    windows = make_sampler(source, window=43).read(0, 6000, pairs="sentence_order")
+    texts = []
+    for _ in range(6000):
+        sentences = [np.append(rng.choice(words, rng.integers(1, 8)), rng.choice(closing)) for _ in range(9)]
+        whole = sentences[: rng.integers(0, 9)]
+        texts.append(np.concatenate([*whole, rng.choice(words, rng.integers(2, tail + 2))]))
+    windows = make_sampler(token_source(tmp_path, texts), window=43).read(0, 6000, pairs="sentence_order")
     assert windows.negative is not None
     pairs = list(zip(*segments_of(windows), strict=True))
     for listed in (
@@ -257,7 +258,7 @@ def test_sentence_cuts_are_uniform_over_the_ends() -> None:
     index = np.full(3000, 1)
     places = Places(run=index, start=index, length=lengths, first=index * 0, last=index + 9)
     keys = keyed.key(np.arange(3000))
-    segments = pairing.contiguous(text, lengths, keys)
+    segments = uncut(text, lengths, cuts=pairing.uniform_cuts(lengths, keys))
     ordered = pairing.sentence_order(segments, places, index, keys, ENDS_SENTENCE, np.zeros(3000, bool))
     counts = np.bincount(ordered.cuts, minlength=8)
     assert counts.nonzero()[0].tolist() == [3, 5] and abs(counts[3] - 1500) < 5 * math.sqrt(750)
@@ -328,9 +329,7 @@ def test_one_document_has_no_other(tmp_path: Path) -> None:
 
 def test_text_without_sentences_has_no_order(tmp_path: Path) -> None:
     flat = np.array([token for token in range(FIRST, 2000) if token % 7])
-    with ShardWriter(tmp_path / "flat.ds", vocab_size=VOCABULARY.size, tokenizer_name="toy") as writer:
-        writer.write(flat, 1)
-    source = TokenSource(name="flat", shards=(TokenShard.open(tmp_path / "flat.ds"),))
+    source = token_source(tmp_path, [flat])
     with pytest.raises(UsageError, match=r"only 0% of the windows hold two whole sentences: raise --data\.window"):
         check_segment_pairs(make_sampler(source), "sentence_order")
     check_segment_pairs(make_sampler(sentence_source(tmp_path, name="long"), window=43), "sentence_order")
@@ -383,13 +382,13 @@ def random_source(folder: Path, documents: int) -> TokenSource:
     kinds = toys.vocabulary(20)
     ends = np.flatnonzero(kinds.ends_sentence)
     words = np.array([i for i in kinds.ordinary if not kinds.ends_sentence[i]])
-    with ShardWriter(folder / "random.ds", vocab_size=20, tokenizer_name="toy") as writer:
-        for _ in range(documents):
-            sentences = [
-                np.append(rng.choice(words, rng.integers(1, 6)), rng.choice(ends)) for _ in range(rng.integers(8, 20))
-            ]
-            writer.write(np.concatenate(sentences), 1)
-    return TokenSource(name="random", shards=(TokenShard.open(folder / "random.ds"),))
+    texts = []
+    for _ in range(documents):
+        sentences = [
+            np.append(rng.choice(words, rng.integers(1, 6)), rng.choice(ends)) for _ in range(rng.integers(8, 20))
+        ]
+        texts.append(np.concatenate(sentences))
+    return token_source(folder, texts, vocab_size=20)
 
 
 def toy_sampler(source: TokenSource) -> WindowSampler:

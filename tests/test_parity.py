@@ -1,173 +1,255 @@
-"""Outputs and gradients against Transformers at random initialisation, in float32."""
+"""GPT, ALBERT and ELECTRA against Transformers at random initialisation; layers, selection and kernels against plain code.
+
+`test_import_families`, `test_language_model_folders` and `test_two_stacks_parity` compare the other families.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import toys
+from interop_toys import labels_of, same_gradients, with_our_weights
 from toys import random_windows, vocabulary
-from unicloze.example import Batch, collate
+from unicloze.example import TargetBatch, collate
+from unicloze.interop.configurations import Architecture
+from unicloze.interop.families import FAMILIES
+from unicloze.model.build import ReplacedTokenModel, build, generator_settings
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.model import UnifiedModel
-from unicloze.objectives import settings_of
+from unicloze.model.heads import cross_entropy
+from unicloze.objectives import make_examples, settings_of
+from unicloze.objectives.causal import causal
 from unicloze.objectives.unilmv2 import unilmv2
+from unicloze.settings import ModelSettings
 
 transformers = pytest.importorskip("transformers")
 
-SHAPE = dict(
-    vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64,
-    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, layer_norm_eps=1e-12,
+LEFT_TO_RIGHT = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
+GPT: dict[str, Any] = dict(
+    num_segments=0, relative_bias=False, head="linear", head_bias=False, activation="gelu_tanh", layer_norm_eps=1e-5
+)
+LAYERS, WIDTH = 3, 32
+SIZES: dict[str, Any] = dict(
+    vocab_size=50, n_positions=40, n_embd=WIDTH, n_layer=LAYERS, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0,
+    attn_pdrop=0.0, layer_norm_epsilon=1e-5,
 )  # fmt: skip
 
 
-def bert_names(number: int) -> dict[str, list[str]]:
-    """Our parameter names of a layer and BERT's."""
-    ours, theirs = f"backbone.layers.{number}.", f"encoder.layer.{number}."
-    return {
-        ours + "attention.qkv": [theirs + f"attention.self.{part}" for part in ("query", "key", "value")],
-        ours + "attention.output": [theirs + "attention.output.dense"],
-        ours + "attention_norm": [theirs + "attention.output.LayerNorm"],
-        ours + "feed_forward.inner": [theirs + "intermediate.dense"],
-        ours + "feed_forward.output": [theirs + "output.dense"],
-        ours + "feed_forward_norm": [theirs + "output.LayerNorm"],
-    }
-
-
-def mpnet_names(number: int) -> dict[str, list[str]]:
-    """Our parameter names of a layer and MPNet's."""
-    ours, theirs = f"backbone.layers.{number}.", f"encoder.layer.{number}."
-    return bert_names(number) | {
-        ours + "attention.qkv": [theirs + f"attention.attn.{part}" for part in "qkv"],
-        ours + "attention.output": [theirs + "attention.attn.o"],
-        ours + "attention_norm": [theirs + "attention.LayerNorm"],
-    }
-
-
-def pairs(model: UnifiedModel, peer: nn.Module, names: Any, prefix: str = "") -> list[tuple[Tensor, list[Tensor]]]:
-    """Our parameters with the peer's; a fused parameter corresponds to several."""
-    theirs = dict(peer.named_parameters())
-    table = {"backbone.embeddings.norm": ["embeddings.LayerNorm"]}
-    for number in range(SHAPE["num_hidden_layers"]):  # type: ignore[call-overload]
-        table |= names(number)
-    ours = dict(model.named_parameters())
-    return [
-        (ours[f"{name}.{kind}"], [theirs[f"{prefix}{other}.{kind}"] for other in others])
-        for name, others in table.items()
-        for kind in ("weight", "bias")
-    ]
-
-
-def copy(found: list[tuple[Tensor, list[Tensor]]]) -> None:
-    with torch.no_grad():
-        for own, others in found:
-            for part, other in zip(own.chunk(len(others)), others, strict=True):
-                other.copy_(part)
-
-
-def same_gradients(found: list[tuple[Tensor, list[Tensor]]]) -> None:
-    for own, others in found:
-        assert own.grad is not None
-        theirs = torch.cat([other.grad for other in others if other.grad is not None])
-        torch.testing.assert_close(own.grad, theirs, atol=1e-5, rtol=1e-4)
-
-
-def padded_batch(rows: int = 6) -> tuple[Batch, Tensor]:
-    """Rows of several lengths, and the peer's attention mask."""
-    windows = random_windows(rows, 24, short=True, seed=2)
-    batch = collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"])))
-    slots = batch.input_ids.shape[1]
-    return batch, (torch.arange(slots) < torch.from_numpy(windows.lengths)[:, None]).long()
+def real_slots(lengths: np.ndarray, slots: int) -> Tensor:
+    return torch.arange(slots) < torch.from_numpy(lengths)[:, None]
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_bert_for_masked_lm(training: bool) -> None:
-    model = toys.model(relative_bias=False).train(training)
-    config = transformers.BertConfig(**SHAPE, max_position_embeddings=40, attn_implementation="eager")
-    peer = transformers.BertForMaskedLM(config).train(training)
-    found = pairs(model, peer, bert_names, "bert.")
-    own, theirs = dict(model.named_parameters()), dict(peer.named_parameters())
-    for ours, other in {
-        "backbone.embeddings.tokens.weight": "bert.embeddings.word_embeddings.weight",
-        "backbone.embeddings.positions.weight": "bert.embeddings.position_embeddings.weight",
-        "backbone.embeddings.segments.weight": "bert.embeddings.token_type_embeddings.weight",
-        "token_head.dense.weight": "cls.predictions.transform.dense.weight",
-        "token_head.dense.bias": "cls.predictions.transform.dense.bias",
-        "token_head.norm.weight": "cls.predictions.transform.LayerNorm.weight",
-        "token_head.norm.bias": "cls.predictions.transform.LayerNorm.bias",
-        "token_head.bias": "cls.predictions.bias",
-    }.items():
-        found.append((own[ours], [theirs[other]]))
-    copy(found)
-    assert sum(p.numel() for p in peer.parameters()) == model.num_parameters()
-
-    batch, attention_mask = padded_batch()
-    target = batch.targets["ae"]
-    labels = torch.full_like(batch.input_ids, -100)
+def test_gpt(training: bool) -> None:
+    """Normalised after each residual, but not after the embeddings: hidden states, logits, the loss and every gradient."""
+    model = toys.model(**GPT, embedding_norm=False, intermediate_size=4 * WIDTH).train(training)
+    peer = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**SIZES)).train(training)
+    gpt2 = FAMILIES["gpt2"]
+    renamed = {"transformer.wte": "transformer.tokens_embed", "transformer.wpe": "transformer.positions_embed"}
+    names = {ours: renamed.get(theirs, theirs) for ours, theirs in gpt2.names.items()}
+    table = with_our_weights(dataclasses.replace(gpt2, names=names), model, peer)
+    windows = random_windows(6, 24, short=True, seed=2)
+    batch = collate(causal(windows, vocabulary(), LEFT_TO_RIGHT))
+    real = real_slots(windows.lengths, batch.input_ids.shape[1])
+    labels = torch.where(real, batch.input_ids, -100)  # the peer shifts them itself
+    expected = peer(input_ids=batch.input_ids, attention_mask=real.long(), labels=labels, output_hidden_states=True)
+    for ours, other in zip(model.backbone(batch), expected.hidden_states, strict=True):
+        torch.testing.assert_close(ours[real], other[real], atol=1e-5, rtol=1e-5)
+    target = batch.targets["lm"]
     row, j = target.weights.nonzero(as_tuple=True)
-    labels[row, target.slots[row, j]] = target.labels[row, j]
-    expected = peer(
-        input_ids=batch.input_ids,
-        token_type_ids=batch.segment_ids,
-        attention_mask=attention_mask,
-        labels=labels,
-        output_hidden_states=True,
-    )
-    states = model.backbone(batch)
-    for ours, other in zip(states, expected.hidden_states, strict=True):
-        torch.testing.assert_close(ours[attention_mask.bool()], other[attention_mask.bool()], atol=1e-5, rtol=1e-5)
-    logits = model.logits(batch)["ae"]
+    assert len(row) == int(real.sum()) - len(real)
+    logits = model.logits(batch)["lm"]
     torch.testing.assert_close(logits[row, j], expected.logits[row, target.slots[row, j]], atol=1e-5, rtol=1e-5)
+    loss = model(batch, DropoutKey(0) if training else None)["lm"]
+    torch.testing.assert_close(loss.total / loss.weight, expected.loss, atol=1e-5, rtol=1e-5)
+    (loss.total / loss.weight).backward()
+    expected.loss.backward()
+    same_gradients(table, model, peer)
 
-    loss = model(batch, DropoutKey(0) if training else None)["ae"]
-    mean = loss.total / loss.weight
+
+@pytest.mark.parametrize("training", [False, True])
+def test_albert_for_pre_training(training: bool) -> None:
+    """One layer used three times, factorised embeddings, masked tokens and sentence order."""
+    settings: dict[str, Any] = dict(
+        embedding_size=16, share_layers="all", activation="gelu_tanh", relative_bias=False, targets=("ae", "sop")
+    )
+    model = toys.model(**settings).train(training)
+    config = transformers.AlbertConfig(
+        vocab_size=50, embedding_size=16, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=40, attn_implementation="eager", pad_token_id=None,
+        classifier_dropout_prob=0.0,
+    )  # fmt: skip
+    peer = transformers.AlbertForPreTraining(config).train(training)
+    table = with_our_weights(FAMILIES["albert"], model, peer)
+    windows = random_windows(6, 24, short=True, seed=2)
+    batch = collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"])))
+    order = torch.tensor([[0], [1], [1], [0], [1], [0]])
+    sop = TargetBatch(
+        slots=torch.zeros_like(order), labels=order, weights=torch.ones(6, 1), normaliser=6.0, predictions=6
+    )
+    batch = dataclasses.replace(batch, targets={**batch.targets, "sop": sop})
+    real = real_slots(windows.lengths, batch.input_ids.shape[1])
+    expected = peer(
+        input_ids=batch.input_ids, token_type_ids=batch.segment_ids, attention_mask=real.long(), labels=labels_of(batch),
+        sentence_order_label=order[:, 0], output_hidden_states=True,
+    )  # fmt: skip
+    torch.testing.assert_close(model.backbone(batch)[-1][real], expected.hidden_states[-1][real], atol=1e-5, rtol=1e-5)
+    losses = model(batch, DropoutKey(0) if training else None)
+    mean = sum(loss.total / loss.weight for loss in losses.values())
     torch.testing.assert_close(mean, expected.loss, atol=1e-5, rtol=1e-5)
     mean.backward()
     expected.loss.backward()
-    same_gradients(found)
+    same_gradients(table, model, peer)
+
+
+ELECTRA = settings_of(
+    name="masked", targets=["ae", "rtd"], masking="token", mask_rate=0.3, mask_share=0.85, random_share=0.0
+)
+
+
+def chain(embedding_size: int | None) -> ReplacedTokenModel:
+    settings = ModelSettings(
+        hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, embedding_size=embedding_size,
+        generator_size=0.5, relative_bias=False, dropout=0.0, attention_dropout=0.0, initializer_range=0.15,
+    )  # fmt: skip
+    model = build(settings, vocab_size=50, max_positions=40, targets=ELECTRA.targets)
+    assert isinstance(model, ReplacedTokenModel)
+    model.initialize(0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1, generator=generator)
+    return model
+
+
+def electra_peer(settings: ModelSettings, kind: str) -> Any:
+    config = transformers.ElectraConfig(
+        vocab_size=50, embedding_size=settings.embedding_size or settings.hidden_size, hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.num_layers, num_attention_heads=settings.num_heads,
+        intermediate_size=settings.intermediate_size, max_position_embeddings=40, type_vocab_size=2,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, layer_norm_eps=1e-12, pad_token_id=None,
+        attn_implementation="eager",
+    )  # fmt: skip
+    return getattr(transformers, kind)(config)
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_mpnet_model(training: bool) -> None:
-    model = toys.model(num_segments=2).train(training)
-    config = transformers.MPNetConfig(**SHAPE, max_position_embeddings=44, attn_implementation="eager")
-    peer = transformers.MPNetModel(config, add_pooling_layer=False).train(training)
-    found = pairs(model, peer, mpnet_names)
-    assert model.backbone.relative is not None
-    copy(found)
-    embeddings = model.backbone.embeddings
-    with torch.no_grad():
-        peer.embeddings.word_embeddings.weight.copy_(embeddings.tokens.weight)
-        peer.embeddings.position_embeddings.weight[:40] = embeddings.positions.weight + embeddings.segments.weight[0]
-        peer.encoder.relative_attention_bias.weight.copy_(model.backbone.relative.weight.T)
+@pytest.mark.parametrize("embedding_size", [None, 20, 16])
+def test_both_networks_of_electra_and_their_joint_loss(embedding_size: int | None, training: bool) -> None:
+    """At size 16 the generator needs no projection, at 20 both do, at the discriminator's 32 only the generator."""
+    model = chain(embedding_size).train(training)
+    settings = model.discriminator.settings
+    generator = electra_peer(generator_settings(settings), "ElectraForMaskedLM").train(training)
+    discriminator = electra_peer(settings, "ElectraForPreTraining").train(training)
+    with_our_weights(FAMILIES["electra"], model.discriminator, discriminator)
+    # The two share their embeddings: the generator's own state has the discriminator's tables.
+    shared = {f"backbone.{name}": p for name, p in model.discriminator.backbone.named_parameters() if is_shared(name)}
+    own = {**dict(model.generator.named_parameters()), **shared}
+    table = FAMILIES["electra"].table(Architecture(settings=generator_settings(settings)), own)
+    assert {name for name, _ in generator.named_parameters()} == {*table.theirs}
+    generator.load_state_dict({**generator.state_dict(), **table.to_theirs({name: p.data for name, p in own.items()})})
 
-    batch, attention_mask = padded_batch()
-    batch.segment_ids.zero_()
-    expected = peer(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=attention_mask
-    ).last_hidden_state
-    found_states = model.backbone(batch)[-1]
-    real = attention_mask.bool()
-    torch.testing.assert_close(found_states[real], expected[real], atol=1e-5, rtol=1e-5)
-    weights = torch.randn(expected[real].shape, generator=torch.Generator().manual_seed(0))
-    (found_states[real] * weights).sum().backward()
-    (expected[real] * weights).sum().backward()
-    same_gradients(found)
-    position = embeddings.positions.weight.grad
-    assert position is not None and embeddings.tokens.weight.grad is not None
-    # MPNet uses id and position 1 for padding and gives them no gradient.
-    unpadded = torch.arange(40) != 1
-    torch.testing.assert_close(
-        position[unpadded], peer.embeddings.position_embeddings.weight.grad[:40][unpadded], atol=1e-4, rtol=1e-4
+    windows = random_windows(6, 24, short=True, seed=2)
+    batch = collate(make_examples(windows, vocabulary(), ELECTRA))
+    real = real_slots(windows.lengths, batch.input_ids.shape[1])
+    inputs = {"token_type_ids": batch.segment_ids, "attention_mask": real.long()}
+    target = batch.targets["ae"]
+    row, j = target.weights.nonzero(as_tuple=True)
+    mlm = generator(input_ids=batch.input_ids, labels=labels_of(batch), **inputs)
+    logits = model.logits(batch)["ae"]
+    torch.testing.assert_close(logits[row, j], mlm.logits[row, target.slots[row, j]], atol=1e-5, rtol=1e-5)
+
+    _, following = model.generate(batch, DropoutKey(0) if training else None)
+    replaced = (following.input_ids != batch.targets["rtd"].labels).long()
+    assert 10 < int(replaced[real].sum()) < int(real.sum()) / 2
+    rtd = discriminator(input_ids=following.input_ids, labels=replaced, output_hidden_states=True, **inputs)
+    states = model.discriminator.backbone(following)
+    for ours, theirs in zip(states, rtd.hidden_states, strict=True):
+        torch.testing.assert_close(ours[real], theirs[real], atol=1e-5, rtol=1e-5)
+    verdicts = model.discriminator.replaced_head(states[-1])
+    torch.testing.assert_close(verdicts[real], rtd.logits[real], atol=1e-5, rtol=1e-5)
+
+    losses = model(batch, DropoutKey(0) if training else None)
+    means = {name: loss.total / loss.weight for name, loss in losses.items()}
+    torch.testing.assert_close(means["ae"], mlm.loss, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(means["rtd"], rtd.loss, atol=1e-5, rtol=1e-5)
+    (means["ae"] + 50 * means["rtd"]).backward()
+    (mlm.loss + 50 * rtd.loss).backward()
+    for network, peer in ((own, generator), (dict(model.discriminator.named_parameters()), discriminator)):
+        found = FAMILIES["electra"].table(Architecture(settings=settings), network)
+        for name, gradient in found.to_theirs({name: p.grad for name, p in network.items()}).items():
+            expected = peer.get_parameter(name).grad
+            if any(
+                name.startswith(f"electra.embeddings.{part}") for part in ("word", "position", "token", "LayerNorm")
+            ):
+                expected = generator.get_parameter(name).grad + discriminator.get_parameter(name).grad
+            # In units of the discriminator's mean loss, whose coefficient is 50.
+            torch.testing.assert_close(gradient / 50, expected / 50, atol=1e-5, rtol=1e-4)
+
+
+def is_shared(name: str) -> bool:
+    return name.startswith("embeddings.") and "projection" not in name
+
+
+@pytest.mark.parametrize("direction", ["left_to_right", "right_to_left"])
+@pytest.mark.parametrize("relative_bias", [False, True])
+def test_alternating_local_layers_against_a_full_matrix(direction: Any, relative_bias: bool) -> None:
+    """GPT-3, Section 2.1: every second layer reads a band. The reference computes all scores of one row at a time."""
+    width = 3
+    model = toys.model(
+        **GPT | {"relative_bias": relative_bias}, norm="pre", num_layers=4, layer_visibility=["full", "local"]
     )
-    theirs = peer.embeddings.word_embeddings.weight.grad
-    torch.testing.assert_close(embeddings.tokens.weight.grad[toys.SOS :], theirs[toys.SOS :], atol=1e-4, rtol=1e-4)
-    table = peer.encoder.relative_attention_bias.weight.grad.T
-    torch.testing.assert_close(model.backbone.relative.weight.grad, table, atol=1e-4, rtol=1e-4)
+    objective = dataclasses.replace(LEFT_TO_RIGHT, visibility=direction, local_width=width)
+    windows = random_windows(4, 24, short=True, seed=3)
+    batch = collate(causal(windows, vocabulary(), objective))
+    backbone = model.backbone
+    with torch.no_grad():
+        together = backbone(batch)
+        for row, length in enumerate(windows.lengths.tolist()):
+            q, k = torch.meshgrid(torch.arange(length), torch.arange(length), indexing="ij")
+            dense = k <= q if direction == "left_to_right" else k >= q
+            band = dense & ((q - k).abs() <= width)
+            x = together[0][row, :length]
+            for number, layer in enumerate(backbone.layers):
+                normed = layer.attention_norm(x)
+                query, key, value = (
+                    part.view(length, 4, -1).transpose(0, 1) for part in layer.attention.qkv(normed).chunk(3, dim=-1)
+                )
+                scores = query @ key.transpose(1, 2) / math.sqrt(WIDTH // 4)
+                if backbone.relative is not None:
+                    scores = scores + backbone.relative(torch.arange(length)[None], torch.arange(length)[None])[0]
+                scores = scores.masked_fill(~(band if number % 2 else dense), -math.inf)
+                attended = (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
+                x = x + layer.attention.output(attended)
+                inner = functional.gelu(layer.feed_forward.inner(layer.feed_forward_norm(x)), approximate="tanh")
+                x = x + layer.feed_forward.output(inner)
+                if number < 3:
+                    torch.testing.assert_close(together[number + 1][row, :length], x, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(together[-1][row, :length], backbone.final_norm(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_backends_agree_on_local_layers() -> None:
+    model = toys.model(**GPT, norm="pre", layer_visibility=["full", "local"])
+    batch = collate(
+        causal(random_windows(4, 24, short=True), vocabulary(), dataclasses.replace(LEFT_TO_RIGHT, local_width=2))
+    )
+    real = batch.targets["lm"].weights > 0
+    results = []
+    for backend in ("explicit", "sdpa", "flex"):
+        model.backbone.backend = backend  # type: ignore[assignment]
+        with torch.no_grad():
+            results.append(model.logits(batch)["lm"][real])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], atol=1e-5, rtol=1e-5)
 
 
 def test_buckets_of_the_relative_bias_are_t5s() -> None:
@@ -186,7 +268,7 @@ def test_the_relative_bias_is_a_product_with_one_hot_buckets() -> None:
     positions = torch.randint(0, 90, (3, 40), generator=torch.Generator().manual_seed(0))
     found = bias(positions[:, 7:19], positions)
     buckets = bias.bucket(positions[:, None, :] - positions[:, 7:19, None])
-    expected = torch.einsum("bqkn,hn->bhqk", torch.nn.functional.one_hot(buckets, 16).float(), bias.weight)
+    expected = torch.einsum("bqkn,hn->bhqk", functional.one_hot(buckets, 16).float(), bias.weight)
     assert torch.equal(found, expected)
     upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
     (own,), (product,) = (torch.autograd.grad(value, [bias.weight], upstream) for value in (found, expected))
@@ -232,8 +314,6 @@ def test_short_rows_among_long_ones_are_attended_as_alone(relative_bias: bool, m
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cross_entropy_is_torchs(dtype: torch.dtype) -> None:
-    from unicloze.model.heads import cross_entropy
-
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(70, 90, generator=generator).mul(4).to(dtype).requires_grad_()
     labels = torch.randint(0, 90, (70,), generator=generator)

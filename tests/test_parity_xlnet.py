@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from interop_toys import with_our_weights
 from toys import PSEUDO, random_windows, vocabulary
 from unicloze.example import Batch, Memory, collate
+from unicloze.interop.configurations import Architecture
+from unicloze.interop.families import FAMILIES
+from unicloze.interop.tables import Table
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
 from unicloze.model.transformer_xl import sinusoids
@@ -29,67 +33,21 @@ CONFIG = dict(
 )  # fmt: skip
 
 
-def peer_of(model: UnifiedModel, training: bool) -> nn.Module:
+def peer_of(model: UnifiedModel, training: bool) -> tuple[nn.Module, Table]:
     """Transformers' language model with our weights."""
     peer = transformers.XLNetLMHeadModel(transformers.XLNetConfig(**CONFIG)).train(training)
-    with torch.no_grad():
-        for own, other in pairs(model, peer):
-            other.copy_(own)
-    return peer
+    return peer, with_our_weights(FAMILIES["xlnet"], model, peer, query=PSEUDO)
 
 
-def pairs(model: UnifiedModel, peer: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Views of our parameters in the peer's shapes, with the peer's; gradients are views too."""
-    return [(view(own), other) for own, view, other in table(model, peer)]
-
-
-def same_gradients(model: UnifiedModel, peer: nn.Module) -> None:
-    for own, view, other in table(model, peer):
-        assert own.grad is not None and other.grad is not None
-        expected = other.grad
-        if other is peer.transformer.word_embedding.weight:  # type: ignore[union-attr]
-            expected = expected.clone()
-            expected[PSEUDO] += peer.transformer.mask_emb.grad[0, 0]  # type: ignore[index,union-attr]
-        elif other is peer.transformer.mask_emb:  # type: ignore[union-attr]
-            continue
-        torch.testing.assert_close(view(own.grad), expected, atol=1e-5, rtol=1e-4)
-
-
-def table(model: UnifiedModel, peer: Any) -> list[tuple[Tensor, Any, Tensor]]:
-    tokens = model.backbone.embeddings.tokens.weight
-    found: list[tuple[Tensor, Any, Tensor]] = [
-        (tokens, lambda w: w, peer.transformer.word_embedding.weight),
-        (tokens, lambda w: w[PSEUDO].view(1, 1, -1), peer.transformer.mask_emb),
-        (model.token_head.bias, lambda w: w, peer.lm_loss.bias),
-    ]
-
-    def heads(matrix: Tensor) -> Tensor:
-        """[out, in] as XLNet's [in, heads, head size]."""
-        return matrix.T.reshape(HIDDEN, HEADS, -1)
-
-    for own, other in zip(model.backbone.layers, peer.transformer.layer, strict=True):
-        attention, theirs = own.attention, other.rel_attn
-        for part, matrix in enumerate((theirs.q, theirs.k, theirs.v)):
-            found.append((attention.qkv.weight, lambda w, part=part: heads(w.chunk(3)[part]), matrix))
-        found += [
-            (attention.output.weight, lambda w: w.reshape(HIDDEN, HEADS, -1), theirs.o),
-            (attention.terms.projection.weight, heads, theirs.r),
-            (attention.terms.content, lambda w: w.view(HEADS, -1), theirs.r_w_bias),
-            (attention.terms.position, lambda w: w.view(HEADS, -1), theirs.r_r_bias),
-        ]
-        if hasattr(attention.terms, "segment"):
-            found += [
-                (attention.terms.segment, lambda w: w.view(HEADS, -1), theirs.r_s_bias),
-                (attention.terms.segments, lambda w: w, theirs.seg_embed),
-            ]
-        for ours, its in (
-            (own.attention_norm, theirs.layer_norm),
-            (own.feed_forward.inner, other.ff.layer_1),
-            (own.feed_forward.output, other.ff.layer_2),
-            (own.feed_forward_norm, other.ff.layer_norm),
-        ):
-            found += [(ours.weight, lambda w: w, its.weight), (ours.bias, lambda w: w, its.bias)]
-    return found
+def same_gradients(table: Table, model: UnifiedModel, peer: Any) -> None:
+    """The query vector is the pseudo mask's row of our token table."""
+    own = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    expected = {name: p.grad.clone() for name, p in peer.named_parameters()}
+    query = expected.pop("transformer.mask_emb")
+    expected["transformer.word_embedding.weight"][PSEUDO] += query[0, 0]
+    found = table.to_theirs(own)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def mean_loss(model: UnifiedModel, batch: Batch, dropout: DropoutKey | None = None) -> Tensor:
@@ -97,49 +55,12 @@ def mean_loss(model: UnifiedModel, batch: Batch, dropout: DropoutKey | None = No
     return loss.total / loss.weight
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_xlnet(training: bool) -> None:
-    model = xl_model().train(training)
-    peer = peer_of(model, training)
-    windows = random_windows(6, WINDOW, short=True, seed=2)
-    examples = make_examples(windows, vocabulary(), OBJECTIVE)
-    batch = collate(examples, fixed_shape=True)
-    expected = peer(**two_streams(windows, examples), output_hidden_states=True)
-    key = DropoutKey(0) if training else None
-    own = model.backbone(batch, dropout=key)
-    content = torch.from_numpy(examples.text_slots()).long()
-    real = content >= 0
-    row, j = (batch.targets["par"].weights > 0).nonzero(as_tuple=True)
-    for number, state in enumerate(own):
-        in_order = state.gather(1, content.clamp(min=0)[:, :, None].expand(-1, -1, HIDDEN))
-        theirs, queries = expected.hidden_states[2 * number], expected.hidden_states[2 * number + 1]
-        torch.testing.assert_close(in_order[real], theirs[real], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(
-            state[row, batch.targets["par"].slots[row, j]], queries[row, j], atol=1e-5, rtol=1e-5
-        )
-
-    loss = mean_loss(model, batch, key)
-    labels = torch.where(batch.targets["par"].weights > 0, batch.targets["par"].labels, -100)
-    answer = peer(**two_streams(windows, examples), labels=labels)
-    torch.testing.assert_close(loss, answer.loss, atol=1e-5, rtol=1e-5)
-    loss.backward()
-    answer.loss.backward()
-    same_gradients(model, peer)
-
-
-def test_equal_number_of_weights() -> None:
-    """Without XLNet's query vector, which here is the pseudo mask's row of the token table."""
-    model = xl_model()
-    peer = peer_of(model, training=False)
-    assert sum(p.numel() for p in peer.parameters()) == model.num_parameters() + HIDDEN
-
-
 @pytest.mark.parametrize("memory", [WINDOW - 5, WINDOW + 7])
 @pytest.mark.parametrize("training", [False, True])
 def test_memory_is_xlnets(training: bool, memory: int) -> None:
     """Three windows of running text, shorter and longer than the memory."""
     model = xl_model().train(training)
-    peer = peer_of(model, training)
+    peer, table = peer_of(model, training)
     peer.transformer.mem_len = memory
     mems = None
     recalled = Memory(
@@ -163,7 +84,7 @@ def test_memory_is_xlnets(training: bool, memory: int) -> None:
         peer.zero_grad()
         loss.backward()
         answer.loss.backward()
-        same_gradients(model, peer)
+        same_gradients(table, model, peer)
         mems = answer.mems
         filled = min(memory, (seed + 1) * WINDOW)
         assert recalled.lengths.tolist() == [filled] * 4
@@ -174,7 +95,9 @@ def test_memory_is_xlnets(training: bool, memory: int) -> None:
 
 def test_without_segments_they_are_not_seen() -> None:
     model = xl_model(num_segments=0)
-    peer = peer_of(model, training=False)
+    peer = transformers.XLNetLMHeadModel(transformers.XLNetConfig(**CONFIG)).eval()
+    table = FAMILIES["xlnet"].table(Architecture(settings=model.settings, query=PSEUDO), model.state_dict())
+    peer.load_state_dict({**peer.state_dict(), **table.to_theirs(model.state_dict())})
     windows = random_windows(4, WINDOW)
     examples = make_examples(windows, vocabulary(), OBJECTIVE)
     inputs = two_streams(windows, examples)

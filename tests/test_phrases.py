@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from corpora import write_corpus
-from toys import EOS, PAD, SOS, random_windows, vocabulary
+from toys import EOS, PAD, SOS, random_windows, token_source, vocabulary
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import draw_steps
@@ -27,7 +27,7 @@ from unicloze.text import phrases
 from unicloze.text.phrases import PhraseTable, find_phrases, given_phrases, npmi
 from unicloze.text.prepare import prepare_data
 from unicloze.text.sampler import WindowSampler
-from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
+from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 
 Flags = npt.NDArray[np.bool_]
@@ -125,11 +125,7 @@ def test_windows_carry_their_phrases() -> None:
 
 
 def shard_of(folder: Path, documents: list[list[int]], vocab_size: int = 1000) -> TokenSource:
-    path = folder / "text.ds"
-    with ShardWriter(path, vocab_size=vocab_size, tokenizer_name="toy") as writer:
-        for document in documents:
-            writer.write(np.array(document), len(document))
-    return TokenSource(name="text", shards=(TokenShard.open(path),))
+    return token_source(folder, documents, name="text", vocab_size=vocab_size)
 
 
 def source_of(folder: Path, texts: list[str]) -> tuple[TokenSource, Tokenizer]:
@@ -203,7 +199,7 @@ def test_long_documents_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(phrases, "TOKENS_AT_ONCE", 1000)
     source, tokenizer = source_of(tmp_path, [" ".join(planted(100)), "a b", *planted(20)])
     read = [ids for ids, _, _ in phrases._Text([source], tokenizer, 10**9)]
-    assert np.array_equal(np.concatenate(read), source.shards[0].tokens)
+    assert np.array_equal(np.concatenate(read), source.shards[0].tokens.values)
     assert max(map(len, read)) <= 2000
     assert "new york" in {tokenizer.decode(phrase) for phrase in find_phrases([source], tokenizer).phrases}
 
@@ -220,7 +216,7 @@ def test_saved_phrases_are_opened_as_they_were(tmp_path: Path) -> None:
     assert "as soon as" in (tmp_path / "phrases" / "phrases.txt").read_text().splitlines()
     with pytest.raises(UniclozeError, match=r"is from .*abc.* but the run needs .*xyz.*: remove"):
         PhraseTable.load(tmp_path / "phrases", tokenizer.vocabulary, origin | {"fingerprint": "xyz"})
-    (tmp_path / "phrases" / "phrases.npy").write_bytes(b"no array")
+    (tmp_path / "phrases" / "phrases.json").write_bytes(b"no table")
     with pytest.raises(UniclozeError, match="is damaged"):
         PhraseTable.load(tmp_path / "phrases", tokenizer.vocabulary, origin)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -15,7 +16,6 @@ import pytest
 import unicloze
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.recipes import load_recipe
-from unicloze.report import svg
 from unicloze.report.example_view import ExampleView, example_of, view_of
 from unicloze.report.picture import draw_mask, save_picture
 from unicloze.report.svg import COLOURS, MONO_WIDTH, SANS_WIDTH, Drawing, Label
@@ -147,10 +147,21 @@ def test_svg_is_well_formed_and_has_a_dark_theme(tmp_path: Path) -> None:
 
 
 def test_tokens_cannot_break_the_svg(tmp_path: Path) -> None:
-    drawing = Drawing(width=10, height=10, title='"<&', labels=[Label(x=0, y=0, text="</text><script>\x00\x1b&amp;")])
+    label = Label(x=0, y=1 / 3, text="</text><script>\x00\x1b&amp;", upwards=True)
+    drawing = Drawing(width=10, height=10, title='"<&', labels=[label])
     root = ElementTree.fromstring(drawing.to_svg())
     assert [text.text for text in root.iter(f"{SVG}text")] == ["</text><script>  &amp;"]
     assert root.get("aria-label") == '"<&'
+    (text,) = root.iter(f"{SVG}text")
+    assert (text.get("x"), text.get("y"), text.get("transform")) == ("0", "0.33", "rotate(-90 0 0.33)")
+
+
+def test_a_notebook_gets_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("PIL")
+    drawing = Drawing(width=10, height=10, title="nothing")
+    assert drawing._repr_mimebundle_() == {"image/png": drawing.to_png()}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert drawing._repr_mimebundle_() == {"image/svg+xml": drawing.to_svg()}
 
 
 def test_png_shows_the_same_colours(tmp_path: Path) -> None:
@@ -193,15 +204,3 @@ def test_one_module_writes_svg() -> None:
     elements = re.compile(r"<(svg|path|rect|circle|text|g|line) |</(svg|path|rect|circle|text|g|line)>")
     files = (file for file in Path(unicloze.__file__).parent.rglob("*.py"))
     assert [file.name for file in files if elements.search(file.read_text(encoding="utf-8"))] == []
-
-
-def test_svg_text_is_escaped_and_its_numbers_are_short() -> None:
-    told = svg.element("title", svg.escape("a < \x00b"))
-    assert svg.element("rect", told, class_='"', x=1.0, y=0.123, rx=None, fill_opacity=0.5) == (
-        '<rect class="&quot;" x="1" y="0.12" fill-opacity="0.5"><title>a &lt;  b</title></rect>'
-    )
-    assert svg.line([(0, 1.5), (2.004, -3)], "axis") == '<path class="axis" d="M0 1.5L2 -3"/>'
-    turned = svg.text("up & down", 3, 4, "tick", anchor="end", turned=-90)
-    assert turned == (
-        '<text class="tick" x="3" y="4" dy=".35em" text-anchor="end" transform="rotate(-90 3 4)">up &amp; down</text>'
-    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,8 @@ def test_a_plan_starts_nothing_and_names_what_fits(tmp_path: Path, monkeypatch: 
     assert set(whole.memory) == {"weights", "gradients", "moments", "activations", "buffers"}
     assert whole.to_dict()["memory"]["total"] == whole.total == sum(whole.memory.values())
     assert "parameters" in str(whole) and "memory" in str(whole) and "does not fit" not in str(whole)
+    unknown = dataclasses.replace(whole, available=math.inf)
+    assert json.dumps(unknown.to_dict(), allow_nan=False) and unknown.to_dict()["available"] is None
     monkeypatch.setattr(plan, "memory_of", lambda _: int(0.8 * whole.total))
     tight = verbs.pretrain("unilmv2-base", out=tmp_path / "run", overrides=overrides, plan=True)
     assert isinstance(tight, Plan) and tight.exit_code == 1

@@ -214,7 +214,7 @@ def test_a_recipe_or_a_checkpoint_runs_nothing(
             "CombSettings has the name 'comb', but it is registered as 'brush'",
         ),
         (
-            COMB.replace("every: int = 4", "max_span: str = ''"),
+            COMB.replace("every: int = setting(4, POSITIVE)", "max_span: str = ''"),
             "objective.max_span has another type in other objectives",
         ),
     ],
@@ -224,19 +224,6 @@ def test_what_cannot_be_added_is_refused(source: str, message: str, place: Path)
     with pytest.raises(UsageError, match=re.escape(f"--plugin {place / 'wrong.py'}: {message}")):
         unicloze.register(place / "wrong.py")
     assert list(OBJECTIVES._added) == []
-
-
-def test_a_plugin_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, message in (
-        (["--plugin", "gone.py"], "--plugin gone.py: there is no such file."),
-        (
-            ["--plugin", "no_such_module"],
-            "--plugin no_such_module: there is no such module; to load a file, include .py in its name.",
-        ),
-        (["--plugin"], "option --plugin: it needs a value, a Python file or a module name."),
-    ):
-        assert main(["doctor", *words]) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_a_task_brings_its_own_setting(place: Path) -> None:

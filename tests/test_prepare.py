@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from decoding_toys import sentencepiece
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import documents, pipeline, portions, prepare, python_docs
+from unicloze.text import documents, pipeline, prepare, python_docs
 from unicloze.text.documents import Document, read_documents
 from unicloze.text.lineage import is_corpus
 from unicloze.text.prepare import Prepared, open_or_prepare, prepare_data
@@ -41,36 +42,42 @@ def write_documents(folder: Path) -> Path:
     folder.mkdir()
     repeats = [sentence(3).upper(), f"  {sentence(4)}\n", sentence(5).replace(" ", "  ")]
     texts = [sentence(i) for i in range(197)] + repeats
-    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:100]))
-    (folder / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[100:]))
+    write_texts(folder / "a.jsonl", texts[:100])
+    write_texts(folder / "b.jsonl", [*texts[100:], ""])
     return folder
 
 
-def run(corpus: Path | str, out: Path, tokenizer: TokenizerSettings = TOKENIZER, **options: Any) -> Prepared:
-    options = {"heldout_share": 0.1, **options}
-    return prepare_data(DataSettings(corpus=[str(corpus)], **options), tokenizer, out, progress=False)
+def run(
+    corpus: Path | str, out: Path, tokenizer: TokenizerSettings = TOKENIZER, jobs: int = 1, **options: Any
+) -> Prepared:
+    data = DataSettings(corpus=[str(corpus)], **{"heldout_share": 0.1, **options})
+    return prepare_data(data, tokenizer, out, progress=False, jobs=jobs)
+
+
+def write_texts(path: Path, texts: Iterable[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
 
 
 def test_names_of_special_tokens_in_texts_stay_text(tmp_path: Path) -> None:
     own = sentencepiece()
     own.save(tmp_path)
     texts = [f"the cat </s> {i} <mask> of<pad> a list" for i in range(40)]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_texts(tmp_path / "texts.jsonl", texts)
     prepared = run(tmp_path / "texts.jsonl", tmp_path / "out", TokenizerSettings(path=str(tmp_path / "tokenizer.json")))
     special = own.vocabulary.special.tolist()
     for source in (*prepared.train, *prepared.heldout):
         for shard in source.shards:
-            for start, end in zip(shard.starts, shard.ends, strict=True):
-                assert not np.isin(shard.tokens[start:end], special).any()
+            assert not any(np.isin(tokens, special).any() for tokens in shard.documents())
     assert sorted(texts_of(prepared, prepared.train) + texts_of(prepared, prepared.heldout)) == sorted(texts)
 
 
 def texts_of(prepared: Prepared, sources: tuple[TokenSource, ...]) -> list[str]:
     return [
-        prepared.tokenizer.decode(shard.tokens[start:end])
+        prepared.tokenizer.decode(tokens)
         for source in sources
         for shard in source.shards
-        for start, end in zip(shard.starts, shard.ends, strict=True)
+        for tokens in shard.documents()
     ]
 
 
@@ -85,6 +92,10 @@ def test_what_is_prepared(corpus: Path, tmp_path: Path) -> None:
     assert (entry["documents"], entry["duplicates"]) == (200, 3)
     assert len(train) == entry["train"]["documents"] and len(heldout) == entry["heldout"]["documents"]
     assert len(train) + len(heldout) == 197 == len({*train, *heldout})
+    with_copies = run(corpus, tmp_path / "copies", deduplicate=False)
+    copies, copies_heldout = (texts_of(with_copies, part) for part in (with_copies.train, with_copies.heldout))
+    assert len(copies) + len(copies_heldout) == 200 and not {*copies} & {*copies_heldout}
+    assert run(corpus, tmp_path / "all", heldout_share=0.0).heldout == ()
     assert 5 <= len(heldout) <= 40
     originals = [prepared.tokenizer.decode(prepared.tokenizer.encode(sentence(i))) for i in range(197)]
     assert sorted(train + heldout) == sorted(originals)
@@ -93,19 +104,16 @@ def test_what_is_prepared(corpus: Path, tmp_path: Path) -> None:
     assert [file["path"] for file in entry["files"]] == [str(corpus / "a.jsonl"), str(corpus / "b.jsonl")]
     assert prepared.train[0].shards[0].files[1][0] == str(corpus / "b.jsonl")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_twice_is_the_same(corpus: Path, tmp_path: Path) -> None:
-    run(corpus, tmp_path / "one")
-    run(corpus, tmp_path / "two")
-    assert content(tmp_path / "one") == content(tmp_path / "two")
-
-
-def test_equal_texts_land_on_the_same_side(corpus: Path, tmp_path: Path) -> None:
-    prepared = run(corpus, tmp_path / "out", deduplicate=False)
-    train, heldout = texts_of(prepared, prepared.train), texts_of(prepared, prepared.heldout)
-    assert len(train) + len(heldout) == 200
-    assert not {*train} & {*heldout}
+    assert sorted(path.name for path in (tmp_path / "out" / "train").iterdir()) == [
+        "corpus.ds", "corpus.ds.bytes", "corpus.ds.index", "corpus.ds.json", "corpus.ds.lines", "corpus.ds.metadata",
+    ]  # fmt: skip
+    text = (tmp_path / "out" / "lineage.json").read_text(encoding="utf-8")
+    assert text == json.dumps(lineage := json.loads(text), indent=1) + "\n"
+    assert list(lineage) == ["schema", "fingerprint", "settings", "tokenizer", "sources", "digests", "seal"]
+    tokenizer = prepared.tokenizer
+    assert lineage["tokenizer"] == {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocabulary.size}
+    assert " ".join(entry) == "name corpus files documents empty replaced nul duplicates train heldout"
+    assert (entry["name"], entry["empty"], entry["replaced"], entry["nul"]) == ("corpus", 1, 0, 0)
 
 
 def test_the_tokenizer_is_trained_on_train_documents_only(tmp_path: Path) -> None:
@@ -135,16 +143,13 @@ def test_a_tokenizer_is_trained_on_an_even_part_of_a_large_corpus(
     assert seen == [sentence(i) for i in range(3, 197, 4)]
 
 
-def test_an_unchanged_corpus_is_opened_without_reading_it(
+def test_a_corpus_is_read_again_only_if_it_was_touched_or_moved(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = run(corpus, tmp_path / "out")
     monkeypatch.setattr(prepare.lineage, "file_hash", lambda file: pytest.fail("read again"))
     assert run(corpus, tmp_path / "out").fingerprint == first.fingerprint
-
-
-def test_a_touched_or_moved_corpus_is_still_the_same(corpus: Path, tmp_path: Path) -> None:
-    first = run(corpus, tmp_path / "out")
+    monkeypatch.undo()
     os.utime(corpus / "a.jsonl", ns=(1, 1))
     assert run(corpus, tmp_path / "out").fingerprint == first.fingerprint
     corpus.rename(tmp_path / "moved")
@@ -182,26 +187,22 @@ def test_new_and_missing_files_are_named(corpus: Path, tmp_path: Path) -> None:
         (TokenizerSettings(vocab_size=201), {}, r"tokenizer\.vocab_size is 201 instead of 200"),
         (TOKENIZER, {"heldout_share": 0.2}, r"data\.heldout_share is 0\.2 instead of 0\.1"),
         (TOKENIZER, {"deduplicate": False}, r"data\.deduplicate is False instead of True"),
+        (TOKENIZER, {}, "code is 99 instead of"),
     ],
 )
 def test_changed_settings_are_refused(
-    corpus: Path, tmp_path: Path, tokenizer: TokenizerSettings, options: dict[str, Any], change: str
+    corpus: Path,
+    tmp_path: Path,
+    tokenizer: TokenizerSettings,
+    options: dict[str, Any],
+    change: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run(corpus, tmp_path / "out")
+    assert run(corpus, tmp_path / "out", window=64, segments=1, weights=[3.0]).train, "those of windows do not matter"
+    monkeypatch.setattr(prepare.lineage, "CODE", 99 if "code" in change else prepare.lineage.CODE)
     with pytest.raises(UniclozeError, match=change):
         run(corpus, tmp_path / "out", tokenizer, **options)
-
-
-def test_another_code_version_is_refused(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(corpus, tmp_path / "out")
-    monkeypatch.setattr(prepare.lineage, "CODE", 99)
-    with pytest.raises(UniclozeError, match="code is 99 instead of"):
-        run(corpus, tmp_path / "out")
-
-
-def test_settings_of_the_windows_do_not_matter(corpus: Path, tmp_path: Path) -> None:
-    run(corpus, tmp_path / "out")
-    assert run(corpus, tmp_path / "out", window=64, segments=1, weights=[3.0]).train
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
@@ -258,28 +259,6 @@ def test_prepared_needs_no_corpus(corpus: Path, tmp_path: Path) -> None:
         open_or_prepare(data, TokenizerSettings(path=str(tmp_path / "tokenizer.json")), tmp_path / "other")
 
 
-def test_one_document_is_cut(tmp_path: Path) -> None:
-    text = " ".join(sentence(i) for i in range(300))
-    (tmp_path / "a.txt").write_text(text)
-    prepared = run(tmp_path / "a.txt", tmp_path / "out")
-    (train,), (heldout,) = texts_of(prepared, prepared.train), texts_of(prepared, prepared.heldout)
-    assert f"{train} {heldout}" == prepared.tokenizer.decode(prepared.tokenizer.encode(text))
-    assert len(heldout) / len(train) == pytest.approx(0.1 / 0.9, rel=0.05)
-
-
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_a_few_documents_give_one_held_out(tmp_path: Path, count: int) -> None:
-    (tmp_path / "a.txt").write_text("\n\n".join(sentence(i) for i in range(count)))
-    prepared = run(tmp_path / "a.txt", tmp_path / "out", heldout_share=0.0001)
-    assert len(texts_of(prepared, prepared.heldout)) == 1
-    assert len(texts_of(prepared, prepared.train)) == count - 1
-
-
-def test_nothing_is_held_out_on_request(corpus: Path, tmp_path: Path) -> None:
-    prepared = run(corpus, tmp_path / "out", heldout_share=0.0)
-    assert prepared.heldout == ()
-
-
 def test_several_sources(corpus: Path, tmp_path: Path) -> None:
     data = DataSettings(corpus=[str(corpus / "a.jsonl"), str(corpus / "b.jsonl"), str(corpus / "a.jsonl")])
     with pytest.warns(UserWarning, match=r"a\.jsonl has no training text: earlier sources hold the same documents"):
@@ -297,6 +276,10 @@ def test_several_sources(corpus: Path, tmp_path: Path) -> None:
         (["Wiki.txt", "wiki.txt", "WIKI.jsonl"], ["Wiki", "wiki-1", "WIKI-2"]),
         (["cafe.txt", "cafe\u0301.txt", "\u212b.txt", "\u00c5.txt"], ["cafe", "cafe-1", "\u212b", "\u00c5-3"]),
         (["a.1", "a-1", "A-1", "a.2"], ["a", "a-1", "A-1-2", "a-3"]),
+        (
+            ["a/B.c.txt", "x/b.txt", "-é_1-.json", "...", "b", "~", "b-2.txt"],
+            ["B", "b-1", "é_1", "text", "b-4", "text-5", "b-2"],
+        ),
     ],
 )
 def test_every_source_has_a_name_of_its_own(corpus: list[str], names: list[str]) -> None:
@@ -314,22 +297,6 @@ def test_no_source_overwrites_another(tmp_path: Path) -> None:
     for number, source in enumerate(prepared.train):
         expected = [prepared.tokenizer.decode(prepared.tokenizer.encode(sentence(10 * number + i))) for i in range(5)]
         assert texts_of(prepared, (source,)) == expected
-
-
-def test_a_folder_in_which_one_source_overwrote_another_is_refused(corpus: Path, tmp_path: Path) -> None:
-    data = DataSettings(corpus=[str(corpus / "a.jsonl"), str(corpus / "b.jsonl")])
-    out = prepare_data(data, TOKENIZER, tmp_path / "out", progress=False).folder
-    for file in (out / "train").glob("b.ds*"):
-        file.replace(file.with_name(file.name.replace("b.ds", "a.ds")))
-    lineage = json.loads((out / "lineage.json").read_text())
-    lineage["sources"][1]["name"] = "a"
-    del lineage["digests"], lineage["seal"]  # older versions wrote neither
-    (out / "lineage.json").write_text(json.dumps(lineage))
-    with (
-        pytest.raises(UniclozeError, match=r"train/a has .* documents .* lineage\.json records .*: remove the folder"),
-        pytest.warns(UserWarning, match="without digests"),
-    ):
-        Prepared.load(out)
 
 
 def test_a_file_that_is_read_in_another_way_is_another_corpus(tmp_path: Path) -> None:
@@ -351,15 +318,14 @@ def test_long_documents_are_tokenised_in_pieces_but_are_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     monkeypatch.setattr(documents, "PIECE", 100)
-    monkeypatch.setattr(portions, "_BATCH", 300)
+    monkeypatch.setattr(pipeline, "_BATCH", 300)
     texts = ["\n".join(sentence(i + 100 * j) + " \n " for i in range(20)) for j in range(4)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_texts(tmp_path / "a.jsonl", texts)
     tokenizer = TokenizerSettings(kind=kind, vocab_size=300)
     prepared = run(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, heldout_share=0)
     (shard,) = prepared.train[0].shards
-    assert len(shard.ends) == 4
-    for text, start, end in zip(texts, shard.starts, shard.ends, strict=True):
-        assert shard.tokens[start:end].tolist() == prepared.tokenizer.encode_batch([text])[0].tolist()
+    expected = prepared.tokenizer.encode_batch(texts)
+    assert [tokens.tolist() for tokens in shard.documents()] == [ids.tolist() for ids in expected]
 
 
 def test_pieces_put_together_are_the_text() -> None:
@@ -376,15 +342,6 @@ def test_repaired_text_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.count("20 invalid UTF-8 sequences") == 1
     entry = Prepared.load(tmp_path / "out").lineage["sources"][0]
     assert (entry["replaced"], entry["nul"]) == (20, 20)
-
-
-def test_files_that_are_left_out_are_reported_once_and_recorded(corpus: Path, tmp_path: Path) -> None:
-    for name in ("a.md", "b.md", "c.html"):
-        (corpus / name).write_text("text", encoding="utf-8")
-    with pytest.warns(UserWarning, match=r"corpus: 3 files of other kinds are ignored: 2 \.md, 1 \.html$"):
-        prepared = run(corpus, tmp_path / "out")
-    assert prepared.lineage["sources"][0]["left_out"] == {".md": 2, ".html": 1}
-    assert run(corpus, tmp_path / "out").fingerprint == prepared.fingerprint
 
 
 def test_empty_corpora_and_bad_settings(tmp_path: Path) -> None:
@@ -417,7 +374,7 @@ def test_datatroves_folder_is_read_where_it_lies(tmp_path: Path) -> None:
     assert train.num_documents + heldout.num_documents == 60 and heldout.num_documents >= 2
     assert train.num_tokens + heldout.num_tokens == 600
     assert train.shards[0].path.parent == folder
-    assert not {*train.shards[0].numbers} & {*heldout.shards[0].numbers}
+    assert {*train.shards[0].chosen.values} | {*heldout.shards[0].chosen.values} == {*range(30)}
     assert run(folder, tmp_path / "out", TokenizerSettings(path=str(folder))).fingerprint == prepared.fingerprint
     (folder / "00000_shuffled.ds").write_bytes(np.full(300, 5000, dtype="<u2").tobytes())
     with pytest.raises(UniclozeError, match=r"00000_shuffled\.ds has changed"):
@@ -439,7 +396,62 @@ def test_python_docs_are_kept_and_checked_by_version(tmp_path: Path, monkeypatch
         run("python-docs", tmp_path / "out")
 
 
-def test_a_word_without_end_trains_a_tokenizer_all_the_same() -> None:
+@pytest.mark.parametrize("show", [True, False])
+def test_the_bars_of_a_preparation(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: bool) -> None:
+    made: list[tuple[Any, ...]] = []
+    original, counted = pipeline.Progress, {}
+
+    class Bar(original):  # type: ignore[misc, valid-type]
+        def __init__(self, what: str, total: int | None, unit: str, **named: Any) -> None:
+            made.append((what, total, unit, named))
+            super().__init__(what, total, unit, show=False)
+
+        def update(self, count: int = 1) -> None:
+            counted[self.what] = counted.get(self.what, 0) + count
+
+    monkeypatch.setattr(pipeline, "Progress", Bar)
+    data = DataSettings(corpus=[str(corpus)], deduplicate=False)
+    prepare_data(data, TOKENIZER, tmp_path / "out", progress=show)
+    texts = [text for name in ("a", "b") for text in (corpus / f"{name}.jsonl").read_text().splitlines()]
+    size = sum(len(json.loads(text)["text"]) for text in texts)
+    training = "training the tokenizer", size  # in two passes
+    labels = ("reading", None), training, training, ("tokenising", size)
+    assert made == [(what, total, "bytes", {"show": show}) for what, total in labels]
+    assert counted == {"reading": size, "training the tokenizer": 2 * size, "tokenising": size}
+
+
+@pytest.mark.parametrize(
+    "names, said",
+    [
+        (["a.bin"], "1 file of another kind is ignored: 1 .bin"),
+        (["a.bin", "b.bin", "c.pdf"], "3 files of other kinds are ignored: 2 .bin, 1 .pdf"),
+    ],
+)
+def test_ignored_files_are_counted(corpus: Path, tmp_path: Path, names: list[str], said: str) -> None:
+    for name in names:
+        (corpus / name).write_text("x")
+    with pytest.warns(UserWarning) as found:
+        prepared = run(corpus, tmp_path / "out")
+    assert [str(warning.message) for warning in found] == [f"{corpus}: {said}"]
+    assert sum(prepared.lineage["sources"][0]["left_out"].values()) == len(names)
+    assert run(corpus, tmp_path / "out").fingerprint == prepared.fingerprint
+
+
+def test_batches_are_cut_at_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (pipeline._BATCH, pipeline._TRAINING_BYTES, pipeline._PART) == (2097152, 1073741824, 65536)
+    monkeypatch.setattr(pipeline, "_BATCH", 10)
+
+    def document(text: str) -> Document:
+        return Document(path="a", line=1, text=text)
+
+    texts = ["12345", "1234", "1", "1234567890", "12"]
+    found = list(pipeline.batches((document(text), text == "1") for text in texts))
+    assert [[piece.text for piece in batch] for batch in found] == [["12345", "1234", "1"], ["1234567890"], ["12"]]
+    assert [piece.is_heldout for piece in found[0]] == [False, False, True]
+    assert all(piece.is_last for batch in found for piece in batch)
+    assert list(pipeline.batches([])) == []
+    assert pipeline._LONG_WORD.sub(r"\1 ", "x" * 600 + " y") == f"{'x' * 256} {'x' * 256} {'x' * 88} y"
+    assert pipeline._LONG_WORD.sub(r"\1 ", "x" * 256 + " y") == "x" * 256 + " y"
     pieces = [pipeline._LONG_WORD.sub(r"\1 ", piece) for piece in documents.pieces_of("ACGT" * 50_000)]
     assert "".join(pieces).replace(" ", "") == "ACGT" * 50_000
     assert max(len(word) for piece in pieces for word in piece.split()) == 256

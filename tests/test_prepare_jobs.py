@@ -1,25 +1,27 @@
-"""Preparation in portions: by several processes, killed and restarted, always with the same bytes."""
+"""Preparation by several processes, killed and restarted, always with the same bytes; and what must not be prepared."""
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from test_prepare import content, run, sentence, texts_of
-from unicloze.errors import UniclozeError
-from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import portions, split, workers
-from unicloze.text.portions import Job
-from unicloze.text.prepare import Prepared, prepare_data
+from test_prepare import content, run, sentence, texts_of, write_documents
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.settings import TokenizerSettings
+from unicloze.text import pipeline, split
+from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.split import first_copies, text_hash
+from unicloze.text.tokenizers import Tokenizer
 
 FILES = 6
 
@@ -37,23 +39,18 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "PORTION", 1)
-
-
-def prepare(corpus: Path, out: Path, jobs: int = 1, **options: Any) -> Prepared:
-    data = DataSettings(corpus=[str(corpus)], heldout_share=0.1, **options)
-    return prepare_data(data, TokenizerSettings(vocab_size=200), out, progress=False, jobs=jobs)
+    monkeypatch.setattr(pipeline, "PORTION", 1)
 
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("small_portions")
 def test_the_number_of_processes_changes_no_byte(corpus: Path, tmp_path: Path) -> None:
-    prepared = prepare(corpus, tmp_path / "1")
+    prepared = run(corpus, tmp_path / "1")
     (entry,) = prepared.lineage["sources"]
     assert entry["portions"] == FILES == len(prepared.train[0].shards)
     assert (entry["documents"], entry["duplicates"]) == (180, FILES - 1)
     for jobs in (2, 3):
-        prepare(corpus, tmp_path / f"{jobs}", jobs)
+        run(corpus, tmp_path / f"{jobs}", jobs=jobs)
         assert content(tmp_path / f"{jobs}") == content(tmp_path / "1")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3", "corpus"]
 
@@ -62,9 +59,9 @@ def test_the_number_of_processes_changes_no_byte(corpus: Path, tmp_path: Path) -
 def test_portions_hold_the_documents_and_windows_of_a_whole(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = prepare(corpus, tmp_path / "whole")
-    monkeypatch.setattr(portions, "PORTION", 1)
-    parted = prepare(corpus, tmp_path / "parted")
+    whole = run(corpus, tmp_path / "whole")
+    monkeypatch.setattr(pipeline, "PORTION", 1)
+    parted = run(corpus, tmp_path / "parted")
     assert len(whole.train[0].shards) == 1 and len(parted.train[0].shards) == FILES
     assert whole.fingerprint == parted.fingerprint and whole.tokenizer.fingerprint == parted.tokenizer.fingerprint
     for one, other in ((whole.train, parted.train), (whole.heldout, parted.heldout)):
@@ -83,9 +80,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import portions, prepare
+from unicloze.text import pipeline, prepare
 
-portions.PORTION = 1
+pipeline.PORTION = 1
 count = 0
 
 def killing(do):
@@ -98,7 +95,7 @@ def killing(do):
         return result
     return counted
 
-portions._survey, portions._tokenise = killing(portions._survey), killing(portions._tokenise)
+pipeline._survey, pipeline._tokenise = killing(pipeline._survey), killing(pipeline._tokenise)
 data = DataSettings(corpus=[sys.argv[1]], heldout_share=0.1)
 prepare.prepare_data(data, TokenizerSettings(vocab_size=200), Path(sys.argv[2]), progress=False)
 """
@@ -113,13 +110,14 @@ def test_a_kill_loses_one_portion(
     out = tmp_path / "out"
     command = [sys.executable, "-c", KILLED, str(corpus), str(out), str(killed_in)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert not out.exists() and (tmp_path / ".out.partial").is_dir()
     done = list[str]()
     for name in ("_survey", "_tokenise"):
-        do = getattr(portions, name)
-        monkeypatch.setattr(portions, name, lambda job, *rest, do=do: (done.append(job.what), do(job, *rest))[1])
-    prepare(corpus, out)
+        do = getattr(pipeline, name)
+        monkeypatch.setattr(pipeline, name, lambda job, *rest, do=do: (done.append(job.what), do(job, *rest))[1])
+    run(corpus, out)
     assert len(done) == 2 * FILES - (killed_in - 1), "the killed job is the only one that is done twice"
-    prepare(corpus, tmp_path / "clean")
+    run(corpus, tmp_path / "clean")
     assert content(out) == content(tmp_path / "clean")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clean", "corpus", "out"]
 
@@ -132,8 +130,8 @@ def test_what_a_killed_preparation_read_before_a_file_changed_is_read_again(corp
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     with (corpus / "0.jsonl").open("a") as file:
         file.write(json.dumps({"text": sentence(1000)}) + "\n")
-    prepare(corpus, out)
-    prepare(corpus, tmp_path / "clean")
+    run(corpus, out)
+    run(corpus, tmp_path / "clean")
     assert content(out) == content(tmp_path / "clean")
 
 
@@ -142,19 +140,20 @@ def test_what_a_killed_preparation_read_before_a_file_changed_is_read_again(corp
 def test_a_killed_worker_is_named_and_its_portion_done_again(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give = workers._Worker.give
+    start, started = pipeline._start, list[int]()
 
-    def give_and_kill(self: workers._Worker, job: Job) -> None:
-        give(self, job)
-        if job.what == "tokenise":
-            self._process.kill()
+    def start_and_kill() -> subprocess.Popen[bytes]:
+        started.append((process := start()).pid)
+        if len(started) == FILES + 2:
+            process.kill()
+        return process
 
     with monkeypatch.context() as context:
-        context.setattr(workers._Worker, "give", give_and_kill)
+        context.setattr(pipeline, "_start", start_and_kill)
         with pytest.raises(UniclozeError, match=r"was killed by signal 9: run the same command again"):
-            prepare(corpus, tmp_path / "out", 2)
-    prepare(corpus, tmp_path / "out", 2)
-    prepare(corpus, tmp_path / "clean")
+            run(corpus, tmp_path / "out", jobs=2)
+    run(corpus, tmp_path / "out", jobs=2)
+    run(corpus, tmp_path / "clean")
     assert content(tmp_path / "out") == content(tmp_path / "clean")
 
 
@@ -164,16 +163,19 @@ def test_what_a_worker_cannot_read_is_said_in_the_same_words(corpus: Path, tmp_p
     said = []
     for jobs in (1, 2):
         with pytest.raises(UniclozeError) as error:
-            prepare(corpus, tmp_path / "out", jobs)
+            run(corpus, tmp_path / "out", jobs=jobs)
         said.append(str(error.value))
     assert said[0] == said[1] and "4.jsonl:2 is not JSON" in said[0]
 
 
-def test_a_worker_does_not_outlive_the_end_of_its_input() -> None:
-    worker = subprocess.Popen([sys.executable, "-m", "unicloze.text.workers"], stdin=subprocess.PIPE)
-    assert worker.stdin is not None
-    worker.stdin.close()
-    assert worker.wait(timeout=60) == 1
+@pytest.mark.parametrize("line", [b"", b'{"files": [], "hashed": []}\n'], ids=["without a job", "within a job"])
+def test_a_process_does_not_outlive_the_end_of_its_input(line: bytes) -> None:
+    endless = "pipeline.Job = lambda **_: SimpleNamespace(run=lambda _: time.sleep(600))"
+    imports = "import time; from types import SimpleNamespace; from unicloze.text import pipeline"
+    program = f"{imports}; {endless}; pipeline.main()"
+    worker = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    worker.communicate(line, timeout=60)
+    assert worker.returncode == 1
 
 
 @pytest.mark.parametrize("bucket", [10, 64, 10**6])
@@ -205,17 +207,6 @@ def test_a_copy_is_dropped_however_many_documents_lie_between(tmp_path: Path) ->
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     prepared = run(tmp_path / "a.jsonl", tmp_path / "out")
     assert prepared.lineage["sources"][0]["duplicates"] == 1
-
-
-def test_a_folder_of_the_version_before_is_still_opened(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from unicloze.text import lineage
-
-    with monkeypatch.context() as context:
-        context.setattr(lineage, "CODE", 4)
-        before = prepare(corpus, tmp_path / "out").fingerprint
-    assert prepare(corpus, tmp_path / "out").fingerprint == before
 
 
 WAITING = """
@@ -252,3 +243,123 @@ def test_a_second_process_waits_for_the_first(corpus: Path, tmp_path: Path) -> N
             assert first.stdout.readline() == "done\n"
             said, _ = second.communicate(timeout=60)
     assert said == "done\n", "it opened what the first prepared"
+
+
+# Files that change, are damaged or belong to something else
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return write_documents(tmp_path / "corpus")
+
+
+def test_a_foreign_folder_is_left_alone(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert run(small, tmp_path / "out").train, "an empty folder is fine"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(UniclozeError, match="mine has files that `prepare` did not write"):
+        run(small, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
+
+
+def test_a_full_disk(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(pipeline.ShardWriter, "write", full)
+        with pytest.raises(UniclozeError, match=r"The disk of .* is full: free some space"):
+            run(small, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus"]
+    assert run(small, tmp_path / "out").train
+
+
+def test_a_file_that_changes_while_it_is_read(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = Tokenizer.train
+
+    def grow(*arguments: Any) -> Tokenizer:
+        with (small / "a.jsonl").open("a") as file:
+            file.write('{"text": "more"}\n')
+        return train(*arguments)
+
+    monkeypatch.setattr(Tokenizer, "train", grow)
+    with pytest.raises(UniclozeError, match=r"a\.jsonl changed while it was being read"):
+        run(small, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_come_or_go_while_the_corpus_is_read(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Tokenizer.train
+
+    def remove(*arguments: Any) -> Tokenizer:
+        (small / "b.jsonl").unlink()
+        return train(*arguments)
+
+    monkeypatch.setattr(Tokenizer, "train", remove)
+    with pytest.raises(UniclozeError, match="corpus changed while it was being read"):
+        run(small, tmp_path / "out")
+
+
+@pytest.mark.parametrize("damage", ["lineage.json", "tokenizer.json", "train/corpus.ds", "train/corpus.ds.index"])
+def test_damage_is_named(small: Path, tmp_path: Path, damage: str) -> None:
+    run(small, tmp_path / "out")
+    path = tmp_path / "out" / damage
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UniclozeError, match=rf"{Path(damage).name}"):
+        Prepared.load(tmp_path / "out")
+
+
+def test_a_folder_that_is_not_prepared(tmp_path: Path) -> None:
+    with pytest.raises(UniclozeError, match=r"is not a prepared corpus \(no lineage\.json\)"):
+        Prepared.load(tmp_path)
+
+
+def test_tokens_of_another_tokenizer_are_refused(small: Path, tmp_path: Path) -> None:
+    first = run(small, tmp_path / "first")
+    other = run(small, tmp_path / "other", TokenizerSettings(kind="bpe", vocab_size=400))
+    names = f"{first.tokenizer.fingerprint[:16]}, not {other.tokenizer.fingerprint[:16]}"
+    with pytest.raises(
+        UniclozeError, match=rf"corpus\.ds holds tokens of tokenizer {names}: give --tokenizer\.path the"
+    ):
+        run(first.folder, tmp_path / "out", TokenizerSettings(path=str(other.folder)))
+    assert run(first.folder, tmp_path / "out", TokenizerSettings(path=str(first.folder))).train
+
+
+def test_texts_next_to_token_shards_are_not_left_out_silently(small: Path, tmp_path: Path) -> None:
+    prepared = run(small, small / "earlier" / "data")
+    tokenizer = TokenizerSettings(path=str(prepared.folder))
+    with pytest.raises(UsageError, match=r"holds tokens \(.*\.ds\) and texts \(.*\): use separate folders"):
+        run(small, tmp_path / "out", tokenizer)
+    with pytest.raises(
+        UsageError, match=r"\*\*/\* holds tokens \(.*\.ds\) and texts \(.*\): .* a pattern that ends in \.ds"
+    ):
+        run(f"{small}/**/*", tmp_path / "out", tokenizer)
+    only = run(f"{small}/**/*.ds", tmp_path / "only", tokenizer)
+    assert only.train[0].num_documents + only.heldout[0].num_documents > 0
+    assert run(prepared.folder, tmp_path / "again", tokenizer).train[0].num_tokens > 0
+
+
+def test_every_file_of_a_prepared_folder_is_needed(small: Path, tmp_path: Path) -> None:
+    for file in [*run(small, tmp_path / "out").folder.rglob("*.*")]:
+        raw = file.read_bytes()
+        file.unlink()
+        with pytest.raises(UniclozeError, match=r"is missing|is damaged|is not a prepared corpus"):
+            Prepared.load(tmp_path / "out")
+        file.write_bytes(raw)
+
+
+@pytest.mark.usefixtures("small_portions")
+def test_a_restart_without_hard_links(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("os.link", refuse)
+    monkeypatch.setattr(pipeline.Preparation, "is_small", False)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline.Digests, "make", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, tmp_path / "out")
+    assert run(corpus, tmp_path / "out").train

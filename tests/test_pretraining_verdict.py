@@ -26,8 +26,7 @@ from unicloze.pretraining.count_baselines import _around, open_baselines, perple
 from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe, recipe_names
-from unicloze.text.content_words import ContentWords
-from unicloze.text.counts import ABSENT, Counts
+from unicloze.text.counts import ABSENT, ContentWords, Counts
 from unicloze.text.prepare import prepare_data
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.vocabulary import Vocabulary

@@ -14,16 +14,15 @@ import pytest
 import decoding_toys
 from decoding_toys import Slot, probabilities
 from unicloze import verbs
-from unicloze.decoding.blanks import Blank, fill_blanks, way_of
 from unicloze.decoding.generate import Candidate, Generation
+from unicloze.decoding.likelihood import Blank, fill_blanks, way_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.missing_words import LambadaResult, lambada
 from unicloze.evaluation.prompting import PromptResult, draw_examples, prompted, read_prompt
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
-from unicloze.tasks import task_settings
-from unicloze.tasks.choice import right_choice
+from unicloze.tasks import TASKS, task_settings
 from unicloze.training.loading import LoadedModel
 
 CAUSAL: dict[str, Any] = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"}
@@ -271,7 +270,7 @@ def test_a_label_is_the_same_choice_to_a_prompt_and_to_a_fine_tuning(tmp_path: P
     path.write_text("template: '{context} {label}'\noptions: choices\n")
     record = Record("0", {"context": "x", "choices": ["2", "4", "1", "three"], "label": label}, "here")
     assert read_prompt(path).gold(record) == str(number)
-    assert right_choice(record, task_settings(kind="choice")) == number
+    assert TASKS["choice"].reference(record, task_settings(kind="choice")) == number
 
 
 @pytest.mark.parametrize("label", ["4", 4, -1, "-1", True, 1.0, "b", ["a"]])
@@ -279,7 +278,10 @@ def test_a_label_that_names_no_choice_is_refused_by_both(tmp_path: Path, label: 
     path = tmp_path / "p.yaml"
     path.write_text("template: '{context} {label}'\noptions: choices\n")
     record = Record("0", {"context": "x", "choices": ["a", "b", "b", "c"], "label": label}, "here")
-    for read in (read_prompt(path).gold, lambda record: right_choice(record, task_settings(kind="choice"))):
+    for read in (
+        read_prompt(path).gold,
+        lambda record: TASKS["choice"].reference(record, task_settings(kind="choice")),
+    ):
         with pytest.raises(
             UniclozeError, match=r"here: the label .* choices: it must be a number from 0 to 3, or the text"
         ):
@@ -409,6 +411,7 @@ def test_a_prompt_that_is_too_long_keeps_its_cue(name: str, tmp_path: Path) -> N
     ({"labels": {"0": "empty", "1": " "}}, "an answer in labels is empty"),
     ({"normalise": "word"}, "normalise is 'word'"),
     ({"shots": 3}, "there is no key 'shots'"),
+    ({"template": None, "templates": "{text} {label}"}, "there is no key 'templates'"),
     ({"generate": {"beams": 2}}, "generate does not apply with"),
     ({"template": "{text}", "labels": {}, "generate": {"beam": 2}}, "no generation setting 'beam'"),
     ({"template": "{text}", "labels": {}, "generate": {"beams": "four"}}, "decoding.beams is 'four'; expected"),

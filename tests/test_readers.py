@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from unicloze.errors import UniclozeError
+from unicloze.settings import TokenizerSettings
 from unicloze.text import documents as readers
-from unicloze.text.documents import Tally, find_files, other_files, read_documents
+from unicloze.text.documents import Tally, find_files, other_files, pieces_of, read_documents, tail_start
+from unicloze.text.tokenizers import Tokenizer
 
 TEXT = "First line.\nSecond line.\n\nA second document. Grüße\n \t\n\n\nA third one\n"
 DOCUMENTS = ["First line.\nSecond line.", "A second document. Grüße", "A third one"]
@@ -36,10 +38,12 @@ def write(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_blank_lines_separate_documents_of_txt(tmp_path: Path, ending: str) -> None:
+def test_blank_lines_separate_documents_of_txt_and_lines_those_of_jsonl(tmp_path: Path, ending: str) -> None:
     path = write(tmp_path / f"a.txt{ending}", TEXT.encode())
     assert texts(path) == DOCUMENTS
     assert [document.line for document in read_documents(path)] == [1, 4, 8]
+    lines = "\n".join(json.dumps({"id": i, "body": text}) for i, text in enumerate(DOCUMENTS))
+    assert texts(write(tmp_path / f"a.jsonl{ending}", lines.encode()), "body") == DOCUMENTS
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])
@@ -47,12 +51,6 @@ def test_txt_does_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(readers, "_CHUNK_BYTES", block)
     path = write(tmp_path / "a.txt", ("\n\n" + TEXT.replace("\n", "\r\n")).encode())
     assert [text.replace("\r", "") for text in texts(path)] == DOCUMENTS
-
-
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
-def test_jsonl(tmp_path: Path, ending: str) -> None:
-    lines = "\n".join(json.dumps({"id": i, "body": text}) for i, text in enumerate(DOCUMENTS))
-    assert texts(write(tmp_path / f"a.jsonl{ending}", lines.encode()), "body") == DOCUMENTS
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -63,8 +61,10 @@ def test_parquet(tmp_path: Path) -> None:
     assert [document.line for document in read_documents(tmp_path / "a.parquet")] == [1, 2, 3]
     with pytest.raises(UniclozeError, match=r'no column "body".*--data.text_field.*id, text'):
         texts(tmp_path / "a.parquet", "body")
-    with pytest.raises(UniclozeError, match=r'"id" .* holds int64, not text'):
-        texts(tmp_path / "a.parquet", "id")
+    pq.write_table(pa.table({"id": [1], "n": pa.array([2]).dictionary_encode()}), tmp_path / "a.parquet")
+    for field, held in (("id", "int64"), ("n", ".*int64.*")):
+        with pytest.raises(UniclozeError, match=rf'"{field}" .* holds {held}, not text'):
+            texts(tmp_path / "a.parquet", field)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,6 @@ def test_every_arrow_type_of_text_is_read_from_parquet(tmp_path: Path, kind: pa.
     pq.write_table(pa.table({"text": pa.array(values).cast(kind)}), tmp_path / "a.parquet")
     assert pq.read_schema(tmp_path / "a.parquet").field("text").type == kind
     assert texts(tmp_path / "a.parquet") == [*DOCUMENTS, DOCUMENTS[0]]
-
-
-def test_a_dictionary_of_numbers_is_not_text(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": pa.array([1, 2]).dictionary_encode()}), tmp_path / "a.parquet")
-    with pytest.raises(UniclozeError, match=r'"text" .* holds .*int64.*, not text'):
-        texts(tmp_path / "a.parquet")
 
 
 def test_folders_and_globs_are_sorted_and_leave_other_files_alone(tmp_path: Path) -> None:
@@ -144,10 +138,12 @@ def test_a_folder_that_may_not_be_read_is_not_left_out(tmp_path: Path, monkeypat
         find_files(tmp_path)
 
 
-@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst", ".txt.gz"])
-@pytest.mark.parametrize("size", [0, 1, 9, 60])
-def test_no_beginning_of_a_compressed_file_is_taken_for_the_whole(tmp_path: Path, ending: str, size: int) -> None:
-    path = write(tmp_path / f"a{ending}", b"".join(b'{"text": "%d"}\n' % number for number in range(500)))
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst", ".txt.gz", ".parquet"])
+@pytest.mark.parametrize("size", [0, 1, 9, 60, -200])
+def test_no_beginning_of_a_file_is_taken_for_the_whole(tmp_path: Path, ending: str, size: int) -> None:
+    path = write(tmp_path / f"a{ending}", b"".join(b'{"text": "%d"}\n' % number for number in range(5000)))
+    if ending == ".parquet":
+        pq.write_table(pa.table({"text": [str(number) for number in range(5000)]}), path)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(UniclozeError, match=rf"a{ending} is truncated or damaged"):
         texts(path)
@@ -169,6 +165,9 @@ def test_bad_utf8_and_nul_are_repaired_counted_and_located(tmp_path: Path) -> No
     assert texts(path, tally=tally) == ["good", "bad \ufffd byte", "nul here"]
     assert (tally.documents, tally.empty, tally.replaced, tally.nul) == (3, 1, 1, 2)
     assert tally.first_bad == f"{path}:3, byte 4 of the text"
+    tally = Tally()
+    path = write(tmp_path / "b.txt", "a \ufffd \ufffd".encode() + b" \xe9")
+    assert texts(path, tally=tally) == ["a \ufffd \ufffd \ufffd"] and tally.replaced == 1
 
 
 def test_jsonl_escapes_are_repaired_too(tmp_path: Path) -> None:
@@ -180,24 +179,13 @@ def test_jsonl_escapes_are_repaired_too(tmp_path: Path) -> None:
     assert (tally.replaced, tally.nul, tally.first_bad) == (2, 2, f"{path}:1")
 
 
-def test_text_that_holds_replacement_characters_is_not_counted(tmp_path: Path) -> None:
-    tally = Tally()
-    path = write(tmp_path / "a.txt", "a \ufffd \ufffd".encode() + b" \xe9")
-    assert texts(path, tally=tally) == ["a \ufffd \ufffd \ufffd"]
-    assert tally.replaced == 1
-
-
-def test_byte_order_marks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["\ufeff", "\ufeff\n", "\ufeff \r\n", "\ufeff\ufeff\n"])
+def test_byte_order_marks(tmp_path: Path, first: str) -> None:
+    path = write(tmp_path / "a.jsonl", f'{first}{{"text": "x"}}\n'.encode())
+    assert [(document.text, document.line) for document in read_documents(path)] == [("x", 1 + first.count("\n"))]
     assert texts(write(tmp_path / "a.txt", "\ufefftext".encode())) == ["text"]
-    assert texts(write(tmp_path / "a.jsonl", '\ufeff{"text": "x"}'.encode())) == ["x"]
     with pytest.raises(UniclozeError, match=r"UTF-16.*iconv"):
         texts(write(tmp_path / "b.txt", "text".encode("utf-16")))
-
-
-@pytest.mark.parametrize("first", ["\ufeff\n", "\ufeff \r\n", "\ufeff\ufeff\n"])
-def test_a_first_line_that_is_only_a_byte_order_mark_is_empty(tmp_path: Path, first: str) -> None:
-    path = write(tmp_path / "a.jsonl", f'{first}{{"text": "x"}}\n'.encode())
-    assert [(document.text, document.line) for document in read_documents(path)] == [("x", 2)]
 
 
 def test_empty_documents_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -222,18 +210,6 @@ def test_bad_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
         texts(path)
 
 
-@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst", ".parquet"])
-def test_damaged_files_are_named(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"a{ending}"
-    if ending == ".parquet":
-        pq.write_table(pa.table({"text": [str(i) for i in range(5000)]}), path)
-    else:
-        write(path, b"".join(b'{"text": "%d"}\n' % i for i in range(5000)))
-    path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(UniclozeError, match=rf"a{ending} is truncated or damaged"):
-        texts(path)
-
-
 def test_one_long_line_is_one_document(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b"word " * 1_000_000)
     (document,) = read_documents(path)
@@ -249,19 +225,16 @@ def test_a_file_without_blank_lines_is_cut_at_white_space(tmp_path: Path, monkey
     assert documents[1].line == documents[0].text.count("\n") + 1
 
 
-def test_a_blank_line_behind_a_cut_still_ends_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1000)
-    monkeypatch.setattr(readers, "_CHUNK_BYTES", 100)
-    path = write(tmp_path / "a.txt", b"word " * 220 + b"end\n\nsecond\n\nthird")
-    assert texts(path) == [("word " * 200).strip(), "word " * 20 + "end", "second", "third"]
-
-
 def test_a_cut_is_at_a_late_line_or_else_at_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 100)
     early = write(tmp_path / "a.txt", b"x" * 30 + b"\n" + b"word " * 50)
     assert [len(document.text) for document in read_documents(early)][:2] == [96, 100]
     late = write(tmp_path / "b.txt", b"x" * 60 + b"\n" + b"word " * 50)
     assert [len(document.text) for document in read_documents(late)][:2] == [61, 100]
+    monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1000)
+    monkeypatch.setattr(readers, "_CHUNK_BYTES", 100)
+    path = write(tmp_path / "c.txt", b"word " * 220 + b"end\n\nsecond\n\nthird")
+    assert texts(path) == [("word " * 200).strip(), "word " * 20 + "end", "second", "third"]
 
 
 @pytest.mark.parametrize("character", ["\u00fc", "\u6f22", "\U0001f600"])
@@ -275,14 +248,8 @@ def test_a_text_without_white_space_is_cut_between_characters(
     assert "".join(document.text for document in documents) == character * 1500
     assert all(len(document.text.encode()) <= 1001 for document in documents)
     assert (tally.replaced, tally.first_bad) == (0, None)
-
-
-def test_invalid_utf8_without_white_space_is_cut_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LONGEST_DOCUMENT", 1001)
     monkeypatch.setattr(readers, "MOST_REPLACED", 1.0)
-    path = write(tmp_path / "a.txt", b"\xbf" * 2500)
-    tally = Tally()
-    assert "".join(texts(path, tally=tally)) == "\ufffd" * 2500
+    assert "".join(texts(write(tmp_path / "b.txt", b"\xbf" * 2500), tally=tally)) == "\ufffd" * 2500
     assert tally.replaced == 2500
 
 
@@ -317,3 +284,74 @@ def test_a_file_that_is_not_text_is_refused(content: bytes, tmp_path: Path) -> N
         list(read_documents(tmp_path))
     (tmp_path / "a.txt").write_bytes(("Où est la bibliothèque, s'il vous plaît ? " * 40).encode("latin-1"))
     assert len(list(read_documents(tmp_path))) == 1  # few characters are lost, and counted
+
+
+# Long texts are cut where it does not change their tokens
+
+WORDS = ["one", "two", "Three", "caf\u00e9", "\u6f22\u5b57", "na\u00efve", "4.5", "it's"]
+SPACES = [" ", "\n", "\t", "\r\n", "  ", ".\n", "\u00a0", "\u2028", "\f", "\v", "\x1c", "\x85", " \u0301", "\u200b"]
+
+
+@pytest.fixture
+def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "PIECE", 8)
+
+
+def tokenizer(**settings: object) -> Tokenizer:
+    texts = [f"{word}{space}" * 3 for word in WORDS for space in SPACES]
+    return Tokenizer.train(texts, TokenizerSettings(vocab_size=400, **settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("short_pieces")
+@pytest.mark.parametrize("kind", [{}, {"lowercase": False}, {"strip_accents": True}, {"kind": "bpe"}], ids=str)
+def test_pieces_have_the_tokens_of_the_text(kind: dict[str, object]) -> None:
+    made, draw = tokenizer(**kind), random.Random(0)
+    for _ in range(100):
+        stretches = ("".join(draw.choice(WORDS) + draw.choice(SPACES) for _ in range(8)) for _ in range(8))
+        text = "one two".join(stretches)
+        pieces = list(pieces_of(text))
+        assert len(pieces) > 2 and "".join(pieces) == text
+        tokens = [token for ids in made.encode_batch(pieces) for token in ids.tolist()]
+        assert tokens == made.encode_batch([text])[0].tolist()
+
+
+@pytest.mark.usefixtures("short_pieces")
+@pytest.mark.parametrize("text", ["e\u0301," * 300, "\u304b\u3099\u3002" * 300, "\u1112\u1161\u11ab." * 300])
+def test_a_text_without_white_space_is_not_cut_before_a_mark(text: str) -> None:
+    made = tokenizer()
+    pieces = list(pieces_of(text))
+    assert len(pieces) > 3 and "".join(pieces) == text
+    tokens = [token for ids in made.encode_batch(pieces) for token in ids.tolist()]
+    assert tokens == made.encode_batch([text])[0].tolist()
+
+
+@pytest.mark.usefixtures("short_pieces")
+@pytest.mark.parametrize(
+    "text", ["e\u0301" * 500, "\u304b\u3099" * 500, "\u1112\u1161\u11ab" * 500, "\U0001f469\u200d\U0001f467" * 500]
+)
+def test_characters_stay_whole_where_nothing_else_separates_them(text: str) -> None:
+    pieces = list(pieces_of(text))
+    assert len(pieces) > 3 and "".join(pieces) == text
+    assert all(piece.startswith(text[:2]) for piece in pieces)
+    assert all(text[at:].startswith(text[:2]) for at in (tail_start(text, size) for size in range(2, 40)))
+
+
+@pytest.mark.usefixtures("short_pieces")
+def test_a_text_is_cut_at_punctuation_only_where_it_is_too_long() -> None:
+    """SentencePiece adds a space at the beginning of each piece."""
+    assert list(pieces_of("a,b" * 42)) == ["a,b" * 42]
+    assert {piece[-1] for piece in list(pieces_of("a,b" * 100))[:-1]} == {","}
+
+
+@pytest.mark.usefixtures("short_pieces")
+def test_marks_without_end_are_cut_all_the_same() -> None:
+    text = "aa" + "\u0301" * 1000
+    pieces = list(pieces_of(text))
+    assert "".join(pieces) == text and all(0 < len(piece) <= 128 for piece in pieces)
+
+
+@pytest.mark.usefixtures("short_pieces")
+def test_a_piece_is_long_enough_and_not_too_long() -> None:
+    for text in ("word " * 500, "x" * 999, "\n" * 999, "a,b" * 300, "ab\n" * 300):
+        *full, last = map(len, pieces_of(text))
+        assert all(8 <= length <= 128 for length in full) and last <= 128

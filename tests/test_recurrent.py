@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,28 +11,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import toys
-from corpora import write_corpus
-from recurrent_toys import backbone_of, recurrent_model
+from objective_toys import CASES, rows_of, target_of
+from recurrent_toys import backbone_of, read_by_hand, recurrent_model
 from toys import random_windows, vocabulary
 from unicloze import visibility
 from unicloze.errors import UsageError
 from unicloze.example import Batch, collate
-from unicloze.interop.limits import check_format
+from unicloze.interop.stock import check_format
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.recurrent.layers import BACKWARD, FORWARD, Direction, RecurrentLayer, find_runs
-from unicloze.objectives import settings_of
+from unicloze.model.recurrent.backbone import layer_widths
+from unicloze.model.recurrent.layers import BACKWARD, FORWARD, Direction, RecurrentLayer, find_runs, find_texts
 from unicloze.objectives.causal import causal
-from unicloze.pretraining.run import pretrain_run
-from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import ModelSettings, TrainingSettings
+from unicloze.packing import pack
+from unicloze.recipes import load_recipe
+from unicloze.settings import ModelSettings
 from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch, with_memory
-from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
-from unicloze.training.optimizers import build_optimizers
+from unicloze.visibility import bidirectional_rows, left_to_right_rows
 
-LEFT_TO_RIGHT = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
-RIGHT_TO_LEFT = dataclasses.replace(LEFT_TO_RIGHT, visibility="right_to_left")
+LEFT_TO_RIGHT, RIGHT_TO_LEFT = CASES["gpt"], CASES["gpt, right_to_left"]
 BOTH = FORWARD, BACKWARD
 
 
@@ -59,17 +54,6 @@ def test_a_slot_belongs_to_the_run_that_it_reads() -> None:
     assert said(rows[None]) == {FORWARD: [(0, 0, 4), (0, 7, 2)], BACKWARD: [(0, 4, 3)]}
     padded = visibility.right_to_left_rows(np.array([3, 2]), capacity=4)
     assert said(padded, BACKWARD) == {BACKWARD: [(0, 0, 3), (0, 3, 1), (1, 0, 2), (1, 2, 1), (1, 3, 1)]}
-
-
-def test_steps_are_ordered_as_torch_packs_them() -> None:
-    rows = np.stack([visibility.packed([visibility.right_to_left(n), visibility.right_to_left(5 - n)]) for n in (1, 3)])
-    runs = find_runs(rows, [BACKWARD])[BACKWARD]
-    assert runs.lengths.tolist() == [4, 3, 2, 1]
-    run, slot, running = runs.order()
-    assert running.tolist() == [4, 3, 2, 1]
-    assert list(zip(run.tolist(), slot.tolist(), strict=True)) == [
-        (0, 4), (1, 2), (2, 4), (3, 0), (0, 3), (1, 1), (2, 3), (0, 2), (1, 0), (0, 1),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -137,16 +121,6 @@ def test_a_layer_is_an_lstm_in_values_and_gradients(outputs: int, lengths: list[
         torch.testing.assert_close(weight.grad, gradients[name], atol=1e-5, rtol=1e-5)
 
 
-def test_clips_bound_the_cells_and_the_projected_outputs() -> None:
-    layer = RecurrentLayer(3, 6, 4, ModelSettings(kind="recurrent", cell_clip=0.3, projection_clip=0.1))
-    with torch.no_grad():
-        for weight in layer.parameters():
-            weight.mul_(8)
-    x = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
-    found, (_, c) = layer(x, None, (torch.zeros(2, 4), torch.zeros(2, 6)))
-    assert found.abs().max().item() == pytest.approx(0.1) and c.abs().max().item() == pytest.approx(0.3)
-
-
 def test_weight_drop_by_hand() -> None:
     """Recurrent weights are dropped once for all steps; the equations of an LSTM give the outputs, step by step."""
     layer = RecurrentLayer(3, 5, 5, ModelSettings(kind="recurrent", weight_dropout=0.5))
@@ -171,16 +145,6 @@ def test_weight_drop_by_hand() -> None:
 # The network
 
 
-def by_hand(model: Any, tokens: Tensor, direction: Direction = FORWARD) -> Tensor:
-    """Outputs of the stack of one direction for texts of one length, by `nn.LSTM` alone."""
-    x = model.backbone.embeddings.tokens(tokens)
-    if direction == BACKWARD:
-        x = x.flip(1)
-    for layer in model.backbone.layers:
-        x, _ = layer.of(direction).lstm(x)
-    return x.flip(1) if direction == BACKWARD else x
-
-
 @pytest.mark.parametrize("settings", [LEFT_TO_RIGHT, RIGHT_TO_LEFT], ids=["forward", "backward"])
 def test_the_network_is_a_stack_of_lstms(settings: Any) -> None:
     direction = FORWARD if settings is LEFT_TO_RIGHT else BACKWARD
@@ -190,47 +154,10 @@ def test_the_network_is_a_stack_of_lstms(settings: Any) -> None:
     with torch.no_grad():
         states = backbone_of(model)(batch)
         for row, length in enumerate(windows.lengths.tolist()):
-            wanted = by_hand(model, batch.input_ids[row : row + 1, :length], direction)[0]
+            wanted = read_by_hand(model, batch.input_ids[row : row + 1, :length], direction)[0]
             torch.testing.assert_close(states[-1][row, :length], wanted)
             torch.testing.assert_close(states[0][row], model.backbone.embeddings.tokens(batch.input_ids[row]))
     assert [state.shape[2] for state in states] == [8, 12, 8]
-
-
-def test_both_directions_have_stacks_of_their_own() -> None:
-    model = recurrent_model(directions="both").eval()
-    tokens = torch.from_numpy(random_windows(2, 6).token_ids).long()
-    rows = visibility.packed([visibility.left_to_right(3), visibility.right_to_left(3)])
-    batch = dataclasses.replace(
-        batch_of(random_windows(2, 6)), intervals=torch.from_numpy(np.stack([rows, rows])), input_ids=tokens
-    )
-    with torch.no_grad():
-        found = backbone_of(model)(batch)[-1]
-        torch.testing.assert_close(found[:, :3], by_hand(model, tokens[:, :3], FORWARD))
-        torch.testing.assert_close(found[:, 3:], by_hand(model, tokens[:, 3:], BACKWARD))
-
-
-@pytest.mark.parametrize("settings", [LEFT_TO_RIGHT, RIGHT_TO_LEFT], ids=["forward", "backward"])
-@pytest.mark.parametrize("training", [False, True])
-def test_a_token_reaches_only_the_predictions_that_may_read_it(settings: Any, training: bool) -> None:
-    forward = settings is LEFT_TO_RIGHT
-    model = recurrent_model(
-        directions="forward" if forward else "backward", dropout=0.1, hidden_dropout=0.1, weight_dropout=0.1
-    )
-    windows = random_windows(1, 20, seed=11)
-
-    def predictions(tokens: Any) -> dict[int, Tensor]:
-        batch = batch_of(dataclasses.replace(windows, token_ids=tokens), settings)
-        with torch.no_grad():
-            states = backbone_of(model)(batch, select=True, dropout=DropoutKey(1) if training else None)[-1][0]
-        return dict(zip((batch.targets["lm"].slots[0] + (1 if forward else -1)).tolist(), states, strict=True))
-
-    reference = predictions(windows.token_ids)
-    for changed in np.flatnonzero(windows.maskable[0]).tolist():
-        tokens = windows.token_ids.copy()
-        tokens[0, changed] = toys.FIRST_ORDINARY + (tokens[0, changed] - toys.FIRST_ORDINARY + 1) % 43
-        for position, state in predictions(tokens).items():
-            read = changed < position if forward else changed > position
-            assert torch.equal(state, reference[position]) != read, (changed, position)
 
 
 def test_a_dropout_mask_is_the_same_at_all_steps_of_a_row() -> None:
@@ -285,39 +212,6 @@ def test_nothing_is_dropped_or_penalised_in_evaluation() -> None:
     assert plain.eval()(batch)["lm"].total.item() == full.eval()(batch)["lm"].total.item()
 
 
-def test_muon_leaves_stacked_gates_alone() -> None:
-    optimizers = build_optimizers(recurrent_model(), TrainingSettings(optimizer="muon"))
-    assert [type(optimizer).__name__ for optimizer in optimizers] == ["AdamW"]
-    with pytest.raises(UsageError, match="Muon must not take the stacked gates"):
-        load_recipe("awd-lstm", {"training.optimizer": "muon"})
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"model.memory": 2}, r"model\.memory is 2; a recurrent model carries one state"),
-        (
-            {"data.order": "shuffled", "data.lengths": "fixed"},
-            r"model\.memory is 1; a carried state needs data\.order streams",
-        ),
-        ({"data.directions": "both"}, r"model\.memory is 1; a carried state needs data\.order streams"),
-        (
-            {"objective.visibility": "right_to_left"},
-            r"model\.directions is 'forward'; objective\.visibility is right_to_left, which is read backward",
-        ),
-        ({"model.projection": True, "model.hidden_size": 1150}, r"model\.projection is True; it projects"),
-        ({"training.compile": True}, r"training\.compile is True; LSTMs are compiled already"),
-        (
-            {"objective.name": "unilmv2", "objective.targets": ["ae"]},
-            r"model\.kind is 'recurrent'; it reads left_to_right or right_to_left",
-        ),
-    ],
-)
-def test_a_recipe_that_an_lstm_cannot_follow_is_refused(settings: dict[str, Any], problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):
-        load_recipe("awd-lstm", settings)
-
-
 @pytest.mark.parametrize("to", ["bert", "unicloze"])
 def test_no_format_of_transformers_holds_lstms(to: str) -> None:
     recipe = load_recipe("awd-lstm")
@@ -348,7 +242,7 @@ def in_windows(windows: Windows, first: int, last: int, *, continues: bool) -> M
 def test_windows_with_a_carried_state_read_as_one_long_row() -> None:
     model = recurrent_model(memory=1).eval()
     windows = random_windows(3, 20)
-    whole = by_hand(model, torch.from_numpy(windows.token_ids).long())
+    whole = read_by_hand(model, torch.from_numpy(windows.token_ids).long())
     memory, found = None, []
     with torch.no_grad():
         for first in range(0, 20, 5):
@@ -360,7 +254,7 @@ def test_windows_with_a_carried_state_read_as_one_long_row() -> None:
         fresh = in_windows(windows, 5, 10, continues=False)
         batch = with_memory(collate(fresh.examples), fresh, memory, model.settings)
         torch.testing.assert_close(
-            backbone_of(model)(batch)[-1], by_hand(model, torch.from_numpy(windows.token_ids[:, 5:10]).long())
+            backbone_of(model)(batch)[-1], read_by_hand(model, torch.from_numpy(windows.token_ids[:, 5:10]).long())
         )
 
 
@@ -375,31 +269,106 @@ def test_the_state_of_a_short_row_is_that_of_its_last_token() -> None:
     torch.testing.assert_close(batch.memory.states[2, :, 0, :8], states.detach()[torch.arange(6), last])
 
 
-def overrides(corpus: Path) -> dict[str, Any]:
-    return toy_overrides() | {
-        "data.corpus": [str(corpus)],
-        "training.steps": 4,
-        "training.save_every": 2,
-        "training.micro_batch_size": 4,
-        "training.learning_rate": 0.01,
-    }
+# Bidirectional layers, which read both directions of the layer below
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_a_resumed_run_carries_the_same_state(direction: str, tmp_path: Path) -> None:
-    write_corpus(tmp_path / "corpus")
-    turned = {"objective.visibility": "right_to_left", "model.directions": "backward", "data.directions": "backward"}
-    recipe = load_recipe("awd-lstm", overrides(tmp_path / "corpus") | (turned if direction == "backward" else {}))
-    pretrain_run(recipe, tmp_path / "whole", progress=False)
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    _, newer = list_checkpoints(tmp_path / "cut" / "checkpoints")
-    shutil.rmtree(newer)
-    pretrain_run(recipe, tmp_path / "cut", progress=False)
-    whole, cut = (load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("whole", "cut"))
-    assert whole.state["step"] == 4 and set(whole.memories) == {"0.states", "0.lengths", "1.states", "1.lengths"}
-    assert whole.memories["0.states"].shape == (4, 4, 1, 64) and whole.memories["0.states"].abs().max() > 0
-    for one, other in ((whole.model, cut.model), (whole.memories, cut.memories)):
-        assert set(one) == set(other)
-        for name, tensor in one.items():
-            assert torch.equal(tensor, other[name]), name
+BOTH_WAYS: dict[str, Any] = {"directions": "bidirectional"}
+
+
+def texts(*lengths: int, seed: int = 0) -> Batch:
+    """Rows of random tokens that read themselves in both directions; every slot predicts."""
+    count = np.array(lengths, np.int32)
+    slot, rng = np.arange(max(lengths), dtype=np.int32), np.random.default_rng(seed)
+    real = slot < count[:, None]
+    ids = np.where(real, rng.integers(6, vocabulary().size, real.shape), vocabulary().pad).astype(np.int32)
+    target = target_of(np.where(real, slot, 0), 0 * ids)
+    intervals = bidirectional_rows(count, capacity=len(slot))
+    return collate(
+        rows_of(ids, intervals, {"lm": dataclasses.replace(target, weights=real.astype(np.float32))}, lengths=count)
+    )
+
+
+def same_weights(model: Any) -> list[nn.LSTM]:
+    """Torch's bidirectional layers with the weights of a model."""
+    found = []
+    for layer in backbone_of(model).layers:
+        one, other = layer.of(FORWARD).lstm, layer.of(BACKWARD).lstm
+        theirs = nn.LSTM(one.input_size, one.hidden_size, batch_first=True, bidirectional=True, proj_size=one.proj_size)
+        weights = dict(one.named_parameters()) | {f"{k}_reverse": v for k, v in other.named_parameters()}
+        with torch.no_grad():
+            for name, weight in theirs.named_parameters():
+                weight.copy_(weights[name])
+        found.append(theirs)
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"projection": True, "intermediate_size": 10, "embedding_size": 6}])
+@pytest.mark.parametrize("lengths", [(5, 5), (5, 3, 1)])
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_layers_are_those_of_torch_in_values_and_gradients(settings: Any, lengths: tuple[int, ...]) -> None:
+    model, batch = recurrent_model(**BOTH_WAYS, **settings), texts(*lengths)
+    theirs = same_weights(model)
+    states = model.backbone(batch)
+    embedded = backbone_of(model).embeddings(batch.input_ids)
+    for row, length in enumerate(lengths):
+        x = embedded[row : row + 1, :length]
+        for layer, lstm in enumerate(theirs):
+            x, _ = lstm(x)
+            torch.testing.assert_close(states[layer + 1][row, :length], x[0])
+    total = sum(states[-1][row, :length].square().sum() for row, length in enumerate(lengths))
+    total.backward()
+    lowest = backbone_of(model).layers[0].of(BACKWARD).lstm.weight_hh_l0
+    ours, lowest.grad = lowest.grad, None
+    own = embedded.detach()
+    reference = torch.zeros(())
+    for row, length in enumerate(lengths):
+        x = own[row : row + 1, :length]
+        for lstm in theirs:
+            x, _ = lstm(x)
+        reference = reference + x.square().sum()
+    reference.backward()
+    torch.testing.assert_close(ours, theirs[0].weight_hh_l0_reverse.grad)
+
+
+def test_packed_rows_read_as_rows_of_their_own() -> None:
+    model, one, other = recurrent_model(**BOTH_WAYS), texts(5, 4), texts(3, seed=1)
+    packed = model.backbone(pack([one, other]))[-1][0]
+    torch.testing.assert_close(packed[:10].view(2, 5, -1), model.backbone(one)[-1])
+    torch.testing.assert_close(packed[10:], model.backbone(other)[-1][0])
+
+
+def test_the_last_layer_has_as_many_cells_as_outputs() -> None:
+    """CVT: 1024 cells projected to 512, then 512 cells, which read both directions."""
+    settings = ModelSettings(
+        kind="recurrent", directions="bidirectional", hidden_size=1024, intermediate_size=1024, embedding_size=300,
+        num_layers=2, projection=True,
+    )  # fmt: skip
+    assert layer_widths(settings) == [(300, 1024, 512), (1024, 512, 512)]
+
+
+def test_a_dropout_mask_is_the_same_at_all_slots_of_a_row() -> None:
+    model = recurrent_model(**BOTH_WAYS, hidden_dropout=0.5, dropout=0.5)
+    reading = backbone_of(model).read(texts(6, 4), DropoutKey(3))
+    assert len(reading.shown) == 2
+    for raw, shown in zip(reading.states[1:3], reading.shown, strict=True):
+        kept = (shown / raw)[0]
+        torch.testing.assert_close(kept, kept[:1].expand_as(kept))
+        assert set(kept[0].round(decimals=4).tolist()) == {0.0, 2.0}
+        assert not torch.equal((shown / raw)[0, 0], (shown / raw)[1, 0])
+    torch.testing.assert_close(reading.by_layer[-1], reading.shown[-1])
+
+
+def test_only_whole_texts_are_read() -> None:
+    rows = bidirectional_rows(np.array([4, 2]), capacity=4)
+    found = find_texts(rows)[FORWARD]
+    assert (found.rows.tolist(), found.starts.tolist(), found.lengths.tolist()) == (
+        [0, 1, 1, 1],
+        [0, 0, 2, 3],
+        [4, 2, 1, 1],
+    )
+    assert find_texts(rows)[BACKWARD].backward
+    wider = rows.copy()
+    wider[0, 1, 1] = 3
+    for other in (left_to_right_rows(np.array([4, 2]), capacity=4), wider):
+        with pytest.raises(UsageError, match=r"model\.directions bidirectional reads whole texts"):
+            find_texts(other)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import decoding_toys
-from decoding_toys import generate_tokens
+from decoding_toys import ReadAgain, finish, generate_tokens
 from recurrent_toys import backbone_of, recurrent_model
 from toys import FIRST_ORDINARY, vocabulary
 from unicloze import verbs, visibility
@@ -77,35 +77,9 @@ def again(model: RecurrentModel, ids: list[int]) -> Tensor:
         return model.token_logits(backbone_of(model)(batch)[-1])[0, -1]
 
 
-class Again:
-    """A stepper that reads the whole text again at every step."""
-
-    def __init__(self, model: RecurrentModel, rows: list[np.ndarray[Any, Any]], count: int) -> None:
-        self.model, self.count = model, count
-        self.rows = [row.tolist() for row in rows]
-        self.texts: list[list[list[int]]] = [[[] for _ in range(count)] for _ in rows]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def first(self) -> Tensor:
-        return torch.stack([again(self.model, row) for row in self.rows])
-
-    def step(self, tokens: Tensor, parents: Tensor | None) -> Tensor:
-        chosen = torch.arange(self.count).expand(len(self), -1) if parents is None else parents
-        self.texts = [
-            [[*texts[parent], token] for token, parent in zip(new, old, strict=True)]
-            for texts, new, old in zip(self.texts, tokens.tolist(), chosen.tolist(), strict=True)
-        ]
-        return torch.stack(
-            [
-                torch.stack([again(self.model, [*row, *text]) for text in texts])
-                for row, texts in zip(self.rows, self.texts, strict=True)
-            ]
-        )
-
-    def keep(self, rows: Tensor) -> None:
-        self.rows, self.texts = ([part[row] for row in rows.tolist()] for part in (self.rows, self.texts))  # type: ignore[misc]
+def read_again(model: RecurrentModel, given: list[np.ndarray[Any, Any]], count: int) -> ReadAgain:
+    rows = [layout().row(source).tolist() for source in given]
+    return ReadAgain(lambda row, text: again(model, [*row, *text]), rows, count)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,7 +88,7 @@ def test_the_state_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("unicloze.model.recurrent.model.STEPS_AT_ONCE", 4)
     model, given, count = model_of(kind), sources(3, 0, 9, 4), 3
     carried = CarriedStates(prepared(model, torch.float32), layout(), given, count=count)  # type: ignore[arg-type]
-    whole = Again(model, [layout().row(source) for source in given], count)
+    whole = read_again(model, given, count)
     torch.testing.assert_close(carried.first(), whole.first(), atol=1e-5, rtol=1e-5)
     draw = torch.Generator().manual_seed(3)
     for number in range(6):
@@ -126,26 +100,15 @@ def test_the_state_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -
                 each.keep(torch.tensor([2, 0]))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        DecodingSettings(max_length=12, min_length=6, no_repeat_ngram=1),
-        DecodingSettings(max_length=12, beams=4, length_penalty=0.7, num_results=3),
-        DecodingSettings(max_length=9, sample=True, num_results=2, top_k=5),
-    ],
-    ids=["greedy", "beams", "sampled"],
-)
+@pytest.mark.parametrize("settings", [
+    DecodingSettings(max_length=12, min_length=6, no_repeat_ngram=1),
+    DecodingSettings(max_length=12, beams=4, length_penalty=0.7, num_results=3),
+    DecodingSettings(max_length=9, sample=True, num_results=2, top_k=5),
+], ids=["greedy", "beams", "sampled"])  # fmt: skip
 def test_the_texts_are_those_of_reading_everything_again(settings: DecodingSettings) -> None:
     model, given = model_of("awd-lstm"), sources(5, 2, 7)
-    rows = [layout().row(source) for source in given]
     count = settings.num_results if settings.sample else settings.beams
-    steps = search(Again(model, rows, count), TokenConstraints(settings, layout()), range(3))
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            expected = end.value
-            break
+    expected = finish(search(read_again(model, given, count), TokenConstraints(settings, layout()), range(3)))
     found = generate_tokens(model, given, settings, layout())
     assert [[one.tokens for one in each] for each in found] == [[one.tokens for one in each] for each in expected]
     for ours, theirs in zip(found, expected, strict=True):

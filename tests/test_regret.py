@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qa_toys import small_model
-from unicloze.finetuning.automatic import learning_rate
+from unicloze.finetuning.initial import learning_rate
 
 REPOSITORY = Path(__file__).parent.parent
 WEIGHTS = 22_713_216

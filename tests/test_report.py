@@ -1,36 +1,59 @@
-"""The page about a run: from a complete ledger, from a short one, and from damaged or edited ones."""
+"""The page about a run: complete, young, damaged or followed; and the event files for TensorBoard."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
-from importlib import resources
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from report_toys import TIME, WORDS, Page, cards, evaluation, lineage, make_run, page_of, samples, start, step, whole
-from unicloze.comparison.page import page as comparison_page
-from unicloze.comparison.page import ranked
-from unicloze.comparison.table import Column, Comparison, ContestantResult
-from unicloze.errors import UniclozeError
-from unicloze.finetuning.seeds import OverSeeds
+from report_toys import (
+    TIME,
+    WORDS,
+    Page,
+    cards,
+    evaluation,
+    event,
+    lineage,
+    make_run,
+    page_of,
+    samples,
+    start,
+    step,
+    whole,
+)  # fmt: skip
+from unicloze import verbs
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.recipes import load_recipe, save_recipe
-from unicloze.report.history import History
+from unicloze.report import page as pages
+from unicloze.report.frame import render
+from unicloze.report.history import History, curves, write_tensorboard
 from unicloze.report.page import build_report, example_texts
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 
 
-def test_a_whole_run(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", whole())
-    page = page_of(run)
-    assert (run / "report.html").is_file()
-    assert [file.name for file in run.iterdir() if file.name.startswith(".report")] == []
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run with its page."""
+    run = make_run(tmp_path_factory.mktemp("whole") / "run", whole())
+    build_report(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Page:
+    return Page((run / "report.html").read_text(encoding="utf-8"))
+
+
+def test_a_whole_run(run: Path, page: Page) -> None:
+    assert not list(run.glob(".report*"))
     for expected in (
         "run finished recipe quickstart. UniLMv2",
         "held-out perplexity, ae 50.0 2.25 bits per byte; 2,751 predictions in 256 windows of 64 tokens, "
@@ -49,34 +72,47 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert f"unicloze fill --model {run}" in page.words
     assert f"unicloze pretrain --out {run} --training.steps 200" in page.words
     assert "checkpoints/step-00000100" in page.words
+    before = (run / "report.html").read_bytes()
+    assert build_report(run).read_bytes() == before, "the same ledger gives the same page"
 
 
-def test_it_needs_nothing_from_outside(tmp_path: Path) -> None:
-    page = page_of(make_run(tmp_path / "run", whole()))
-    names = {name for name, _ in page.tags}
-    assert not names & {"script", "link", "img", "iframe", "object"}
-    for _, attributes in page.tags:
-        assert not {"src", "onclick", "onload"} & set(attributes)
-        place = attributes.get("href") or "#"
-        assert place.startswith("#") or (tmp_path / "run" / place).is_file()
-    text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+def test_it_needs_nothing_from_outside(run: Path, page: Page) -> None:
+    assert not {name for name, _ in page.tags} & {"script", "link", "img", "iframe", "object"}
+    assert not any(map(page.all, ("src", "onclick", "onload")))
+    assert all(place.startswith("#") or (run / place).is_file() for place in page.all("href"))
+    text = (run / "report.html").read_text(encoding="utf-8")
     assert set(re.findall(r"https?://[^\s\"'<]+", text)) <= {"http://www.w3.org/2000/svg"}
-    assert "url(" not in text
-    assert "@import" not in text
-    assert "prefers-color-scheme:dark" in text
+    assert "url(" not in text and "@import" not in text and "prefers-color-scheme:dark" in text
 
 
-def test_samples_are_side_by_side_and_hits_are_marked(tmp_path: Path) -> None:
-    words = page_of(make_run(tmp_path / "run", whole())).words
+def test_samples_are_side_by_side_and_hits_are_marked(page: Page) -> None:
     assert (
         "words other signs before training, ae 0 of 2 0 of 0 before training, par 1 of 2 0 of 0 "
-        "after step 100, ae 1 of 2 0 of 0 after step 100, par 2 of 2 0 of 0" in words
+        "after step 100, ae 1 of 2 0 of 0 after step 100, par 2 of 2 0 of 0" in page.words
     )
-    assert "step position truth ae before par before ae after par after" in words
+    assert "step position truth ae before par before ae after par after" in page.words
     # By factorization step, counted from 1.
-    assert "1 5 key zebra zebra key ✓ key ✓ 2 2 value zebra value ✓ key value ✓" in words
-    assert "books.txt, document 3, token 120" in words
-    assert "folder/books.txt" not in words
+    assert "1 5 key zebra zebra key \u2713 key \u2713 2 2 value zebra value \u2713 key value \u2713" in page.words
+    assert "books.txt, document 3, token 120" in page.words and "folder/books.txt" not in page.words
+
+
+def test_the_picture_is_of_the_heldout_text_with_the_truth_in_its_masks(page: Page) -> None:
+    (picture,) = (attributes for _, attributes in page.tags if attributes.get("class") == "unicloze")
+    assert "Factorization steps" in str(picture["aria-label"]) and "1 the" in page.texts
+    assert any(re.fullmatch(r"(\d+ |ae: |par: )value", text) for text in page.texts)
+    assert "The start of a held-out window, cut to 28 tokens; this recipe trains on windows of 64 tokens." in page.words
+
+
+def test_recipe_and_lineage_are_shown_whole(page: Page) -> None:
+    shown = next(text for text in page.texts if text.startswith("name: quickstart"))
+    wanted = load_recipe("quickstart", {"training.steps": 100, "training.device": "cpu"}).to_dict()
+    assert yaml.safe_load(shown) == json.loads(json.dumps(wanted))
+    for expected in (
+        "books/*.txt 1 2,123 17 train 2,077 2,689,298 10,350,966 held out 45 56,842 222,329",
+        "f1a9" * 16,
+        "(8,192 ids)",
+    ):
+        assert expected in page.words
 
 
 @pytest.mark.parametrize("space", ["Ġ", "\u2581"])
@@ -87,10 +123,8 @@ def test_a_sample_is_shown_as_text_with_any_kind_of_pieces(tmp_path: Path, space
         {"position": 2, "step": 0, "truth": "believ", "ae": "x"},
         {"position": 4, "step": 1, "truth": f"{space}news", "ae": "y"},
     ]
-    taken = {**samples(100, "x"), "samples": [{"document": "d", "tokens": tokens, "masked": masked}]}
-    make_run(tmp_path / "run", [start(), step(100, 5.0), taken])
-    build_report(tmp_path / "run")
-    text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    taken = event("samples", 100, samples=[{"document": "d", "tokens": tokens, "masked": masked}])
+    text = build_report(make_run(tmp_path / "run", [start(), step(100, 5.0), taken])).read_text(encoding="utf-8")
     shown = re.search(r'<p class="sample">(.*?)</p>', text)
     assert shown and re.sub(r"<sup>.*?</sup>|<[^>]*>", "", shown[1]) == "[SOS] unbelievable news. [EOS]"
 
@@ -114,15 +148,11 @@ def test_words_are_counted_without_punctuation_and_repeated_tokens(tmp_path: Pat
         "tokens": ["[SOS]", *["="] * 9],
         "masked": places((3, "=", "=", {}), (9, "=", "=", {})),
     }
-    old = {
-        "document": "c",
-        "tokens": ["[SOS]", "x", "y"],
-        "masked": places((1, "\u2581x", "x", {}), (2, "##.", "##.", {})),
-    }
-    events = [start(), {**samples(0, "x"), "samples": [first, underline, old]}]
+    none = {"document": "c", "tokens": ["[SOS]", "x", "y"], "masked": places((1, "\u2581x", "x", {}))}
+    events = [start(), event("samples", 0, samples=[first, underline, none])]
     run = make_run(tmp_path / "run", events)
     words = page_of(run).words
-    assert "before training, ae 1 of 2 1 of 3" in words
+    assert "before training, ae 1 of 2 0 of 2" in words
     assert "1 2 list list 31 % \u2713 st<b>ring 12 % tuple < 1 % 1 3" in words
     assert "1 4 =" not in words and "1 5 =" not in words
     summaries = re.findall("<summary>(.*?)</summary>", (run / "report.html").read_text(encoding="utf-8"))
@@ -137,7 +167,7 @@ def judged() -> list[dict[str, Any]]:
         "words": 400, "sees": "both", "top_1": 0.082, "top_5": 0.197, "counts_top_1": 0.027, "counts_top_5": 0.094,
         "error": 0.02,
     }  # fmt: skip
-    events = [{**event, "part": "held-out"} if event["event"] == "evaluate" else event for event in whole()]
+    events = [{**one, "part": "held-out"} if one["event"] == "evaluate" else one for one in whole()]
     ended = {**events[-1], "content_words": words, "verdict": "perplexity 50.0 against <310> of a trigram"}
     return [start(baselines=counts), *events[1:-1], ended]
 
@@ -173,27 +203,10 @@ def test_baselines_that_cannot_be_read_are_skipped(tmp_path: Path, damage: Any) 
     assert "content words" not in page.words and 'class="verdict"' not in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_the_picture_is_of_the_heldout_text_with_the_truth_in_its_masks(tmp_path: Path) -> None:
-    page = page_of(make_run(tmp_path / "run", whole()))
-    pictures = [attributes for name, attributes in page.tags if name == "svg" and attributes.get("class") == "unicloze"]
-    assert len(pictures) == 1
-    assert "Factorization steps" in str(pictures[0]["aria-label"])
-    assert "1 the" in page.texts
-    assert any(re.fullmatch(r"(\d+ |ae: |par: )value", text) for text in page.texts)
-    assert "The start of a held-out window, cut to 28 tokens; this recipe trains on windows of 64 tokens." in page.words
-
-
-def test_recipe_and_lineage_are_shown_whole(tmp_path: Path) -> None:
-    page = page_of(make_run(tmp_path / "run", whole()))
-    shown = next(text for text in page.texts if text.startswith("name: quickstart"))
-    wanted = load_recipe("quickstart", {"training.steps": 100, "training.device": "cpu"}).to_dict()
-    assert yaml.safe_load(shown) == json.loads(json.dumps(wanted))
-    for expected in (
-        "books/*.txt 1 2,123 17 train 2,077 2,689,298 10,350,966 held out 45 56,842 222,329",
-        "f1a9" * 16,
-        "(8,192 ids)",
-    ):
-        assert expected in page.words
+@pytest.mark.parametrize("time", [None, "x", -1e12, 1e12, 1e308, math.inf])
+def test_times_that_are_none_are_left_out(tmp_path: Path, time: Any) -> None:
+    page = page_of(make_run(tmp_path / "run", [start(), step(1, 3.0, time), event("end", 1, time)]))
+    assert "Last entry of the ledger" not in page.words and "time 0.0 s" in cards(page)
 
 
 def test_everything_is_escaped(tmp_path: Path) -> None:
@@ -202,13 +215,10 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     events[0]["recipe"]["name"] = evil
     events[0]["recipe"]["provenance"] = {"paper": evil, "place": evil, "note": evil}
     events[1]["loss"] = {evil: 1.0}
-    event = samples(0, evil)
-    event["samples"][0]["document"] = evil
-    event["samples"][0]["tokens"][1] = evil
-    event["samples"][0]["masked"][0]["truth"] = evil
-    event["samples"][0]["masked"][0][evil] = evil
-    failed = {"event": "failed", "step": 1, "time": TIME, "message": evil}
-    page = page_of(make_run(tmp_path / "run", [*events, event, failed]))
+    filled = samples(0, evil)
+    (sample,) = filled["samples"]
+    sample["document"] = sample["tokens"][1] = sample["masked"][0]["truth"] = sample["masked"][0][evil] = evil
+    page = page_of(make_run(tmp_path / "run", [*events, filled, event("failed", 1, message=evil)]))
     assert "script" not in {name for name, _ in page.tags}
     assert "books/<b>one</b>.txt" in page.words
     assert page.words.count(evil) > 10
@@ -225,10 +235,9 @@ def finished(folder: Path, name: str, evaluated: dict[str, float], **more: Any) 
         "predictions": dict.fromkeys(evaluated, 100.0),
     }
     text = {"document": "text", "tokens": ["[SOS]", *WORDS.split(), "[EOS]"], "masked": []}
-    event = {**samples(2, "key"), "samples": [text]}
     recipe = load_recipe(name, {"training.steps": 2, "training.phases": [], "data.window": 64, **more})
     steps = [{**step(n, 3.0), "loss": trained} for n in (1, 2)]
-    run = make_run(folder, [start(recipe=recipe.to_dict()), *steps, measured, event])
+    run = make_run(folder, [start(recipe=recipe.to_dict()), *steps, measured, event("samples", 2, samples=[text])])
     save_recipe(recipe, run / "recipe.yaml")
     whitespace_tokenizer(WORDS, recipe.tokenizer.extra_tokens).save(run)
     return run
@@ -288,44 +297,10 @@ def test_words_are_of_the_groups_and_masks_there_are(
     assert "The start of a held-out window, cut to 28 tokens" in page.words
 
 
-def test_where_nothing_is_filled_there_are_no_empty_tables(tmp_path: Path) -> None:
-    run = finished(tmp_path / "run", "gpt", {"lm": 4.0})
-    page = page_of(run)
-    assert NOTHING_TO_FILL in page.words
-    assert "Masked tokens whose most likely filling is right" not in page.words
-    assert not {"score", "fillings"} & {attributes.get("class") for _, attributes in page.tags}
-    assert NOTHING_TO_FILL not in page_of(make_run(tmp_path / "other", whole())).words
-
-
-def test_a_comparison_has_one_panel_for_each_target(tmp_path: Path) -> None:
-    (tmp_path / "quickstart").mkdir()
-    (tmp_path / "unilm-v1-base").mkdir()
-    finished(tmp_path / "quickstart" / "seed-0", "quickstart", {"ae": 4.0, "par": 4.5})
-    finished(tmp_path / "unilm-v1-base" / "seed-0", "unilm-v1-base", {"bidirectional.ae": 5.0, "left-to-right.ae": 6.0})
-    rows = tuple(
-        ContestantResult(
-            name=name,
-            objective="x",
-            network="n",
-            parameters=1,
-            steps=2,
-            text_tokens=1,
-            flops=1,
-            seconds=1,
-            scores={"ae": None},
-        )
-        for name in ("quickstart", "unilm-v1-base")
-    )
-    text = comparison_page(Comparison(out=tmp_path, budget="steps=2", seeds=1, windows=1, window=64, rows=rows))
-    page = Page(text)
-    panels = [text for text in page.texts if text.startswith("Held-out loss")]
-    assert panels == ["Held-out loss, ae, nats per prediction", "Held-out loss, par, nats per prediction"]
-    ae = " ".join(page.texts[page.texts.index(panels[0]) : page.texts.index(panels[1])])
-    for name in ("quickstart", "unilm-v1-base, bidirectional", "unilm-v1-base, left-to-right"):
-        assert name in ae
-    told = " ".join(ae.split())  # over FLOPs, each with its last value
-    assert "unilm-v1-base, left-to-right, FLOPs 1: 6" in told and told.endswith(" 6 5 4")
-    assert "table.comparison :is(th,td):nth-child(-n+3){text-align:left}" in text
+def test_where_nothing_is_filled_there_are_no_empty_tables(tmp_path: Path, page: Page) -> None:
+    nothing = page_of(finished(tmp_path / "run", "gpt", {"lm": 4.0}))
+    assert NOTHING_TO_FILL in nothing.words and not {"score", "fillings"} & {*nothing.all("class")}
+    assert NOTHING_TO_FILL not in page.words and {"score", "fillings"} <= {*page.all("class")}
 
 
 @pytest.mark.parametrize("events", [1, 2, 3, 12])
@@ -354,17 +329,12 @@ def test_later_steps_count_and_lost_ones_are_forgotten(tmp_path: Path) -> None:
     assert "over 2 starts" in page_of(tmp_path / "run").words
 
 
-def test_a_start_from_nothing_forgets_everything(tmp_path: Path) -> None:
+def test_a_start_from_nothing_forgets_everything_and_a_resume_keeps_samples_from_before(tmp_path: Path) -> None:
     events = [start(), step(1, 3.0), step(2, 3.0), start(), step(1, 4.0)]
-    history = History.read(make_run(tmp_path / "run", events))
-    assert history.curve("loss", "ae") == [(1.0, 4.0)]
-
-
-def test_samples_from_before_training_survive_a_resume(tmp_path: Path) -> None:
-    events = whole()
-    events.insert(60, start("step-00000025"))
-    history = History.read(make_run(tmp_path / "run", events))
-    assert list(history.samples) == [0, 100]
+    assert History.read(make_run(tmp_path / "anew", events)).curve("loss", "ae") == [(1.0, 4.0)]
+    resumed = whole()
+    resumed.insert(60, start("step-00000025"))
+    assert list(History.read(make_run(tmp_path / "on", resumed)).samples) == [0, 100]
 
 
 def test_torn_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
@@ -399,20 +369,6 @@ def test_infinite_and_missing_numbers(tmp_path: Path) -> None:
     assert "held-out perplexity, ae ∞" in cards(page_of(tmp_path / "only"))
 
 
-@pytest.mark.parametrize(
-    ("event", "status"),
-    [
-        ({"event": "stop", "step": 3, "signal": 15, "time": TIME}, "stopped by signal 15 after step 3"),
-        (
-            {"event": "failed", "step": 3, "message": "the loss is nan", "time": TIME},
-            "failed after step 3: the loss is nan",
-        ),
-    ],
-)
-def test_the_page_shows_how_the_run_ended(tmp_path: Path, event: dict[str, Any], status: str) -> None:
-    assert status in page_of(make_run(tmp_path / "run", [start(), step(3, 4.0), event])).words
-
-
 def test_a_run_without_tokenizer_or_with_a_broken_recipe(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", whole())
     (run / "tokenizer.json").unlink()
@@ -421,60 +377,6 @@ def test_a_run_without_tokenizer_or_with_a_broken_recipe(tmp_path: Path) -> None
     page = page_of(run)
     assert "No picture can be drawn" in page.words
     assert "name: quickstart" in page.words
-
-
-def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UniclozeError, match=r"There is no run at .*absent: give .*pretrain"):
-        build_report(tmp_path / "absent")
-    with pytest.raises(UniclozeError, match=r"it has no ledger\.jsonl; give .*pretrain"):
-        build_report(tmp_path)
-    for content in ("", "no ledger at all\n", json.dumps(step(1, 3.0)) + "\n", "\x00\xff\n"):
-        (tmp_path / "ledger.jsonl").write_text(content, encoding="latin-1")
-        with pytest.raises(UniclozeError, match=r"ledger\.jsonl has no start of a run"):
-            build_report(tmp_path)
-    assert not (tmp_path / "report.html").exists()
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", whole())
-    with pytest.raises(UniclozeError, match="cannot write the report"):
-        build_report(run, tmp_path / "absent" / "page.html")
-    (tmp_path / "folder.html").mkdir()
-    with pytest.raises(UniclozeError, match="cannot write the report"):
-        build_report(run, tmp_path / "folder.html")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["folder.html", "run"]
-    assert build_report(run, tmp_path / "page.html") == tmp_path / "page.html"
-    assert not (run / "report.html").exists()
-
-
-def test_the_same_ledger_gives_the_same_page(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", whole())
-    assert build_report(run).read_bytes() == build_report(run).read_bytes()
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[first : first + 2], 16) / 255 for first in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(first: str, second: str) -> float:
-    darker, lighter = sorted(luminance(re.sub(r"^#(.)(.)(.)$", r"#\1\1\2\2\3\3", one)) for one in (first, second))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def test_every_text_contrasts_with_its_background() -> None:
-    """WCAG's contrast of 4.5 for text, in the light and the dark theme."""
-    places = ("unicloze.report", "page.css"), ("unicloze.comparison", "comparison.css")
-    styles = [resources.files(package).joinpath(name).read_text(encoding="utf-8") for package, name in places]
-    roots = [dict(re.findall(r"--(\w+):(#\w+)", root)) for root in re.findall(r":root\{([^}]*)\}", styles[0])]
-    series = re.findall(r"\.(c\d+)\{--own:(#\w+)\}", styles[1])
-    assert len(roots) == 2 and len(series) == 2 * 16
-    for root, own in zip(roots, (series[:16], series[16:]), strict=True):
-        texts = [root[name] for name in ("ink", "muted", "ae", "par", "lm", "pair", "rtd", "plain", "good")]
-        for behind in ("paper", "panel", "soft"):
-            for colour in [*texts, *(value for _, value in own)]:
-                assert contrast(colour, root[behind]) >= 4.5, (colour, behind)
 
 
 def test_commands_try_a_held_out_sentence(tmp_path: Path) -> None:
@@ -491,25 +393,116 @@ def test_commands_try_a_held_out_sentence(tmp_path: Path) -> None:
     assert masked == tokenizer.decode([*sentence[:2], tokenizer.vocabulary.mask, *sentence[3:]]).strip()
 
 
-def test_a_comparison_marks_the_best_and_those_within_its_spread() -> None:
-    figures = {"a": (10.0, 1.0), "b": (11.5, 0.6), "c": (13.0, 0.5)}
-    means = {"d": None, **{name: OverSeeds(mean=mean, deviation=spread) for name, (mean, spread) in figures.items()}}
-    rows = tuple(
-        ContestantResult(
-            name=name,
-            network="n",
-            objective="x",
-            parameters=1,
-            steps=2,
-            text_tokens=1,
-            flops=1,
-            seconds=1,
-            scores={"ae": each},
-        )
-        for name, each in means.items()
-    )
-    comparison = Comparison(out=Path("none"), budget="steps=2", seeds=2, windows=1, window=8, rows=rows, probes=())
-    column = Column(key="ae", title="AE", decimals=1, higher_is_better=False)
-    assert ranked(comparison, column) == {1: "best", 2: "near"}
-    higher = dataclasses.replace(column, higher_is_better=True)
-    assert ranked(comparison, higher) == {3: "best"}
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        (event("stop", 3, signal=15), "stopped by signal 15 after step 3"),
+        (event("failed", 3, message="the loss is nan"), "failed after step 3: the loss is nan"),
+    ],
+)
+def test_the_page_shows_how_the_run_ended_and_does_not_watch_it(
+    tmp_path: Path, last: dict[str, Any], status: str
+) -> None:
+    run = make_run(tmp_path / "run", [start(), step(3, 4.0), last])
+    assert verbs.report(run, watch=1) == run / "report.html"
+    assert status in Page((run / "report.html").read_text()).words
+
+
+def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UniclozeError, match=r"There is no run at .*absent: give .*pretrain"):
+        build_report(tmp_path / "absent")
+    with pytest.raises(UniclozeError, match=r"it has no ledger\.jsonl; give .*pretrain"):
+        build_report(tmp_path)
+    for content in ("", "no ledger at all\n", json.dumps(step(1, 3.0)) + "\n", "\x00\xff\n"):
+        (tmp_path / "ledger.jsonl").write_text(content, encoding="latin-1")
+        with pytest.raises(UniclozeError, match=r"ledger\.jsonl has no start of a run"):
+            build_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder.html").mkdir()
+    for place in ("absent/page.html", "folder.html"):
+        with pytest.raises(UniclozeError, match="cannot write the report"):
+            build_report(run, tmp_path / place)
+    assert [file.name for file in tmp_path.iterdir()] == ["folder.html"]
+    assert build_report(run, tmp_path / "page.html") == tmp_path / "page.html"
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[first : first + 2], 16) / 255 for first in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: str, second: str) -> float:
+    darker, lighter = sorted(luminance(re.sub(r"^#(.)(.)(.)$", r"#\1\1\2\2\3\3", one)) for one in (first, second))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_every_text_contrasts_with_its_background() -> None:
+    """WCAG's contrast of 4.5 for text, in the light and the dark theme."""
+    places = "report/templates/page.css", "comparison/templates/comparison.css"
+    general, compared = map(render, places)
+    roots = [dict(re.findall(r"--(\w+):(#\w+)", root)) for root in re.findall(r":root\{([^}]*)\}", general)]
+    series = re.findall(r"\.(c\d+)\{--own:(#\w+)\}", compared)
+    assert len(roots) == 2 and len(series) == 2 * 16
+    for root, own in zip(roots, (series[:16], series[16:]), strict=True):
+        texts = [root[name] for name in ("ink", "muted", "ae", "par", "lm", "pair", "rtd", "plain", "good")]
+        for behind in ("paper", "panel", "soft"):
+            for colour in [*texts, *(value for _, value in own)]:
+                assert contrast(colour, root[behind]) >= 4.5, (colour, behind)
+
+
+def test_a_watched_page_reloads_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, events = make_run(tmp_path / "run", whole()[:3]), whole()
+    seen: list[str] = []
+
+    def next_event(seconds: float) -> None:
+        assert seconds == 7
+        seen.append((run / "report.html").read_text(encoding="utf-8"))
+        with (run / "ledger.jsonl").open("a") as ledger:
+            ledger.writelines(json.dumps(event) + "\n" for event in (events[3:10] if len(seen) == 1 else events[10:]))
+
+    monkeypatch.setattr(pages.time, "sleep", next_event)
+    verbs.report(run, watch=7)
+    assert len(seen) == 2
+    assert all('http-equiv="refresh" content="7"' in text and "still running, or killed" in text for text in seen)
+    last = (run / "report.html").read_text(encoding="utf-8")
+    assert "http-equiv" not in last and "finished" in last
+    with pytest.raises(UsageError, match="watch is 0: give 1 or more"):
+        verbs.report(run, watch=0)
+
+
+def test_tensorboard_reads_the_curves_back(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run = make_run(tmp_path / "run", [start(), step(1, 3.0), step(2, 2.5), evaluation(2, 40.0)])
+    folder = tmp_path / "board"
+    folder.mkdir()
+    (folder / "events.out.tfevents.theirs").write_bytes(b"kept")
+    for _ in range(2):
+        verbs.report(run, tensorboard=folder)
+    (ours,) = folder.glob("*.unicloze")
+    assert (folder / "events.out.tfevents.theirs").read_bytes() == b"kept"
+    found = dict(_scalars(ours))
+    assert found["train/loss/ae", 1] == 3.0 and found["train/loss/par", 2] == 2.0
+    assert found["train/text_tokens", 2] == 8192.0 and found["held-out/perplexity/par", 2] == 80.0
+    mixed = {"event": "step", "step": 3, "time": 1.0, "loss": {"ae": 2.0, "par": None}, "speed": 5, "on": True}
+    assert dict(curves(mixed)) == {"loss/ae": 2.0, "speed": 5.0}
+
+
+def _scalars(file: Path) -> Iterator[tuple[tuple[str, int], float]]:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    content = file.read_bytes()
+    while content:
+        (size,) = struct.unpack("<Q", content[:8])
+        read = Event.FromString(content[12 : 12 + size])
+        yield from (((v.tag, read.step), v.simple_value or v.tensor.float_val[0]) for v in read.summary.value)
+        content = content[16 + size :]
+
+
+def test_a_missing_tensorboard_is_one_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UniclozeError, match=r"needs the package tensorboard: .* pip install -e '\.\[tensorboard\]'"):
+        write_tensorboard(run, tmp_path / "board")

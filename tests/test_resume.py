@@ -112,27 +112,24 @@ def test_killed_at_the_worst_moment(uninterrupted: Path, moment: str, count: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_spike", ["skip", "go_back"])
-def test_spikes_are_decided_alike_by_a_run_that_was_killed(uninterrupted: Path, on_spike: str) -> None:
+def test_spikes_are_decided_alike_by_a_run_that_was_killed(uninterrupted: Path) -> None:
     """The ledgers of both runs tell of the same spikes once those of repeated steps are counted once."""
     changes: dict[str, Any] = {
-        "training.steps": 40, "training.save_every": 5, "training.evaluate_every": 40, "training.on_spike": on_spike,
+        "training.steps": 40, "training.save_every": 5, "training.evaluate_every": 40, "training.on_spike": "skip",
         "training.spike_factor": 1.2, "model.relative_start": "zero",
     }  # fmt: skip
-    whole, out = uninterrupted / f"{on_spike}-whole", uninterrupted / f"{on_spike}-killed"
+    whole, out = uninterrupted / "skip-whole", uninterrupted / "skip-killed"
     assert finish(uninterrupted, whole, **changes) == 0
     for moment, count in (("update", 18), ("micro-batch", 25)):
         assert finish(uninterrupted, out, moment, count, **changes) == -signal.SIGKILL
     assert finish(uninterrupted, out, **changes) == 0
     assert_same(final_state(out, 40), final_state(whole, 40))
 
-    def spikes(run: Path) -> list[tuple[Any, ...]]:
+    def spikes(run: Path) -> set[tuple[int, str]]:
         events = [event for event in read_ledger(run / "ledger.jsonl") if event["event"] == "spike"]
-        return sorted(
-            {tuple(event.get(key, 0) for key in ("windows_ahead", "step", "action", "to")) for event in events}
-        )
+        return {(event["step"], event["reason"]) for event in events}
 
-    assert {action for _, _, action, _ in spikes(whole)} >= {on_spike} and spikes(out) == spikes(whole)
+    assert spikes(out) == spikes(whole) != set()
 
 
 @pytest.mark.slow
@@ -192,13 +189,15 @@ def test_a_run_whose_terminal_is_closed_saves_and_stops(tmp_path: Path) -> None:
     words += ["--training.steps", "100000", "--training.save_every", "0", "--training.log_every", "1"]
     process, terminal = pty.fork()
     if not process:
+        os.environ.pop("PYTHONUNBUFFERED", None)  # what cannot be written stays in a buffer
         os.execv(sys.executable, [sys.executable, "-m", "unicloze", *words])
     ledger, until = out / "ledger.jsonl", time.monotonic() + 60
     while time.monotonic() < until and not (ledger.exists() and '"event": "step"' in ledger.read_text()):
         if select.select([terminal], [], [], 0.01)[0]:
             os.read(terminal, 2**16)
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) in (128 + signal.SIGHUP, -signal.SIGHUP)
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert code in (128 + signal.SIGHUP, -signal.SIGHUP)
     events = list(read_ledger(ledger))
     assert (events[-1]["event"], events[-1]["signal"]) == ("stop", signal.SIGHUP)
     assert list_checkpoints(out / "checkpoints")[-1].name == f"step-{events[-1]['step']:08d}"

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 import nlu_toys
+from decoding_toys import finish
+from unicloze.decoding import search as module
 from unicloze.decoding.generate import check_settings
 from unicloze.decoding.search import (
+    NEVER,
     Hypothesis,
-    Search,
     TokenConstraints,
     beam_search,
     draw,
@@ -54,15 +56,6 @@ class Table:
     def keep(self, rows: Tensor) -> None:
         self.rows = len(rows)
         self.sizes.append(self.rows)
-
-
-def finish(steps: Search) -> list[list[Hypothesis]]:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: list[list[Hypothesis]] = end.value
-            return found
 
 
 def run(table: Table, layout: GenerationFormat = LAYOUT, **settings: Any) -> list[list[Hypothesis]]:
@@ -289,10 +282,8 @@ def test_finished_sources_leave_the_batch() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (dict(beams=0), "beams is 0"),
-    (dict(min_length=9, max_length=8), "above max_length"),
-    (dict(temperature=0.0), "temperature"),
-    (dict(temperature=float("nan")), "temperature is nan"),
+    (dict(beams=0), "beams is 0"), (dict(min_length=9, max_length=8), "above max_length"),
+    (dict(temperature=0.0), "temperature"), (dict(temperature=float("nan")), "temperature is nan"),
     (dict(temperature=0.5), "temperature is 0.5, but nothing is sampled: set sample to true"),
     (dict(top_k=3), "top_k is 3, but nothing is sampled"),
     (dict(top_p=0.9, beams=2), "top_p is 0.9, but nothing is sampled"),
@@ -301,13 +292,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (dict(early_stop="first", sample=True), "early_stop is first, but beams is 1"),
     (dict(may_repeat=["x"]), "may_repeat is .'x'., but no_repeat_ngram is 0: set it"),
     (dict(length_penalty=float("inf")), "length_penalty is inf"),
-    (dict(length_penalty=1e6), "length_penalty is 1000000.0: give a number from -10 to 10"),
-    (dict(top_p=1.5), "top_p"),
-    (dict(sample=True, beams=2), "set only one of them"),
-    (dict(num_results=2), "as many beams"),
-    (dict(parallel=2, beams=2), "in any order"),
-    (dict(parallel=2), "pseudo masks"),
-]
+    (dict(length_penalty=1e6), "length_penalty is 1000000.0: give a number from -10 to 10"), (dict(top_p=1.5), "top_p"),
+    (dict(sample=True, beams=2), "set only one of them"), (dict(num_results=2), "as many beams"),
+    (dict(parallel=2, beams=2), "in any order"), (dict(parallel=2), "pseudo masks"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED)
@@ -348,3 +336,123 @@ def test_settings_of_a_recipe_give_way_to_given_ones() -> None:
         merged = _giving_way(dataclasses.replace(plain, **{**recipe, **given}), [f"decoding.{name}" for name in given])
         assert is_valid(merged), (recipe, given, merged)
         assert {name: getattr(merged, name) for name in given} == given
+
+
+# Exact candidates, settled tokens and stopping points of a search
+
+
+def candidates(beams: int = 2, longest: int = 3) -> module._Candidates:
+    return module._Candidates.none(1, beams, longest, torch.device("cpu"))
+
+
+def scores(*values: float) -> Tensor:
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def hypothesis(tokens: list[int], log: float, score: float, *, ended: bool) -> Hypothesis:
+    return Hypothesis(tokens=tokens, log_probability=log, score=score, ended=ended)
+
+
+def test_no_candidates() -> None:
+    none = candidates(beams=3, longest=4)
+    assert none.scores.tolist() == none.logs.tolist() == [[NEVER] * 3]
+    assert (none.scores.dtype, none.logs.dtype, none.lengths.dtype) == (torch.float64, torch.float64, torch.long)
+    assert (none.ended.dtype, none.tokens.dtype, none.tokens.shape) == (torch.bool, torch.long, (1, 3, 4))
+    assert none.scores is not none.logs
+    assert none.hypotheses(0, 3) == []
+
+
+def test_the_best_candidates_are_kept_and_ties_go_to_the_earlier() -> None:
+    kept = candidates()
+    kept.add(scores(-2.0, -1.0), scores(-4.0, -2.0), torch.tensor([[[7, 0], [8, 0]]]), ended=True)
+    assert kept.hypotheses(0, 2) == [hypothesis([8], -2.0, -1.0, ended=True), hypothesis([7], -4.0, -2.0, ended=True)]
+    assert kept.hypotheses(0, 1) == [hypothesis([8], -2.0, -1.0, ended=True)]
+    kept.add(scores(-1.0, NEVER), scores(-3.0, NEVER), torch.tensor([[[9, 9, 9], [1, 1, 1]]]), ended=False)
+    expected = [hypothesis([8], -2.0, -1.0, ended=True), hypothesis([9, 9, 9], -3.0, -1.0, ended=False)]
+    assert kept.hypotheses(0, 2) == expected
+    assert (kept.scores.dtype, kept.logs.dtype, kept.lengths.dtype) == (torch.float64, torch.float64, torch.long)
+    assert (kept.ended.dtype, kept.tokens.dtype) == (torch.bool, torch.long)
+
+
+def test_few_candidates_leave_places_empty() -> None:
+    kept = candidates(beams=3)
+    kept.add(scores(-1.0), scores(-2.0), torch.tensor([[[4, 0]]]), ended=True)
+    assert kept.hypotheses(0, 3) == [hypothesis([4], -2.0, -1.0, ended=True)]
+
+
+def settled(tokens: list[list[int]], totals: list[float], kept: module._Candidates, told: list[int]) -> module.Settled:
+    return module._settled([5], torch.tensor([tokens]), torch.tensor([totals]), kept, told, 1)
+
+
+def test_tokens_are_settled_that_all_open_hypotheses_share() -> None:
+    told = [0]
+    assert settled([[1, 2, 3], [1, 2, 4]], [-1.0, -2.0], candidates(), told) == [(5, [1, 2])]
+    assert told == [2]
+    assert settled([[1, 2, 3], [1, 2, 4]], [-1.0, -2.0], candidates(), told) == [] and told == [2]
+    assert settled([[1, 2, 3], [1, 9, 4]], [-1.0, NEVER], candidates(), told) == [(5, [3])] and told == [3]
+    assert settled([[1, 2, 3], [1, 9, 4]], [NEVER, NEVER], candidates(), told) == [] and told == [3]
+
+
+def test_the_best_candidate_limits_what_is_settled() -> None:
+    kept, told = candidates(), [0]
+    kept.add(scores(-9.0), scores(-9.0), torch.tensor([[[1, 2, 0]]]), ended=True)
+    assert settled([[1, 2, 3], [1, 2, 3]], [-1.0, -2.0], kept, told) == [(5, [1, 2])]
+    kept.add(scores(-8.0), scores(-8.0), torch.tensor([[[1, 7, 0]]]), ended=True)
+    told = [0]
+    assert settled([[1, 2, 3], [1, 2, 3]], [-1.0, -2.0], kept, told) == [(5, [1])]
+    assert settled([[1, 2, 3], [1, 2, 3]], [NEVER, NEVER], kept, told) == [(5, [7])] and told == [2]
+    two = module._settled([5, 6], torch.tensor([[[1]], [[1]]]), torch.zeros(2, 1), kept, [0, 0], 1)
+    several = module._settled([5], torch.tensor([[[1]]]), torch.zeros(1, 1), kept, [0], 2)
+    assert two == several == []
+
+
+def is_over(best: list[float], found: list[float], length: int, **settings: object) -> bool:
+    kept = candidates(beams=2)
+    kept.scores = scores(*found)
+    return bool(module._is_over(kept, scores(*best), length, DecodingSettings(beams=2, **settings)))  # type: ignore[arg-type]
+
+
+def test_a_search_is_over_when_nothing_better_can_come() -> None:
+    early: dict[str, object] = {"early_stop": "first", "max_length": 9}
+    assert not is_over([-1.0, -2.0], [-3.0, NEVER], 1, **early)
+    assert is_over([-1.0, -2.0], [-3.0, -4.0], 1, **early)
+    assert is_over([NEVER, NEVER], [-3.0, NEVER], 1, **early)
+    late: dict[str, object] = {"length_penalty": 1.0, "max_length": 7}
+    assert is_over([-4.0, NEVER], [-4.0 / length_penalty(7, 1.0), NEVER], 1, **late)
+    assert not is_over([-4.0, NEVER], [-4.0 / length_penalty(7, 1.0) - 1e-6, NEVER], 1, **late)
+    falling: dict[str, object] = {"length_penalty": -1.0, "max_length": 7}
+    assert is_over([-4.0, NEVER], [-4.0 / length_penalty(3, -1.0), NEVER], 2, **falling)
+    assert not is_over([-4.0, NEVER], [-4.0 / length_penalty(3, -1.0) - 1e-6, NEVER], 2, **falling)
+    several: dict[str, object] = {"num_results": 2, "max_length": 7, "length_penalty": 0.0}
+    assert not is_over([-4.0, NEVER], [-3.0, -5.0], 1, **several)
+    assert is_over([-4.0, NEVER], [-3.0, -4.0], 1, **several)
+
+
+def test_texts_of_chains() -> None:
+    tokens, lengths = torch.tensor([[4, 5, 0, 9], [6, 7, 8, 9], [0, 7, 8, 9]]), torch.tensor([3, -1, 1])
+    found = module._texts(tokens, scores(-3.0, -2.0, -1.0)[0], lengths, DecodingSettings(length_penalty=1.0))
+    assert found == [
+        hypothesis([4, 5], -3.0, -2.25, ended=True),
+        hypothesis([6, 7, 8, 9], -2.0, -4 / 3, ended=False),
+        hypothesis([], -1.0, -1.0, ended=True),
+    ]
+
+
+def test_constants() -> None:
+    assert module.LEAVE_AT == 0.25
+    assert length_penalty(1, 2.0) == 1.0 and length_penalty(7, 1.0) == 2.0 and length_penalty(7, 2.0) == 4.0
+
+
+def test_a_greedy_text_is_cut_off_at_its_length() -> None:
+    layout = GenerationFormat(predicts="next", start=(), stop=0)
+    rules = TokenConstraints(DecodingSettings(max_length=3), layout)
+    steps, told = module.search(Table(2, 1, torch.arange(3.0).expand(3, -1)), rules, [0, 1]), []
+    try:
+        while True:
+            told.append(next(steps))
+    except StopIteration as end:
+        found = end.value
+    assert told == [[(0, [2]), (1, [2])]] * 3
+    log = 3 * float(torch.log_softmax(torch.tensor([0.0, 1.0, 2.0]), 0)[2])
+    assert [[(each.tokens, each.ended) for each in row] for row in found] == [[([2, 2, 2], False)]] * 2
+    assert [row[0].log_probability for row in found] == pytest.approx([log, log])

@@ -284,13 +284,6 @@ def test_what_is_not_json_is_refused(client: Client) -> None:
     assert client.get("/fill").status == 405
 
 
-def test_a_large_body_is_refused_while_it_is_read(client: Client) -> None:
-    content = {"text": "x" * (1 << 20)}
-    answer = client.post("/score", content)
-    assert (answer.status, answer.error) == (413, "The request has more than 1,048,576 bytes: send it in parts.")
-    assert client.get("/health").status == 200
-
-
 @pytest.mark.whole
 def test_a_slow_request_is_refused_and_later_ones_are_answered() -> None:
     with serving(loaded(), Limits(seconds=1.5)) as client:

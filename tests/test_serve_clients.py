@@ -23,7 +23,7 @@ from unicloze import verbs
 from unicloze.decoding import generate, infill
 from unicloze.decoding.embed import embed
 from unicloze.decoding.inputs import generation_format_of
-from unicloze.finetuning.generate import generate_for_records
+from unicloze.finetuning.generate import generate_for_records, record_of
 from unicloze.recipes import load_recipe
 from unicloze.serving.endpoints import CompletionsRequest, GenerateRequest
 from unicloze.serving.served_model import ServedModel
@@ -113,7 +113,7 @@ def test_a_fine_tuned_generator_answers_the_default_request_and_greedily() -> No
     greedy = dataclasses.replace(
         model.recipe, decoding=dataclasses.replace(model.recipe.decoding, beams=1, max_length=8)
     )
-    record = ServedModel(model).record("anna sees")
+    record = record_of(model, "anna sees")
     ((expected,),) = generate_for_records(dataclasses.replace(model, recipe=greedy), [record])
     with serving(model) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
         asked = {"model": "writer", "prompt": "anna sees"}

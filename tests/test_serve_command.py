@@ -18,18 +18,13 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
-from cli_toys import Command, command_of
+from cli_toys import Command
 from conftest import slow_except
 from decoding_toys import loaded
 from hf_toys import save_run
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.serving import run, served_model
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return command_of(capsys)
 
 
 @pytest.fixture

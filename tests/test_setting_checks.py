@@ -10,7 +10,7 @@ import torch
 
 from toys import EOS, MASK, PSEUDO, random_windows, vocabulary
 from unicloze.decoding.embed import rows_to_encode
-from unicloze.interop.stock_export import encoder_inputs, never_written, step_inputs
+from unicloze.interop.stock import encoder_inputs, never_written, step_inputs
 from unicloze.model.from_attention_mask import StepInputs, encoding_batch, slots_of
 from unicloze.objectives import settings_of
 from unicloze.objectives.seq2seq import prefix

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,11 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import nlu_toys
-import unicloze.finetuning.run as room
-from nlu_toys import WORDS, write
+from nlu_toys import WORDS, events_of, finetuned, resumed_alike, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.data import Mixture, TaskData, Turns, encoded, finetuning_steps, unlabelled_text
@@ -29,7 +26,6 @@ from unicloze.tasks import task_heads
 from unicloze.tasks.columns import resolved
 from unicloze.tasks.rows import lay_out
 from unicloze.tasks.several import records_of
-from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.distillation import Teacher
 from unicloze.training.loading import LoadedModel, build_model, load_model
 
@@ -159,16 +155,11 @@ def test_only_output_layers_of_the_same_tags_are_taken_over(start: LoadedModel, 
     assert all(".output." in name for name in drawn)
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        (
-            [SIDE, {**SIZE, "label": "third"}],
-            "has no tagger third with the tags B-LONG, O: give both the same task.parts",
-        ),
-        ([{**SIDE, "labels": ["late", "early"]}, SIZE], "has no tagger side with the tags late, early"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "message"), [
+    ([SIDE, {**SIZE, "label": "third"}],
+     "has no tagger third with the tags B-LONG, O: give both the same task.parts"),
+    ([{**SIDE, "labels": ["late", "early"]}, SIZE], "has no tagger side with the tags late, early"),
+])  # fmt: skip
 def test_a_teacher_has_the_taggers_it_teaches(
     parts: list[dict[str, Any]], message: str, start: LoadedModel, tmp_path: Path
 ) -> None:
@@ -195,7 +186,7 @@ def test_taggers_learn_together_and_are_scored_apart(
     assert each["mean of tasks"] > 95 and result.chosen_by == "mean of tasks"
     assert result.baselines[0].name == "the most common tag of each word or its ending"
 
-    events = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    events = events_of(out)
     losses = [set(event["loss"]) for event in events if event["event"] == "step"]
     assert Counter(len(names) for names in losses) == {1: 100, 10: 100}
     assert {"tags:side"} in losses and {"tags:size"} in losses
@@ -213,41 +204,20 @@ def test_taggers_learn_together_and_are_scored_apart(
 
 @pytest.mark.whole
 def test_a_stopped_run_ends_with_the_same_bits(start: LoadedModel, tmp_path: Path) -> None:
-    files, rates = folder(tmp_path), {"model__hidden_dropout": 0.3}
-    whole = ran(start, files, tmp_path / "whole", **rates)
-
-    class Stop(Exception):
-        pass
-
-    def stopping(*arguments: Any) -> Any:
-        for number, step in enumerate(finetuning_steps(*arguments)):
-            if number == 13:
-                raise Stop
-            yield step
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "finetuning_steps", stopping)
-        with pytest.raises(Stop):
-            ran(start, files, tmp_path / "broken", **rates)
-    resumed = ran(start, files, tmp_path / "broken", **rates)
-    assert (resumed.step, resumed.scores) == (whole.step, whole.scores)
-    one, other = (load_checkpoint(tmp_path / out / "checkpoints" / "step-00000020") for out in ("whole", "broken"))
-    assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+    files = folder(tmp_path)
+    resumed_alike(lambda out: ran(start, files, tmp_path / out, model__hidden_dropout=0.3), 13, folder=tmp_path)
     assert load_model(tmp_path / "whole").recipe.task == load_model(tmp_path / "broken").recipe.task
 
 
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ([{**SIDE, "classes": {"a": "b"}}, SIZE], r"entry 1 has 'classes'; an entry has dev, format, label"),
-        ([{**SIDE, "source": {"text": "text"}}], r"entry 1: the source of a tagger is \{tokens: FIELD\}"),
-        ([{**SIDE, "labels": ["a", "a"]}], r"entry 1: labels is not a list of different tags"),
-        ([SIDE, SIDE], r"two entries are labelled 'side'"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "message"), [
+    ([{**SIDE, "classes": {"a": "b"}}, SIZE], r"entry 1 has 'classes'; an entry has dev, format, label"),
+    ([{**SIDE, "source": {"text": "text"}}], r"entry 1: the source of a tagger is \{tokens: FIELD\}"),
+    ([{**SIDE, "labels": ["a", "a"]}], r"entry 1: labels is not a list of different tags"),
+    ([SIDE, SIDE], r"two entries are labelled 'side'"),
+])  # fmt: skip
 def test_parts_that_make_no_sense_are_refused(parts: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_recipe("cvt-tagging", {"task.parts": parts})
@@ -266,5 +236,5 @@ def test_a_part_without_records_or_with_a_metric_of_texts_is_refused(start: Load
     with pytest.raises(UniclozeError, match=r"one\.jsonl, line 1: no training record is of size"):
         resolved(recipe.task, records_of(one, recipe.task))
     wrong = recipe_for(start, files, task__parts=[{**SIDE, "metrics": ["accuracy"]}])
-    with pytest.raises(UsageError, match=r"task\.parts: accuracy of side does not compare tags"):
-        finetune_run(wrong, start, files, files, tmp_path / "run", progress=False)
+    with pytest.raises(UsageError, match=r"side of task\.parts names accuracy, which compares labels"):
+        finetuned(wrong, start, files, files, tmp_path / "run")

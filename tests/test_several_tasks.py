@@ -9,21 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import nlu_toys
-from test_finetuning_resume import stop_behind
+from nlu_toys import resumed_alike
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.data import Mixture
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.scores import measure, measure_file
 from unicloze.recipes import load_recipe
-from unicloze.report.history import TaskRun
+from unicloze.report.history import History
 from unicloze.settings import Recipe
 from unicloze.tasks.generation import WritingSettings
 from unicloze.tasks.several import records_of, rows_per_epoch
-from unicloze.training.loading import LoadedModel, load_model
+from unicloze.training.loading import LoadedModel
 
 CITIES, PEOPLE = ("berlin", "dublin", "fargo"), ("anna", "carl", "eva")
 KIND = {"label": "kind", "train": "kind.jsonl", "dev": "kind.jsonl", "source": {"word": "text"},
@@ -138,7 +137,7 @@ def test_tasks_are_learned_together_and_scored_apart(
     assert result.scores["mean of tasks"].values == {"mean of tasks": pytest.approx(mean)}
     assert result.baselines[0].name == "the most common answer of each task"
     assert "better than the most common answer of each task (mean of tasks " in result.verdict
-    shown = TaskRun.read(tmp_path / "run")
+    shown = History.read(tmp_path / "run")
     assert {name: shown.errors(name) for name in result.scores} == {n: r.errors for n, r in result.scores.items()}
     assert shown.errors("kind accuracy").keys() == {"kind accuracy"}
 
@@ -155,17 +154,9 @@ def test_tasks_are_learned_together_and_scored_apart(
 
 
 @pytest.mark.whole
-def test_a_stopped_mixture_ends_with_the_same_bits(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_mixture_ends_with_the_same_bits(start: LoadedModel, tmp_path: Path) -> None:
     files, more = folder(tmp_path / "files"), {"finetuning__epochs": 3, "finetuning__evaluations": 1}
-    ran(start, files, tmp_path / "whole", **more)
-    with monkeypatch.context() as patch:
-        stop_behind(patch, 4)
-        assert ran(start, files, tmp_path / "broken", **more).stopped_by
-    ran(start, files, tmp_path / "broken", **more)
-    one, two = (load_model(tmp_path / out / "checkpoints").model.state_dict() for out in ("whole", "broken"))
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    resumed_alike(lambda out: ran(start, files, tmp_path / out, **more), 4, folder=tmp_path)
 
 
 def test_answers_are_compared_as_classes_and_numbers(start: LoadedModel, tmp_path: Path) -> None:

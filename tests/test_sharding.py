@@ -141,10 +141,8 @@ def test_checkpoints_of_a_sharded_model_are_written_while_it_trains(crew: Crew, 
         assert {file.name: file.read_bytes() for file in copied.iterdir()} == {
             file.name: file.read_bytes() for file in checkpoint.iterdir()
         }
-    one = {**job(place, "unilmv2-base", "killed-writing", **settings), "silence": 5.0}
-    gone, survivor = crew.run([{**one, "wrong": "die"}, one])
-    assert gone is None and survivor is not None
-    assert survivor["error"].startswith("process 0 of 2 ended, or its machine did"), survivor
+    one = job(place, "unilmv2-base", "killed-writing", **settings)
+    assert crew.run([{**one, "wrong": "die"}, one], ends_all=True) == [None, None]
     assert {path.name for path in (place / "killed-writing" / "checkpoints").iterdir()} == {".building-step-00000002"}
     trained(crew, place, "unilmv2-base", "killed-writing", **settings)
     for step in (2, 4):
@@ -183,7 +181,7 @@ def test_processes_with_a_share_stop_together(crew: Crew, place: Path) -> None:
 @pytest.mark.whole
 @pytest.mark.parametrize("parallel", slow_except(["shard"], ["replicate", "shard"]))
 def test_processes_that_read_late_compute_and_stop_alike(parallel: str, crew: Crew, place: Path) -> None:
-    """As on GPUs: one reading a step. An update that is not finite on one process is undone on all."""
+    """As on GPUs: one reading a step. Weights that an update made not finite are not saved."""
     settings = {"training.parallel": parallel, "training.steps": 3, "training.evaluate_every": 0}
     settings |= {"training.save_every": 0}
     found = []
@@ -199,9 +197,8 @@ def test_processes_that_read_late_compute_and_stop_alike(parallel: str, crew: Cr
     assert all("step 2: the loss of ae is nan in micro-batch 2" in each["error"] for each in answers if each), answers
     one = {**job(place, "unilmv2-base", f"{parallel}-spoilt", **settings), "late": True, "wrong": "update", "at": 1}
     answers = crew.run([one, one])
-    assert all("the update of step 2 made" in each["error"] for each in answers if each), answers
-    assert all("It was undone. The finite weights of step 1 were saved" in each["error"] for each in answers if each)
-    assert list_checkpoints(place / f"{parallel}-spoilt" / "checkpoints")[-1].name == "step-00000001"
+    assert all("step 3: the loss of ae is nan" in each["error"] for each in answers if each), answers
+    assert not list_checkpoints(place / f"{parallel}-spoilt" / "checkpoints")
     one = {**job(place, "unilmv2-base", f"{parallel}-asked", **settings), "late": True}
     answers = crew.run([one, {**one, "wrong": "signal", "at": 1}])
     assert {(each["step"], each["stopped_by"]) for each in answers if each} == {
@@ -224,11 +221,7 @@ def test_auto_shards_only_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(forecast, "memory_of", lambda _, memory=memory: memory)
         assert forecast.shards(recipe, processes) is found
     monkeypatch.setattr(forecast, "memory_of", lambda _: 2**20)
-    for name, changes in (
-        ("quickstart", {}),
-        ("unilmv2-base", {"training.parallel": "replicate"}),
-        ("awd-lstm", {}),
-    ):
+    for name, changes in (("quickstart", {}), ("unilmv2-base", {"training.parallel": "replicate"}), ("awd-lstm", {})):
         assert not forecast.shards(load_recipe(name, {"training.device": "cpu", **changes}), 2)
     assert forecast.shards(load_recipe("unilmv2-base", {"training.device": "cpu", "training.parallel": "shard"}), 2)
 

@@ -74,9 +74,9 @@ def texts_of(data: Prepared, part: str) -> list[list[str]]:
     sources = {source.name: source for source in getattr(data, part)}
     return [
         [
-            data.tokenizer.decode(shard.tokens[start:end], skip_special=True)
+            data.tokenizer.decode(tokens, skip_special=True)
             for shard in (sources[entry["name"]].shards if entry["name"] in sources else ())
-            for start, end in zip(shard.starts, shard.ends, strict=True)
+            for tokens in shard.documents()
         ]
         for entry in data.lineage["sources"]
     ]
@@ -267,6 +267,10 @@ def split_of(documents: Sequence[tuple[str, int, int, bool]], share: float) -> H
     return split
 
 
+def side_of(split: HeldoutSplit, value: int) -> int:
+    return int(split.sides(np.array([value], dtype=np.uint64))[0])
+
+
 @pytest.mark.parametrize(
     ("sizes", "share", "side", "cut"),
     [
@@ -282,15 +286,15 @@ def test_a_document_is_cut_if_it_is_more_than_four_times_what_is_wanted_or_the_o
     sizes: Sequence[int], share: float, side: int, cut: int
 ) -> None:
     split = split_of([("a", 2**60 + number, size, True) for number, size in enumerate(sizes)], share)
-    assert (split.side(2**60), split.cut_size) == (side, cut)
+    assert (side_of(split, 2**60), split.cut_size) == (side, cut)
 
 
 def test_of_documents_that_are_all_trained_on_one_that_is_long_enough_is_cut() -> None:
     """The document with the smallest hash that is twice as long as needed, otherwise the longest."""
     sizes = [100, 5000, 6000, 90_000]
-    assert [split_of(alone(sizes), NEVER).side(2**60 + number) for number in range(4)] == [TRAIN, CUT, TRAIN, TRAIN]
+    assert [side_of(split_of(alone(sizes), NEVER), 2**60 + number) for number in range(4)] == [TRAIN, CUT, TRAIN, TRAIN]
     split = split_of(alone([100, 4000, 3000]), NEVER)
-    assert [split.side(2**60 + number) for number in range(3)] == [TRAIN, CUT, TRAIN] and split.cut_size == 2000
+    assert [side_of(split, 2**60 + number) for number in range(3)] == [TRAIN, CUT, TRAIN] and split.cut_size == 2000
 
 
 def alone(sizes: Sequence[int]) -> list[tuple[str, int, int, bool]]:
@@ -300,7 +304,7 @@ def alone(sizes: Sequence[int]) -> list[tuple[str, int, int, bool]]:
 
 def test_a_huge_document_whose_hash_is_below_the_share_is_held_out_whole() -> None:
     split = split_of([("a", 2**60, 10**9, True), ("a", 2**63, 100, True)], 0.25)
-    assert (split.side(2**60), split.side(2**63), split.cut_size) == (HELDOUT, TRAIN, 0)
+    assert (side_of(split, 2**60), side_of(split, 2**63), split.cut_size) == (HELDOUT, TRAIN, 0)
 
 
 @pytest.mark.parametrize("text_first", [True, False])
@@ -308,31 +312,31 @@ def test_a_huge_document_to_force_out_is_cut_only_if_every_copy_is_text(text_fir
     copies = [("text", 2**60, 10**6, text_first), ("tokens", 2**60, 10**6, not text_first)]
     others = [(source, 2**61 + number, 10**6, True) for number, source in enumerate(("text", "tokens"))]
     split = split_of([*copies, *others], NEVER)
-    assert (split.side(2**60), split.cut_size) == (HELDOUT, 0)
+    assert (side_of(split, 2**60), split.cut_size) == (HELDOUT, 0)
     split = split_of([copies[0], *others[:1]], NEVER)
-    assert split.side(2**60) == (CUT if text_first else HELDOUT)
+    assert side_of(split, 2**60) == (CUT if text_first else HELDOUT)
 
 
 def test_a_document_that_is_also_in_a_token_shard_is_not_cut() -> None:
     """Otherwise all its tokens would be trained on."""
     shared, other = 2**60, 2**61
     documents = [("text", shared, 10**6, True), ("tokens", shared, 10**6, False)]
-    assert split_of(documents, NEVER).side(shared) == TRAIN
+    assert side_of(split_of(documents, NEVER), shared) == TRAIN
     split = split_of([*documents, ("other", other, 10**6, True)], NEVER)
-    assert (split.side(shared), split.side(other), split.cut_size) == (TRAIN, CUT, 2048)
+    assert (side_of(split, shared), side_of(split, other), split.cut_size) == (TRAIN, CUT, 2048)
 
 
 def test_a_small_document_is_forced_out_rather_than_a_huge_one_of_tokens() -> None:
     hashes = [number * 2**60 for number in range(1, 9)]
     split = split_of([("a", value, 10**9 if number < 3 else 100, False) for number, value in enumerate(hashes)], NEVER)
-    assert [split.side(value) for value in hashes] == [*[TRAIN] * 3, HELDOUT, *[TRAIN] * 4]
+    assert [side_of(split, value) for value in hashes] == [*[TRAIN] * 3, HELDOUT, *[TRAIN] * 4]
 
 
 def test_sides_are_those_of_each_document() -> None:
     draw = random.Random(3)
     values = [draw.getrandbits(64) for _ in range(1000)]
     split = split_of([("a", value, 10, True) for value in values] + [("b", 7, 10, True)], 0.3)
-    expected = [split.side(value) for value in [0, 7, *values]]
+    expected = [side_of(split, value) for value in [0, 7, *values]]
     assert split.sides(np.array([0, 7, *values], dtype=np.uint64)).tolist() == expected
     assert expected[:2] == [DROP, TRAIN] and expected.count(HELDOUT) == sum(value < 0.3 * 2**64 for value in values)
 

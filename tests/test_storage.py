@@ -18,20 +18,18 @@ import pytest
 import torch
 
 from corpora import write_corpus
-from test_prepare import content, sentence
+from test_prepare import content, run, sentence
 from test_resume import finish
 from unicloze import storage
 from unicloze.comparison.contestants import contestants
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import CHECKPOINTS, LEDGER, LONGEST_LINE, MANIFEST, WEIGHTS
-from unicloze.pretraining import run
+from unicloze.pretraining import run as pretraining_run
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.storage import Status, file_at, is_url, problem_with, shown, stored_files
-from unicloze.text import documents, lineage, portions
+from unicloze.text import documents, lineage, pipeline
 from unicloze.text.documents import find_files, other_files, read_documents
-from unicloze.text.prepare import Prepared, prepare_data
 from unicloze.training.checkpoint import list_checkpoints, load_newest, save_checkpoint, write_checkpoint
 from unicloze.training.copies import Copies
 from unicloze.training.ledger import read_ledger
@@ -67,11 +65,6 @@ def read(url: str) -> list[str]:
     return [document.text for document in read_documents(url)]
 
 
-def prepare(corpus: str, out: Path, jobs: int = 1, **options: Any) -> Prepared:
-    data = DataSettings(corpus=[corpus], heldout_share=0.1, **options)
-    return prepare_data(data, TokenizerSettings(vocab_size=200), out, progress=False, jobs=jobs)
-
-
 def test_every_kind_of_file_is_read_from_a_url(memory: Any) -> None:
     packed = pyarrow.compress(jsonl(TEXTS[20:30]), codec="zstd", asbytes=True)
     for name, raw in {
@@ -88,10 +81,8 @@ def test_every_kind_of_file_is_read_from_a_url(memory: Any) -> None:
     assert read("memory://texts/*.jsonl*") == TEXTS[10:40]
     assert read("memory://texts/**/*.parquet") == TEXTS[40:50]
     assert read("memory://texts/1.jsonl") == TEXTS[10:20]
-    assert [str(file) for file in find_files("memory://texts/[01].*")] == [
-        "memory:///texts/0.txt",
-        "memory:///texts/1.jsonl",
-    ]
+    expected = ["memory:///texts/0.txt", "memory:///texts/1.jsonl"]
+    assert [str(file) for file in find_files("memory://texts/[01].*")] == expected
     assert other_files("memory://texts") == {".md": 1, "hidden": 1}
 
 
@@ -118,9 +109,9 @@ def test_a_corpus_on_a_storage_gives_the_bytes_of_the_same_corpus_on_a_disk(memo
         raw = jsonl(TEXTS[number * 20 : number * 20 + 20])
         (tmp_path / "texts" / f"{number}.jsonl").write_bytes(raw)
         memory.pipe(f"/texts/{number}.jsonl", raw)
-    on_disk = prepare(str(tmp_path / "texts"), tmp_path / "disk")
-    stored = prepare("memory://texts", tmp_path / "memory", jobs=2)
-    local = prepare(f"file://{tmp_path}/texts/*.jsonl", tmp_path / "local")
+    on_disk = run(str(tmp_path / "texts"), tmp_path / "disk")
+    stored = run("memory://texts", tmp_path / "memory", jobs=2)
+    local = run(f"file://{tmp_path}/texts/*.jsonl", tmp_path / "local")
     assert on_disk.fingerprint == stored.fingerprint == local.fingerprint
     tokens = [
         {name: raw for name, raw in content(tmp_path / out).items() if name.endswith(".ds")}
@@ -135,14 +126,14 @@ def test_a_corpus_on_a_storage_gives_the_bytes_of_the_same_corpus_on_a_disk(memo
 
 @pytest.mark.whole
 def test_processes_read_ranges_of_stored_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "PORTION", 1)
+    monkeypatch.setattr(pipeline, "PORTION", 1)
     (tmp_path / "texts").mkdir()
     for number in range(3):
         (tmp_path / "texts" / f"{number}.jsonl").write_bytes(jsonl(TEXTS[number * 20 : number * 20 + 20]))
     url = f"file://{tmp_path}/texts/*.jsonl"
-    prepared = prepare(url, tmp_path / "one")
+    prepared = run(url, tmp_path / "one")
     assert prepared.lineage["sources"][0]["portions"] == 3
-    prepare(url, tmp_path / "two", jobs=2)
+    run(url, tmp_path / "two", jobs=2)
     assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
@@ -151,18 +142,18 @@ def test_an_unchanged_stored_corpus_is_not_read_again(
 ) -> None:
     memory.pipe("/texts/0.jsonl", jsonl(TEXTS[:30]))
     memory.pipe("/texts/1.jsonl", jsonl(TEXTS[30:]))
-    first = prepare("memory://texts", tmp_path / "out")
+    first = run("memory://texts", tmp_path / "out")
     hashed: list[str] = []
     whole = lineage.file_hash
     monkeypatch.setattr(lineage, "file_hash", lambda file: hashed.append(str(file)) or whole(file))
-    assert prepare("memory://texts", tmp_path / "out").fingerprint == first.fingerprint
+    assert run("memory://texts", tmp_path / "out").fingerprint == first.fingerprint
     assert hashed == []
     memory.pipe("/texts/1.jsonl", jsonl(TEXTS[30:]))  # the same bytes, written later
-    assert prepare("memory://texts", tmp_path / "out").fingerprint == first.fingerprint
+    assert run("memory://texts", tmp_path / "out").fingerprint == first.fingerprint
     assert hashed == ["memory:///texts/1.jsonl"]
     memory.pipe("/texts/1.jsonl", jsonl(TEXTS[31:]))
     with pytest.raises(UniclozeError, match=r"memory:///texts/1\.jsonl has changed"):
-        prepare("memory://texts", tmp_path / "out")
+        run("memory://texts", tmp_path / "out")
 
 
 def test_a_storages_name_of_a_version_decides_whether_a_file_changed() -> None:
@@ -214,13 +205,7 @@ def test_a_url_with_credentials_is_refused_without_repeating_them(url: str, tmp_
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "simplecache::s3://bucket/a.txt",
-        "zip://a.txt::s3://bucket/a.zip",
-        "reference://a",
-        "filecache://a",
-        "zip://a.txt",
-    ],
+    ["simplecache::s3://bucket/a.txt", "zip://a.txt::s3://bucket/a.zip", "reference://a", "filecache://a", "zip://a"],
 )
 def test_a_url_that_opens_another_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="it opens one file system through another: give the URL of the files"):
@@ -228,13 +213,8 @@ def test_a_url_that_opens_another_is_refused(url: str) -> None:
 
 
 def test_names_of_stored_files() -> None:
-    assert [is_url(name) for name in ("s3://a/b", "hf://datasets/a/b", "hf:a/b", "a/b", "C:/b")] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert is_url("s3://a/b") and is_url("hf://datasets/a/b")
+    assert not any(map(is_url, ("hf:a/b", "a/b", "C:/b")))
     assert problem_with("abfs://container@account.dfs.core.windows.net/part-?.txt") is None
     assert problem_with("sftp://me@host/texts") is None
 
@@ -247,8 +227,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         find_files("s3://bucket/a.txt")
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(
-        UsageError,
-        match=r'memory://a needs the package fsspec: in the clone, pip install -e "\.\[storage\]"',
+        UsageError, match=r'memory://a needs the package fsspec: in the clone, pip install -e "\.\[storage\]"'
     ):
         find_files("memory://a")
 
@@ -282,7 +261,7 @@ def test_evaluation_files_may_be_stored(memory: Any, tmp_path: Path) -> None:
     memory.pipe("/evaluation.jsonl.gz", gzip.compress(jsonl([text])))
     memory.pipe("/evaluation.parquet", table([text]))
     for url in ("memory://evaluation.jsonl.gz", "memory://evaluation.parquet"):
-        prepared = prepare(str(tmp_path / "texts"), tmp_path / url[-5:], decontaminate=[url])
+        prepared = run(str(tmp_path / "texts"), tmp_path / url[-5:], decontaminate=[url])
         assert prepared.lineage["decontamination"]["names"] == [url]
 
 
@@ -294,13 +273,9 @@ STEPS = 6
 def train(out: Path, url: str | None, **changes: Any) -> None:
     write_corpus(out.parent / "corpus")
     settings = {
-        "data.corpus": [str(out.parent / "corpus")],
-        "training.steps": STEPS,
-        "training.save_every": 2,
-        "training.evaluate_every": 3,
-        "training.precision": "fp32",
-        "training.copy_to": url,
-    }
+        "data.corpus": [str(out.parent / "corpus")], "training.steps": STEPS, "training.save_every": 2,
+        "training.evaluate_every": 3, "training.precision": "fp32", "training.copy_to": url,
+    }  # fmt: skip
     pretrain_run(load_recipe("quickstart", toy_overrides() | settings | changes), out, progress=False)
 
 
@@ -317,15 +292,15 @@ def weights(out: Path) -> dict[str, bytes]:
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """End the next run with an error as soon as the checkpoint of a step was saved and copied."""
-    save = run._Run._save
+    save = pretraining_run._Run._save
 
     def save_and_stop(self: Any, state: Any) -> None:
         save(self, state)
         if state.step == step:
-            monkeypatch.setattr(run._Run, "_save", save)
+            monkeypatch.setattr(pretraining_run._Run, "_save", save)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(run._Run, "_save", save_and_stop)
+    monkeypatch.setattr(pretraining_run._Run, "_save", save_and_stop)
 
 
 def test_a_run_whose_folder_is_lost_resumes_from_its_copies(
@@ -339,11 +314,8 @@ def test_a_run_whose_folder_is_lost_resumes_from_its_copies(
     shutil.rmtree(tmp_path / "run")
     train(tmp_path / "run", "memory://copies")
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
-    assert (
-        steps_at(memory, "/copies")
-        == [4, 6]
-        == [int(path.name[5:]) for path in list_checkpoints(tmp_path / "run" / CHECKPOINTS)]
-    )
+    assert steps_at(memory, "/copies") == [4, 6]
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path / "run" / CHECKPOINTS)] == [4, 6]
     events = list(read_ledger(tmp_path / "run" / LEDGER))
     assert [event["resumed_from"] for event in events if event["event"] == "start"] == [None, "step-00000004"]
     assert [event["step"] for event in events if event["event"] == "save"] == [2, 4, 6]
@@ -396,15 +368,8 @@ def run_with_copies(tmp_path: Path) -> tuple[Path, Path]:
     for step in (1, 2):
         tokenizer = tmp_path / "tokenizer.json"
         tokenizer.write_text("{}")
-        save_checkpoint(
-            out / CHECKPOINTS,
-            step=step,
-            model={"a": torch.full((2,), step)},
-            optimizers=[],
-            state={},
-            files=[tokenizer],
-            keep=2,
-        )
+        weights = {"a": torch.full((2,), step)}
+        save_checkpoint(out / CHECKPOINTS, step=step, model=weights, optimizers=[], state={}, files=[tokenizer], keep=2)
     (out / LEDGER).write_text('{"event": "start"}\n')
     Copies(f"file://{copied}").update(out)
     return out, copied

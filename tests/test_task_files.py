@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import nlu_toys
+from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.data import open_records
+from unicloze.finetuning.predict import as_glue
+from unicloze.finetuning.scores import check_metrics
 from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.tasks import task_settings
-from unicloze.tasks.groups import Labelled
-from unicloze.training.loading import LoadedModel
+from unicloze.tasks.columns import words_of
+from unicloze.tasks.task import Labelled
+from unicloze.training.loading import LoadedModel, build_model
 
 HALF = "\ud800"
 
@@ -30,15 +36,12 @@ def opened(start: LoadedModel, path: Path, recipe: str) -> Any:
     return open_records(path, nlu_toys.recipe_for(start, recipe, **labels), start.tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "record"),
-    [
-        ("classification", {"id": HALF, "text": "x", "label": "a"}),
-        ("choice", {"context": "x", "choices": [HALF, "y"], "label": 0}),
-        ("tagging", {"tokens": [f"x{HALF}"], "tags": ["O"]}),
-        ("coqa-extractive", {"context": "x", "question": "q", "history": [[HALF, "y"]], "answers": ["x"]}),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "record"), [
+    ("classification", {"id": HALF, "text": "x", "label": "a"}),
+    ("choice", {"context": "x", "choices": [HALF, "y"], "label": 0}),
+    ("tagging", {"tokens": [f"x{HALF}"], "tags": ["O"]}),
+    ("coqa-extractive", {"context": "x", "question": "q", "history": [[HALF, "y"]], "answers": ["x"]}),
+])  # fmt: skip
 def test_half_a_surrogate_pair_is_refused_everywhere(
     start: LoadedModel, tmp_path: Path, recipe: str, record: dict[str, Any]
 ) -> None:
@@ -58,41 +61,22 @@ def question(name: str) -> dict[str, Any]:
     return {"id": name, "question": "q", "answers": [{"text": "x", "answer_start": 0}]}
 
 
-@pytest.mark.parametrize(
-    ("recipe", "name", "text", "message"),
-    [
-        ("classification", "a.jsonl", "[" * 100_000, "line 1: this is not JSON"),
-        ("classification", "a.csv", "text,label,text\nx,a,y\n", "line 1: two columns have the name 'text'"),
-        (
-            "regression",
-            "a.jsonl",
-            '{"text": "x", "label": 1' + "0" * 400 + "}",
-            "line 1: the label 10+.* is not a number",
-        ),
-        ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is not a number"),
-        ("regression", "a.jsonl", '{"text": "x", "label": true}', "line 1: the label True is not a number"),
-        (
-            "squad-v1.1",
-            "a.json",
-            json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": [question("one"), question("one")]}]}]}),
-            "question one: the id 'one' is twice in its file",
-        ),
-        (
-            "squad-v1.1",
-            "a.jsonl",
-            '{"context": "x", "question": "q", "answers": {"text": ["x"], "answer_start": 5}}',
-            "line 1: answer_start and text differ in number",
-        ),
-        ("race", "a.txt", '{"article": "x", "questions": 3, "options": []}', "line 1: its questions, options"),
-        ("race", "a.txt", '{"article": "x", "questions": ["q"], "options": [5], "answers": ["A"]}', "line 1: its"),
-        (
-            "copa",
-            "a.jsonl",
-            '{"premise": "x", "choice1": "y", "choice2": "z", "question": ["cause"]}',
-            "line 1: COPA asks for cause or effect",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "name", "text", "message"), [
+    ("classification", "a.jsonl", "[" * 100_000, "line 1: this is not JSON"),
+    ("classification", "a.csv", "text,label,text\nx,a,y\n", "line 1: two columns have the name 'text'"),
+    ("regression", "a.jsonl", '{"text": "x", "label": 1' + "0" * 400 + "}",
+     "line 1: the label 10+.* is not a number"),
+    ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is not a number"),
+    ("regression", "a.jsonl", '{"text": "x", "label": true}', "line 1: the label True is not a number"),
+    ("squad-v1.1", "a.json", json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": [question("one"),
+     question("one")]}]}]}), "question one: the id 'one' is twice in its file"),
+    ("squad-v1.1", "a.jsonl", '{"context": "x", "question": "q", "answers": {"text": ["x"], "answer_start": 5}}',
+     "line 1: answer_start and text differ in number"),
+    ("race", "a.txt", '{"article": "x", "questions": 3, "options": []}', "line 1: its questions, options"),
+    ("race", "a.txt", '{"article": "x", "questions": ["q"], "options": [5], "answers": ["A"]}', "line 1: its"),
+    ("copa", "a.jsonl", '{"premise": "x", "choice1": "y", "choice2": "z", "question": ["cause"]}',
+     "line 1: COPA asks for cause or effect"),
+])  # fmt: skip
 def test_a_broken_file_is_refused(
     start: LoadedModel, tmp_path: Path, recipe: str, name: str, text: str, message: str
 ) -> None:
@@ -121,18 +105,14 @@ def test_a_race_article_may_have_no_answers(start: LoadedModel, tmp_path: Path) 
     assert "label" not in opened(start, path, "race").records[0].fields
 
 
-@pytest.mark.parametrize(
-    ("text", "columns"),
-    [
-        ("text;label\nanna, eva;a\n", {"text": "anna, eva", "label": "a"}),
-        ('"text, or what";"label"\n"anna; ""eva""";a\n', {"text, or what": 'anna; "eva"', "label": "a"}),
-        ('\n"two\nlines";label\nanna;a\n', {"two\nlines": "anna", "label": "a"}),
-        ('"text;label"\nanna;eva\n', {"text;label": "anna;eva"}),
-        ("text\tlabel\nanna; eva\ta\n", {"text": "anna; eva", "label": "a"}),
-        ("text,a;b\nanna,eva;carl\n", {"text": "anna", "a;b": "eva;carl"}),
-        ("text\nanna;eva\n", {"text": "anna;eva"}),
-    ],
-)
+@pytest.mark.parametrize(("text", "columns"), [
+    ("text;label\nanna, eva;a\n", {"text": "anna, eva", "label": "a"}),
+    ('"text, or what";"label"\n"anna; ""eva""";a\n', {"text, or what": 'anna; "eva"', "label": "a"}),
+    ('\n"two\nlines";label\nanna;a\n', {"two\nlines": "anna", "label": "a"}),
+    ('"text;label"\nanna;eva\n', {"text;label": "anna;eva"}),
+    ("text\tlabel\nanna; eva\ta\n", {"text": "anna; eva", "label": "a"}),
+    ("text,a;b\nanna,eva;carl\n", {"text": "anna", "a;b": "eva;carl"}), ("text\nanna;eva\n", {"text": "anna;eva"}),
+])  # fmt: skip
 def test_the_header_of_a_csv_determines_its_separator(tmp_path: Path, text: str, columns: dict[str, str]) -> None:
     path = tmp_path / "a.csv"
     path.write_text(text, encoding="utf-8-sig")
@@ -160,3 +140,274 @@ def test_fields_have_names_and_no_numbers() -> None:
         UsageError, match=r"each value text: the name of a field, as in the header .* not the number of a col"
     ):
         load_recipe("classification", {"task.fields": "{text: 1, label: 0}"})
+
+
+# Files to predict, with anything in place of the answers, and files of predictions, by their name's ending.
+
+
+@pytest.fixture(scope="module")
+def generator() -> LoadedModel:
+    return nlu_toys.start("quickstart")
+
+
+def tuned(start: LoadedModel, name: str, **settings: Any) -> LoadedModel:
+    """A newly initialised model of a task."""
+    recipe = nlu_toys.recipe_for(start, name, **settings)
+    model = build_model(recipe, start.tokenizer.vocabulary.size)
+    return dataclasses.replace(start, model=model.for_use().eval(), recipe=recipe)
+
+
+SHORT = {"decoding__max_length": 3, "decoding__min_length": 0, "decoding__beams": 1}
+
+
+@pytest.mark.parametrize(("name", "settings", "record", "answers"), [
+    ("classification", {"task__labels": ["a", "b"]}, {"text": "anna"}, {"label": ["", "?", "a", 1.5, None]}),
+    ("regression", {}, {"text": "anna", "pair": "eva"}, {"label": ["", "low", True, None, 3]}),
+    ("choice", {}, {"context": "anna", "choices": ["sees", "plays"]}, {"label": ["", 7, None, "sees"]}),
+    ("tagging", {"task__labels": ["O", "B-X"]}, {"tokens": ["anna", "sees"]}, {"tags": ["", [], ["?", "?"], None]}),
+    ("squad-v2", {}, {"context": "anna sees", "question": "who"}, {"answers": ["", "anna", {"text": [""]}, [3]]}),
+    ("coqa-extractive", {}, {"context": "anna sees", "question": "who"}, {"answers": ["", ["anna"], None],
+     "rationale": [3, "x", None], "rationale_start": ["?", 9, None]}),
+    ("generation", SHORT, {"source": "anna"}, {"target": [[], 3, ""], "references": [[], {}, None]}),
+])  # fmt: skip
+def test_a_file_to_be_predicted_may_hold_anything_as_answers(
+    start: LoadedModel,
+    generator: LoadedModel,
+    tmp_path: Path,
+    name: str,
+    settings: dict[str, Any],
+    record: dict[str, Any],
+    answers: dict[str, list[Any]],
+) -> None:
+    model = tuned(generator if name == "generation" else start, name, **settings)
+    count = len(next(iter(answers.values())))
+    records = [{"id": str(n), **record, **{key: given[n] for key, given in answers.items()}} for n in range(count)]
+    bare = nlu_toys.write(tmp_path / "bare.jsonl", [{"id": str(n), **record} for n in range(count)])
+    wild = nlu_toys.write(tmp_path / "wild.jsonl", records)
+    said = verbs.predict(model, wild, quiet=True)
+    assert said == verbs.predict(model, bare, quiet=True)
+    if name == "generation":
+        assert said == verbs.generate(model, file=wild, quiet=True)
+    with pytest.raises(UniclozeError, match="line "):  # training files are still read strictly
+        open_records(wild, model.recipe, model.tokenizer)
+
+
+def test_tables_to_be_predicted_may_leave_labels_out(start: LoadedModel, tmp_path: Path) -> None:
+    for kind, settings in (("classification", {"task__labels": ["a", "b"]}), ("regression", {})):
+        for between, ending in (("\t", "tsv"), (",", "csv")):
+            file = tmp_path / f"{kind}.{ending}"
+            file.write_text(f"text{between}label\nanna{between}\neva{between}?\ncarl{between}none\n")
+            model = tuned(start, kind, **settings)
+            assert len(verbs.predict(model, file, quiet=True)) == 3
+
+
+@pytest.mark.parametrize(("format_", "content"), [
+    ("swag", "sent1,sent2,ending0,ending1,ending2,ending3,label\na,b,c,d,e,f,{}\n"),
+    ("copa", '{{"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": "{}"}}\n'),
+    ("race", '{{"article": "a", "questions": ["q"], "options": [["b", "c"]], "answers": ["{}"]}}\n'),
+])  # fmt: skip
+def test_published_choices_may_leave_their_answers_out(
+    start: LoadedModel, tmp_path: Path, format_: str, content: str
+) -> None:
+    model = tuned(start, "choice", task__format=format_)
+    for untold in ("", "?", "-1"):
+        (tmp_path / "test").write_text(content.format(untold))
+        assert verbs.predict(model, tmp_path / "test", quiet=True)[0]["prediction"] in range(4)
+    (tmp_path / "test").write_text(content.format("X"))
+    with pytest.raises(UniclozeError, match=r"line .: the right choice is 'X', which is not one of"):
+        verbs.predict(model, tmp_path / "test", quiet=True)
+
+
+@pytest.mark.parametrize(("name", "settings", "record", "labels", "metric"), [
+    ("classification", {"task__labels": ["a", "b"]}, {"text": "anna"}, ["a", "b", "b"], "accuracy"),
+    ("regression", {}, {"text": "anna"}, [1.0, 2.5, 2.0], "correlation"),
+    ("choice", {}, {"context": "anna", "choices": ["sees", "plays"]}, [0, 1, 1], "accuracy"),
+])  # fmt: skip
+def test_a_table_of_predictions_is_measured_against_its_records(
+    start: LoadedModel,
+    tmp_path: Path,
+    name: str,
+    settings: dict[str, Any],
+    record: dict[str, Any],
+    labels: list[Any],
+    metric: str,
+) -> None:
+    model = tuned(start, name, **settings)
+    text = "text" if "text" in record else "context"
+    several = [{"id": f"r{n}", **record, text: nlu_toys.WORDS[n], "label": label} for n, label in enumerate(labels)]
+    records = nlu_toys.write(tmp_path / "dev.jsonl", several)
+    said = verbs.predict(model, records, out=tmp_path / "said.tsv", quiet=True)
+    lines = [line.split("\t") for line in (tmp_path / "said.tsv").read_text().splitlines()]
+    assert [line[0] for line in lines] == ["index", "r0", "r1", "r2"] and lines[0][1] == "prediction"
+    verbs.predict(model, records, out=tmp_path / "said.jsonl", quiet=True)
+    assert [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()] == said
+    for ending in ("tsv", "jsonl"):
+        found = verbs.measure_task(name, tmp_path / f"said.{ending}", records)
+        assert found.to_dict()["results"][metric]["items"] == 3
+
+
+def test_generated_texts_fit_in_a_table(generator: LoadedModel, tmp_path: Path) -> None:
+    model = tuned(generator, "generation", **SHORT)
+    table = tmp_path / "dev.tsv"
+    table.write_text("source\ttarget\nanna\teva\ncarl sees\tberlin\n")
+    said = verbs.predict(model, table, out=tmp_path / "said.tsv", quiet=True)
+    lines = [f"{one['id']}\t{one['prediction']}" for one in said]
+    assert (tmp_path / "said.tsv").read_text().splitlines() == ["index\tprediction", *lines]
+    found = verbs.measure_task("generation", tmp_path / "said.tsv", table, metric="coco")
+    assert found.to_dict()["results"]["coco"]["items"] == 2
+
+
+def test_answers_that_are_compared_by_their_id_need_one_each(generator: LoadedModel, tmp_path: Path) -> None:
+    answers = [("a", "Li"), ("a", "red"), ("b", "red")]
+    records = nlu_toys.write(
+        tmp_path / "dev.jsonl",
+        [{"id": n, "context": "Li is red", "question": "?", "answers": [a]} for n, a in answers],
+    )
+    said = nlu_toys.write(tmp_path / "said.jsonl", [{"id": n, "prediction": "red"} for n, _ in answers])
+    with pytest.raises(UniclozeError, match=r"line 2: the id 'a' is also that of .*line 1"):
+        verbs.measure_task("squad-v1.1", said, records)
+    model = tuned(generator, "generation", **SHORT, task__metrics=["squad"])
+    twice = nlu_toys.write(tmp_path / "twice.jsonl", [{"id": "x", "source": "anna", "target": "eva"}] * 2)
+    for name, lines, says in (
+        ("said.json", twice, "two records have the id 'x'"),
+        ("said.tsv", records, "contains a tab"),
+    ):
+        if name == "said.tsv":
+            lines = nlu_toys.write(tmp_path / "tabs.jsonl", [{"id": "x\ty", "source": "anna"}])
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(UsageError, match=says):
+            patch.setattr("unicloze.finetuning.predict.predict", None)  # nothing is generated before
+            verbs.predict(model, lines, out=tmp_path / name, quiet=True)
+
+
+def test_the_ids_of_records_are_those_of_the_field_that_is_named(tmp_path: Path) -> None:
+    fields = [{"id": 100 + n, "qid": f"q{n}", "text": "anna", "label": "a"} for n in range(2)]
+    records = nlu_toys.write(tmp_path / "dev.jsonl", fields)
+    said = [{"id": f"q{n}", "prediction": "a"} for n in range(2)]
+    given = {"task.fields": {"id": "qid"}}
+    right = nlu_toys.write(tmp_path / "said.jsonl", said)
+    found = verbs.measure_task("classification", right, records, overrides=given)
+    assert found.to_dict()["results"]["accuracy"]["items"] == 2
+    wrong = nlu_toys.write(tmp_path / "wrong.jsonl", said[::-1])
+    with pytest.raises(UniclozeError, match="same order"):
+        verbs.measure_task("classification", wrong, records, overrides=given)
+
+
+@pytest.mark.parametrize("key", ["steps", "warmup_steps", "evaluate_every", "compile"])
+def test_settings_that_fine_tuning_does_not_have_are_refused(key: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"training.{key} cannot be set in fine-tuning: "):
+        verbs.finetune("classification", "no model", tmp_path / "no file", overrides={f"training.{key}": 3})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [({"profil": "xsum"}, "metric_options names profil: .*profile"), ({"profile": "x"}, "'x'")]
+)
+def test_options_that_no_metric_takes_are_refused(options: dict[str, str], says: str) -> None:
+    recipe = load_recipe("generation", {"task.metric_options": options})
+    with pytest.raises(UsageError, match=says):
+        check_metrics(recipe)
+
+
+@pytest.mark.parametrize("name", ["said.csv", "said.txt", "said", "said.jsonl.gz"])
+def test_a_file_name_without_a_known_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"its extension is not a format .*: use one of \.jsonl, \.json, \.tsv, or give"
+    ):
+        verbs.predict("no model", tmp_path / "no file", out=tmp_path / name)
+
+
+def test_what_a_table_cannot_hold_is_refused(start: LoadedModel, tmp_path: Path) -> None:
+    for name, said, message in (
+        ("3", ["O"], "the prediction of 3 is not a class, a quantity or a text: give an --out that ends in .jsonl"),
+        ("3", "two\twords", "the prediction of '3' contains a tab"),
+        ("3", "two\nlines", "the prediction of '3' contains a tab or a newline"),
+        ("a\tb", "yes", r"the id 'a\\tb' contains a tab"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            as_glue([{"id": name, "prediction": said}])
+    file = nlu_toys.write(tmp_path / "x.jsonl", [{"tokens": ["anna"]}])
+    model = tuned(start, "tagging", task__labels=["O", "B-X"])
+    with pytest.raises(UsageError, match="the tags of a sentence are not a class"):
+        verbs.predict(model, file, out=tmp_path / "said.tsv", quiet=True)
+
+
+def test_predictions_are_lists_that_say_how_they_are_shown(generator: LoadedModel, tmp_path: Path) -> None:
+    model = tuned(generator, "generation", **SHORT)
+    table = nlu_toys.write(tmp_path / "dev.jsonl", [{"id": n, "source": "anna", "target": "eva"} for n in "ab"])
+    shown = verbs.predict(model, table, quiet=True)
+    assert str(shown) == "\n".join(json.dumps(one) for one in shown) and shown.to_dict() == list(shown)
+    kept = verbs.predict(model, table, out=tmp_path / "said.tsv", quiet=True)
+    assert str(pickle.loads(pickle.dumps(kept))) == f"{tmp_path / 'said.tsv'}: 2 predictions" and kept == shown
+    text = verbs.generate(model, "anna", quiet=True)
+    assert (str(text), text.to_dict()) == (text[0]["prediction"], text[0])
+
+
+def test_a_raw_text_is_a_record(start: LoadedModel, generator: LoadedModel, tmp_path: Path) -> None:
+    model = tuned(start, "classification", task__labels=["a", "b"], task__fields={"text": "body"})
+    (said,) = found = verbs.predict(model, text="anna sees")
+    file = nlu_toys.write(tmp_path / "x.jsonl", [{"body": "anna sees"}])
+    assert found == verbs.predict(model, file, quiet=True) and found.to_dict() == said
+    pairs = tuned(start, "classification", task__labels=["a", "b"], task__optional=["pair"])
+    nlu_toys.write(file, [{"text": "anna", "pair": "eva"}])
+    assert verbs.predict(pairs, text=["anna", "eva"]) == verbs.predict(pairs, file, quiet=True)
+    squad = tuned(start, "squad-v2")
+    nlu_toys.write(file, [{"context": "anna sees", "question": "who"}])
+    assert verbs.predict(squad, text=["anna sees", "who"]) == verbs.predict(squad, file, quiet=True)
+    writer = tuned(generator, "generation", **SHORT)
+    assert verbs.predict(writer, text="anna") == verbs.generate(writer, "anna")
+
+
+def test_a_tagger_splits_the_words_of_a_raw_text(start: LoadedModel) -> None:
+    model = tuned(start, "tagging", task__labels=["O", "B-X"])
+    (said,) = verbs.predict(model, text="Anna doesn't see (2.5) cats...")
+    assert said["tokens"] == ["Anna", "doesn't", "see", "(", "2.5", ")", "cats", "..."]
+    assert len(said["prediction"]) == 8
+    assert words_of("\u306f\u5317\u4eac well-known, \u0939\u093f\u0928\u094d\u0926\u0940!?") == [
+        "\u306f", "\u5317", "\u4eac", "well-known", ",", "\u0939\u093f\u0928\u094d\u0926\u0940", "!", "?",
+    ]  # fmt: skip
+
+
+def test_a_raw_text_that_is_not_a_record_is_refused(start: LoadedModel, tmp_path: Path) -> None:
+    classes = {"task__labels": ["a", "b"]}
+    for name, settings, given, message in (
+        (
+            "classification",
+            {**classes, "task__optional": ["pair"]},
+            {"text": "a"},
+            "text and pair: give 2 texts, not 1",
+        ),
+        ("classification", {**classes, "task__optional": []}, {"text": ["a", "b"]}, "reads text: give 1 text, not 2"),
+        ("choice", {}, {"text": ["a"]}, "choices, which plain text does not contain: give a --file of records"),
+        (
+            "srl",
+            {"task__labels": ["O"], "task__optional": ["predicate"]},
+            {"text": "a"},
+            "reads predicate, which plain text",
+        ),
+        ("classification", classes, {"text": " "}, "the text is empty"),
+        ("classification", classes, {}, "Give either a text or a file of records to predict"),
+        (
+            "classification",
+            classes,
+            {"text": "a", "overrides": {"task.format": "csv"}},
+            "applies to a file, but a text is given",
+        ),
+    ):
+        with pytest.raises(UsageError, match=message):
+            verbs.predict(tuned(start, name if name != "srl" else "tagging", **settings), **given)
+
+
+def test_what_a_model_cannot_do_is_answered_by_what_it_can(start: LoadedModel) -> None:
+    model = dataclasses.replace(tuned(start, "classification", task__labels=["a", "b"]), path=Path("mine/best/step-1"))
+    it_can = r"it predicts one of several classes .*: `unicloze predict --model mine --text \"Some text.\"`"
+    for ask in (
+        lambda: verbs.fill(model, "anna [MASK]"),
+        lambda: verbs.score(model, "anna"),
+        lambda: verbs.generate(model, "anna"),
+    ):
+        with pytest.raises(UsageError, match=f"a model fine-tuned for classification cannot .*; {it_can}"):
+            ask()
+    assert verbs.embed(model, ["anna"]).shape == (1, model.recipe.model.hidden_size)
+    with pytest.raises(
+        UsageError, match=r"is not a fine-tuned model: .*; it fills masks: `unicloze fill --model none --text"
+    ):
+        verbs.predict(start, text="anna")

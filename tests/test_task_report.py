@@ -15,12 +15,12 @@ import pytest
 from corpora import write_corpus
 from report_toys import Page
 from unicloze import verbs
-from unicloze.evaluation.metrics.registry import metric
-from unicloze.evaluation.metrics.standard_errors import bootstrap_errors, standard_errors
-from unicloze.finetuning.predict import SAMPLES, is_right, samples
+from unicloze.evaluation.metrics.registry import bootstrap_errors, metric, standard_errors
+from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.finetuning.scores import SAMPLES, is_right, samples
+from unicloze.finetuning.seeds import OverSeeds
 from unicloze.records.record import Record
-from unicloze.report.charts import by_class, confusion, deviations, lengths, scatter
-from unicloze.report.history import TaskRun
+from unicloze.report.history import History
 from unicloze.report.page import build_report
 from unicloze.tasks import task_settings
 
@@ -58,7 +58,9 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_shows_scores_and_answers(seeds: Path) -> None:
     path = build_report(seeds / "seed-0")
     text = path.read_text()
-    page, run = Page(text), TaskRun.read(seeds / "seed-0")
+    page, run = Page(text), History.read(seeds / "seed-0")
+    assert len(run.rivals) == 2 and all(rival["name"] in page.words for rival in run.rivals)
+    assert f"{run.values('calibration')['ece']:.2f}" in text
     assert path == seeds / "seed-0" / "report.html"
     assert not re.search(r'(?:src|href)="(?!seed-|#)', text) and "<script" not in text
     accuracy = run.values("accuracy")["accuracy"]
@@ -70,10 +72,10 @@ def test_the_page_shows_scores_and_answers(seeds: Path) -> None:
     for right in ("yes", "<no>"):
         for said in ("yes", "<no>"):
             count = sum(a["prediction"] == said and a["reference"] == right for a in answers)
-            assert f"{right} as {said}: {count} (" in page.words
+            assert any(told.startswith(f"{right} as {said}: {count} (") for told in page.all("title"))
     assert "<b>a</b> a" in page.words  # escaped, not interpreted
     assert text.count('<div class="answer ') == SAMPLES
-    best = max(run.history.evaluations.values(), key=lambda event: event["headline"])
+    best = max(run.evaluations.values(), key=lambda event: event["headline"])
     assert run.best == best and f"best, step {best['step']}" in page.words
     assert text.count('class="mark"') == 3  # the loss and both metrics
 
@@ -82,18 +84,36 @@ def test_the_page_shows_scores_and_answers(seeds: Path) -> None:
 def test_the_predictions_file_measures_itself(seeds: Path) -> None:
     file = seeds / "seed-0" / "dev_predictions.jsonl"
     result = verbs.measure("accuracy", file, file)
-    assert result.values == TaskRun.read(seeds / "seed-0").values("accuracy")
+    assert result.values == History.read(seeds / "seed-0").values("accuracy")
 
 
 @pytest.mark.whole
 def test_several_seeds_have_one_page_with_mean_and_spread(seeds: Path) -> None:
     page = Page(build_report(seeds).read_text())
-    values = [TaskRun.read(seeds / name).values("accuracy")["accuracy"] for name in ("seed-0", "seed-1")]
+    values = [History.read(seeds / name).values("accuracy")["accuracy"] for name in ("seed-0", "seed-1")]
     assert f"{np.mean(values):.2f} \u00b1 {np.std(values, ddof=1):.2f}" in page.words
     links = [href for tag, attributes in page.tags if tag == "a" and not (href := attributes["href"]).startswith("#")]
     assert links == ["seed-0/report.html", "seed-1/report.html"]
     assert all((seeds / str(link)).is_file() for link in links)
     assert "over all 2 seeds" in page.words
+    runs = [History.read(seeds / name) for name in ("seed-0", "seed-1")]
+    assert all(rival["name"] in page.words for rival in runs[0].rivals)
+    assert all(f"{run.values('calibration')['ece']:.2f}" in page.words for run in runs)
+
+
+@pytest.mark.whole
+def test_the_card_of_an_export_says_what_its_rivals_reach(seeds: Path, tmp_path: Path) -> None:
+    verbs.export(seeds / "seed-0", "package", tmp_path / "out")
+    card, run = (tmp_path / "out" / "README.md").read_text(), History.read(seeds / "seed-0")
+    for name, event in [("", run.best), *((f"of {rival['name']}: ", rival) for rival in run.rivals)]:
+        value = run.values("accuracy", event)["accuracy"]
+        assert f"| {name}accuracy on 30 records" in card and f"| {value:.2f} % |" in card
+
+
+def test_small_values_are_shown_and_percents_have_two_digits() -> None:
+    result = MetricResult(metric="loss", values={"mse": 0.00312, "accuracy": 50}, items=2, units={"mse": ""})
+    assert [result.shown(name) for name in result.values] == ["0.00312", "50.00"]
+    assert OverSeeds.of([0.001, 0.003]).shown("s") == "0.002 s \u00b1 0.001414 s"
 
 
 @pytest.mark.whole
@@ -115,40 +135,6 @@ def test_a_run_that_was_killed_has_a_page(seeds: Path, tmp_path: Path, kept: int
     page = Page(build_report(tmp_path).read_text())
     assert "still running, or killed" in page.words
     assert ("No predictions are kept" in page.words) and ("No samples are kept" in page.words)
-
-
-def test_every_label_of_a_matrix_has_its_row_and_unknown_ones_come_last() -> None:
-    chart = Page(confusion(["a", "b", "x"], ["a", "a", "b"], ["b", "a"]))
-    names = [text for text in chart.texts if text in ("a", "b", "x")]
-    assert names == ["b", "b", "a", "a", "x", "x"]
-    assert "a as b: 1 (50.0%)" in chart.words and "b as x: 1 (100.0%)" in chart.words
-    many = [str(number) for number in range(50)]
-    listed = Page(confusion([*many[1:], "0"], many, many)).words
-    assert "most frequent confusions" in listed and confusion([], [], ["a"]).startswith("<p")
-
-
-def test_classes_have_precision_recall_and_f1() -> None:
-    words = Page(by_class(["a", "a", "b", "b"], ["a", "b", "b", "b"], ["a", "b"])).words
-    assert "a 1 50.0 100.0 66.7" in words and "b 3 100.0 66.7 80.0" in words
-
-
-def test_quantities_are_dots_and_their_deviations() -> None:
-    assert scatter([1.0, 2.0, math.nan], [1.0, 3.0, 2.0]).count("<circle") == 2
-    assert scatter([1.0] * 9000, list(range(9000))).count("<circle") == 3000
-    assert scatter([2.0], [2.0]).count("<circle") == 1
-    words = Page(deviations([1.0, 4.0], [2.0, 2.0])).words
-    assert "mean absolute error 1.5" in words and "root mean squared error 1.581" in words
-
-
-@pytest.mark.parametrize("odd", [math.nan, math.inf, 1e308, -1.7e308])
-def test_a_quantity_that_cannot_be_drawn_is_counted_and_left_out(odd: float) -> None:
-    whole = [1.0, 4.0, 2.5], [2.0, 2.0, 3.0]
-    note = '<p class="note">1 value left out: infinite, undefined or too large</p>'
-    for chart in (scatter, deviations):
-        for said, right in (([*whole[0], odd], [*whole[1], 0.0]), ([*whole[0], 0.0], [*whole[1], odd])):
-            assert chart(said, right) == chart(*whole) + note
-        assert "Nothing to compare" in chart([odd], [odd])
-        assert not re.search(r"\b(nan|inf)\b", chart([1e300, -1e300], [-1e300, 1e300]))
 
 
 def test_seeds_of_which_one_is_infinite_have_a_mean_and_no_deviation(tmp_path: Path) -> None:
@@ -179,14 +165,6 @@ def test_the_page_of_a_regression_that_diverged(tmp_path: Path) -> None:
     page = Page(build_report(tmp_path).read_text())
     assert "4 values left out: infinite, undefined or too large" in page.words
     assert "mean absolute error 0.5" in page.words
-
-
-def test_lengths_are_counted_in_bins() -> None:
-    words = Page(lengths([0, 1, 2, 2], [2, 2, 30, 31])).words
-    told = dict(re.findall(r"(\d+ to \d+ words: )(\d+) predicted", words))
-    assert sum(map(int, told.values())) == 4
-    assert "30 to 31 words: 2 gold" in words or "30 to 34 words: 2 gold" in words
-    Page(lengths([0], [0]))
 
 
 def answered(said: list[Any], right: list[Any]) -> tuple[list[dict[str, Any]], list[Record]]:
@@ -242,7 +220,7 @@ def test_the_page_says_when_the_likeliest_checkpoint_is_kept(tmp_path: Path) -> 
     ]  # fmt: skip
     lines = [json.dumps({"schema": 1, "time": 0.0, **event}) for event in (start, *evaluations)]
     (tmp_path / "ledger.jsonl").write_text("\n".join(lines) + "\n")
-    run = TaskRun.read(tmp_path)
+    run = History.read(tmp_path)
     assert run.best_step == 0 and run.values("accuracy") == {"accuracy": 60.0}
     words = Page(build_report(tmp_path).read_text()).words
     assert "selected the best checkpoint, the likeliest of those within a standard error of its highest." in words

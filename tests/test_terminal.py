@@ -9,15 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from cli_toys import Command, command_of
+from cli_toys import Command
 from unicloze import terminal, verbs
 from unicloze.errors import UniclozeError
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return command_of(capsys)
-
 
 # Errors in one sentence
 

@@ -28,7 +28,7 @@ BPE = TokenizerSettings(kind="bpe", vocab_size=320)
 
 
 @pytest.mark.parametrize("settings", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
-def test_special_tokens_of_a_trained_vocabulary(settings: TokenizerSettings) -> None:
+def test_a_trained_tokenizer(tmp_path: Path, settings: TokenizerSettings) -> None:
     tokenizer = Tokenizer.train(TEXTS, settings)
     vocabulary = tokenizer.vocabulary
     assert tokenizer.tokens(range(len(SPECIAL_TOKENS))) == list(SPECIAL_TOKENS)
@@ -37,13 +37,19 @@ def test_special_tokens_of_a_trained_vocabulary(settings: TokenizerSettings) -> 
     assert vocabulary.special.tolist() == list(range(7))
     assert vocabulary.ordinary.tolist() == list(range(7, vocabulary.size))
     assert 7 < vocabulary.size <= settings.vocab_size
-
-
-@pytest.mark.parametrize("settings", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
-def test_id_1_is_never_emitted(settings: TokenizerSettings) -> None:
-    tokenizer = Tokenizer.train(TEXTS, settings)
     ids = tokenizer.encode_batch(["a [unused1] b \x00 \U0001f600 [PAD] [MASK]"])[0]
     assert not np.isin(ids, [0, 1, 3, 4, 5, 6]).any()
+    tokenizer.save(tmp_path)
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        loaded = Tokenizer.load(path)
+        assert loaded.fingerprint == tokenizer.fingerprint
+        assert loaded.vocabulary.special.tolist() == vocabulary.special.tolist()
+        for one, other in zip(loaded.encode_batch(TEXTS), tokenizer.encode_batch(TEXTS), strict=True):
+            assert one.tolist() == other.tolist()
+    theirs = pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(str(tmp_path))
+    assert (theirs.cls_token_id, theirs.sep_token_id) == (vocabulary.sos, vocabulary.eos)
+    assert (theirs.mask_token_id, theirs.pad_token_id, theirs.unk_token_id) == (5, 0, 2)
+    assert theirs(TEXTS[0])["input_ids"] == [vocabulary.sos, *tokenizer.encode(TEXTS[0]).tolist(), vocabulary.eos]
 
 
 @pytest.mark.whole
@@ -115,29 +121,6 @@ def test_a_tokenizer_is_opened_again_once_its_files_change(tmp_path: Path) -> No
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"mask_token": first.tokens([first.vocabulary.eos])[0]}), encoding="utf-8")
     assert Tokenizer.load(tmp_path).vocabulary.mask == first.vocabulary.eos
-
-
-@pytest.mark.parametrize("settings", [WORDPIECE, BPE], ids=["wordpiece", "bpe"])
-def test_save_and_load(tmp_path: Path, settings: TokenizerSettings) -> None:
-    tokenizer = Tokenizer.train(TEXTS, settings)
-    tokenizer.save(tmp_path)
-    for path in (tmp_path, tmp_path / "tokenizer.json"):
-        loaded = Tokenizer.load(path)
-        assert loaded.fingerprint == tokenizer.fingerprint
-        assert loaded.vocabulary.special.tolist() == tokenizer.vocabulary.special.tolist()
-        for one, other in zip(loaded.encode_batch(TEXTS), tokenizer.encode_batch(TEXTS), strict=True):
-            assert one.tolist() == other.tolist()
-
-
-def test_transformers_reads_what_is_saved(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    tokenizer = Tokenizer.train(TEXTS, WORDPIECE)
-    tokenizer.save(tmp_path)
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path))
-    vocabulary = tokenizer.vocabulary
-    assert (theirs.cls_token_id, theirs.sep_token_id) == (vocabulary.sos, vocabulary.eos)
-    assert (theirs.mask_token_id, theirs.pad_token_id, theirs.unk_token_id) == (5, 0, 2)
-    assert theirs(TEXTS[0])["input_ids"] == [vocabulary.sos, *tokenizer.encode(TEXTS[0]).tolist(), vocabulary.eos]
 
 
 KINDS = {"wordpiece": wordpiece, "bpe": byte_level, "roberta": roberta_like, "sentencepiece": sentencepiece}
@@ -217,7 +200,7 @@ def test_one_space_before_a_mask_is_removed_if_tokens_include_spaces() -> None:
         assert taking.tokens(taking.encode("a \n <mask>")) == ["a", "<mask>"]
 
 
-@pytest.mark.parametrize("model", ["Unigram", "WordLevel", "BPE", "merged BPE"])
+@pytest.mark.parametrize("model", ["Unigram", "WordLevel", "BPE", "merged BPE", "marked BPE"])
 def test_special_tokens_of_every_model_are_out_of_reach(model: str) -> None:
     specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
     words = [*specials, "a", "<", "/", "s", ">", "</", "</s", "</s>a"]
@@ -230,6 +213,9 @@ def test_special_tokens_of_every_model_are_out_of_reach(model: str) -> None:
             table, [("<", "/"), ("</", "s"), ("</s", ">"), ("</s>", "a")], unk_token="<unk>"
         ),
     }
+    marked = {word: i for i, word in enumerate([*specials, "a", "<", "@/", "@s", "@>", "</", "</s"])}
+    merges = [("<", "@/"), ("</", "@s"), ("</s", "@>")]
+    made["marked BPE"] = lambda: tokenizers.models.BPE(marked, merges, unk_token="<unk>", continuing_subword_prefix="@")
     backend = tokenizers.Tokenizer(made[model]())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(specials)
@@ -239,33 +225,13 @@ def test_special_tokens_of_every_model_are_out_of_reach(model: str) -> None:
     spelled = tokenizer.tokens(ids)
     assert "</s>" not in spelled and "<mask>" not in spelled
     assert spelled[0] == "a" and "behind" in spelled
-    if model == "merged BPE":
-        assert spelled[1:3] == ["</s", ">"]
-
-
-def test_merges_of_marked_pieces_do_not_spell_special_tokens() -> None:
-    specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
-    words = [*specials, "<", "@/", "@s", "@>", "</", "</s", "a"]
-    merges = [("<", "@/"), ("</", "@s"), ("</s", "@>")]
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(
-            {word: i for i, word in enumerate(words)}, merges, unk_token="<unk>", continuing_subword_prefix="@"
-        )
-    )
-    backend.add_special_tokens(specials)
-    tokenizer = Tokenizer(backend)
-    assert tokenizer.tokens(tokenizer.encode_batch(["</s>"])[0]) == ["</s", "@>"]
+    if "merged" in model or "marked" in model:
+        assert spelled[1:3] == ["</s", ">" if "merged" in model else "@>"]
 
 
 def vocab_txt(path: Path, words: list[str]) -> Path:
     path.write_text("\n".join(words) + "\n", encoding="utf-8")
     return path
-
-
-def test_a_vocabulary_of_special_tokens_only_is_refused(tmp_path: Path) -> None:
-    path = vocab_txt(tmp_path / "vocab.txt", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
-    with pytest.raises(UniclozeError, match=r"vocab\.txt has only special tokens: give another --tokenizer"):
-        Tokenizer.load(path)
 
 
 def test_vocab_txt(tmp_path: Path) -> None:
@@ -278,6 +244,16 @@ def test_vocab_txt(tmp_path: Path) -> None:
     assert vocabulary.ordinary.tolist() == [7, 8, 9, 10]
     assert tokenizer.encode("The cats [MASK] dog").tolist() == [7, 8, 9, 6, 3]
     assert Tokenizer.load(path).fingerprint == tokenizer.fingerprint
+    roles = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    cased = Tokenizer.load(vocab_txt(tmp_path / "vocab.txt", [*roles, "Paris"]))
+    assert cased.encode_batch(["Paris paris"])[0].tolist() == [5, 1]
+    assert cased.vocabulary.pseudo is None, "there is no id to spare"
+    for words, problem in (
+        (roles, "has only special tokens: give another --tokenizer"),
+        ([*roles[:4], "a"], r"has no \[MASK\] token \(nor <mask>\)"),
+    ):
+        with pytest.raises(UniclozeError, match=rf"vocab\.txt {problem}"):
+            Tokenizer.load(vocab_txt(path, words))
 
 
 BERT_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "paris", "é", "e", "中", "##国", "中国"]
@@ -302,11 +278,6 @@ def test_how_text_is_put_for_a_vocab_txt(
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in ("Paris", "paris É é", "中国"):
         assert tokenizer.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
-
-
-def test_a_cased_vocabulary_keeps_its_capitals(tmp_path: Path) -> None:
-    path = vocab_txt(tmp_path / "vocab.txt", [*BERT_WORDS[:5], "Paris"])
-    assert Tokenizer.load(path).encode_batch(["Paris paris"])[0].tolist() == [5, 1]
 
 
 @pytest.mark.parametrize("key", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
@@ -336,15 +307,8 @@ def test_a_tokenizer_json_that_its_configuration_contradicts(tmp_path: Path, key
 
 def test_sentencepieces_case_is_compared_too(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    pieces = [
-        ("<pad>", 0.0),
-        ("<unk>", 0.0),
-        ("[CLS]", 0.0),
-        ("[SEP]", 0.0),
-        ("[MASK]", 0.0),
-        ("▁e", -1.0),
-        ("▁É", -1.0),
-    ]
+    specials = [(name, 0.0) for name in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
+    pieces = [*specials, ("▁e", -1.0), ("▁É", -1.0)]
     transformers.AlbertTokenizer(vocab=pieces).save_pretrained(tmp_path)
     assert Tokenizer.load(tmp_path).encode("É").tolist() == [5]
     file = tmp_path / "tokenizer_config.json"
@@ -359,17 +323,6 @@ def test_sentencepieces_case_is_compared_too(tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"do_lower_case": True}))
     with pytest.raises(UniclozeError, match=r"do_lower_case is true, but .* does not lower-case"):
         Tokenizer.load(tmp_path)
-
-
-def test_no_id_to_spare_for_the_pseudo_mask(tmp_path: Path) -> None:
-    path = vocab_txt(tmp_path / "v.txt", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
-    assert Tokenizer.load(path).vocabulary.pseudo is None
-
-
-def test_a_missing_role_is_named(tmp_path: Path) -> None:
-    path = vocab_txt(tmp_path / "v.txt", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"])
-    with pytest.raises(UniclozeError, match=r"v\.txt has no \[MASK\] token \(nor <mask>\)"):
-        Tokenizer.load(path)
 
 
 def test_roberta_names(tmp_path: Path) -> None:

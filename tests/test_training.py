@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,23 @@ from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate, predicts_tokens
-from unicloze.mixtures import parts
+from unicloze.mixtures import Phase, parts
 from unicloze.model.model import UnifiedModel, perplexity
-from unicloze.objectives import settings_of
+from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
-from unicloze.settings import ObjectiveSettings, TrainingSettings
-from unicloze.training.batches import MicroBatch
+from unicloze.settings import ObjectiveSettings, Recipe, TrainingSettings
+from unicloze.training import loop
+from unicloze.training.batches import MicroBatch, mask_rates, rows_of_parts
 from unicloze.training.checkpoint import load_newest
+from unicloze.training.divergence import cure
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import build_model, load_model
-from unicloze.training.loop import Compute, Hooks, TrainState, accumulate_gradients, clip_gradient, fit
-from unicloze.training.optimizers import build_optimizers, schedule_factor
+from unicloze.training.lock import free_after
+from unicloze.training.loop import Compute, Hooks, Interruption, TrainState, accumulate_gradients, fit, non_finite
+from unicloze.training.optimizers import build_optimizers, schedule_factor, set_learning, set_learning_rate
+from unicloze.training.parallel import World
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 
@@ -75,16 +80,6 @@ def test_loss_is_the_mean_over_the_global_batch_times_its_coefficient() -> None:
                 )
                 total[name] += nats[target.weights.flatten() > 0].tolist()
     assert losses == pytest.approx({name: np.mean(values) for name, values in total.items()}, rel=1e-5)
-
-
-def test_clipping_scales_the_whole_gradient() -> None:
-    state = TrainState(model=toys.model(), optimizers=[])
-    accumulate_gradients(state, micro_batches(4, 1, settings_of()), TrainingSettings(), CPU, str)
-    before = gradients(state.model)
-    norm = clip_gradient(state.model, 0.0)
-    assert norm == pytest.approx(math.sqrt(sum(float(g.pow(2).sum()) for g in before)), rel=1e-5)
-    clip_gradient(state.model, norm / 2)
-    torch.testing.assert_close(gradients(state.model)[0], before[0] / 2)
 
 
 def test_schedules() -> None:
@@ -170,30 +165,6 @@ def test_a_signal_is_handled_after_the_micro_batch_and_the_step_is_repeated(micr
     fit(state, steps(state.step), settings, CPU, hooks)
     for one, other in zip(state.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_a_loss_that_is_not_finite_stops_before_the_update() -> None:
-    state = trained("adamw")
-    with torch.no_grad():
-        state.model.token_head.bias[20] = math.nan
-    before = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
-
-    def steps() -> Any:
-        while True:
-            yield micro_batches(4, 2, settings_of())
-
-    hooks = Hooks(
-        log=lambda *_: None, evaluate=lambda _: None, save=lambda _: None, describe=lambda _: "book.txt, document 3"
-    )
-    settings = TrainingSettings(steps=5, warmup_steps=0)
-    with pytest.raises(
-        UniclozeError, match=r"before the update of step 1: the loss of ae is nan.*book.txt, document 3"
-    ):
-        fit(state, steps(), settings, CPU, hooks)
-    assert all(
-        torch.equal(tensor, before[name]) or name == "token_head.bias"
-        for name, tensor in state.model.state_dict().items()
-    )
 
 
 def floor(vocab: int, mask: float, random: float) -> float:
@@ -331,3 +302,175 @@ def test_frozen_parts_stay_as_they_are_and_the_others_learn(tmp_path: Path) -> N
     everything = overrides | {"training.frozen": ["backbone", "token_head"]}
     with pytest.raises(UsageError, match="leave out those to train"):
         pretrain_run(load_recipe("quickstart", everything), tmp_path / "b", progress=False)
+
+
+ADVICE = "do something else"
+
+
+def micro_batch(rows: int = 2, place: str = "") -> MicroBatch:
+    return MicroBatch(make_examples(random_windows(rows, 16), vocabulary(), settings_of()), None, place=place)
+
+
+def described(each: MicroBatch) -> str:
+    return each.place
+
+
+def test_the_signal_to_stop_for() -> None:
+    assert Interruption().heeded == 0 and Interruption(signal=2).heeded == 2
+    assert Interruption(signal=2, agreed=0).heeded == 0 and Interruption(signal=0, agreed=15).heeded == 15
+
+
+def test_precision_of_a_computation() -> None:
+    for precision, is_lower in (("bf16", True), ("fp32", False)):
+        with Compute(device=torch.device("cpu"), precision=precision).autocast():
+            assert torch.is_autocast_enabled("cpu") is is_lower
+            assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+def test_errors_name_the_first_two_micro_batches_with_rows() -> None:
+    given = [micro_batch(place="a"), MicroBatch(micro_batch().examples[:0], None, place="none"), micro_batch(place="b")]
+    error = non_finite("the loss is nan", [*given, micro_batch(place="c")], described)
+    assert str(error) == "the loss is nan; its rows are from a; b"
+    assert str(non_finite("the loss is nan", given[:1], described)) == "the loss is nan; its rows are from a"
+
+
+def test_what_helps_after_a_divergence() -> None:
+    rate = "run the same command with a lower --training.learning_rate"
+    restart = "or start in another --out with a longer warm-up"
+    assert cure(skip=True) == f"{rate}, --training.clip_norm 1.0 or --training.on_spike skip, {restart}"
+    assert cure(skip=False) == f"{rate} or --training.clip_norm 1.0, {restart}"
+    rates = {f"training.{each.name}" for each in dataclasses.fields(TrainingSettings) if "learning_rate" in each.name}
+    assert len(rates) == 3 and rates <= free_after("NonFiniteError") and not rates & free_after(None)
+
+
+def test_what_a_run_says_when_numbers_are_not_finite() -> None:
+    saved: list[int] = []
+    state = TrainState(model=toys.model(num_layers=1), optimizers=[], step=3)
+    hooks = Hooks(log=print, evaluate=bool, save=lambda each: saved.append(each.step), describe=str)
+    begins = "stopped before the update of step 4: the loss is nan."
+    error = loop.stopped_before_update("the loss is nan", state, hooks, ADVICE)
+    assert str(error) == f"{begins} The finite weights of step 3 were saved: {ADVICE}" and saved == [3]
+    error = loop.stopped_before_update("the loss is nan", state, hooks, ADVICE, "w")
+    assert str(error) == f"{begins} The weights before that step are not finite either (w) and were not saved: {ADVICE}"
+    assert saved == [3]
+
+
+SCHEDULES: list[tuple[dict[str, Any], list[float]]] = [
+    ({"schedule": "constant"}, [0.5, 1, 1, 1, 1, 1]),
+    ({"schedule": "linear"}, [0.5, 1, 1, 0.75, 0.5, 0.25]),
+    ({"schedule": "linear", "final_rate": 0.2}, [0.5, 1, 1, 0.8, 0.6, 0.4]),
+    ({"schedule": "cosine"}, [0.5, 1, 1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
+    ({"schedule": "cosine", "decay_steps": 2}, [0.5, 1, 1, 0.5, 0, 0]),
+    ({"schedule": "wsd", "decay_steps": 2}, [0.5, 1, 1, 1, 1, 0.5]),
+    ({"schedule": "wsd", "decay_steps": 0}, [0.5, 1, 1, 1, 1, 1]),
+    ({"schedule": "wsd", "decay_steps": 4, "final_rate": 0.5}, [0.5, 1, 1, 0.875, 0.75, 0.625]),
+    ({"schedule": "wsd"}, [0.5, 1, 1, 1, 1, 1]),
+    (
+        {"schedule": "slanted_triangular"},
+        [1 / 32, (1 + 31 / 2) / 32, 1, (1 + 31 * 0.75) / 32, (1 + 31 / 2) / 32, (1 + 31 / 4) / 32],
+    ),
+]
+
+
+@pytest.mark.parametrize("settings, factors", SCHEDULES)
+def test_the_rate_of_every_step(settings: dict[str, Any], factors: list[float]) -> None:
+    training = TrainingSettings(**{"steps": 6, "warmup_steps": 2, "final_rate": 0.0, "decay_steps": None, **settings})
+    assert [schedule_factor(step, training) for step in range(6)] == pytest.approx(factors, abs=1e-12)
+
+
+def test_schedules_without_and_with_only_a_warm_up() -> None:
+    def factors(**settings: Any) -> list[float]:
+        training = TrainingSettings(**{"final_rate": 0.0, "decay_steps": None, **settings})
+        return [schedule_factor(step, training) for step in range(training.steps)]
+
+    assert factors(schedule="linear", steps=2, warmup_steps=0) == [1, 0.5]
+    assert factors(schedule="linear", steps=2, warmup_steps=2) == [0.5, 1]
+    assert factors(schedule="slanted_triangular", steps=1, warmup_steps=0) == [1]
+    assert factors(schedule="wsd", steps=30, warmup_steps=0)[-4:] == pytest.approx([1, 1, 2 / 3, 1 / 3])
+    after = TrainingSettings(schedule="linear", steps=2, warmup_steps=2, final_rate=0.0)
+    assert (
+        schedule_factor(2, after) == 0.0
+        and schedule_factor(1, dataclasses.replace(after, steps=1, warmup_steps=1)) == 0.0
+    )
+
+
+def test_groups_learn_from_their_first_step_at_their_own_peak() -> None:
+    model = toys.model(num_layers=2)
+    settings = TrainingSettings(
+        optimizer="adamw", learning_rate=0.5, weight_decay=0.25, betas=(0.5, 0.75), epsilon=1e-3
+    )
+    (optimizer,) = build_optimizers(model, settings, layer_decay=0.5, unfreeze_every=2.5)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    found = {(g["lr"], g["peak_lr"], g["first_step"], g["betas"], g["eps"], g["fused"]) for g in optimizer.param_groups}
+    assert found == {(0.5 * 0.5**d, 0.5 * 0.5**d, round(2.5 * d), (0.5, 0.75), 1e-3, True) for d in range(4)}
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.25}
+    (higher,) = build_optimizers(model, dataclasses.replace(settings, head_learning_rate=2.0))
+    rates = {id(p): group["peak_lr"] for group in higher.param_groups for p in group["params"]}
+    assert all(
+        rates[id(parameter)] == (0.5 if name.startswith("backbone.") else 2.0)
+        for name, parameter in model.named_parameters()
+    )
+    tied = toys.model(num_layers=2, head="linear", head_bias=False)  # as GPT-2: no weight is outside the backbone
+    (own,) = build_optimizers(tied, dataclasses.replace(settings, head_learning_rate=2.0))
+    assert {group["peak_lr"] for group in own.param_groups} == {0.5}
+    set_learning([optimizer], 2)
+    learns = {group["first_step"]: {p.requires_grad for p in group["params"]} for group in optimizer.param_groups}
+    assert learns == {0: {True}, 2: {True}, 5: {False}, 8: {False}}
+    set_learning_rate([optimizer], 0.5)
+    assert sorted({group["lr"] for group in optimizer.param_groups}) == [0.03125, 0.0625, 0.125, 0.25]
+    del optimizer.param_groups[0]["first_step"]
+    set_learning([optimizer], 0)
+    assert all(parameter.requires_grad for parameter in optimizer.param_groups[0]["params"])
+
+
+def test_frozen_weights_belong_to_no_optimiser() -> None:
+    model = toys.model(num_layers=1)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    assert build_optimizers(model, TrainingSettings()) == []
+    weight = next(model.parameters())
+    weight.requires_grad_(True)
+    ((group,),) = [each.param_groups for each in build_optimizers(model, TrainingSettings(optimizer="adamw"))]
+    assert len(group["params"]) == 1 and group["params"][0] is weight
+
+
+def phase(recipe: Recipe, first: int, last: int) -> Phase:
+    names = {field.name for field in dataclasses.fields(Phase)}
+    given = {"recipe": recipe, "first_step": first, "last_step": last, "first_window": 0}
+    assert set(given) == names
+    return Phase(**given)
+
+
+def test_the_mask_rate_of_every_step() -> None:
+    recipe = Recipe(objective=settings_of(mask_rate=0.2, final_mask_rate=0.6), training=TrainingSettings(steps=9))
+    for first, last, expected in ((2, 7, [0.2, 0.3, 0.4, 0.5, 0.6]), (2, 4, [0.2, 0.6]), (2, 3, [0.2])):
+        rates = mask_rates(recipe.objective, phase(recipe, first, last), np.arange(first, last))
+        assert rates is not None and rates.tolist() == pytest.approx(expected)
+
+
+def test_rows_of_a_single_part() -> None:
+    recipe = Recipe(training=TrainingSettings(steps=9, batch_size=5))
+    assert rows_of_parts(phase(recipe, 0, 9), np.arange(2, 5)) == [[range(10, 15), range(15, 20), range(20, 25)]]
+
+
+class TwoProcesses(World):
+    size = 2
+
+
+def test_a_single_process_saves_before_it_fails_on_unreadable_text() -> None:
+    def unreadable() -> Iterator[list[MicroBatch]]:
+        raise UniclozeError("unreadable")
+        yield []
+
+    for world, expected in ((World(), [3]), (TwoProcesses(), [])):
+        saved: list[int] = []
+        state = TrainState(model=toys.model(num_layers=1), optimizers=[], step=3)
+        compute = Compute(device=torch.device("cpu"), precision="fp32", world=world)
+
+        def save(each: TrainState, steps: list[int] = saved) -> None:
+            steps.append(each.step)
+
+        hooks = Hooks(log=lambda *_: None, evaluate=lambda _: False, save=save, describe=described)
+        with pytest.raises(UniclozeError, match="unreadable"):
+            fit(state, unreadable(), TrainingSettings(steps=9), compute, hooks)
+        assert saved == expected

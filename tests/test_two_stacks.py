@@ -14,19 +14,19 @@ from torch import Tensor
 
 import toys
 from corpora import write_corpus
+from objective_toys import row_of
 from unicloze.decoding.steppers import Branches
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, collate
 from unicloze.files import CHECKPOINTS
-from unicloze.model.adaptation import add_low_rank
 from unicloze.model.adapters import LowRankLinear
 from unicloze.model.attention import RelativeBias
 from unicloze.model.inference_model import IncrementalModel
+from unicloze.model.initialization import add_low_rank
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives.causal import CausalSettings, causal
 from unicloze.objectives.denoising import MaskedSpanSettings
 from unicloze.objectives.seq2seq import PrefixSettings, SourceTarget, generates, prefix
-from unicloze.packing import pack
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import FinetuningSettings, ModelSettings
@@ -103,30 +103,13 @@ def whole_row(model: UnifiedModel, settings: SourceTarget, source: Any, target: 
     start = [getattr(vocabulary, role) for role in settings.starts]
     before = [*([vocabulary.sos] if settings.source_start else []), *source.tolist(), vocabulary.eos]
     slots, first = len(before) + len(start) + len(target), len(before)
-    template = prefix_rows(settings, count=1)
     place = np.arange(slots)
     positions = np.where(place < first, place, place - first) if settings.restart_positions else place
-    visible = np.zeros((1, slots, 4), np.int32)
-    visible[0, :, 1] = np.maximum(first, place + 1)
-    predicting = np.arange(first + len(start) - 1, slots)[None].astype(np.int32)
-    answers = dataclasses.replace(
-        template.targets["lm"],
-        slots=predicting,
-        labels=np.zeros_like(predicting),
-        weights=np.ones(predicting.shape, np.float32),
-    )
-    examples = Examples(
-        input_ids=np.array([[*before, *start, *target]], np.int32),
-        position_ids=positions[None].astype(np.int32),
-        segment_ids=(place >= first)[None].astype(np.int32),
-        kinds=np.zeros((1, slots), np.uint8),
-        steps=np.full((1, slots), -1, np.int32),
-        intervals=visible,
-        lengths=np.array([slots], np.int32),
-        mutual=np.array([first], np.int32),
-        text_tokens=np.array([slots], np.int32),
-        targets={"lm": answers},
-    )
+    predicting = np.arange(first + len(start) - 1, slots)
+    examples = row_of(
+        [*before, *start, *target], np.maximum(first, place + 1), predicting, 0 * predicting, position_ids=positions,
+        segment_ids=place >= first, mutual=first,
+    )  # fmt: skip
     with torch.no_grad():
         return model.logits(collate(examples))["lm"][0]
 
@@ -148,36 +131,6 @@ def test_a_step_reads_the_low_rank_updates_of_cross_attention() -> None:
     assert not torch.allclose(expected, whole_row(model_of(**shape), settings, source, []), atol=0.1)
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_no_prediction_sees_its_answer_or_another_row(kind: str) -> None:
-    settings, shape = MODELS[kind]
-    model, examples = model_of(**shape), prefix_rows(settings)
-    with torch.no_grad():
-        before = model.backbone(collate(examples))[-1]
-        row, slot = 0, int(examples.mutual[0]) + len(settings.starts) + 1
-        ids = examples.input_ids.copy()
-        ids[row, slot] += 1
-        after = model.backbone(collate(dataclasses.replace(examples, input_ids=ids)))[-1]
-        changed = (before - after).abs().amax(dim=2) > 1e-7
-        assert not changed[row, :slot].any() and changed[row, slot : examples.lengths[row]].all()
-        assert not changed[1:].any()
-        ids[row, 1] += 1
-        source = model.backbone(collate(dataclasses.replace(examples, input_ids=ids)))[-1]
-        assert ((before - source).abs().amax(dim=2) > 1e-7)[row, : examples.lengths[row]].all()
-        alone = model.backbone(collate(examples[1:2]))[-1][0]
-        real = int(examples.lengths[1])
-        torch.testing.assert_close(alone[:real], before[1, :real], atol=1e-5, rtol=1e-5)
-        packed = pack([collate(examples[:1]), collate(examples[1:3]), collate(examples[3:])])
-        together = model.backbone(packed)[-1][0]
-        first = 0
-        for block in ([0], [1, 2], [3]):
-            width = int(examples.lengths[block].max())
-            for row in block:
-                length = int(examples.lengths[row])
-                torch.testing.assert_close(together[first : first + length], before[row, :length], atol=1e-5, rtol=1e-5)
-                first += width
-
-
 def test_a_text_without_a_target_is_encoded_alone() -> None:
     model = model_of(**T5)
     settings = PrefixSettings(source_start=False, target_start=["pad"])
@@ -196,33 +149,6 @@ def test_rows_without_a_source_are_refused() -> None:
     )
     with pytest.raises(UniclozeError, match="these rows have no source: use an objective such as span_corruption"):
         model_of()(collate(rows))
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "said"),
-    [
-        (
-            "bert-base",
-            {"model.decoder_layers": 2},
-            "the rows of objective masked have no source and target: use span_c",
-        ),
-        (
-            "prefix-lm-base",
-            {"model.decoder_layers": 2},
-            "a decoder needs a start slot before the target: give one or more",
-        ),
-        ("bart-base", {"use.visibility": "left_to_right"}, "an encoder reads in both directions"),
-        ("bart-base", {"model.layer_visibility": ["local"]}, "'local' needs rows in text order"),
-        ("bart-base", {"model.generator_size": 0.5}, "only a model with the target 'rtd' has a generator"),
-        ("mass-base", {"objective.target_start": ["eos", "mask"]}, "the span keeps its positions"),
-        ("mass-base", {"objective.restart_positions": True}, "the span keeps the positions it has in the source"),
-        ("transformer-base", {"model.hidden_size": 36 * 8 + 1, "model.head_size": 8}, "embeddings of an even width"),
-        ("bart-base", {"model.hidden_size": 770}, "it must be a multiple of model.num_heads, 12"),
-    ],
-)
-def test_what_an_encoder_decoder_does_not_support_is_refused(name: str, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        load_recipe(name, changes)
 
 
 def test_a_config_of_unicloze_hf_has_no_decoder() -> None:

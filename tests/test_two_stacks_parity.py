@@ -72,7 +72,7 @@ def same_losses_and_gradients(theirs: Any, model: Any, examples: Examples, batch
     torch.testing.assert_close(found.total / found.weight, expected.loss, atol=1e-5, rtol=1e-5)
     (found.total / found.weight).backward()
     expected.loss.backward()
-    table, _ = toys.table_of(theirs)
+    _, table = toys.beside(theirs)
     given = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     given |= {name: torch.zeros_like(buffer) for name, buffer in theirs.named_buffers()}
     converted = dict(table.ours(given))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -10,34 +11,22 @@ import pytest
 import torch
 
 import toys
-from toys import EOS, MASK, PSEUDO, SOS, random_windows, vocabulary
-from unicloze import keyed, visibility
-from unicloze.example import Examples, Kind, Target, collate
-from unicloze.model.dropout import DropoutKey
-from unicloze.objectives import settings_of
+from objective_toys import CASES, picture, row_of, window_of
+from toys import FIRST_ORDINARY, MASK, PSEUDO, SOS, random_windows, vocabulary
+from unicloze import visibility
+from unicloze.example import Examples, Kind, collate
+from unicloze.objectives import make_examples, settings_of
+from unicloze.objectives.permuted import lay_out_permuted
 from unicloze.objectives.unilmv2 import ALL_MASKED, draw_steps, lay_out, unilmv2
 from unicloze.text.windows import Windows
 
 PLAIN = settings_of(mask_share=1.0, random_share=0.0)
-VARIANTS: list[dict[str, Any]] = [
-    {},
-    {"relative_bias": False},
-    {"norm": "pre"},
-]
+VARIANTS: list[dict[str, Any]] = [{}, {"relative_bias": False}, {"norm": "pre"}]
 
 
 def paper_example() -> Examples:
     """x1 .. x6 are the tokens 11 .. 16; x4 and x5 are predicted first, then x2."""
-    tokens = np.array([[11, 12, 13, 14, 15, 16]], dtype=np.int32)
-    windows = Windows(
-        token_ids=tokens,
-        segment_ids=np.zeros_like(tokens),
-        lengths=np.array([6], dtype=np.int32),
-        maskable=np.ones((1, 6), dtype=bool),
-        keys=keyed.key(0, 0, np.arange(1)),
-        source=np.zeros(1, np.int32),
-        index=np.zeros(1, np.int64),
-    )
+    windows = window_of([11, 12, 13, 14, 15, 16])
     steps = np.array([[-1, 1, -1, 0, 0, -1]], dtype=np.int32)
     return lay_out(windows, steps, vocabulary(), ALL_MASKED, predict=("ae", "par"), pseudo=PSEUDO)
 
@@ -48,10 +37,9 @@ def test_the_papers_example_slot_by_slot() -> None:
     assert example.input_ids[0, :12].tolist() == [11, MASK, 13, MASK, MASK, 16, 14, 15, 12, PSEUDO, PSEUDO, PSEUDO]
     assert example.position_ids[0, :12].tolist() == [0, 1, 2, 3, 4, 5, 3, 4, 1, 3, 4, 1]
     assert example.steps[0, :12].tolist() == [-1, 1, -1, 0, 0, -1, 0, 0, 1, 0, 0, 1]
-    rows = ["".join(map(str, row)) for row in example.visible(0).astype(int)]
-    assert rows == ["111111000000"] * 6 + ["111111110000"] * 2 + ["111111111000"] + ["111111000110"] * 2 + [
-        "111111110001"
-    ]
+    assert picture(example.visible(0)) == ["111111000000"] * 6 + ["111111110000"] * 2 + ["111111111000"] + [
+        "111111000110"
+    ] * 2 + ["111111110001"]
     ae, par = example.targets["ae"], example.targets["par"]
     assert (ae.slots[0, :3].tolist(), ae.labels[0, :3].tolist()) == ([3, 4, 1], [14, 15, 12])
     assert (par.slots[0, :3].tolist(), par.labels[0, :3].tolist()) == ([9, 10, 11], [14, 15, 12])
@@ -63,31 +51,14 @@ def test_without_masks_in_context_they_are_absent() -> None:
     settings = settings_of(targets=["par"], masks_in_context=False)
     examples = unilmv2(windows, vocabulary(), settings)
     with_masks = unilmv2(windows, vocabulary(), dataclasses.replace(settings, masks_in_context=True))
+    assert not (examples.kinds == Kind.MASK).any()
     for row in range(20):
-        kinds = examples.kinds[row]
-        assert not (kinds == Kind.MASK).any()
-        context, masked = (kinds == Kind.CONTEXT).sum(), (kinds == Kind.PSEUDO).sum()
-        assert context + masked == windows.lengths[row]
-        assert np.array_equal(
-            examples.visible(row),
-            visibility.bool_mask(examples.intervals[row, : examples.lengths[row]], examples.lengths[row]),
-        )
-        both = [(e.position_ids[row], e.input_ids[row], e.kinds[row]) for e in (examples, with_masks)]
-        seen = [{(int(p), int(i)) for p, i, k in zip(*e, strict=True) if k == Kind.CONTEXT} for e in both]
+        seen = []
+        for each in (examples, with_masks):
+            slots = np.flatnonzero(each.kinds[row] == Kind.CONTEXT)
+            seen.append(list(zip(each.position_ids[row, slots], each.input_ids[row, slots], strict=True)))
         assert seen[0] == seen[1]
-
-
-def test_the_five_variants_draw_the_same_set() -> None:
-    windows = random_windows(30, 32)
-    sets = []
-    for targets in (["ae"], ["par"], ["ae", "par"]):
-        for factorization in ("block", "token"):
-            settings = settings_of(targets=targets, factorization=factorization)  # type: ignore[arg-type]
-            sets.append(draw_steps(windows, settings, np.full(30, 0.15), vocabulary()) >= 0)
-            examples = unilmv2(windows, vocabulary(), settings)
-            assert list(examples.targets) == targets
-            assert examples.kinds.shape[1] == 32 if targets == ["ae"] else examples.kinds.shape[1] > 32
-    assert all(np.array_equal(sets[0], other) for other in sets)
+        assert len(seen[0]) + (examples.kinds[row] == Kind.PSEUDO).sum() == windows.lengths[row]
 
 
 def one_step_alone(windows: Windows, steps: np.ndarray, row: int, step: int) -> Examples:  # type: ignore[type-arg]
@@ -101,25 +72,10 @@ def one_step_alone(windows: Windows, steps: np.ndarray, row: int, step: int) -> 
     positions = np.concatenate([np.arange(length), earlier, now])
     ids = np.concatenate([context, tokens[earlier], np.full(len(now), PSEUDO)])
     slots = len(ids)
-    ends = np.repeat(np.cumsum(sizes, dtype=np.int64), sizes)
-    intervals = np.concatenate(
-        [
-            visibility.bidirectional(length),
-            visibility._intervals(0, length + ends),
-            visibility._intervals(np.zeros(len(now)), slots),
-        ]
-    )
-    target = Target(
-        slots=np.arange(slots - len(now), slots, dtype=np.int32)[None],
-        labels=tokens[now][None],
-        weights=np.ones((1, len(now)), np.float32),
-    )
-    return Examples(
-        input_ids=ids[None].astype(np.int32), position_ids=positions[None].astype(np.int32),
-        segment_ids=windows.segment_ids[row, positions][None], kinds=np.zeros((1, slots), np.uint8),
-        steps=np.zeros((1, slots), np.int32), intervals=intervals[None], lengths=np.array([slots], np.int32),
-        mutual=np.array([0], np.int32), text_tokens=np.array([length], np.int32), targets={"par": target},
-    )  # fmt: skip
+    ends = [*[length] * length, *(length + np.repeat(np.cumsum(sizes, dtype=np.int64), sizes)), *[slots] * len(now)]
+    segments = windows.segment_ids[row, positions]
+    predicting = np.arange(slots - len(now), slots)
+    return row_of(ids, ends, predicting, tokens[now], position_ids=positions, segment_ids=segments, target="par")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -159,58 +115,6 @@ def test_autoencoding_equals_a_plain_masked_pass(variant: dict[str, Any]) -> Non
             torch.testing.assert_close(state[row, :length], alone[0, :length], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    "variant", [{}, {"targets": ["par"]}, {"factorization": "token"}, {"targets": ["par"], "masks_in_context": False}]
-)
-def test_a_masked_token_reaches_only_later_steps(training: bool, variant: dict[str, Any]) -> None:
-    """Independent of the rule: change x_m in the window, remake the example, compare every prediction."""
-    model = toys.model(dropout=0.1, attention_dropout=0.1)
-    settings = settings_of(mask_rate=0.4, **variant)
-    windows = random_windows(1, 30, seed=11)
-    before = unilmv2(windows, vocabulary(), settings)
-
-    def predictions(examples: Examples) -> dict[tuple[str, int], torch.Tensor]:
-        """Hidden state of each prediction, in a batch of fixed shape with the same dropout."""
-        batch = collate(examples)
-        with torch.no_grad():
-            states = model.backbone(batch, select=True, dropout=DropoutKey(1, 2, 3) if training else None)[-1][0]
-        places = [
-            (name, int(examples.position_ids[0, slot]))
-            for name, target in batch.targets.items()
-            for slot in target.slots[0].tolist()
-        ]
-        return dict(zip(places, states, strict=True))
-
-    reference = predictions(before)
-    step_of = {
-        int(p): int(s)
-        for p, s, k in zip(before.position_ids[0], before.steps[0], before.kinds[0], strict=True)
-        if k == Kind.PSEUDO
-    }
-    hidden_under_mask = [
-        int(p)
-        for p, i, k in zip(before.position_ids[0], before.input_ids[0], before.kinds[0], strict=True)
-        if k == Kind.PSEUDO and i == PSEUDO
-    ]
-    assert len(hidden_under_mask) > 5
-    changed_later = 0
-    for m in hidden_under_mask:
-        tokens = windows.token_ids.copy()
-        tokens[0, m] = toys.FIRST_ORDINARY + (tokens[0, m] - toys.FIRST_ORDINARY + 1) % (50 - toys.FIRST_ORDINARY)
-        after = predictions(unilmv2(dataclasses.replace(windows, token_ids=tokens), vocabulary(), settings))
-        for (name, position), state in after.items():
-            same = torch.equal(state, reference[name, position])
-            if name == "ae" or step_of[position] <= step_of[m]:
-                assert same, f"x_{m} (step {step_of[m]}) leaks into {name} of x_{position}"
-            else:
-                assert not same, (
-                    f"x_{m} (step {step_of[m]}) does not reach {name} of x_{position} (step {step_of[position]})"
-                )
-                changed_later += 1
-    assert changed_later > 10
-
-
 CONSTRUCTORS: dict[str, Any] = {
     "bidirectional": visibility.bidirectional(12),
     "left to right": visibility.left_to_right(12),
@@ -236,12 +140,7 @@ def test_a_slot_no_path_reaches_changes_nothing(name: str, relative_bias: bool) 
     ids = rng.integers(7, 50, slots).astype(np.int32)
 
     def states(ids: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
-        everything = np.arange(slots, dtype=np.int32)[None]
-        examples = Examples(
-            input_ids=ids[None], position_ids=everything, segment_ids=0 * everything, kinds=everything.astype(np.uint8),
-            steps=everything, intervals=intervals[None], lengths=np.array([slots], np.int32), mutual=np.array([0], np.int32),
-            text_tokens=np.array([slots], np.int32), targets={},
-        )  # fmt: skip
+        examples = dataclasses.replace(row_of(ids, 0, [], []), intervals=intervals[None], targets={})
         with torch.no_grad():
             return model.backbone(collate(examples))[-1][0]
 
@@ -263,13 +162,102 @@ def test_steps_may_outnumber_the_window() -> None:
     assert examples.position_ids[1][pseudo[1]].tolist() == [1, 3]
 
 
-def test_rows_are_the_same_alone_and_among_others() -> None:
-    windows = random_windows(40, 32, short=True)
-    together = unilmv2(windows, vocabulary(), settings_of())
-    for row in (0, 7, 39):
-        alone = unilmv2(windows[row : row + 1], vocabulary(), settings_of())
-        length = int(alone.lengths[0])
-        for field in ("input_ids", "position_ids", "segment_ids", "kinds", "steps", "intervals"):
-            assert np.array_equal(getattr(alone, field)[0, :length], getattr(together, field)[row, :length])
-    assert (together.input_ids[:, 0] == SOS).all()
-    assert (together.input_ids == EOS).sum() == 2 * len(windows)
+# Permuted language models
+
+
+ORDINARY = 50 - FIRST_ORDINARY
+
+
+SIX = window_of([SOS, 11, 12, 13, 14, 15], segments=[0, 0, 0, 1, 1, 1])
+STEPS = np.array([[-1, 1, -1, 0, 0, -1]], dtype=np.int32)
+"""13 and 14 are predicted first, then 11."""
+
+
+def drawn(examples: Examples, groups: int) -> list[str]:
+    """Which slot reads which, in groups of three slots."""
+    return [" ".join(line[3 * n : 3 * n + 3] for n in range(groups)) for line in picture(examples.visible(0))]
+
+
+def test_xlnets_row_slot_by_slot() -> None:
+    example = lay_out_permuted(SIX, STEPS, vocabulary(), pseudo=PSEUDO)
+    assert example.lengths.tolist() == [9] and example.mutual.tolist() == [3]
+    assert example.input_ids[0, :9].tolist() == [SOS, 12, 15, 13, 14, 11, PSEUDO, PSEUDO, PSEUDO]
+    assert example.position_ids[0, :9].tolist() == [0, 2, 5, 3, 4, 1, 3, 4, 1]
+    assert example.segment_ids[0, :9].tolist() == [0, 0, 1, 1, 1, 0, 1, 1, 0]
+    assert example.steps[0, :9].tolist() == [-1, -1, -1, 0, 0, 1, 0, 0, 1]
+    assert drawn(example, 3) == [
+        "111 000 000", "111 000 000", "111 000 000", "111 110 000", "111 110 000", "111 111 000",
+        "111 000 000", "111 000 000", "111 110 000",
+    ]  # fmt: skip
+    target = example.targets["par"]
+    assert target.slots[0, :3].tolist() == [6, 7, 8]
+    assert target.labels[0, :3].tolist() == [13, 14, 11]
+    assert target.weights.sum() == 3
+
+
+def test_mpnets_row_slot_by_slot() -> None:
+    example = lay_out_permuted(SIX, STEPS, vocabulary(), ALL_MASKED, pseudo=PSEUDO)
+    assert example.lengths.tolist() == [12]
+    assert example.input_ids[0, :12].tolist() == [SOS, 12, 15, 13, 14, 11, *[MASK] * 3, *[PSEUDO] * 3]
+    assert example.position_ids[0, :12].tolist() == [0, 2, 5, 3, 4, 1, 3, 4, 1, 3, 4, 1]
+    assert drawn(example, 4) == [
+        "111 000 111 000", "111 000 111 000", "111 000 111 000", "111 110 001 000", "111 110 001 000", "111 111 000 000",
+        "111 000 111 000", "111 000 111 000", "111 000 111 000", "111 000 111 000", "111 000 111 000", "111 110 001 000",
+    ]  # fmt: skip
+    target = example.targets["par"]
+    assert (target.slots[0, :3].tolist(), target.labels[0, :3].tolist()) == ([9, 10, 11], [13, 14, 11])
+    same_id = lay_out_permuted(SIX, STEPS, vocabulary(), ALL_MASKED, pseudo=MASK)
+    assert same_id.input_ids[0, 6:12].tolist() == [MASK] * 6
+
+
+@pytest.mark.parametrize("name", ["xlnet", "mpnet"])
+def test_no_other_slot_reads_a_query(name: str) -> None:
+    model = toys.model()
+    batch = collate(make_examples(random_windows(4, 24), vocabulary(), CASES[name]))
+    queries = torch.zeros_like(batch.input_ids, dtype=torch.bool)
+    row, j = batch.targets["par"].weights.nonzero(as_tuple=True)
+    queries[row, batch.targets["par"].slots[row, j]] = True
+    with torch.no_grad():
+        before = model.backbone(batch)[-1]
+        other = dataclasses.replace(batch, input_ids=torch.where(queries, 20, batch.input_ids))
+        after = model.backbone(other)[-1]
+    assert torch.equal(before[~queries], after[~queries])
+    assert not torch.equal(before[queries], after[queries])
+
+
+def test_partial_prediction_and_its_spans() -> None:
+    """One token in six, in spans whose mean length is that of 1 to 5 tokens drawn in proportion to 1/length."""
+    windows = random_windows(3000, 128)
+    objective = dataclasses.replace(CASES["xlnet"], mask_rate=1 / 6, block_probability=0.52, max_span=5)
+    examples = make_examples(windows, vocabulary(), objective)
+    text = windows.maskable.sum(axis=1)
+    predicted = examples.targets["par"].weights.sum(axis=1)
+    assert (predicted >= text / 6).all() and (predicted < text / 6 + 5).all()
+    wanted = 5 / sum(1 / n for n in range(1, 6))
+    whole = draw_steps(
+        windows, dataclasses.replace(objective, factorization="block"), np.full(3000, 1 / 6), vocabulary()
+    )
+    spans = (whole >= 0).sum() / (whole.max(axis=1) + 1).sum()
+    assert abs(spans - wanted) < 0.03
+    assert all(len(set(s[s >= 0].tolist())) * 2 == (s >= 0).sum() for s in examples.steps[:100]), "one token per step"
+
+
+def test_a_mask_and_its_query_show_the_same() -> None:
+    windows = random_windows(600, 64, vocab=1000)
+    examples = make_examples(windows, vocabulary(1000), CASES["mpnet"])
+    by_position = {kind: examples.input_ids[examples.kinds == kind] for kind in (Kind.ORIGINAL, Kind.MASK, Kind.PSEUDO)}
+    truth, mask, query = by_position.values()  # all by row, then step
+    assert np.array_equal(np.where(mask == MASK, PSEUDO, mask), query)
+    shares = {0.8: mask == MASK, 0.1: mask == truth}
+    for share, hits in shares.items():
+        assert abs(hits.mean() - share) < 4.5 * math.sqrt(share * (1 - share) / len(truth)) + 1e-3
+
+
+def test_rows_have_room_for_one_predicted_token_or_as_many_as_asked_for() -> None:
+    one = np.where(STEPS == 1, 0, -1).astype(np.int32)
+    for shown in (None, ALL_MASKED):
+        default, at_least_one, two = (
+            lay_out_permuted(SIX, one, vocabulary(), shown, pseudo=PSEUDO, **most).input_ids.shape[1]
+            for most in ({}, {"most": 1}, {"most": 2})
+        )
+        assert default == at_least_one < two

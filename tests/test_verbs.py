@@ -20,13 +20,11 @@ import toys
 import unicloze
 from conftest import REPOSITORY
 from corpora import write_corpus
-from unicloze import cli, verbs
+from unicloze import cli, recipes, verbs
+from unicloze.cli import completion
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.pretraining import data as run_data
 from unicloze.pretraining.run import RunResult
-from unicloze.recipes import load_recipe, recipe_names, several, task_names
-from unicloze.recipes.several import kept_summaries
-from unicloze.text import lineage
+from unicloze.recipes import kept_summaries, load_recipe, recipe_names, task_names
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
 from unicloze.verbs.about import summarised
@@ -104,16 +102,12 @@ def test_pretrain_takes_the_toys_steps(trained: RunResult, place: Path) -> None:
     assert all(1 < value < 1e4 for value in trained.perplexity.values())
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        ({"training.warmup_steps": 1000}, "so the peak learning rate would never be reached"),
-        ({"training.device": "cuda:97"}, "torch finds no such device"),
-        ({"tokenizer.path": "nowhere.txt"}, "There is no file nowhere.txt"),
-        ({"training.initialize_from": "nowhere"}, "nowhere"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("overrides", "says"), [
+    ({"training.warmup_steps": 1000}, "so the peak learning rate would never be reached"),
+    ({"training.device": "cuda:97"}, "torch finds no such device"),
+    ({"tokenizer.path": "nowhere.txt"}, "There is no file nowhere.txt"),
+    ({"training.initialize_from": "nowhere"}, "nowhere"),
+], ids=str)  # fmt: skip
 def test_a_toy_refuses_what_the_whole_run_refuses(
     overrides: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,20 +151,14 @@ def prepared(place: Path) -> Path:
     return verbs.prepare(out=place / "prepared", quiet=True, overrides=overrides).folder
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (
-            {"data.corpus": "texts"},
-            r"option --data\.corpus: .*'texts'.*prepared was made with .*corpus.*leave out data\.corpus",
-        ),
-        ({"data.corpus": ["corpus", "corpus"]}, "was made with"),
-        ({"tokenizer.vocab_size": 500}, r"option --tokenizer\.vocab_size: .* is 500, .* was made with 300: leave"),
-        ({"tokenizer": {"lowercase": False}}, r"tokenizer\.lowercase is False, .* was made with True"),
-        ({"data.heldout_share": 0.3}, r"data\.heldout_share is 0\.3"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("overrides", "says"), [
+    ({"data.corpus": "texts"},
+     r"option --data\.corpus: .*'texts'.*prepared was made with .*corpus.*leave out data\.corpus"),
+    ({"data.corpus": ["corpus", "corpus"]}, "was made with"),
+    ({"tokenizer.vocab_size": 500}, r"option --tokenizer\.vocab_size: .* is 500, .* was made with 300: leave"),
+    ({"tokenizer": {"lowercase": False}}, r"tokenizer\.lowercase is False, .* was made with True"),
+    ({"data.heldout_share": 0.3}, r"data\.heldout_share is 0\.3"),
+], ids=str)  # fmt: skip
 def test_pretrain_refuses_what_the_prepared_data_is_not(
     overrides: dict[str, Any], says: str, prepared: Path, place: Path
 ) -> None:
@@ -253,22 +241,6 @@ def test_a_run_is_not_lost_by_another_corpus(place: Path, tmp_path: Path) -> Non
             verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides=overrides)
     shutil.rmtree(data)
     assert verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides={**old, "training.steps": 3}).step == 3
-
-
-@pytest.mark.filterwarnings("ignore:training.steps changes from")
-def test_a_run_resumes_with_what_an_older_version_prepared(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overrides = {"data.corpus": str(place / "corpus"), "training.steps": 2}
-    verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=overrides)
-    for module in (lineage, run_data):
-        monkeypatch.setattr(module, "CODE", lineage.CODE + 1)
-    longer = {**overrides, "training.steps": 3}
-    assert verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=longer).step == 3
-    write_corpus(tmp_path / "other", seed=1)
-    with pytest.raises(UniclozeError, match="give this corpus another --out"):
-        other = {"data.corpus": str(tmp_path / "other")}
-        verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides={**longer, **other})
 
 
 def test_what_a_loaded_tokenizer_prepared_has_no_settings_of_training(prepared: Path, place: Path) -> None:
@@ -526,10 +498,10 @@ def test_stored_summaries_of_the_recipes_are_current() -> None:
 
 
 def test_recipes_that_changed_are_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(several, "KEPT", tmp_path / "summaries.json")
+    monkeypatch.setattr(recipes, "KEPT", tmp_path / "summaries.json")
     assert kept_summaries() is None
     (tmp_path / "gpt.yaml").write_text("model: {}\n", encoding="utf-8")
-    several.keep_summaries([{"name": "gpt"}])
+    recipes.keep_summaries([{"name": "gpt"}])
     assert kept_summaries() == [{"name": "gpt"}]
     (tmp_path / "gpt.yaml").write_text("model: { }\n", encoding="utf-8")
     assert kept_summaries() is None
@@ -555,16 +527,13 @@ def test_a_warm_up_as_long_as_the_run_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda: verbs.prepare("quickstart", out=""),
-        lambda: verbs.pretrain("quickstart", out="", toy=True),
-        lambda: verbs.pretrain(out=""),
-        lambda: verbs.import_checkpoint("none", out=""),
-        lambda: verbs.compare(["gpt", "bert-base"], "steps=1", out=""),
-    ],
-)
+@pytest.mark.parametrize("write", [
+    lambda: verbs.prepare("quickstart", out=""),
+    lambda: verbs.pretrain("quickstart", out="", toy=True),
+    lambda: verbs.pretrain(out=""),
+    lambda: verbs.import_checkpoint("none", out=""),
+    lambda: verbs.compare(["gpt", "bert-base"], "steps=1", out=""),
+])  # fmt: skip
 def test_an_empty_out_is_not_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[], object]
 ) -> None:
@@ -572,3 +541,54 @@ def test_an_empty_out_is_not_the_current_directory(
     with pytest.raises(UsageError, match="--out is empty: name a folder"):
         write()
     assert not list(tmp_path.iterdir())
+
+
+# The shell completes what is there: the script is run by bash itself
+
+
+EXPECTED = {
+    ("unicloze", "pre"): {"prepare", "pretrain", "predict"},
+    ("unicloze", "evaluate", ""): {"blimp", "lambada", "cbt", "prompt"},
+    ("unicloze", "evaluate", "blimp", "--lim"): {"--limit"},
+    ("unicloze", "pretrain", "--training.optim"): {"--training.optimizer"},
+    ("unicloze", "pretrain", "--training.optimizer", ""): {
+        "adamw",
+        "adamax",
+        "lamb",
+        "adafactor",
+        "muon",
+        "sgd",
+        "nt_asgd",
+    },
+    ("unicloze", "pretrain", "--recipe", "gpt"): {name for name in recipe_names() if name.startswith("gpt")},
+    ("unicloze", "fill", "--order", ""): {"confidence", "left-to-right", "span"},
+    ("unicloze", "generate", "--decoding.beam"): {"--decoding.beams"},
+    ("unicloze", "generate", "--training.st"): set(),
+    ("unicloze", "completion", ""): {"bash", "zsh"},
+}
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("completion") / "unicloze.bash"
+    file.write_text(completion("bash"), encoding="utf-8")
+    return file
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("words", EXPECTED, ids=" ".join)
+def test_bash_completes(words: tuple[str, ...], script: Path) -> None:
+    program = (
+        'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_unicloze; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", program, script, *words], capture_output=True, text=True, check=False)
+    assert done.stderr == "" and {*done.stdout.split()} == EXPECTED[words]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_script_knows_every_verb(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for name in cli.VERBS for word in name.split())
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=printed, text=True, check=True)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from html import escape
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nlu_toys import recipe_for, start, write
+from nlu_toys import events_of, finetuned, recipe_for, start, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.finetuning import automatic
+from unicloze.finetuning import initial
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.scores import difference_error
+from unicloze.finetuning.scores import BaselineScores, baseline_scores, headline_error, verdict_on
 from unicloze.finetuning.seeds import finetune_seeds
-from unicloze.finetuning.verdict import BaselineScores, baseline_scores, verdict_on
 from unicloze.recipes import load_recipe, save_recipe, task_names
 from unicloze.records import read_records
 from unicloze.records.record import Record
-from unicloze.report.history import TaskRun
+from unicloze.report.history import History
 from unicloze.report.task_page import task_page
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, task_settings
@@ -159,10 +158,8 @@ def test_words_tell_what_a_majority_does_not(pair: bool) -> None:
     assert rival.name == "logistic regression on TF-IDF of words and characters"
     assert rival.results["accuracy"].values["accuracy"] == 100
     dev = records(*every[20:])
-    assert difference_error(rival.answers, majority.answers, dev, recipe) == pytest.approx(
-        100 * 0.5 / 20**0.5, rel=0.15
-    )
-    assert difference_error(rival.answers, rival.answers, dev, recipe) == 0
+    assert headline_error(rival.answers, dev, recipe, majority.answers) == pytest.approx(100 * 0.5 / 20**0.5, rel=0.15)
+    assert headline_error(rival.answers, dev, recipe, rival.answers) == 0
     quantities = [{"text": f"{'good ' * (n % 5)}film", "label": float(n % 5)} for n in range(40)]
     found = baseline_scores(
         records(*quantities[:20]), records(*quantities[20:]), task("regression", metrics=["pearson"])
@@ -186,12 +183,12 @@ def test_passages_and_sources_have_rivals_too() -> None:
     ("weights", "rate"), [(10_000, 3e-3), (1_500_000, 2.2e-3), (22_700_000, 1.5e-4), (110_000_000, 3e-5)]
 )
 def test_smaller_models_learn_faster(weights: int, rate: float) -> None:
-    assert automatic.learning_rate(weights) == pytest.approx(rate)
+    assert initial.learning_rate(weights) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(("rows", "epochs"), [(1, 10), (1000, 10), (1600, 7), (5000, 3), (1_000_000, 3)])
 def test_few_rows_are_learned_more_often(rows: int, epochs: int) -> None:
-    assert automatic.epochs(rows) == epochs
+    assert initial.epochs(rows) == epochs
 
 
 def test_recipes_of_papers_choose_nothing_by_themselves() -> None:
@@ -216,31 +213,34 @@ def test_a_head_is_fitted_on_frozen_features_before_anything_learns(tmp_path: Pa
     train = write(tmp_path / "train.jsonl", rows)
     metrics = ["accuracy"] if kind == "classification" else ["pearson"]
     recipe = recipe_for(model, kind, training__learning_rate="auto", finetuning__epochs=1, task__metrics=metrics)
-    finetune_run(recipe, model, train, train, tmp_path / "run", progress=False)
-    events = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
-    first = next(event for event in events if event["event"] == "evaluate")
-    assert first["step"] == 0 and first["headline"] > 99
     fixed = recipe_for(model, kind, training__learning_rate=1e-3, finetuning__epochs=1, task__metrics=metrics)
-    finetune_run(fixed, model, train, train, tmp_path / "fixed", progress=False)
-    events = [json.loads(line) for line in (tmp_path / "fixed" / "ledger.jsonl").read_text().splitlines()]
-    assert min(event["step"] for event in events if event["event"] == "evaluate") > 0
+    finetuned(recipe, model, train, train, tmp_path / "run")
+    own = load_recipe(tmp_path / "run" / "recipe.yaml")  # repeats the run
+    found = {}
+    for name, each in (("run", recipe), ("again", own), ("fixed", fixed)):
+        if name != "run":
+            finetuned(each, model, train, train, tmp_path / name)
+        found[name] = [event for event in events_of(tmp_path / name) if event["event"] == "evaluate"]
+    assert own.finetuning.fit_head is True and own.training.learning_rate != "auto"
+    assert found["run"][0]["step"] == 0 and found["run"][0]["headline"] > 99
+    assert [one["results"] for one in found["again"]] == [one["results"] for one in found["run"]]
+    assert found["fixed"][0]["step"] > 0
+    assert kind == "classification" or not any("error" in one for one in found["run"]), "no probabilities need it"
 
 
 def test_a_head_that_is_trained_frozen_or_weighted_is_not_fitted_anew(tmp_path: Path) -> None:
     model = start()
     train = write(tmp_path / "train.jsonl", labelled(24))
     settings: dict[str, Any] = {"training__learning_rate": "auto", "finetuning__epochs": 1}
-    finetune_run(
-        recipe_for(model, "classification", **settings), model, train, train, tmp_path / "first", progress=False
-    )
+    finetuned(recipe_for(model, "classification", **settings), model, train, train, tmp_path / "first")
     for name, begun, more in (
         ("trained", load_model(tmp_path / "first"), {}),
         ("frozen", model, {"training__frozen": ["task_heads"]}),
         ("weighted", model, {"task__class_weights": {"no": 50.0, "yes": 1.0}}),
     ):
         recipe = recipe_for(begun, "classification", **settings, **more)
-        finetune_run(recipe, begun, train, train, tmp_path / name, progress=False)
-        events = [json.loads(line) for line in (tmp_path / name / "ledger.jsonl").read_text().splitlines()]
+        finetuned(recipe, begun, train, train, tmp_path / name)
+        events = events_of(tmp_path / name)
         assert min(event["step"] for event in events if event["event"] == "evaluate") > 0, name
 
 
@@ -253,10 +253,10 @@ def test_a_run_chooses_settings_reports_baselines_and_resumes(tmp_path: Path) ->
     )
     summary = finetune_seeds(recipe, model, train, train, tmp_path / "run", progress=False)
     saved = load_recipe(tmp_path / "run" / "recipe.yaml")
-    assert saved.training.learning_rate == automatic.learning_rate(model.model.num_parameters())
+    assert saved.training.learning_rate == initial.learning_rate(model.model.num_parameters())
     assert (saved.finetuning.epochs, saved.training.steps) == (10, 20)
-    events = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
-    baseline, result = events[0]["baseline"], summary.runs[0]
+    events = events_of(tmp_path / "run")
+    baseline, result = events[0]["rivals"][0], summary.runs[0]
     assert (baseline["name"], baseline["results"]["accuracy"]["values"]) == (
         "always answering 'yes'",
         {"accuracy": pytest.approx(200 / 3)},
@@ -266,9 +266,9 @@ def test_a_run_chooses_settings_reports_baselines_and_resumes(tmp_path: Path) ->
     assert "always answering 'yes' (accuracy 66.67)" in result.verdict
     assert result.verdict in str(summary)
     assert json.loads((tmp_path / "run" / "results.json").read_text())["runs"][0]["verdict"] == result.verdict
-    assert escape(f"Verdict: {result.verdict}. ") in task_page(TaskRun.read(tmp_path / "run"))
+    assert result.verdict in unescape(task_page(History.read(tmp_path / "run")))
     with pytest.warns(UserWarning, match="already fully trained"):
-        again = finetune_run(recipe, model, train, train, tmp_path / "run", progress=False)
+        again = finetuned(recipe, model, train, train, tmp_path / "run")
     assert again.verdict == result.verdict
 
 
@@ -276,10 +276,9 @@ def test_a_rate_for_much_larger_models_gives_a_warning(tmp_path: Path) -> None:
     model = start()
     train = write(tmp_path / "train.jsonl", labelled(6))
     with pytest.warns(UserWarning, match="--training.learning_rate auto uses 0.003"):
-        finetune_run(
+        finetuned(
             recipe_for(model, "classification", training__learning_rate=2e-5, finetuning__epochs=1),
-            model, train, None, tmp_path / "run", progress=False,
-        )  # fmt: skip
+            model, train, None, tmp_path / "run")  # fmt: skip
 
 
 def table(count: int = 8, **columns: Sequence[Any]) -> list[dict[str, Any]]:
@@ -376,13 +375,13 @@ def test_guessed_columns_are_printed_and_kept(tmp_path: Path, capfd: pytest.Capt
     (22_000_000, 88_000, 1.5e-4, 3),
 ])  # fmt: skip
 def test_questions_keep_a_papers_rate_only_at_its_size(weights: int, rows: int, rate: float, epochs: float) -> None:
-    found = automatic.with_chosen(automatic.adaptable(load_recipe("squad-v2"), []), weights, rows)
+    found = initial.with_chosen(initial.adaptable(load_recipe("squad-v2"), []), weights, rows)
     assert (found.training.learning_rate, found.finetuning.epochs) == (rate, epochs)
     given = load_recipe("squad-v2", {"training.learning_rate": 7e-6, "finetuning.epochs": 2})
-    assert automatic.adaptable(given, ["training.learning_rate", "finetuning.epochs"]) == given
+    assert initial.adaptable(given, ["training.learning_rate", "finetuning.epochs"]) == given
     own = load_recipe("squad-v2")
-    assert automatic.adaptable(own, ["training.learning_rate"]).training == own.training, "given, though it is the same"
-    assert automatic.adaptable(load_recipe("glue-rte"), []) == load_recipe("glue-rte")
+    assert initial.adaptable(own, ["training.learning_rate"]).training == own.training, "given, though it is the same"
+    assert initial.adaptable(load_recipe("glue-rte"), []) == load_recipe("glue-rte")
 
 
 def test_a_file_keeps_a_papers_rate_and_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

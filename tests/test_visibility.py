@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from brute_force import Slot, block_diffusion, by_step, compensated, group, matrix, permuted, pseudo_masked
+import brute_force
+from brute_force import Slot, block_diffusion, by_step, group, matrix
+from objective_toys import picture
 from unicloze import visibility
 from unicloze import visibility_masks as masks
 from unicloze.errors import UniclozeError
@@ -18,58 +20,57 @@ def random_steps(rng: np.random.Generator) -> list[int]:
 
 
 def test_paper_example_gives_the_rows_of_figure_5() -> None:
-    mask = visibility.bool_mask(visibility.pseudo_masked(6, [2, 1]), 12).astype(int)
-    rows = ["".join(map(str, row)) for row in mask]
+    rows = picture(visibility.bool_mask(visibility.pseudo_masked(6, [2, 1]), 12))
     assert rows[:6] == ["111111" + "000" + "000"] * 6
     assert rows[6:9] == ["111111110000", "111111110000", "111111111000"]
     assert rows[9:] == ["111111000110", "111111000110", "111111110001"]
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_pseudo_masked_rows_follow_the_definition(seed: int) -> None:
+LETTERS = {"pseudo_masked": "COP", "permuted": "COP", "compensated": "COMQ"}
+"""The groups of slots of a row with factorization steps."""
+
+
+def slots_of(name: str, context: int, steps: list[int]) -> list[Slot]:
+    groups = [group("C", context) if letter == "C" else by_step(letter, steps) for letter in LETTERS[name]]
+    return [slot for each in groups for slot in each]
+
+
+def row_of(name: str, context: int, steps: list[int], memory: int = 0) -> visibility.Intervals:
+    return getattr(visibility, name)(*([memory] if name == "permuted" else []), context, steps)
+
+
+@pytest.mark.parametrize("name", LETTERS)
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_with_steps_follow_the_definition(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    context, steps = int(rng.integers(1, 30)), random_steps(rng)
-    slots = group("C", context) + by_step("O", steps) + by_step("P", steps)
-    expected = matrix(slots, slots, pseudo_masked)
-    assert np.array_equal(visibility.bool_mask(visibility.pseudo_masked(context, steps), len(slots)), expected)
+    memory, context, steps = int(rng.integers(0, 9)) * (name == "permuted"), int(rng.integers(1, 30)), random_steps(rng)
+    queries = slots_of(name, context, steps)
+    keys = group("memory", memory) + queries
+    found = visibility.bool_mask(row_of(name, context, steps, memory), len(keys))
+    assert np.array_equal(found, matrix(queries, keys, getattr(brute_force, name)))
+    if name == "compensated":
+        assert (found[-sum(steps) :].sum(axis=1) == context + sum(steps)).all(), "a query sees every position once"
 
 
-def test_rows_made_together_equal_rows_made_alone() -> None:
+def same_rows(together: visibility.Intervals, alone: list[visibility.Intervals]) -> None:
+    """Rows made together are those made alone, and padding reads itself."""
+    capacity = together.shape[1]
+    for row, own in zip(together, alone, strict=True):
+        found = visibility.bool_mask(row, capacity)
+        assert np.array_equal(found[: len(own)], visibility.bool_mask(own, capacity))
+        assert np.array_equal(found[len(own) :], np.eye(capacity, dtype=bool)[len(own) :])
+
+
+@pytest.mark.parametrize("name", LETTERS)
+def test_rows_with_steps_made_together_equal_rows_made_alone(name: str) -> None:
     rng = np.random.default_rng(0)
     contexts = rng.integers(1, 20, 50)
     steps = [random_steps(rng) if i % 7 else [] for i in range(50)]
     bounds = [_step_bounds(sizes) for sizes in steps]
     row = np.repeat(np.arange(50), [sum(sizes) for sizes in steps])
-    capacity = 20 + 2 * 42
-    together = visibility.pseudo_masked_rows(
-        contexts, row, np.concatenate([b[0] for b in bounds]), np.concatenate([b[1] for b in bounds]), capacity=capacity
-    )
-    for i in range(50):
-        alone = visibility.pseudo_masked(int(contexts[i]), steps[i])
-        assert np.array_equal(together[i, : len(alone)], alone)
-        padding = visibility.bool_mask(together[i, len(alone) :], capacity)
-        assert np.array_equal(padding, np.eye(capacity, dtype=bool)[len(alone) :])
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_permuted_follows_the_definition(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    memory, context, steps = int(rng.integers(0, 9)), int(rng.integers(1, 20)), random_steps(rng)
-    queries = group("C", context) + by_step("O", steps) + by_step("P", steps)
-    keys = group("memory", memory) + queries
-    found = visibility.bool_mask(visibility.permuted(memory, context, steps), len(keys))
-    assert np.array_equal(found, matrix(queries, keys, permuted))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_compensated_follows_the_definition(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    context, steps = int(rng.integers(1, 20)), random_steps(rng)
-    slots = group("C", context) + by_step("O", steps) + by_step("M", steps) + by_step("Q", steps)
-    found = visibility.bool_mask(visibility.compensated(context, steps), len(slots))
-    assert np.array_equal(found, matrix(slots, slots, compensated))
-    queries = found[-sum(steps) :]
-    assert (queries.sum(axis=1) == context + sum(steps)).all(), "a query sees every position once"
+    starts, ends = (np.concatenate([each[side] for each in bounds]) for side in (0, 1))
+    together = getattr(visibility, f"{name}_rows")(contexts, row, starts, ends, capacity=20 + 3 * 42)
+    same_rows(together, [row_of(name, int(contexts[i]), steps[i]) for i in range(50)])
 
 
 @pytest.mark.parametrize("blocks", [[1], [3, 3, 3], [4, 1, 2]])
@@ -82,12 +83,9 @@ def test_block_diffusion_follows_the_definition(blocks: list[int]) -> None:
 @pytest.mark.parametrize("size", [1, 3, 4, 40])
 def test_block_diffusion_rows_made_together_equal_rows_made_alone(size: int) -> None:
     lengths = np.random.default_rng(size).integers(1, 20, 30)
+    blocks = [[min(size, length - start) for start in range(0, length, size)] for length in lengths.tolist()]
     together = visibility.block_diffusion_rows(lengths, size, capacity=45)
-    for row, length in zip(together, lengths.tolist(), strict=True):
-        blocks = [min(size, length - start) for start in range(0, length, size)]
-        assert np.array_equal(row[: 2 * length], visibility.block_diffusion(blocks))
-        padding = visibility.bool_mask(row[2 * length :], 45)
-        assert np.array_equal(padding, np.eye(45, dtype=bool)[2 * length :])
+    same_rows(together, [visibility.block_diffusion(each) for each in blocks])
 
 
 def test_each_copy_of_block_diffusion_follows_the_definition_and_reads_no_other() -> None:
@@ -114,10 +112,7 @@ def test_plain_rules_follow_their_definitions() -> None:
         "right to left": (visibility.right_to_left(n), lambda q, k: k.place >= q.place),
         "prefix": (visibility.prefix(3, 4), lambda q, k: k.place < 3 or k.place <= q.place),
         "nearby": (visibility.nearby(visibility.bidirectional(n), 2), lambda q, k: abs(q.place - k.place) <= 2),
-        "banded": (
-            visibility.nearby(visibility.left_to_right(n), 2),
-            lambda q, k: q.place - 2 <= k.place <= q.place,
-        ),
+        "banded": (visibility.nearby(visibility.left_to_right(n), 2), lambda q, k: q.place - 2 <= k.place <= q.place),
     }
     for name, (intervals, rule) in rules.items():
         assert np.array_equal(visibility.bool_mask(intervals, n), matrix(slots, slots, rule)), name
@@ -238,22 +233,14 @@ def test_packed_rows_do_not_read_each_other() -> None:
 def test_packed_rows_made_together_equal_rows_made_alone(reads: visibility.TextVisibility) -> None:
     sizes = [[3, 1, 4], [5], [2, 2], [9]]
     together = visibility.packed_rows(sizes, reads=reads, capacity=9)
-    rule = getattr(visibility, reads)
-    for row, inner in zip(together, sizes, strict=True):
-        alone = visibility.packed([rule(size) for size in inner])
-        assert np.array_equal(visibility.bool_mask(row[: sum(inner)], 9), visibility.bool_mask(alone, 9))
-        padding = visibility.bool_mask(row[sum(inner) :], 9)
-        assert np.array_equal(padding, np.eye(9, dtype=bool)[sum(inner) :])
+    same_rows(together, [visibility.packed([getattr(visibility, reads)(size) for size in inner]) for inner in sizes])
 
 
-def test_plain_rows_made_together_equal_rows_made_alone() -> None:
-    lengths = np.array([4, 7, 1, 0])
-    for rule in ("bidirectional", "left_to_right", "right_to_left"):
-        together = getattr(visibility, f"{rule}_rows")(lengths, capacity=7)
-        for row, length in zip(together, lengths.tolist(), strict=True):
-            assert np.array_equal(row[:length], getattr(visibility, rule)(length)), rule
-            padding = visibility.bool_mask(row[length:], 7)
-            assert np.array_equal(padding, np.eye(7, dtype=bool)[length:]), rule
+@pytest.mark.parametrize("rule", ["bidirectional", "left_to_right", "right_to_left"])
+def test_plain_rows_made_together_equal_rows_made_alone(rule: str) -> None:
+    lengths = [4, 7, 1, 0]
+    together = getattr(visibility, f"{rule}_rows")(np.array(lengths), capacity=7)
+    same_rows(together, [getattr(visibility, rule)(length) for length in lengths])
 
 
 def test_masks_behind_a_row_read_what_is_left_of_their_slots() -> None:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import inspect
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from toys import token_shard, token_source
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Target
 from unicloze.objectives import make_examples, settings_of
-from unicloze.text.sampler import WindowSampler
+from unicloze.text.sampler import WindowName, WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.vocabulary import Boundaries, Vocabulary
 
@@ -34,13 +39,11 @@ def make_source(folder: Path, lengths: list[int] = LENGTHS, *, name: str = "s", 
     """Documents of ascending token ids, so that every token identifies its place."""
     shards, token = [], FIRST
     for i in range(num_shards):
-        path = folder / f"{name}{i}.ds"
-        with ShardWriter(path, vocab_size=VOCABULARY.size, tokenizer_name="toy") as writer:
-            for document, length in enumerate(lengths[i::num_shards]):
-                writer.begin_file(f"{name}{i}-{document // 2}.txt")
-                writer.write(np.arange(token, token + length), 10 * length)
-                token += length
-        shards.append(TokenShard.open(path))
+        mine = lengths[i::num_shards]
+        starts = token + np.cumsum([0, *mine])
+        texts = [np.arange(start, start + length) for start, length in zip(starts, mine, strict=False)]
+        shards.append(token_shard(folder / f"{name}{i}.ds", texts))
+        token = int(starts[-1])
     return TokenSource(name=name, shards=tuple(shards))
 
 
@@ -52,8 +55,7 @@ def make_sampler(*sources: TokenSource, window: int = 13, segments: int = 2, **o
 def naive_pieces(source: TokenSource, piece: int, least: int) -> list[list[int]]:
     pieces = []
     for shard in source.shards:
-        for start, end in zip(shard.starts, shard.ends, strict=True):
-            document = shard.tokens[start:end].tolist()
+        for document in (tokens.tolist() for tokens in shard.documents()):
             pieces += [document[at : at + piece] for at in range(0, len(document), piece)]
     return [piece for piece in pieces if len(piece) >= least]
 
@@ -80,8 +82,6 @@ def test_windows_are_the_pieces_of_the_documents(tmp_path: Path, window: int, se
         if segments == 2:
             assert 2 <= ends[0] < length - 2, "neither segment is empty"
         assert (windows.maskable[row] == (windows.token_ids[row] >= FIRST)).all()
-    filled = sum(len(piece) + 1 + segments for piece in expected) / (len(expected) * window)
-    assert sampler.fill == pytest.approx(filled)
 
 
 def test_shapes_and_types(tmp_path: Path) -> None:
@@ -139,9 +139,7 @@ def test_a_part_of_a_pass_is_not_the_beginning_of_the_source(tmp_path: Path) -> 
 
 
 def test_special_tokens_in_the_text_are_not_maskable(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "a.ds", vocab_size=1000, tokenizer_name="toy") as writer:
-        writer.write(np.array([10, UNK, 11, EOS, 12]), 5)
-    source = TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),))
+    source = token_source(tmp_path, [[10, UNK, 11, EOS, 12]])
     windows = make_sampler(source, window=8, segments=1).read(0, 1)
     assert windows.token_ids[0].tolist() == [SOS, 10, UNK, 11, EOS, 12, EOS, PAD]
     assert windows.maskable[0].tolist() == [False, True, False, True, False, True, False, False]
@@ -167,7 +165,7 @@ def test_names(tmp_path: Path, num_shards: int) -> None:
         name = sampler.name(int(windows.source[row]), int(windows.index[row]))
         shard = next(shard for shard in source.shards if name.file in dict(shard.files))
         document = dict(shard.files)[name.file] + name.document
-        assert shard.tokens[shard.starts[document] + name.first_token] == windows.token_ids[row, 1]
+        assert [*shard.documents()][document][name.first_token] == windows.token_ids[row, 1]
         assert name.byte == 10 * name.first_token
     assert str(sampler.name(0, 1)) == "s0-0.txt, document 0, token 10, near byte 100"
 
@@ -176,8 +174,7 @@ def naive_joined(source: TokenSource, piece: int, least: int) -> list[list[int]]
     pieces = []
     for shard in source.shards:
         stream: list[int] = []
-        for start, end in zip(shard.starts, shard.ends, strict=True):
-            document = shard.tokens[start:end].tolist()
+        for document in (tokens.tolist() for tokens in shard.documents()):
             stream += [EOS, *document] if stream and document else document
         pieces += [stream[at : at + piece] for at in range(0, len(stream), piece)]
     return [piece for piece in pieces if len(piece) >= least]
@@ -204,7 +201,6 @@ def test_joined_windows_are_the_pieces_of_all_documents(
         assert (windows.token_ids[row, length:] == PAD).all() and not windows.segment_ids[row, length:].any()
     assert (windows.maskable == (windows.token_ids >= FIRST)).all(), "separators are not maskable"
     assert (windows.lengths < window).sum() <= num_shards, "all windows but the last of a shard are full"
-    assert sampler.fill == pytest.approx((windows.token_ids != PAD).mean())
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
@@ -216,12 +212,12 @@ def test_names_of_joined_windows_are_of_their_first_token(tmp_path: Path, num_sh
     for row in range(len(windows)):
         name = sampler.name(int(windows.source[row]), int(windows.index[row]))
         shard = next(shard for shard in source.shards if name.file in dict(shard.files))
-        place = shard.starts[dict(shard.files)[name.file] + name.document] + name.first_token
+        document = [*shard.documents()][dict(shard.files)[name.file] + name.document]
         if windows.token_ids[row, 1] == EOS:
             separators += 1
-            assert place in shard.ends, "a separator ends its document"
+            assert name.first_token == len(document), "a separator ends its document"
         else:
-            assert shard.tokens[place] == windows.token_ids[row, 1]
+            assert document[name.first_token] == windows.token_ids[row, 1]
         assert name.byte == 10 * name.first_token
     assert separators
 
@@ -230,7 +226,7 @@ def naive_borders(source: TokenSource, piece: int, least: int, joined: bool) -> 
     """By number of a piece: whether a document begins where it begins, and ends where it ends."""
     borders: list[tuple[bool, bool]] = []
     for shard in source.shards:
-        documents = [shard.tokens[start:end].tolist() for start, end in zip(shard.starts, shard.ends, strict=True)]
+        documents = [tokens.tolist() for tokens in shard.documents()]
         stream: list[int] = []
         for document in documents if joined else []:
             stream += [EOS, *document] if stream and document else document
@@ -279,45 +275,91 @@ def test_the_end_of_a_document_is_predicted_and_a_cut_inside_it_is_not(
 
 def test_joined_documents_of_a_part_of_a_shard(tmp_path: Path) -> None:
     """Held-out documents lie between others, whose tokens must not be read."""
-    whole = make_source(tmp_path, [5, 6, 7, 8]).shards[0]
-    shard = TokenShard.open(whole.path, documents=np.array([1, 3]))
-    windows = make_sampler(TokenSource(name="part", shards=(shard,)), window=17, segments=1, documents="joined").read(
-        0, 1
-    )
+    texts = np.split(np.arange(FIRST, FIRST + 26), [5, 11, 18])
+    part = token_source(tmp_path, texts, chosen=[1, 3])
+    windows = make_sampler(part, window=17, segments=1, documents="joined").read(0, 1)
     first, second = FIRST + 5, FIRST + 18
     assert windows.token_ids[0].tolist() == [
         SOS, *range(first, first + 6), EOS, *range(second, second + 8), EOS
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("window", "segments", "least"), [(4, 2, 5), (2, 1, 3), (0, 2, 5)])
-def test_a_window_shorter_than_the_specials(tmp_path: Path, window: int, segments: int, least: int) -> None:
-    with pytest.raises(UsageError, match=rf"data\.window is {window}, too short .* set it to at least {least}"):
-        make_sampler(make_source(tmp_path), window=window, segments=segments)
+@pytest.mark.parametrize(
+    ("window", "segments", "text"),
+    [(4, 2, "3 special tokens and 2"), (0, 2, "3 special tokens and 2"), (2, 1, "2 special tokens and 1")],
+)
+def test_a_window_shorter_than_the_specials(tmp_path: Path, window: int, segments: int, text: str) -> None:
+    source, least = make_source(tmp_path, [30]), 1 + 2 * segments
+    assert make_sampler(source, window=least, segments=segments).num_windows == 30 // segments
+    expected = f"data.window is {window}, too short for {text} of text: set it to at least {least}."
+    with pytest.raises(UsageError, match=f"^{re.escape(expected)}$"):
+        make_sampler(source, window=window, segments=segments)
 
 
-def test_bad_weights_and_missing_windows(tmp_path: Path) -> None:
-    source = make_source(tmp_path)
-    with pytest.raises(UsageError, match=r"data\.weights has 2 values for 1 sources"):
-        make_sampler(source, weights=[1.0, 1.0])
-    with pytest.raises(UsageError, match=r"data\.weights gives .* 0\.001 of its windows, which rounds to none"):
-        make_sampler(source, source, weights=[1.0, 0.001])
-    with pytest.raises(UsageError, match=r"data\.weights contains -1"):
-        make_sampler(source, weights=[-1.0])
-    with pytest.raises(UniclozeError, match="There is no window in s"):
-        make_sampler(source, weights=[0.0])
-    with pytest.raises(UniclozeError, match="There is no window in t"):
-        make_sampler(make_source(tmp_path, [1, 0], name="t"))
+@pytest.mark.parametrize(
+    ("lengths", "weights", "problem"),
+    [
+        ([30], [1.0, 2.0], "data.weights has 2 values for 1 sources: give one per source."),
+        ([30], [-0.5], "data.weights contains -0.5: weights must be at least 0."),
+        ([30], [0.1], "data.weights gives s 0.1 of its windows, which rounds to none: raise it, or drop the source."),
+        ([30], [0.0], "There is no window in s: every document is too short"),
+        ([1, 0], None, "There is no window in s: every document is too short"),
+        ([], None, "There is no window in the sources: every document is too short"),
+    ],
+)
+def test_bad_weights_and_missing_windows(
+    tmp_path: Path, lengths: list[int], weights: list[float] | None, problem: str
+) -> None:
+    sources = [make_source(tmp_path, lengths)] if lengths else []
+    with pytest.raises(UniclozeError, match=f"^{re.escape(problem)}"):
+        make_sampler(*sources, weights=weights)
 
 
 def test_an_empty_source_beside_a_full_one(tmp_path: Path) -> None:
-    empty = make_source(tmp_path, [0, 1], name="e")
-    with pytest.warns(UserWarning, match=r"data\.weights has no effect on e: none of their documents is long enough"):
-        sampler = make_sampler(empty, make_source(tmp_path), weights=[2.0, 1.0])
-    assert set(sampler.read(0, sampler.epoch_size).source.tolist()) == {1}
-    assert make_sampler(empty, make_source(tmp_path)).num_windows == sampler.num_windows, (
-        "and without weights no warning"
+    full, empty, shorter = (
+        make_source(tmp_path),
+        make_source(tmp_path, [0, 1], name="e"),
+        make_source(tmp_path, [1], name="f"),
     )
+    with pytest.warns(UserWarning) as found:
+        sampler = make_sampler(empty, full, shorter, weights=[2.0, 1.0, 0.0])
+    expected = "data.weights has no effect on e, f: none of their documents is long enough for a window"
+    assert [(warning.filename, str(warning.message)) for warning in found] == [(__file__, expected)]
+    assert set(sampler.read(0, sampler.epoch_size).source.tolist()) == {1}
+    assert make_sampler(empty, full).num_windows == sampler.num_windows, "and without weights no warning"
+
+
+def test_lines_of_windows(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "a.ds", vocab_size=50, tokenizer_name="toy") as writer:
+        for number, size in enumerate([25, 12, 11]):
+            writer.begin_file(f"a{number // 2}.txt")
+            writer.write(np.arange(size) + FIRST, 10 * size, line=(3 * number + 3) * (number < 2))
+    sampler = make_sampler(TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),)))
+    names = [sampler.name(0, index) for index in range(sampler.num_windows)]
+    expected = [
+        ("a0.txt", 3, 0, 0),
+        ("a0.txt", 3, 0, 10),
+        ("a0.txt", 3, 0, 20),
+        ("a0.txt", 6, 1, 0),
+        ("a0.txt", 6, 1, 10),
+    ]
+    assert names == [
+        WindowName(source="a", file=file, line=line, document=document, first_token=token, byte=10 * token)
+        for file, line, document, token in (*expected, ("a1.txt", None, 0, 0))
+    ]
+    assert str(names[1]) == "a0.txt, line 3, token 10, near byte 100"
+    assert str(replace(names[5], byte=None)) == "a1.txt, document 0, token 0"
+
+
+def test_defaults_of_sampling() -> None:
+    def defaults(function: Any) -> list[Any]:
+        given = inspect.signature(function).parameters.values()
+        return [each.default for each in given if each.default is not each.empty]
+
+    assert defaults(WindowSampler.__init__) == [None, "separate", "shuffled", "forward", None, False, 0.0]
+    assert defaults(WindowSampler.read) == ["contiguous", None, 1]
+    assert defaults(WindowSampler.sequential) == ["contiguous", 1]
+    assert defaults(ShardWriter.write) == [0, True, None]
 
 
 @pytest.mark.parametrize(("weight", "windows"), [(0.58, 6), (0.55, 6), (0.54, 5), (1.46, 15)])
@@ -328,8 +370,6 @@ def test_a_weight_is_rounded_to_the_nearest_number_of_windows(tmp_path: Path, we
 
 @pytest.mark.parametrize("token", [3000, 4000])
 def test_ids_the_tokenizer_does_not_have(tmp_path: Path, token: int) -> None:
-    with ShardWriter(tmp_path / "a.ds", vocab_size=5000, tokenizer_name="toy") as writer:
-        writer.write(np.array([10, token, 2999]), 5)
-    source = TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),))
+    source = token_source(tmp_path, [[10, token, 2999]], vocab_size=5000)
     with pytest.raises(UniclozeError, match=f"holds token id {token}, but the tokenizer has only 3000 ids"):
         make_sampler(source).read(0, 1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import nlu_toys
-from test_from_scratch import pairs
+from test_growing_positions import german_pairs as pairs
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.initial import untrained

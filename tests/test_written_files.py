@@ -17,7 +17,7 @@ from unicloze import verbs
 from unicloze.comparison.compare import compare_recipes
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import write_file
-from unicloze.finetuning.predict import PartialFile
+from unicloze.finetuning.generate import PartialFile
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.pretraining.budget import Budget
 from unicloze.recipes import load_recipe

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from unicloze import keyed
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import toy_overrides
 from unicloze.settings import ModelSettings
+from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.vocabulary import Boundaries, Vocabulary
 from unicloze.text.windows import Windows
 
@@ -82,3 +86,23 @@ def model(
 def toy_settings() -> dict[str, Any]:
     """`toy_overrides` as options may give them to a Transformer, which has no characters."""
     return {key: value for key, value in toy_overrides().items() if not key.startswith("model.character")}
+
+
+def token_shard(
+    path: Path, documents: Sequence[npt.ArrayLike], *, vocab_size: int = 3000, chosen: Sequence[int] | None = None
+) -> TokenShard:
+    """A shard of documents of 10 bytes a token, two in each file, or some of its documents."""
+    with ShardWriter(path, vocab_size=vocab_size, tokenizer_name="toy") as writer:
+        for number, document in enumerate(documents):
+            ids = np.asarray(document, dtype=np.int64)
+            writer.begin_file(f"{path.stem}-{number // 2}.txt")
+            writer.write(ids, 10 * len(ids))
+    if chosen is None:
+        return TokenShard.open(path)
+    np.array(chosen, dtype="<u8").tofile(path.with_suffix(".documents"))
+    return TokenShard.open(path, documents=path.with_suffix(".documents"))
+
+
+def token_source(folder: Path, documents: Sequence[npt.ArrayLike], *, name: str = "a", **options: Any) -> TokenSource:
+    """A source of one `token_shard`."""
+    return TokenSource(name=name, shards=(token_shard(folder / f"{name}.ds", documents, **options),))

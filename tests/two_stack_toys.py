@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from unicloze.interop import configurations, tables
+from unicloze.interop.configurations import OUTPUT
+from unicloze.interop.families import FAMILIES
 from unicloze.interop.files import Config
-from unicloze.interop.tables import Entry, Table, same
+from unicloze.interop.tables import Table
 from unicloze.model.model import UnifiedModel
-from unicloze.settings import ModelSettings
 
 VOCABULARY = 50
 T5: dict[str, Any] = dict(
@@ -62,31 +62,24 @@ def peer(kind: str, **changes: Any) -> Any:
     return model.eval()
 
 
-def table_of(theirs: Any) -> tuple[Table, ModelSettings]:
-    """The key table of a model of Transformers, and the shape that fits it."""
-    config = Config(Path("config.json"), json.loads(theirs.config.to_json_string(use_diff=False)))
-    names = [name for name, _ in theirs.named_parameters()] + [name for name, _ in theirs.named_buffers()]
-    if theirs.config.model_type == "t5":
-        layout = configurations.T5.read(config, names)
-        output = [] if layout.settings.tied_output else [same("token_head.output", configurations.OUTPUT)]
-        return Table(entries=(*tables.t5_backbone(layout), *output)), layout.settings
-    layout = configurations.BART.read(config, names)
-    settings, unused = layout.settings, "none"
-    if theirs.config.model_type == "marian":
-        settings = dataclasses.replace(settings, positions="sinusoidal", embedding_norm=False)
-        unused = "embed"
-    entries = [
-        Entry(ours=entry.ours, theirs=tuple("model." + name for name in entry.theirs), change=entry.change)
-        for entry in tables.bart_backbone(layout)
-        if unused not in entry.theirs[0].partition(".")[2]
-    ]
-    return Table(entries=(*entries, tables.FINAL_LOGITS_BIAS)), settings
-
-
 def twin(theirs: Any) -> UnifiedModel:
     """Our model with the weights of one of Transformers."""
-    table, settings = table_of(theirs)
-    model = UnifiedModel(settings, vocab_size=VOCABULARY, max_positions=settings.max_positions or 1, targets=["lm"])
-    state = theirs.state_dict()
-    model.load_state_dict(dict(table.ours(state)), strict=True)
+    model, table = beside(theirs)
+    model.load_state_dict(dict(table.ours(theirs.state_dict())), strict=True)
     return model.eval()
+
+
+def beside(theirs: Any) -> tuple[UnifiedModel, Table]:
+    """Our model of the shape of one of Transformers, and the key table between the two."""
+    config = Config(Path("config.json"), json.loads(theirs.config.to_json_string(use_diff=False)))
+    family = FAMILIES["t5" if theirs.config.model_type == "t5" else "bart"]
+    layout = family.configuration.read(config, theirs.state_dict().keys() - ({OUTPUT} if tied(theirs) else set()))
+    settings = layout.settings
+    if theirs.config.model_type == "marian":
+        settings = dataclasses.replace(settings, positions="sinusoidal", embedding_norm=False)
+    model = UnifiedModel(settings, vocab_size=VOCABULARY, max_positions=settings.max_positions or 1, targets=["lm"])
+    return model, family.table(layout, model.state_dict())
+
+
+def tied(theirs: Any) -> bool:
+    return theirs.lm_head.weight is theirs.get_input_embeddings().weight

@@ -19,7 +19,7 @@ MODULES = (
     "objectives/masking", "objectives/unilmv2", "objectives/permuted", "objectives/diffusion",
     "text/pipeline", "text/shards", "text/sampler", "model/heads", "tasks/extraction", "training/batches", "training/loop",
     "training/optimizers", "training/checkpoint", "training/process", "decoding/search", "decoding/likelihood",
-    "evaluation/metrics/standard_errors", "interop/tokenizer_files", "finetuning/run",
+    "evaluation/metrics/registry", "interop/tokenizer_files", "finetuning/run",
 )  # fmt: skip
 """Modules sampled by default."""
 KILLED = {"killed", "timeout"}

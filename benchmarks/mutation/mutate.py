@@ -1,11 +1,13 @@
 """Measures how strong the tests are: the share of a sample of single mutations that they detect.
 
     make mutate [MODULES="training/loop text/shards"] [COUNT=150] [SEED=0] [JOBS=2] [TESTS=tests/test_shards.py] [BUDGET=300]
+        [MARKS="not journey"]
 
-First every test file runs once in a separate process, and coverage.py records which test runs which line. Then, for each
-mutation, the tests that run the mutated line run on a copy of the tree, quick files first, until one fails. A mutation whose
-tests take over four times as long as they did while lines were recorded counts as killed. Tests beyond BUDGET seconds are
-skipped, and the table of survivors shows how many.
+Only the tests of `make test` count, unless MARKS, pytest's `-m`, asks for others. First every test file runs once in a
+separate process, and coverage.py records which test runs which line. Then, for each mutation, the tests that run the
+mutated line run on a copy of the tree, quick files first, until one fails. A mutation whose tests take over four times as
+long as they did while lines were recorded counts as killed. Tests beyond BUDGET seconds are skipped, and the table of
+survivors shows how many.
 
 Results are kept in build/mutate and reused while they are valid. Recorded lines are valid until the package or that test file
 changes; a kill until the package or the killing test's file does; any other result until the package, a test or the budget
@@ -106,9 +108,10 @@ def sample(modules: list[str], count: int, seed: int) -> list[Mutant]:
 
 
 class Trees:
-    """Copies of the working tree, one per job, and pytest in them."""
+    """Copies of the working tree, one per job, and pytest in them, for tests with the given marks."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, marks: str) -> None:
+        self.marks = marks
         self.free: queue.Queue[Path] = queue.Queue()
         self.running: set[subprocess.Popen[str]] = set()
         for number in range(jobs):
@@ -121,7 +124,7 @@ class Trees:
         """Its exit status (None at the time limit) and the end of its output, once it and its children have ended."""
         options = ["-q", "--tb=line", "-p", "no:cacheprovider", "-p", "mutation_plugin"]
         options += ["--basetemp", str(tree.parent / "temporary"), *([] if "MUTATION_RECORD" in environment else ["-x"])]
-        command = [sys.executable, "-m", "pytest", *options, *files]
+        command = [sys.executable, "-m", "pytest", *options, "-m", self.marks, *files]
         environment |= {"PYTHONPATH": os.pathsep.join([str(tree / "src"), str(HERE)]), "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             command, cwd=tree, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -149,8 +152,8 @@ def recorded(test: str) -> Path:
 
 def record(trees: Trees, test: str) -> None:
     """Record which test of a file runs which line, unless a valid record exists."""
-    folder = recorded(test)
-    if (folder / "key").is_file() and (folder / "key").read_text() == digest(test):
+    folder, key = recorded(test), f"{digest(test)}, {trees.marks}"
+    if (folder / "key").is_file() and (folder / "key").read_text() == key:
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -166,7 +169,7 @@ def record(trees: Trees, test: str) -> None:
     data = coverage.Coverage(data_file=str(folder / "data"), config_file=False)
     data.combine([str(folder)])
     data.save()
-    (folder / "key").write_text(digest(test))
+    (folder / "key").write_text(key)
 
 
 @cache
@@ -256,14 +259,15 @@ def held_by(result: dict[str, Any], everything: str) -> str:
     return digest(test) if test in fingerprints() else everything
 
 
-def earlier(mutants: Iterable[Mutant], everything: str) -> dict[Mutant, dict[str, Any]]:
-    """Results of earlier calls that are still valid."""
+def earlier(mutants: Iterable[Mutant], everything: str, marks: str) -> dict[Mutant, dict[str, Any]]:
+    """Results of earlier calls with these marks that are still valid."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.is_file() else []
-    kept = [result for result in map(json.loads, lines) if result["holds"] == held_by(result, everything)]
+    found = [result for result in map(json.loads, lines) if result.get("marks") == marks]
+    kept = [result for result in found if result["holds"] == held_by(result, everything)]
     names = ("module", "line", "old", "new")
     by_name = {tuple(result[name] for name in names): result for result in kept}
-    found = {mutant: by_name.get(tuple(getattr(mutant, name) for name in names)) for mutant in mutants}
-    return {mutant: result for mutant, result in found.items() if result}
+    results = {mutant: by_name.get(tuple(getattr(mutant, name) for name in names)) for mutant in mutants}
+    return {mutant: result for mutant, result in results.items() if result}
 
 
 def main() -> None:
@@ -276,11 +280,12 @@ def main() -> None:
         "--tests", nargs="+", default=sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("tests/**/test_*.py"))
     )
     parser.add_argument("--budget", type=float, default=300)
+    parser.add_argument("--marks", default="not slow and not journey")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     mutants = sample(asked.modules, asked.count, asked.seed)
     everything = f"{digest(*asked.tests)}, budget {asked.budget}"
-    trees = Trees(asked.jobs)
+    trees = Trees(asked.jobs, asked.marks)
     with ThreadPoolExecutor(asked.jobs) as pool:
         try:
             recordings = [pool.submit(record, trees, test) for test in asked.tests]
@@ -289,7 +294,7 @@ def main() -> None:
             for test in asked.tests:
                 for name in facts(test)["failed"]:
                     print(f"left out, fails without a mutation: {name}")
-            results = earlier(mutants, everything)
+            results = earlier(mutants, everything, asked.marks)
             print(f"{len(mutants)} mutations, {len(results)} of them with a result that still holds", flush=True)
             waiting = {
                 pool.submit(tried, trees, mutant, asked.tests, asked.budget): mutant
@@ -298,7 +303,7 @@ def main() -> None:
             }
             for done in as_completed(waiting):
                 result = done.result()
-                result["holds"] = held_by(result, everything)
+                result |= {"holds": held_by(result, everything), "marks": asked.marks}
                 results[waiting[done]] = result
                 with RESULTS.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(result, ensure_ascii=False) + "\n")

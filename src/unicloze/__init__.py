@@ -11,6 +11,7 @@ Each command-line verb is a function of `unicloze.verbs` with the same name and 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from unicloze.cores import let_threads_sleep
@@ -46,46 +47,20 @@ if TYPE_CHECKING:
     from unicloze.recipes import load_recipe
 
 let_threads_sleep()  # nothing above loads torch
+LATER = {"load_recipe": "unicloze.recipes", "register": "unicloze.plugins"}
+"""Modules that take longer to import than everything else here."""
 
 __all__ = [
-    "Recipe",
-    "__version__",
-    "compare",
-    "embed",
-    "evaluate_blimp",
-    "evaluate_cbt",
-    "evaluate_lambada",
-    "evaluate_prompt",
-    "export",
-    "fill",
-    "finetune",
-    "generate",
-    "import_checkpoint",
-    "inspect",
-    "load_model",
-    "load_recipe",
-    "measure",
-    "measure_task",
-    "metrics",
-    "predict",
-    "prepare",
-    "pretrain",
-    "register",
-    "score",
-    "stream",
-    "unanswerable",
-]
+    "Recipe", "__version__", "compare", "embed", "evaluate_blimp", "evaluate_cbt", "evaluate_lambada",
+    "evaluate_prompt", "export", "fill", "finetune", "generate", "import_checkpoint", "inspect", "load_model",
+    "load_recipe", "measure", "measure_task", "metrics", "predict", "prepare", "pretrain", "register", "score",
+    "stream", "unanswerable",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load_recipe":  # importing the YAML parser takes longer than everything else here
-        from unicloze.recipes import load_recipe
-
-        return load_recipe
-    if name == "register":
-        from unicloze.plugins import register
-
-        return register
+    if name in LATER:
+        return getattr(importlib.import_module(LATER[name]), name)
     raise AttributeError(f"module 'unicloze' has no attribute '{name}'")
 
 

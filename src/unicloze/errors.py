@@ -27,6 +27,19 @@ class UsageError(UniclozeError):
     exit_code = 2
 
 
+def check_at_least(least: int, **values: int | None) -> None:
+    """Refuse a number below the least; None is not checked."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise UsageError(f"{name} is {value}: give {least} or more.")
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that is not a natural number of 63 bits."""
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"seed is {seed}: give a whole number from 0 to 2^63 - 1.")
+
+
 class FailedElsewhere(UniclozeError):
     """Another process of the run has failed and says why; the first process repeats it.
 

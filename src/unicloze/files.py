@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -42,6 +43,14 @@ def finite(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [finite(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+class Plain:
+    """A dataclass whose fields are JSON-serialisable, for the output of `--json`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a JSON-serialisable dictionary."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
 
 
 LARGEST_FILE = 2**30

@@ -89,12 +89,6 @@ def phases(recipe: Recipe) -> list[Phase]:
     return found
 
 
-def windows_before(recipe: Recipe, step: int) -> int:
-    """Windows that the first steps of a run read."""
-    phase = next(phase for phase in phases(recipe) if step <= phase.last_step)
-    return phase.first_window + (step - phase.first_step) * phase.recipe.training.batch_size
-
-
 def all_targets(recipe: Recipe) -> list[str]:
     """Every target of every part of every phase, each once."""
     names = [part.settings.targets for phase in phases(recipe) for part in parts(phase.recipe.objective)]

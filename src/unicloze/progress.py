@@ -31,6 +31,14 @@ def short(number: float) -> str:
     return f"{number:.0f}"
 
 
+def span(seconds: float) -> str:
+    """A span of time in words, such as 90 s, 12 min, 3.5 h or 4.2 days."""
+    for unit, size in (("days", 86_400.0), ("h", 3_600.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{seconds:,.0f} s"
+
+
 def say(line: str) -> None:
     """Print a line to stderr, above the progress bar if there is one; at a terminal it wraps at words."""
     width = _width() if at_terminal() else sys.maxsize

@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from json import dumps
-from typing import Any
+from typing import Any, TextIO
 
 from unicloze import cores
 from unicloze.errors import FailedElsewhere, UniclozeError
@@ -46,7 +46,7 @@ def say(kind: str, sentence: str) -> None:
         print(f"unicloze: {kind}: {_CONTROL.sub(lambda found: repr(found[0])[1:-1], sentence)}", file=sys.stderr)
 
 
-def spell_all() -> None:
+def escape_what_stdout_lacks() -> None:
     """Make stdout escape characters that its encoding lacks, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -71,7 +71,7 @@ def show(result: Any, *, json: bool) -> None:
     except OSError as error:
         if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode):
             raise
-        give_up_stdout()  # the terminal was closed
+        discard_unwritable(sys.stdout)  # the terminal was closed
 
 
 def _fitted(text: str) -> str:
@@ -240,7 +240,12 @@ def warnings_in_one_line() -> Iterator[None]:
         yield
 
 
-def give_up_stdout() -> None:
-    """Redirect stdout to the null device, so that the interpreter does not fail again when it flushes at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def discard_unwritable(stream: TextIO | None) -> None:
+    """Redirect a stream that cannot be written to the null device, so that the flush at exit does not fail with code 120."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -149,7 +149,7 @@ def test_a_terminal_that_cannot_print_a_character(monkeypatch: pytest.MonkeyPatc
     for json_wanted, expected in ((False, b"\\u4e2d\xe9"), (True, b'"\\u4e2d\\u00e9"')):
         raw = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
-        terminal.spell_all()
+        terminal.escape_what_stdout_lacks()
         terminal.show("中é", json=json_wanted)
         assert raw.getvalue().strip() == expected
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,7 @@ def test_two_builds_of_the_wheel_are_identical(tmp_path: Path) -> None:
         (wheel,) = (place / "out").iterdir()
         built.append((wheel.name, wheel.read_bytes()))
     assert built[0] == built[1]
+    source = ROOT / "src"
+    files = {str(file.relative_to(source)) for file in source.rglob("*") if file.is_file() and file.suffix != ".pyc"}
+    with zipfile.ZipFile(wheel) as packed:
+        assert files <= set(packed.namelist()), "templates, style sheets and recipes are in the wheel"

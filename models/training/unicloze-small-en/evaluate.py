@@ -28,8 +28,7 @@ from unicloze.evaluation.blimp import blimp
 from unicloze.interop.read import open_model
 from unicloze.mixtures import phases
 from unicloze.pretraining.count_baselines import MOST_WORDS
-from unicloze.text.content_words import content_words
-from unicloze.text.counts import Counts, open_counts
+from unicloze.text.counts import Counts, content_words, open_counts
 from unicloze.text.prepare import Prepared
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.windows import windows_of

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from unicloze.files import LEDGER
-from unicloze.finetuning.checks import model_fingerprint
+from unicloze.finetuning.data import model_fingerprint
 from unicloze.interop.export import package_format, write_export
 from unicloze.interop.read import open_model
 from unicloze.report.charts import draw_learning

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from unicloze import cores, terminal, verbs
-from unicloze.cli.parser import Parser, Verb, add_options, call_arguments, instead_of, script_of
+from unicloze.cli.parser import Parser, Verb, add_common_options, add_options, call_arguments, instead_of, script_of
 from unicloze.errors import UsageError, did_you_mean
-from unicloze.training.signals import hangs_up
 from unicloze.verbs.options import Option
 from unicloze.version import __version__
 
@@ -48,7 +47,7 @@ def _terminate(number: int, _frame: object) -> None:
     raise terminal.Terminated(number)
 
 
-def _let_go(error: BaseException) -> None:
+def _release(error: BaseException) -> None:
     """Release what a signal interrupted; objects that are only half built may fail to close, which is not reported."""
     heard, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
@@ -70,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
         signal.signal(signal.SIGTERM, _terminate)
-        if hangs_up():
+        if cores.hangs_up():
             signal.signal(signal.SIGHUP, _terminate)
-    terminal.spell_all()
+    terminal.escape_what_stdout_lacks()
     try:
         with terminal.warnings_in_one_line():
             code = _run(words)
@@ -85,13 +84,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             traceback.print_exc()
         elif isinstance(error, KeyboardInterrupt):
-            _let_go(error)
+            _release(error)
         sentence, code = terminal.explain(error)
         if sentence:
             terminal.say("error", sentence)
-        if isinstance(error, OSError):
-            terminal.give_up_stdout()
         return code
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            terminal.discard_unwritable(stream)
 
 
 def _run(words: list[str]) -> int:
@@ -197,7 +197,7 @@ def _program_parser() -> Parser:
         "`unicloze VERB --help` explains a verb.",
     )
     parser.add_argument("--version", action="version", version=f"unicloze {__version__}", help="Show the version.")
-    _common_options(parser)
+    add_common_options(parser)
     return parser
 
 
@@ -208,21 +208,11 @@ def _verb_parser(name: str, verb: Verb, *, with_settings: bool) -> Parser:
     usage = f"unicloze {name} [OPTIONS] [--SECTION.SETTING VALUE ...]" if verb.settings else None
     parser = Parser(prog=f"unicloze {name}", usage=usage, description=verb.purpose, epilog=epilog)
     add_options(parser, verb)
-    if verb.settings:
-        parser.add_argument(
-            "--help-settings", action="store_true", help="List all settings with the values this command would use."
-        )
-    _common_options(parser)
     return parser
 
 
-def _common_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--plugin",
-        metavar="FILE|MODULE",
-        help="Load objectives, tasks and metrics from a Python file or module, which runs its code; may be repeated.",
-    )
-    parser.add_argument("--debug", action="store_true", help="Show tracebacks of errors.")
+NAMING_A_RECIPE = "--recipe", "--task"
+"""Options that name a recipe; each verb has one of them at most."""
 
 
 def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[str]) -> None:
@@ -234,8 +224,9 @@ def _refuse_unknown_options(name: str, verb: Verb, parser: Parser, words: list[s
             continue
         alike = 0.9 if verb.settings and _names_setting(option) else 0.75
         near = difflib.get_close_matches(option, own, n=1, cutoff=alike)
+        near = near or [other for other in NAMING_A_RECIPE if option in NAMING_A_RECIPE and other in own]
         if near or not verb.settings:
-            guess = did_you_mean(option, near)
+            guess = f"; did you mean '{near[0]}'?" if near else "."
             raise UsageError(f"{name}: there is no option {option}{guess} `unicloze {name} --help` lists all.")
 
 
@@ -250,26 +241,26 @@ def _settings_apart(verb: Verb, parser: Parser, words: list[str]) -> tuple[list[
     """Split settings and their values from the other words, since a parser with positionals would take the values."""
     settings: list[str] = []
     others: list[str] = []
-    room = 0
+    taken = 0
     for number, word in enumerate(words):
         option, given, _ = word.partition("=")
         if word == "--":
             return settings, others + words[number:]
         if option in parser._option_string_actions:
             others.append(word)
-            room = 0
+            taken = 0
         elif option.startswith("--") and " " not in option:
             settings.append(word)
-            room = 0 if given else _room(option[2:].removeprefix(verb.prefix), words[number + 1 : number + 2])
-        elif room:
+            taken = 0 if given else _values_taken(option[2:].removeprefix(verb.prefix), words[number + 1 : number + 2])
+        elif taken:
             settings.append(word)
-            room -= 1
+            taken -= 1
         else:
             others.append(word)
     return settings, others
 
 
-def _room(setting: str, following: list[str]) -> int:
+def _values_taken(setting: str, following: list[str]) -> int:
     """Maximum number of following words that belong to a setting."""
     from unicloze.recipes.schema import find_key
 

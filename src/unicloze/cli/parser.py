@@ -152,10 +152,10 @@ def arguments_of(function: Callable[..., Any]) -> Iterator[Argument]:
     for name, parameter in inspect.signature(function).parameters.items():
         hint = eval(parameter.annotation, {"__builtins__": builtins}, names)  # our own source, not a user's
         kinds, marks = _apart(hint)
-        yield Argument(name, kinds, marks, parameter.default, _said(said.get(name, ""), name, names))
+        yield Argument(name, kinds, marks, parameter.default, _description(said.get(name, ""), name, names))
 
 
-def _said(text: str, name: str, names: Mapping[str, Any]) -> str:
+def _description(text: str, name: str, names: Mapping[str, Any]) -> str:
     """Description of an argument; `As of` refers to another function in the module."""
     other = re.fullmatch(r"As of `(\w+)`\.", text)
     return docstrings.arguments(names[other[1]])[name] if other else text
@@ -192,6 +192,21 @@ def add_options(parser: Parser, verb: Verb) -> None:
     place((JSON,) if JSON.group in groups else ()).add_argument(
         "--json", action="store_true", help="Print JSON instead of text."
     )
+    if verb.settings:
+        parser.add_argument(
+            "--help-settings", action="store_true", help="List all settings with the values this command would use."
+        )
+    add_common_options(parser)
+
+
+def add_common_options(parser: Parser) -> None:
+    """Add the options that every verb has, also before its name."""
+    parser.add_argument(
+        "--plugin",
+        metavar="FILE|MODULE",
+        help="Load objectives, tasks and metrics from a Python file or module, which runs its code; may be repeated.",
+    )
+    parser.add_argument("--debug", action="store_true", help="Show tracebacks of errors.")
 
 
 def _add(place: Any, argument: Argument) -> None:
@@ -295,9 +310,6 @@ def parser_of(verbs: Mapping[str, Verb]) -> Parser:
         for key, hint in settings.items():
             if key.partition(".")[0] in sections:
                 parser.add_argument(f"--{key}", choices=_literals(hint) or None, metavar="VALUE")
-        parser.add_argument("--plugin", metavar="FILE|MODULE")
-        for switch in ("--debug", *(["--help-settings"] if verb.settings else [])):
-            parser.add_argument(switch, action="store_true")
         _complete_values(parser, {"recipe": recipe_names(), "recipes": recipe_names(), "task": task_names()})
     return program
 

@@ -27,7 +27,6 @@ from unicloze.comparison.contestants import (
     contestants,
     contestants_at_budget,
     network,
-    with_one_precision,
 )
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
 from unicloze.comparison.runs import (
@@ -41,22 +40,23 @@ from unicloze.comparison.runs import (
     run_once,
     scores_of,
 )
-from unicloze.comparison.table import Comparison, ContestantResult, ProbeColumn, Spent, words_key
+from unicloze.comparison.table import Comparison, ContestantResult, Spent, words_key
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import write_file
+from unicloze.files import CHECKPOINTS, write_file
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import describe, longest_window
 from unicloze.pretraining.budget import Budget
 from unicloze.pretraining.count_baselines import trained_sources
 from unicloze.pretraining.data import build_sampler
 from unicloze.report.history import History
-from unicloze.settings import DataSettings, Recipe, TokenizerSettings
+from unicloze.settings import Recipe
 from unicloze.text.counts import open_counts
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.lock import InUse, hold
 from unicloze.training.memory import refuse_what_cannot_fit
 from unicloze.training.pace import Clock
-from unicloze.training.precision import choose_device
+from unicloze.training.precision import choose_device, choose_precision
+from unicloze.training.verdict import Counted
 
 T = TypeVar("T")
 
@@ -149,19 +149,23 @@ def compare_recipes(
         every = recipes[0].training.evaluate_every if "training.evaluate_every" in (overrides or {}) else None
         planned = _plan(recipes, prepared, budget, out / COMPARISON_FILE, wanted, every, say)
         _note_probes(fitted, out / COMPARISON_FILE, say)
-    sampler = build_sampler(_measured_on(recipes[0], window), prepared, heldout=True)
+    data = dataclasses.replace(recipes[0].data, window=window, segments=1, documents="separate", order="shuffled")
+    sampler = build_sampler(dataclasses.replace(recipes[0], data=data), prepared, heldout=True)
     windows = sampler.sequential(recipes[0].training.evaluate_windows)
     if not (masked_steps(windows, prepared.tokenizer.vocabulary) >= 0).any():
         raise UsageError(
             "too little text is held out to measure on: raise --data.heldout_share or give more documents."
         )
-    jobs = _jobs(planned, seeds, out)
+    every_run = [(contestant, seed) for seed in range(seeds) for contestant in planned]
+    jobs = []
+    for number, (contestant, seed) in enumerate(every_run, 1):
+        name = contestant.recipe.name
+        label = f"{name}, seed {seed} ({number} of {len(every_run)})"
+        jobs.append(Job(contestant, seed, out / name / f"seed-{seed}", label))
 
     def do(job: Job) -> dict[str, Any]:
         recipe = job.contestant.recipe
-        clock = None
-        if budget.kind == "time":
-            clock = Clock(time.monotonic(), budget.amount, most=recipe.training.steps, planned=True)
+        clock = clock_of(job, budget) if budget.kind == "time" else None
         known = run_once(recipe, job.seed, job.run, prepared, sampler, windows, evaluators or {}, progress, clock)
         for probe in fitted:
             if recipe.name not in probe.not_defined and probe.name not in known[PROBES]:
@@ -169,10 +173,15 @@ def compare_recipes(
                 fine_tune(probe, job.run, known, progress)
         return known
 
-    runs: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
-    for job, known in zip(jobs, do_all(jobs, do, say), strict=True):
-        runs.setdefault(job.contestant.recipe.name, []).append((job.run, known))
-    rows = tuple(_row(contestant, runs[contestant.recipe.name], evaluators or {}, fitted) for contestant in planned)
+    done = [(job.run, known) for job, known in zip(jobs, do_all(jobs, do, say), strict=True)]
+    counts = open_counts(prepared, trained_sources(recipes[0], prepared))
+    with_memory: Counted = {}
+    if any(recipe.model.memory for recipe in recipes):
+        with_memory = counted(counts, windows, sampler.texts_before(windows, 1))
+    rows = tuple(
+        _row(contestant, done[number :: len(planned)], evaluators or {}, fitted, with_memory)
+        for number, contestant in enumerate(planned)
+    )
     comparison = Comparison(
         out=out,
         budget=str(budget),
@@ -180,9 +189,9 @@ def compare_recipes(
         windows=len(windows),
         window=window,
         rows=rows,
-        counts=counted(open_counts(prepared, trained_sources(recipes[0], prepared)), windows),
-        counted_words=_counted_words(run for each in runs.values() for run, _ in each),
-        probes=tuple(_column(probe, runs) for probe in fitted),
+        counts=counted(counts, windows),
+        counted_words=_counted_words(run for run, _ in done),
+        probes=tuple(probe.column(_measured(probe, done)[0]["unit"]) for probe in fitted),
     )
     found = comparison.to_dict()
     results = {
@@ -198,47 +207,33 @@ def compare_recipes(
     return comparison
 
 
+def clock_of(job: Job, budget: Budget) -> Clock:
+    """The clock of a run, which goes on where the run does."""
+    spent = History.read(job.run).seconds if any((job.run / CHECKPOINTS).glob("*")) else 0.0
+    return Clock(time.monotonic() - spent, budget.amount, most=job.contestant.recipe.training.steps, planned=True)
+
+
 def _alone(out: Path) -> AbstractContextManager[None]:
     """Keeps other processes from changing the plan of the comparison at the same time."""
     return hold(out / LOCK, out, "waiting for it", keep=True, wait=True)
 
 
-def _jobs(planned: Sequence[Contestant], seeds: int, out: Path) -> list[Job]:
-    """Every contestant with every seed, in the order in which to start them."""
-    every = [(contestant, seed) for seed in range(seeds) for contestant in planned]
-    return [
-        Job(
-            contestant,
-            seed,
-            out / contestant.recipe.name / f"seed-{seed}",
-            f"{contestant.recipe.name}, seed {seed} ({number} of {len(every)})",
-        )
-        for number, (contestant, seed) in enumerate(every, 1)
-    ]
-
-
 def _check_one_text(recipes: Sequence[Recipe]) -> None:
     """Reject recipes that would not train on the same tokens."""
+    first = recipes[0]
     for recipe in recipes[1:]:
-        if recipe.tokenizer != recipes[0].tokenizer:
+        texts = [dataclasses.asdict(one.data) for one in (first, recipe)]
+        differ = ["tokenizer"] * (recipe.tokenizer != first.tokenizer)
+        if differ := differ + [f"data.{name}" for name in OF_THE_TEXT if texts[0][name] != texts[1][name]]:
             raise UsageError(
-                f"{recipes[0].name} and {recipe.name} have different tokenizers, and perplexities of different tokens are "
-                "not comparable: give --like RECIPE, or settings of --tokenizer for all."
+                f"{first.name} and {recipe.name} differ in {differ[0]}, but only scores on one text and its tokens are "
+                f"comparable: give --like RECIPE, or --{differ[0]} for all."
             )
-        for name in OF_THE_TEXT:
-            if getattr(recipe.data, name) != getattr(recipes[0].data, name):
-                raise UsageError(
-                    f"{recipes[0].name} and {recipe.name} differ in data.{name}, but all must train on one text: give "
-                    f"--data.{name} for all, or --like RECIPE."
-                )
 
 
 def _prepare(recipes: list[Recipe], out: Path, progress: bool) -> tuple[Prepared, int]:
     """The text of all recipes, and the longest window that fits all of their models."""
-    first: Recipe = recipes[0]
-    data: DataSettings = first.data
-    tokenizer: TokenizerSettings = first.tokenizer
-    prepared = open_or_prepare(data, tokenizer, out / "data", progress=progress)
+    prepared = open_or_prepare(recipes[0].data, recipes[0].tokenizer, out / "data", progress=progress)
     if not prepared.heldout:
         raise UsageError("no text is held out to measure on: raise --data.heldout_share or give more documents.")
     recipes[:] = [
@@ -246,11 +241,6 @@ def _prepare(recipes: list[Recipe], out: Path, progress: bool) -> tuple[Prepared
         for recipe in recipes
     ]
     return prepared, min(longest_window(recipe) for recipe in recipes)
-
-
-def _measured_on(recipe: Recipe, window: int) -> Recipe:
-    data = dataclasses.replace(recipe.data, window=window, segments=1, documents="separate", order="shuffled")
-    return dataclasses.replace(recipe, data=data)
 
 
 def _plan(
@@ -281,10 +271,12 @@ def _plan(
             )
         return [_planned(recipe, known[recipe.name]) for recipe in recipes]
     say("measuring what a step of each recipe costs")
-    planned = [
-        contestants_at_budget(recipe, prepared, budget, path.parent, evaluate_every=evaluate_every)
-        for recipe in with_one_precision(recipes)
-    ]
+    training = recipes[0].training
+    precision: Any = choose_precision(training, choose_device(training))  # the same for all
+    planned = []
+    for recipe in recipes:
+        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
+        planned.append(contestants_at_budget(recipe, prepared, budget, path.parent, evaluate_every=evaluate_every))
     entries = [
         {
             "name": contestant.recipe.name,
@@ -331,16 +323,9 @@ def _counted_words(runs: Iterable[Path]) -> dict[str, float]:
     return {words_key(words["sees"]): 100 * words["counts_top_5"] for words in found if words}
 
 
-def _column(probe: FittedProbe, runs: Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]]) -> ProbeColumn:
-    """The column of a probe's scores, with the unit in which they were measured."""
-    found = [known[PROBES][probe.name] for each in runs.values() for _, known in each if probe.name in known[PROBES]]
-    return probe.column(found[0]["unit"])
-
-
-def _spent(probe: FittedProbe, runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> Spent:
-    each = [known[PROBES][probe.name] for _, known in runs]
-    flops, seconds = (statistics.fmean(one[key] for one in each) for key in ("flops", "seconds"))
-    return Spent(flops=flops, seconds=seconds)
+def _measured(probe: FittedProbe, runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    """What the runs that were fine-tuned on a probe noted."""
+    return [known[PROBES][probe.name] for _, known in runs if probe.name in known[PROBES]]
 
 
 def _row(
@@ -348,13 +333,14 @@ def _row(
     runs: Sequence[tuple[Path, Mapping[str, Any]]],
     evaluators: Iterable[str],
     probes: Sequence[FittedProbe],
+    with_memory: Counted,
 ) -> ContestantResult:
     recipe = contestant.recipe
     histories = [History.read(run) for run, _ in runs]
-    each = [scores_of(known, history, evaluators, probes) for (_, known), history in zip(runs, histories, strict=True)]
+    every = [scores_of(known, history, evaluators, probes) for (_, known), history in zip(runs, histories, strict=True)]
     scores = {}
-    for name in each[0]:
-        values = [found[name] for found in each]
+    for name in every[0]:
+        values = [found[name] for found in every]
         known = [value for value in values if value is not None]
         scores[name] = OverSeeds.of(known) if len(known) == len(values) else None
     tokens = [points[-1][1] for history in histories if (points := history.curve("text_tokens"))]
@@ -370,6 +356,11 @@ def _row(
         seconds=statistics.fmean(history.seconds for history in histories),
         scores=scores,
         figures=figures_over_seeds([known for _, known in runs]),
+        counts=with_memory if recipe.model.memory else {},
         reads=f"{recipe.use.visibility}, {recipe.use.pooling}",
-        probes={probe.name: _spent(probe, runs) for probe in probes if recipe.name not in probe.not_defined},
+        probes={
+            probe.name: Spent(**{key: statistics.fmean(one[key] for one in each) for key in ("flops", "seconds")})
+            for probe in probes
+            if (each := _measured(probe, runs))
+        },
     )

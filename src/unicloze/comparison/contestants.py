@@ -19,7 +19,6 @@ from unicloze.recipes.unread_settings import refuse_not_of_pretraining, refuse_u
 from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.training.batches import check_windows
-from unicloze.training.precision import choose_device, choose_precision
 
 _OWN = "segments", "spans_field"
 """Settings of `data` that an objective depends on; `--like` takes all others from its recipe."""
@@ -202,16 +201,6 @@ def check_same_text(recipe: Recipe, prepared: Prepared, folder: Path) -> None:
             )
     except UsageError as error:
         raise UsageError(f"recipe {recipe.name}: {error}") from error
-
-
-def with_one_precision(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """The recipes with the precision resolved to the same value for all."""
-    training = recipes[0].training
-    precision: Any = choose_precision(training, choose_device(training))
-    return [
-        dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
-        for recipe in recipes
-    ]
 
 
 def contestants_at_budget(

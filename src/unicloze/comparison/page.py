@@ -2,57 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from itertools import zip_longest
+from typing import Any
+
+from markupsafe import Markup
 
 from unicloze.comparison.runs import PROBES
-from unicloze.comparison.table import (
-    NOT_DEFINED,
-    Column,
-    Comparison,
-    ContestantResult,
-    ProbeColumn,
-    caption,
-    cells,
-    columns,
-)
+from unicloze.comparison.table import NOT_DEFINED, Column, Comparison, caption, cells, columns
 from unicloze.report.charts import Line, line_chart
-from unicloze.report.frame import frame
-from unicloze.report.history import History, TaskRun
+from unicloze.report.frame import render
+from unicloze.report.history import History
 
-_COLOURS = 16
-"""Number of colours in the style sheet: `c0` to `c15`."""
-SIGNS = {"best": "\u2605 ", "near": "\u2248 "}
-"""Signs for the best value of a column, and for values within its spread."""
-MARKS = (
-    "\u2605 best mean of the column; \u2248 within the spread: the difference is at most the sum of the two deviations."
-)
+SIGNS = {"best": "\u2605 ", "near": "\u2248 ", "": ""}
+"""Signs for the best value of a column, for values within its spread, and for others."""
+Curves = list[tuple[str, list[tuple[str, str]], Markup]]
+"""Charts with their titles and legends."""
 
 
 def page(comparison: Comparison) -> str:
     """The whole page as HTML."""
-    sections = [("Table", _table(comparison)), ("Scores", _bars(comparison)), ("Curves", _curves(comparison))]
-    if comparison.probes:
-        sections.append(("Probes", _probes(comparison)))
-    return frame(
+    heading, *lines = cells(comparison)
+    ranks = [ranked(comparison, column) for column in columns(comparison)]
+    rows = []
+    for i, (name, *line) in enumerate(lines):
+        marks = ["", "", *(rank.get(i, "") for rank in ranks)]
+        rows.append((i, name, list(zip_longest(line, marks, fillvalue=""))))
+    return render(
+        "comparison/templates/comparison.html",
         name="Objectives compared",
         window_title="Objectives compared - unicloze",
         status=comparison.budget,
         subtitle=caption(comparison),
-        sections=sections,
-        styles=[("unicloze.comparison", "comparison.css")],
+        signs=SIGNS,
+        heading=heading,
+        rows=rows,
+        scores=[_bars(comparison, column) for column in columns(comparison)],
+        curves=_curves(comparison),
+        probes=_probes(comparison) if comparison.probes else None,
     )
-
-
-def _table(comparison: Comparison) -> str:
-    heading, *lines = cells(comparison)
-    scores = columns(comparison)
-    ranks = [ranked(comparison, column) for column in scores]
-    marked = []
-    for i, line in enumerate(lines):
-        said = [_cell(text, rank.get(i, "")) for text, rank in zip(line[2 : 2 + len(scores)], ranks, strict=True)]
-        marked.append([_dotted(i, line[0]), _cell(line[1]), *said, *map(_cell, line[2 + len(scores) :])])
-    return f'{_panel(heading, marked)}<p class="note">{MARKS}</p>'
 
 
 def ranked(comparison: Comparison, column: Column) -> dict[int, str]:
@@ -60,141 +47,77 @@ def ranked(comparison: Comparison, column: Column) -> dict[int, str]:
     known = {i: spread for i, row in enumerate(comparison.rows) if (spread := row.scores[column.key]) is not None}
     if len(known) < 2:
         return {}
-    sign = 1 if column.higher_is_better else -1
-    best = max(known.values(), key=lambda spread: sign * spread.mean)
-    found = {}
-    for i, spread in known.items():
-        if spread.mean == best.mean:
-            found[i] = "best"
-        elif abs(spread.mean - best.mean) <= (spread.deviation or 0.0) + (best.deviation or 0.0):
-            found[i] = "near"
-    return found
+    best = (max if column.higher_is_better else min)(known.values(), key=lambda spread: spread.mean)
+    near = {
+        i: "near"
+        for i, spread in known.items()
+        if abs(spread.mean - best.mean) <= (spread.deviation or 0.0) + (best.deviation or 0.0)
+    }
+    return near | {i: "best" for i, spread in known.items() if spread.mean == best.mean}
 
 
-def _panel(heading: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table with a heading of plain text and lines of HTML cells."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
-    body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
-    table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="panel scroll"><table class="comparison">{table}</table></div>'
+def _bars(comparison: Comparison, column: Column) -> tuple[str, bool, list[tuple[int, str, str, float, str]]]:
+    """Title, direction and bars of a score, best first: lower is better for perplexities, higher for accuracies.
+
+    A bar has the number of its row, its rank, name, length in percent of the longest, and figure; scores below zero, such as
+    correlations, have none.
+    """
+    known = [(i, row, spread) for i, row in enumerate(comparison.rows) if (spread := row.scores[column.key])]
+    known.sort(key=lambda entry: entry[2].mean, reverse=column.higher_is_better)
+    most, ranks = max(spread.mean for *_, spread in known), ranked(comparison, column)
+    return column.title, column.higher_is_better, [
+        (i, ranks.get(i, ""), row.name, 100 * max(0.0, spread.mean) / most if most > 0 else 0.0, column.figure(spread))
+        for i, row, spread in known
+    ]  # fmt: skip
 
 
-def _dotted(number: int, name: str) -> str:
-    """The heading cell of a contestant, with a dot in its colour."""
-    return f'<th class="c{number % _COLOURS}"><span class="dot"></span>{escape(name)}</th>'
-
-
-def _cell(text: str, rank: str = "") -> str:
-    """A cell; `rank` marks the best value of a column and values within its spread."""
-    kind = "none" if text == NOT_DEFINED else rank
-    return f'<td class="{kind}">{SIGNS.get(rank, "")}{escape(text)}</td>'
-
-
-def _bars(comparison: Comparison) -> str:
-    """Bars of each score, best first; lower is better for perplexities, higher for accuracies."""
-    panels = []
-    for column in columns(comparison):
-        known = [(i, row, spread) for i, row in enumerate(comparison.rows) if (spread := row.scores[column.key])]
-        if not known:
-            continue
-        known.sort(key=lambda entry: entry[2].mean, reverse=column.higher_is_better)
-        most = max(spread.mean for _, _, spread in known)
-        ranks = ranked(comparison, column)
-        bars = "".join(
-            f'<div class="bar c{i % _COLOURS} {ranks.get(i, "")}"><span class="name">{escape(row.name)}</span>'
-            f'<span class="track"><span class="length" style="width:{_share(spread.mean, most):.1f}%"></span></span>'
-            f'<span class="value">{SIGNS.get(ranks.get(i, ""), "")}{escape(column.figure(spread))}</span></div>'
-            for i, row, spread in known
-        )
-        better = "higher is better" if column.higher_is_better else "lower is better"
-        panels.append(f'<figure class="panel"><h3>{escape(column.title)} <small>{better}</small></h3>{bars}</figure>')
-    return f'<div class="grid">{"".join(panels)}</div>'
-
-
-def _share(value: float, most: float) -> float:
-    """A value in percent of the largest; 0 for negative values, such as correlations."""
-    return 100 * max(0.0, value) / most if most > 0 else 0.0
-
-
-def _curves(comparison: Comparison) -> str:
+def _curves(comparison: Comparison) -> Curves:
     """Held-out loss over FLOPs: a panel per target, a line per recipe or part of its mixture (first seed)."""
     panels: dict[str, list[Line]] = {}
     for i, row in enumerate(comparison.rows):
         history, each = History.read(comparison.out / row.name / "seed-0"), row.flops / max(1, row.steps)
         for name in history.evaluated:
             part, _, target = name.rpartition(".")
-            line = Line(
-                name=f"{row.name}, {part}" if part else row.name,
-                style=f"c{i % _COLOURS}",
-                labelled=False,
-                points=[(step * each, loss) for step, loss in history.curve("loss", name, evaluated=True)],
-            )
-            panels.setdefault(target, []).append(line)
-    lead = (
-        "Each run's held-out loss on its own objective over the FLOPs spent, with its own windows and masks. Curves in a "
-        "panel share the name of a target, but may measure different tasks: compare recipes by the table."
-    )
-    charts = "".join(_target_panel(target, lines) for target, lines in panels.items())
-    return f'<p class="lead">{lead}</p><div class="grid">{charts}</div>'
+            points = [(step * each, loss) for step, loss in history.curve("loss", name, evaluated=True)]
+            panels.setdefault(target, []).append(_line(i, f"{row.name}, {part}" if part else row.name, points))
+    return [
+        _panel(f"Held-out loss, {target}, nats per prediction", f"held-out loss of {target} over FLOPs", lines, "FLOPs")
+        for target, lines in panels.items()
+    ]
 
 
-def _target_panel(target: str, lines: Sequence[Line]) -> str:
-    chart = line_chart(lines, title=f"held-out loss of {target} over FLOPs", width=560, height=320, over="FLOPs")
-    heading = f"Held-out loss, {escape(target)}, nats per prediction"
-    return f'<figure class="panel"><h3>{heading}</h3>{_legend(lines)}{chart}</figure>'
+def _line(number: int, name: str, points: list[tuple[float, float]]) -> Line:
+    return Line(name=name, style=f"c{number % 16}", points=points, labelled=False)
 
 
-def _legend(lines: Sequence[Line]) -> str:
-    """Names of curves in their colours, since they may be too long to label the curves."""
-    names = "".join(f'<span class="{line.classes}">{escape(line.name)}</span>' for line in lines)
-    return f'<p class="legend">{names}</p>'
+def _panel(heading: str, title: str, lines: list[Line], over: str) -> tuple[str, list[tuple[str, str]], Markup]:
+    chart = line_chart(lines, title=title, size=(560, 320), over=over)
+    return heading, [(line.classes, line.name) for line in lines], chart
 
 
-def _probes(comparison: Comparison) -> str:
+def _probes(comparison: Comparison) -> dict[str, Any]:
     """Settings, cost and score curves of each probe's fine-tuning."""
-    lead = (
-        "Every run is fine-tuned with its own seed, using the visibility and pooling of its recipe; files and settings are "
-        "the same for all. Fine-tuning does not count against the budget. Curves show the first seed."
-    )
     keys = dict.fromkeys(key for probe in comparison.probes for key in probe.settings)
-    settings = [key.rpartition(".")[2].replace("_", " ") for key in keys]
-    heading = ["probe", "scored by", "training records", "development records", *settings]
-    lines = [
-        [
-            f"<th>{escape(probe.name)}</th>",
-            *map(_cell, (_measure(probe), *(f"{count:,}" for count in probe.records))),
-            *(_cell(f"{probe.settings[key]:g}") for key in keys),
-        ]
-        for probe in comparison.probes
-    ]
-    spent = [
-        [_dotted(i, row.name), _cell(row.reads), *_spent(comparison, row)] for i, row in enumerate(comparison.rows)
-    ]
-    measures = [f"{probe.name}, {what}" for probe in comparison.probes for what in ("FLOPs", "seconds")]
-    charts = "".join(_probe_chart(comparison, probe) for probe in comparison.probes)
-    tables = _panel(heading, lines) + _panel(["recipe", "read, pooled", *measures], spent)
-    return f'<p class="lead">{lead}</p>{tables}<div class="grid">{charts}</div>'
-
-
-def _measure(probe: ProbeColumn) -> str:
-    return probe.value if probe.value == probe.metric else f"{probe.metric}: {probe.value}"
-
-
-def _spent(comparison: Comparison, row: ContestantResult) -> list[str]:
-    """FLOPs and seconds of fine-tuning on each probe."""
-    found = [row.probes.get(probe.name) for probe in comparison.probes]
-    texts = [(f"{one.flops:.2e}", f"{one.seconds:,.0f}") if one else (NOT_DEFINED,) * 2 for one in found]
-    return [_cell(text) for pair in texts for text in pair]
-
-
-def _probe_chart(comparison: Comparison, probe: ProbeColumn) -> str:
-    lines = []
+    heading = ["probe", "scored by", "training records", "development records"]
+    settings, curves = [], []
+    for probe in comparison.probes:
+        measure = probe.value if probe.value == probe.metric else f"{probe.metric}: {probe.value}"
+        cells = [measure, *(f"{count:,}" for count in probe.records), *(f"{probe.settings[key]:g}" for key in keys)]
+        settings.append((None, probe.name, [(cell, "") for cell in cells]))
+        lines = []
+        for i, row in enumerate(comparison.rows):
+            if probe.name in row.probes:
+                run = History.read(comparison.out / row.name / "seed-0" / PROBES / probe.name)
+                lines.append(_line(i, row.name, run.points(probe.metric, probe.value)))
+        curves.append(_panel(f"{probe.title} on the development file", probe.title, lines, "step"))
+    spent = []
     for i, row in enumerate(comparison.rows):
-        if probe.name in row.probes:
-            run = TaskRun.read(comparison.out / row.name / "seed-0" / PROBES / probe.name)
-            points = run.points(probe.metric, probe.value)
-            lines.append(Line(name=row.name, style=f"c{i % _COLOURS}", points=points, labelled=False))
-    chart = line_chart(lines, title=probe.title, width=560, height=320)
-    return (
-        f'<figure class="panel"><h3>{escape(probe.title)} on the development file</h3>{_legend(lines)}{chart}</figure>'
-    )
+        costs = [row.probes.get(probe.name) for probe in comparison.probes]
+        texts = [(f"{one.flops:.2e}", f"{one.seconds:,.0f}") if one else (NOT_DEFINED,) * 2 for one in costs]
+        spent.append((i, row.name, [(text, "") for text in (row.reads, *(text for pair in texts for text in pair))]))
+    measures = [f"{probe.name}, {what}" for probe in comparison.probes for what in ("FLOPs", "seconds")]
+    return {
+        "settings": ([*heading, *(key.rpartition(".")[2].replace("_", " ") for key in keys)], settings),
+        "spent": (["recipe", "read, pooled", *measures], spent),
+        "curves": curves,
+    }

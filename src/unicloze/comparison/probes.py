@@ -18,9 +18,8 @@ import numpy as np
 from unicloze.comparison.table import ProbeColumn
 from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
-from unicloze.finetuning.automatic import adaptable, with_chosen
-from unicloze.finetuning.checks import check_labels, check_metrics
 from unicloze.finetuning.data import (
+    check_labels,
     encoded,
     evenly_chosen,
     finetuning_steps,
@@ -28,11 +27,11 @@ from unicloze.finetuning.data import (
     reading_columns,
     unlabelled_text,
 )
-from unicloze.finetuning.initial import task_recipe
-from unicloze.finetuning.scores import check_answers
+from unicloze.finetuning.initial import adaptable, task_recipe, with_chosen
+from unicloze.finetuning.scores import check_answers, check_metrics
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import SAMPLED_STEPS, flops_of
-from unicloze.recipes import given_in_task_files, load_recipe, task_names
+from unicloze.recipes import read_recipe, task_names
 from unicloze.recipes.unread_settings import (
     refuse_decided_in_task,
     refuse_unread_in_task,
@@ -43,8 +42,8 @@ from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import check_roles, resolved
 from unicloze.tasks.generation import with_learning
-from unicloze.tasks.groups import Headed
 from unicloze.tasks.several import records_of
+from unicloze.tasks.task import Headed
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel, check_smoothing, shape_model
 from unicloze.training.lock import FREE_TO_CHANGE
@@ -120,14 +119,15 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], 
             )
     refuse_decided_in_task(overrides, f"option --{PREFIX}")
     with options_begin_with(PREFIX):
-        recipe = load_recipe(task, overrides)
+        files = read_recipe(task)
+        recipe = files.recipe(overrides)
     if not recipe.task.kind:
         raise UsageError(
             f"recipe {recipe.name} is for pre-training: give --probe a task (`unicloze recipes` lists them)."
         )
     if task in task_names():
         recipe = adaptable(recipe, overrides)
-    written = {key: origin for key, origin in given_in_task_files(task).items() if key not in overrides}
+    written = {key: origin for key, origin in files.given_for_a_task().items() if key not in overrides}
     refuse_unread_in_task_files(recipe, written)
     of_model = [key for key in written if key.startswith(("model.", "use."))]
     if fixed := [key for key in of_model if key not in _DROPOUTS]:

@@ -20,14 +20,14 @@ import torch
 from unicloze.arrays import Int32s
 from unicloze.comparison.probes import FittedProbe, finetuning_flops, recipe_for
 from unicloze.comparison.table import probe_key, words_key
-from unicloze.decoding.inputs import ReadWindow, objective_of, part_with
+from unicloze.decoding.inputs import ReadWindow, objective_of, part_with, rows_to_predict
 from unicloze.decoding.likelihood import rows_of, with_memories
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples, collate, select_rows
 from unicloze.files import CHECKPOINTS, RECIPE, digest, write_file
 from unicloze.finetuning.run import finetune_run
 from unicloze.model.model import perplexity
-from unicloze.objectives import Ability, defined
+from unicloze.objectives import Ability
 from unicloze.objectives.causal import CausalSettings, chain
 from unicloze.objectives.unilmv2 import UniLMv2Settings, cloze, draw_steps, stepwise
 from unicloze.pretraining.count_baselines import perplexities_of
@@ -37,7 +37,7 @@ from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.settings import Recipe
 from unicloze.tasks.task import RecordsCut
-from unicloze.text.counts import Counts
+from unicloze.text.counts import ABSENT, Counts
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.vocabulary import Vocabulary
@@ -77,13 +77,11 @@ def held_out(
     steps = masked_steps(windows, vocabulary)
     result: dict[str, Figure | None] = {}
     for measure, ability in MEASURES.items():
-        settings = part_with(objective_of(loaded.recipe), ability)
-        lay_out = None if settings is None else getattr(defined(settings), ability)
-        if lay_out is None:
+        if part_with(objective_of(loaded.recipe), ability) is None:
             result[measure] = None
             continue
-        asked = (windows,) if measure == "causal" else (windows, steps)
-        examples = lay_out(*asked, vocabulary, settings)
+        asked = None if ability == "causal" else steps
+        examples = rows_to_predict(loaded.recipe, ability, windows, vocabulary, asked)
         if before is None or not loaded.model.settings.memory:
             (figure,) = evaluate(loaded.model, examples, compute, rows).values()
         else:
@@ -93,8 +91,18 @@ def held_out(
     return result
 
 
-def counted(counts: Counts, windows: Windows) -> dict[str, dict[str, float]]:
-    """Perplexities of counts on the same predictions, by measure and by kind of count."""
+def counted(
+    counts: Counts, windows: Windows, before: Sequence[Sequence[Int32s]] | None = None
+) -> dict[str, dict[str, float]]:
+    """Perplexities of counts on the same predictions, by measure and by kind of count.
+
+    With `before`, the texts of the windows before each, counts see the end of these too, as models with a memory do.
+    """
+    ends = None
+    if before is not None:
+        ends = np.full((len(windows), 2), ABSENT)
+        for row, texts in enumerate(before):
+            ends[row] = np.concatenate([ends[row], *texts])[-2:]
     vocabulary, settings = counts.vocabulary, UniLMv2Settings()
     steps = masked_steps(windows, vocabulary)
     rows = {
@@ -103,7 +111,7 @@ def counted(counts: Counts, windows: Windows) -> dict[str, dict[str, float]]:
         "causal": chain(windows, vocabulary, CausalSettings(visibility="left_to_right")),
     }
     found = {
-        measure: perplexities_of(counts, examples, next(iter(examples.targets)), windows)
+        measure: perplexities_of(counts, examples, next(iter(examples.targets)), windows, before=ends)
         for measure, examples in rows.items()
     }
     return {measure: perplexities for measure, perplexities in found.items() if perplexities}
@@ -150,11 +158,6 @@ def _with_memory(
     return figure
 
 
-def bits_per_byte(nats: float | None, tokens_per_byte: float | None) -> float | None:
-    """Convert nats per token to bits per byte of text; None if either is unknown."""
-    return None if nats is None or tokens_per_byte is None else nats / math.log(2) * tokens_per_byte
-
-
 SCHEMA = 2
 SCORES = "scores.json"
 PROBES = "probes"
@@ -183,7 +186,7 @@ def run_once(
         "schema": SCHEMA,
         "steps": recipe.training.steps,
         "windows": len(windows),
-        "recipe": _fingerprint(recipe),
+        "recipe": digest(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=None)).to_dict()),
         "text": prepared.fingerprint,
         **({"memory": recipe.model.memory} if recipe.model.memory else {}),
     }
@@ -200,7 +203,8 @@ def run_once(
         nats = {measure: None if figure is None else figure.mean for measure, figure in figures.items()}
         known = {**wanted, "nats": nats, "scores": {}, PROBES: {}}
         known["figures"] = {measure: figure.to_dict() for measure, figure in figures.items() if figure is not None}
-        known["bits_per_byte"] = bits_per_byte(nats["causal"], tokens_per_byte(prepared))
+        causal, density = nats["causal"], tokens_per_byte(prepared)
+        known["bits_per_byte"] = None if causal is None or density is None else causal / math.log(2) * density
         write_file(scores_file, json.dumps(known, indent=1))
     for name, evaluator in evaluators.items():
         if name not in known["scores"]:
@@ -231,11 +235,6 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
     }
     write_file(run / SCORES, json.dumps(known, indent=1))
     shutil.rmtree(out / CHECKPOINTS)  # the best one is kept for `predict`
-
-
-def _fingerprint(recipe: Recipe) -> str:
-    """Fingerprint of a recipe, ignoring the path of its prepared text."""
-    return digest(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=None)).to_dict())
 
 
 def _read_scores(path: Path) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class ContestantResult:
         reads: Visibility and pooling used for probes, from the `use` section of its recipe.
         probes: Cost of fine-tuning by probe, not included in the fields above.
         figures: Held-out losses by measure, the mean over the seeds with the error of a single run.
+        counts: The comparison's `counts` where they see the end of the window before too, as this model with a memory does;
+            empty for other models.
     """
 
     name: str
@@ -58,6 +60,7 @@ class ContestantResult:
     reads: str = ""
     probes: Mapping[str, Spent] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
+    counts: Counted = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +124,6 @@ TITLES: Mapping[str, str] = {
 }
 """Title of each score; others use their key."""
 
-PERPLEXITIES = "ae", "par", "causal"
-"""Keys of scores that are perplexities."""
 _HIGHER = ("words", "blimp")
 """Beginnings of the keys of scores of which higher is better."""
 _DECIMALS = {"bits_per_byte": 3}
@@ -205,19 +206,34 @@ def columns(comparison: Comparison) -> list[Column]:
 
 def cells(comparison: Comparison) -> list[list[str]]:
     """The cells of the table, including the heading."""
-    scores, probed = columns(comparison), bool(comparison.probes)
-    spent = ["parameters", "steps", "text tokens", "FLOPs", "seconds"]
-    spent += ["probes: read, pooled", "probes: FLOPs", "probes: seconds"] * probed
-    heading = ["recipe", "objective", "network", *(column.title for column in scores), *spent]
-    return [heading, *(_line(row, scores, probed) for row in comparison.rows)]
+    scores = columns(comparison)
+    heading = ["recipe", "objective", "network", *(column.title for column in scores)]
+    heading += ["parameters", "steps", "text tokens", "FLOPs", "seconds"]
+    heading += ["probes: read, pooled", "probes: FLOPs", "probes: seconds"] * bool(comparison.probes)
+    table = [heading]
+    for row in comparison.rows:
+        measured = [column.figure(row.scores[column.key]) for column in scores]
+        cost = [short(row.parameters), f"{row.steps:,}", short(row.text_tokens)]
+        probed = row.reads, *_cost(list(row.probes.values()))
+        table.append(
+            [
+                row.name,
+                row.objective,
+                row.network,
+                *measured,
+                *cost,
+                *_cost([row]),
+                *probed[: 3 * bool(comparison.probes)],
+            ]
+        )
+    return table
 
 
-def _line(row: ContestantResult, scores: Sequence[Column], probed: bool) -> list[str]:
-    spent = [short(row.parameters), f"{row.steps:,}", short(row.text_tokens), f"{row.flops:.2e}", f"{row.seconds:,.0f}"]
-    if probed:
-        flops, seconds = (sum(getattr(one, key) for one in row.probes.values()) for key in ("flops", "seconds"))
-        spent += [row.reads, f"{flops:.2e}", f"{seconds:,.0f}"] if row.probes else [row.reads, *[NOT_DEFINED] * 2]
-    return [row.name, row.objective, row.network, *(column.figure(row.scores[column.key]) for column in scores), *spent]
+def _cost(spent: Sequence[Spent | ContestantResult]) -> tuple[str, str]:
+    """FLOPs and seconds in all."""
+    if not spent:
+        return NOT_DEFINED, NOT_DEFINED
+    return f"{sum(one.flops for one in spent):.2e}", f"{sum(one.seconds for one in spent):,.0f}"
 
 
 def caption(comparison: Comparison) -> str:
@@ -238,16 +254,24 @@ def _of_counts(comparison: Comparison) -> list[str]:
     counts = comparison.counts
     if not counts:
         return []
-    reached = [f"{TITLES[key]} {found['trigram']:,.1f}" for key, found in counts.items()]
-    reached += [
+    words = [
         f"{value:.1f} % of the {TITLES[key].removesuffix(' %')}" for key, value in comparison.counted_words.items()
     ]
-    said = [f"A Kneser-Ney trigram of the training text, on the same predictions: {_list(reached)}."]
+    said = [f"A Kneser-Ney trigram of the training text, on the same predictions: {_list(_reached(counts) + words)}."]
+    if with_memory := [row for row in comparison.rows if row.counts]:
+        names, reached = _list([row.name for row in with_memory]), _list(_reached(with_memory[0].counts))
+        said.append(
+            f"With the end of the window before, which {names} see{'s' * (len(with_memory) == 1)} too: {reached}."
+        )
     beaten: dict[str, list[str]] = {}
     for row in comparison.rows:
-        if what := not_beaten(row.figures, counts):
+        if what := not_beaten(row.figures, row.counts or counts):
             beaten.setdefault(what, []).append(row.name)
     return said + [f"No better than {what}: {_list(names)}." for what, names in beaten.items()]
+
+
+def _reached(counts: Counted) -> list[str]:
+    return [f"{TITLES[key]} {kinds['trigram']:,.1f}" for key, kinds in counts.items()]
 
 
 def _of_probes(comparison: Comparison) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -13,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from unicloze.decoding.inputs import by_length, check_numbers, cut, objective_of, one_segment, read_as
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UsageError
 from unicloze.example import Batch, Examples, Kind
-from unicloze.files import real_place, write_file
+from unicloze.files import write_file
 from unicloze.packing import bucket_cost, bucket_sizes, collate_buckets
 from unicloze.settings import Pooling, Recipe
 from unicloze.text.windows import Windows, without_start
@@ -46,7 +47,10 @@ class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Each text with its vector, for JSON."""
-        return list(self._rows())
+        return [
+            {"text": text, "vector": [float(number) for number in vector.astype(str)]}  # float32's shortest spelling
+            for text, vector in zip(self.texts or (), np.asarray(self), strict=True)
+        ]
 
     def __str__(self) -> str:
         if self.texts is None:
@@ -57,14 +61,7 @@ class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
 
     def json_lines(self) -> str:
         """One JSON object per line, with `text` and `vector`."""
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rows())
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for text, vector in zip(self.texts or (), np.asarray(self), strict=True):
-            yield {
-                "text": text,
-                "vector": [float(number) for number in vector.astype(str)],
-            }  # float32's shortest spelling
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.to_dict())
 
 
 def check_ending(out: str | os.PathLike[str] | None) -> None:
@@ -77,26 +74,13 @@ def check_ending(out: str | os.PathLike[str] | None) -> None:
 
 def write_vectors(vectors: Vectors, out: Path) -> None:
     """Write vectors in the format of the file's ending."""
-    if out.suffix == ".jsonl":
-        write_file(out, vectors.json_lines(), "the vectors", "give another --out")
-        return
-    place = real_place(out)
-    temporary = place.with_name(f".{place.name}-{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            np.save(file, np.asarray(vectors), allow_pickle=False)
-        temporary.replace(place)
-    except OSError as error:
-        raise UniclozeError(f"{out}: cannot write the vectors: {error.strerror}; give another --out.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    array = io.BytesIO()
+    np.save(array, np.asarray(vectors), allow_pickle=False)
+    content = vectors.json_lines() if out.suffix == ".jsonl" else array.getvalue()
+    write_file(out, content, "the vectors", "give another --out")
 
 
-_RULES = {
-    "bidirectional": bidirectional_rows,
-    "left_to_right": left_to_right_rows,
-    "right_to_left": right_to_left_rows,
-}
+_RULES = {"bidirectional": bidirectional_rows, "left_to_right": left_to_right_rows, "right_to_left": right_to_left_rows}
 
 
 def embed(

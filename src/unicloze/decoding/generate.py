@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from unicloze.decoding.inputs import check_text, generation_format_of, place_of
 from unicloze.decoding.search import NEVER, Hypothesis, Search, Settled, TokenConstraints, length_penalty, search
-from unicloze.decoding.steppers import Prepared, Sources, positions_of, prepared, stepper
+from unicloze.decoding.steppers import Sources, positions_of, prepared, stepper
 from unicloze.devices import widest_float
 from unicloze.errors import UsageError
+from unicloze.files import Plain
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives.generation_format import GenerationFormat
@@ -49,7 +50,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class Generation(Plain):
     """The texts generated for a source."""
 
     source: str  # the source as given
@@ -59,10 +60,6 @@ class Generation:
     def text(self) -> str:
         """The best text, or the first one drawn."""
         return self.candidates[0].text
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         return self.text
@@ -80,51 +77,45 @@ class Part:
 
 def check_settings(settings: DecodingSettings, layout: GenerationFormat) -> None:
     """Reject settings that contradict each other or the way the model generates."""
-    for name in ("beams", "max_length", "num_results", "batch_size", "top_k", "parallel"):
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}: give 1 or more")
-    for name in ("min_length", "no_repeat_ngram"):
-        if getattr(settings, name) < 0:
-            raise UsageError(f"{name} is {getattr(settings, name)}: give 0 or more")
-    if settings.min_length > settings.max_length:
-        raise UsageError(f"min_length is {settings.min_length}, above max_length, {settings.max_length}: give less")
-    if not 0 < settings.temperature < math.inf:
-        raise UsageError(f"temperature is {settings.temperature}: give more than 0, or set sample to false")
-    if not 0 <= settings.seed < 2**63:
-        raise UsageError(f"seed is {settings.seed}: give a number from 0 to 2^63 - 1")
-    if not abs(settings.length_penalty) <= STEEPEST:
-        raise UsageError(f"length_penalty is {settings.length_penalty}: give a number from -{STEEPEST} to {STEEPEST}")
-    if settings.top_p is not None and not 0 < settings.top_p <= 1:
-        raise UsageError(f"top_p is {settings.top_p}: give more than 0 and at most 1")
-    for name, silent in (("temperature", 1.0), ("top_k", None), ("top_p", None), ("seed", 0)):
-        if not settings.sample and getattr(settings, name) != silent:
-            raise UsageError(
-                f"{name} is {getattr(settings, name)}, but nothing is sampled: set sample to true (--decoding.sample true) "
-                f"or leave out {name}"
-            )
-    if settings.early_stop != "exact" and settings.beams == 1:
-        raise UsageError(
-            f"early_stop is {settings.early_stop}, but beams is 1: give 2 or more beams, or leave out early_stop"
-        )
-    if settings.may_repeat and not settings.no_repeat_ngram:
-        raise UsageError(
-            f"may_repeat is {settings.may_repeat}, but no_repeat_ngram is 0: set it, or leave out may_repeat"
-        )
-    if settings.sample and settings.beams > 1:
-        raise UsageError(f"sample draws texts, but beams is {settings.beams}, a beam search: set only one of them")
-    if not settings.sample and settings.num_results > settings.beams:
-        raise UsageError(
-            f"num_results is {settings.num_results}, but beams is {settings.beams}: give as many beams, or sample"
-        )
-    if settings.parallel is not None:
-        if settings.sample or settings.beams > 1 or settings.no_repeat_ngram:
-            raise UsageError("parallel fills positions in any order: leave out sample, beams and no_repeat_ngram")
-        if layout.predicts != "pseudo" or layout.decoder_only:
-            raise UsageError(
-                "parallel needs a model that predicts with pseudo masks after a source, such as unilmv2 with the target par: "
-                "leave it out"
-            )
+    least = dict.fromkeys(("beams", "max_length", "num_results", "batch_size", "top_k", "parallel"), 1)
+    for name, lowest in {**least, "min_length": 0, "no_repeat_ngram": 0}.items():
+        if (value := getattr(settings, name)) is not None and value < lowest:
+            raise UsageError(f"{name} is {value}: give {lowest} or more")
+    beams, several, sample = settings.beams, settings.num_results, settings.sample
+    plain = DecodingSettings()
+    unsampled = [
+        name for name in ("temperature", "top_k", "top_p", "seed") if getattr(settings, name) != getattr(plain, name)
+    ]
+    wrong = {
+        f"min_length is {settings.min_length}, above max_length, {settings.max_length}: give less":
+            settings.min_length > settings.max_length,
+        f"temperature is {settings.temperature}: give more than 0, or set sample to false":
+            not 0 < settings.temperature < math.inf,
+        f"seed is {settings.seed}: give a number from 0 to 2^63 - 1": not 0 <= settings.seed < 2**63,
+        f"length_penalty is {settings.length_penalty}: give a number from -{STEEPEST} to {STEEPEST}":
+            not abs(settings.length_penalty) <= STEEPEST,
+        f"top_p is {settings.top_p}: give more than 0 and at most 1":
+            settings.top_p is not None and not 0 < settings.top_p <= 1,
+        **{
+            f"{name} is {getattr(settings, name)}, but nothing is sampled: set sample to true (--decoding.sample true) "
+            f"or leave out {name}": not sample
+            for name in unsampled
+        },
+        f"early_stop is {settings.early_stop}, but beams is 1: give 2 or more beams, or leave out early_stop":
+            settings.early_stop != plain.early_stop and beams == 1,
+        f"may_repeat is {settings.may_repeat}, but no_repeat_ngram is 0: set it, or leave out may_repeat":
+            bool(settings.may_repeat) and not settings.no_repeat_ngram,
+        f"sample draws texts, but beams is {beams}, a beam search: set only one of them": sample and beams > 1,
+        f"num_results is {several}, but beams is {beams}: give as many beams, or sample": not sample and several > beams,
+        "parallel fills positions in any order: leave out sample, beams and no_repeat_ngram":
+            settings.parallel is not None and (sample or beams > 1 or settings.no_repeat_ngram > 0),
+        "parallel needs a model that predicts with pseudo masks after a source, such as unilmv2 with the target par: "
+        "leave it out":
+            settings.parallel is not None and (layout.predicts != "pseudo" or layout.decoder_only),
+    }  # fmt: skip
+    for message, holds in wrong.items():
+        if holds:
+            raise UsageError(message)
 
 
 def generate_parts(
@@ -139,63 +130,39 @@ def generate_parts(
 ) -> Iterator[Part]:
     """Generate a target for each source, independent of the other sources and of the batch size."""
     check_settings(settings, layout)
-    keys = range(len(sources)) if draws is None else draws
-    parts = _parts(prepared(model, _dtype(settings, model)), sources, settings, layout, first, keys)
-    return _shown(parts, len(sources), first) if progress else parts
+    keys, size = range(len(sources)) if draws is None else draws, settings.batch_size
+    rules, able = TokenConstraints(settings, layout), prepared(model, _dtype(settings, model))
 
-
-def _shown(parts: Iterable[Part], sources: int, first: int) -> Iterator[Part]:
-    with Progress("generate", sources, "texts", initial=first) as bar:
-        for part in parts:
-            bar.update(part.ended)
-            yield part
-
-
-def _parts(
-    model: Prepared,
-    sources: Sequence[Ids],
-    settings: DecodingSettings,
-    layout: GenerationFormat,
-    first: int,
-    draws: Sequence[int],
-) -> Iterator[Part]:
-    size = settings.batch_size * BATCHES_OF_A_CHUNK
-    for begin in (first, *range(first - first % size + size, len(sources), size)):
-        numbers = range(begin, min(begin - begin % size + size, len(sources)))
-        order = sorted(numbers, key=lambda number: -len(sources[number]))
-        results: dict[int, list[Hypothesis]] = {}
-        for place in range(0, len(order), settings.batch_size):
-            batch = order[place : place + settings.batch_size]
-            found = yield from _batch(model, sources, settings, layout, batch, draws)
-            results |= zip(batch, found, strict=True)
-            yield Part(ended=len(batch))
-        yield Part(results=[results[number] for number in numbers])
-
-
-def _batch(
-    model: Prepared,
-    sources: Sequence[Ids],
-    settings: DecodingSettings,
-    layout: GenerationFormat,
-    numbers: Sequence[int],
-    draws: Sequence[int],
-) -> Generator[Part, None, list[list[Hypothesis]]]:
-    """Generate for one batch, the sources with these numbers, step by step."""
-    rules, rows = TokenConstraints(settings, layout), [sources[number] for number in numbers]
-    if settings.parallel is not None:
-        assert isinstance(model, IncrementalModel)  # no other model predicts with pseudo masks
-        steps = fill_in_parallel(model, rows, rules)
-    else:
+    def steps_of(numbers: Sequence[int]) -> Search:
+        rows = [sources[number] for number in numbers]
+        if settings.parallel is not None:
+            assert isinstance(able, IncrementalModel)  # no other model predicts with pseudo masks
+            return fill_in_parallel(able, rows, rules)
         count = settings.num_results if settings.sample else settings.beams
-        following = stepper(model, layout, rows, count=count, max_length=settings.max_length)
-        steps = search(following, rules, [draws[number] for number in numbers])
-    while True:
-        try:
-            settled = next(steps)
-        except StopIteration as end:
-            results: list[list[Hypothesis]] = end.value
-            return results
-        yield Part(settled=[(numbers[row], tokens) for row, tokens in settled])
+        following = stepper(able, layout, rows, count=count, max_length=settings.max_length)
+        return search(following, rules, [keys[number] for number in numbers])
+
+    def parts() -> Iterator[Part]:
+        chunk = size * BATCHES_OF_A_CHUNK
+        with Progress("generate", len(sources), "texts", initial=first, show=progress) as bar:
+            for begin in (first, *range(first - first % chunk + chunk, len(sources), chunk)):
+                numbers = range(begin, min(begin - begin % chunk + chunk, len(sources)))
+                order = sorted(numbers, key=lambda number: -len(sources[number]))
+                results: dict[int, list[Hypothesis]] = {}
+                for batch in (order[place : place + size] for place in range(0, len(order), size)):
+                    steps = steps_of(batch)
+                    while not results.keys() >= set(batch):
+                        try:
+                            settled = next(steps)
+                        except StopIteration as end:
+                            results |= zip(batch, end.value, strict=True)
+                        else:
+                            yield Part(settled=[(batch[row], tokens) for row, tokens in settled])
+                    bar.update(len(batch))
+                    yield Part(ended=len(batch))
+                yield Part(results=[results[number] for number in numbers])
+
+    return parts()
 
 
 def generate(
@@ -323,26 +290,19 @@ def ready(
 
 def with_token_ids(layout: GenerationFormat, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationFormat:
     """The layout with the ids of the tokens named in `settings.may_repeat`."""
-    may_repeat = *layout.may_repeat, *(_token(name, tokenizer) for name in settings.may_repeat)
-    return dataclasses.replace(layout, may_repeat=may_repeat)
-
-
-def _token(name: str, tokenizer: Tokenizer) -> int:
-    found = tokenizer.token_id(name)
-    if found is None:
-        raise UsageError(f"may_repeat names {name!r}, which is not in the vocabulary: give tokens as it spells them")
-    return found
+    ids = list(layout.may_repeat)
+    for name in settings.may_repeat:
+        if (token := tokenizer.token_id(name)) is None:
+            raise UsageError(
+                f"may_repeat names {name!r}, which is not in the vocabulary: give tokens as it spells them"
+            )
+        ids.append(token)
+    return dataclasses.replace(layout, may_repeat=tuple(ids))
 
 
 def candidate_of(hypothesis: Hypothesis, spelling: Spelling) -> Candidate:
     """A hypothesis with its text."""
-    return Candidate(
-        text=spelling.decode(hypothesis.tokens),
-        tokens=hypothesis.tokens,
-        log_probability=hypothesis.log_probability,
-        score=hypothesis.score,
-        ended=hypothesis.ended,
-    )
+    return Candidate(text=spelling.decode(hypothesis.tokens), **vars(hypothesis))
 
 
 def _dtype(settings: DecodingSettings, model: UnifiedModel) -> torch.dtype:

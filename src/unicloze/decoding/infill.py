@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import unicodedata
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from unicloze.arrays import Int32s
-from unicloze.decoding.inputs import (
-    SPECIALS_OF_A_WINDOW,
-    by_length,
-    check_numbers,
-    check_predicts_tokens,
-    check_text,
-    instead,
-    lacks,
-    logits_of,
-    longest_text,
-    objective_of,
-    one_segment,
-    part_with,
-    rows_at_once,
-)
+from unicloze.decoding import inputs
+from unicloze.decoding.inputs import lacks, longest_text, objective_of, one_segment, part_with, rows_to_predict
 from unicloze.errors import UsageError
-from unicloze.example import Examples, Target
-from unicloze.objectives import defined
-from unicloze.settings import ObjectiveSettings, Order
+from unicloze.example import Examples
+from unicloze.files import Plain
+from unicloze.objectives import Ability
+from unicloze.settings import Order
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import MASK, Vocabulary
 from unicloze.training.loading import LoadedModel
@@ -85,13 +72,8 @@ class Cloze:
 
     def runs(self) -> list[list[int]]:
         """Indices of the masks, grouped into runs of adjacent masks."""
-        runs = [[0]]
-        for i, (left, right) in enumerate(pairwise(self.places), start=1):
-            if right == left + 1:
-                runs[-1].append(i)
-            else:
-                runs.append([i])
-        return runs
+        starts = [0, *(i for i, (left, right) in enumerate(pairwise(self.places), start=1) if right > left + 1)]
+        return [list(range(*ends)) for ends in pairwise([*starts, len(self.places)])]
 
     def splice(self, fills: Sequence[int], tokenizer: Tokenizer) -> str:
         """The text with each mask replaced by a token; of the rest, only white space changes.
@@ -158,7 +140,7 @@ class MaskFill:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FillResult:
+class FillResult(Plain):
     """A text and its filled masks.
 
     Args:
@@ -176,10 +158,6 @@ class FillResult:
     order: Order | list[int] | None
     masks: list[MaskFill]
     note: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         given = " ".join(map(str, self.order)) if isinstance(self.order, list) else self.order
@@ -225,17 +203,11 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | Sequen
             objective, or `top_k` is below 1.
         UniclozeError: The tokenizer splits masks, or the model predicts nan.
     """
-    (result,) = _filled(model, [ready_to_fill(model, text, top_k=top_k, order=order)])
-    return result
+    return _filled(model, [ready_to_fill(model, text, top_k=top_k, order=order)])[0]
 
 
 def fill_texts(
-    model: LoadedModel,
-    texts: Sequence[str],
-    *,
-    top_k: int = 5,
-    order: Order | None = None,
-    place: str = "texts",
+    model: LoadedModel, texts: Sequence[str], *, top_k: int = 5, order: Order | None = None, place: str = "texts"
 ) -> FillResults:
     """Fill several texts as `fill` does, together."""
     asked = []
@@ -254,17 +226,127 @@ def _filled(model: LoadedModel, asked: Sequence[ToFill]) -> list[FillResult]:
         try:
             next(steps)
         except StopIteration as end:
-            return cast(list[FillResult], end.value)
+            results: list[FillResult] = end.value
+            return results
 
 
-@dataclass(frozen=True, kw_only=True)
+def _ability(order: Order | list[int] | None) -> Ability:
+    return "cloze" if order is None else "stepwise"
+
+
+@dataclass(kw_only=True)
 class ToFill:
-    """A checked request to fill a text; see `ready_to_fill`."""
+    """A text to fill, checked by `ready_to_fill`, and how far it is filled."""
 
     cloze: Cloze  # the text
     top_k: int  # number of tokens to list for each mask
     order: Order | list[int] | None  # prediction order
-    settings: ObjectiveSettings  # objective that defines the predictions
+    limit: int  # tokens that the model reads at once
+    target: str = ""  # name of the target that predicts the masks
+    guesses: dict[int, Guesses] = field(default_factory=dict)  # by token index; final once the mask is filled
+
+    @property
+    def ability(self) -> Ability:
+        """The ability that predicts its masks."""
+        return _ability(self.order)
+
+    def run(self) -> Iterator[list[_Window]]:
+        """Fill all masks; the guesses of the windows must be set before the next ones are requested."""
+        self.tokens = self.cloze.tokens.copy()  # with the masks filled so far
+        self.steps = np.full(len(self.tokens), -1, dtype=np.int32)  # step that filled each token; -1: none
+        places, order = self.cloze.places, self.order
+        if order == "confidence":
+            yield from self._run_by_confidence()
+            return
+        turns = [[place] for place in places]
+        if order is None:
+            turns = [places]
+        elif order == "span":
+            turns = [[places[i] for i in run] for run in self.cloze.runs()]
+        elif isinstance(order, list):
+            turns = [turns[number - 1] for number in order]
+        for step, turn in enumerate(turns):
+            together = order == "span"
+            yield self._asked(turn, step=step, start=self._start(turn[0], turn[-1]) if together else None)
+            self._fill(turn, step=step)
+
+    def _run_by_confidence(self) -> Iterator[list[_Window]]:
+        remaining = list(self.cloze.places)
+        outdated = remaining
+        for step in range(len(remaining)):
+            if outdated:
+                yield self._asked(outdated, step=step, alone=True)
+            surest = max(remaining, key=lambda place: (self.guesses[place][0][1], -place))
+            self._fill([surest], step=step)
+            remaining = [place for place in remaining if place != surest]
+            outdated = [place for place in remaining if 0 <= surest - self._start(place, place) < self.limit]
+
+    def _start(self, first: int, last: int) -> int:
+        """Index of the first token of the window centred on tokens `first` to `last`."""
+        centred = (first + last + 1) // 2 - self.limit // 2
+        return max(0, min(centred, len(self.tokens) - self.limit))
+
+    def _fill(self, places: Sequence[int], *, step: int) -> None:
+        self.tokens[places] = [self.guesses[place][0][0] for place in places]
+        self.steps[places] = step
+
+    def _asked(
+        self, places: Sequence[int], *, step: int, start: int | None = None, alone: bool = False
+    ) -> list[_Window]:
+        """The windows that guess masks from those filled before, each centred on its masks if they are not all in one.
+
+        All other open masks belong to a later step.
+        """
+        windows: dict[int, list[int]] = {}
+        for place in places:
+            windows.setdefault(self._start(place, place) if start is None else start, []).append(place)
+        steps = self.steps.copy()
+        still = [place for place in self.cloze.places if steps[place] < 0]
+        steps[still] = [step if place in places or alone else step + 1 for place in still]
+        return [
+            _Window(
+                of=self,
+                tokens=self.tokens[first : first + self.limit],
+                steps=steps[first : first + self.limit],
+                places=asked,
+                positions=[place - first + 1 for place in asked],
+                alone=step if alone else None,
+            )
+            for first, asked in windows.items()
+        ]
+
+    def result(self, tokenizer: Tokenizer) -> FillResult:
+        """The filled text."""
+        cloze, unknown = self.cloze, tokenizer.vocabulary.unk
+        masks = []
+        for place, (start, end) in zip(cloze.places, cloze.spans, strict=True):
+            ids, probabilities = zip(*self.guesses[place], strict=True)
+            top = list(zip(tokenizer.tokens(ids), probabilities, strict=True))
+            readable = [cloze.readable(token, start, tokenizer) for token in ids]
+            masks.append(
+                MaskFill(
+                    start=start, end=end, position=place + 1, step=int(self.steps[place]) + 1, token=top[0][0], top=top,
+                    readable=readable,
+                )
+            )  # fmt: skip
+        note, missing = None, int((cloze.tokens == unknown).sum())
+        if missing:
+            what = "1 token not in the vocabulary is" if missing == 1 else f"{missing} tokens not in the vocabulary are"
+            note = f"{what} read as {tokenizer.tokens([unknown])[0]}"
+        filled = cloze.splice([int(self.tokens[place]) for place in cloze.places], tokenizer)
+        return FillResult(text=cloze.text, filled=filled, target=self.target, order=self.order, masks=masks, note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """A part of a text that the model reads at once, and the masks that a step guesses in it."""
+
+    of: ToFill  # receives the guesses
+    tokens: Int32s  # Tokens without special tokens. *Shape:* (tokens,)
+    steps: Int32s  # Their factorization steps. *Shape:* (tokens,)
+    places: list[int]  # indices in the text of the masks to guess
+    positions: list[int]  # their positions in the window, [SOS] being 0
+    alone: int | None  # step whose masks are guessed as if each were the only one; None if they are guessed together
 
 
 def ready_to_fill(
@@ -277,16 +359,16 @@ def ready_to_fill(
         raise UsageError(f"order is {order!r}: give one of {', '.join(get_args(Order))}")
     if top_k < 1:
         raise UsageError(f"top_k is {top_k}: give 1 or more")
-    check_text(text, "the text")
+    inputs.check_text(text, "the text")
     objective = objective_of(model.recipe)
     if model.recipe.task.kind:
-        check_predicts_tokens(model, "fill masks")
+        inputs.check_predicts_tokens(model, "fill masks")
     at_once, in_order = part_with(objective, "cloze"), part_with(objective, "stepwise")
     if in_order is None and at_once is None:
         orders = ", ".join(get_args(Order))
         raise UsageError(
             f"{lacks(objective, 'cloze', 'filling masks')}, neither all at once nor in an order ({orders}): use a model of "
-            f"another objective, such as unilmv2 or masked; {instead(model)}"
+            f"another objective, such as unilmv2 or masked; {inputs.instead(model)}"
         )
     if order is not None and in_order is None:
         raise UsageError(
@@ -312,9 +394,7 @@ def ready_to_fill(
             "tokens around it",
             stacklevel=3,
         )
-    settings = at_once if order is None else in_order
-    assert settings is not None
-    return ToFill(cloze=cloze, top_k=top_k, order=order, settings=settings)
+    return ToFill(cloze=cloze, top_k=top_k, order=order, limit=limit)
 
 
 def fill_together(model: LoadedModel, texts: Sequence[ToFill]) -> Generator[None, None, list[FillResult]]:
@@ -322,214 +402,60 @@ def fill_together(model: LoadedModel, texts: Sequence[ToFill]) -> Generator[None
 
     A text's result does not depend on the others, up to rounding.
     """
-    fillers = [_Filler(model, text) for text in texts]
-    running = [filler.run() for filler in fillers]
+    running = [text.run() for text in texts]
     while running:
-        asked = [(run, question) for run in running if (question := next(run, None)) is not None]
-        for stepwise in (False, True):
-            questions = [question for _, question in asked if question.filler.stepwise is stepwise]
-            if questions:
-                yield from _answer(model, questions)
+        asked = [(run, windows) for run in running if (windows := next(run, None)) is not None]
+        for ability in ("cloze", "stepwise"):
+            together = [window for _, windows in asked for window in windows if window.of.ability == ability]
+            yield from _answer(model, together)
         running = [run for run, _ in asked]
-    return [filler.result(model.tokenizer) for filler in fillers]
+    return [text.result(model.tokenizer) for text in texts]
 
 
 def filled_row(model: LoadedModel, result: FillResult) -> Examples:
     """The row that predicts all masks of a filled text in the order in which they were filled."""
-    objective, vocabulary = objective_of(model.recipe), model.tokenizer.vocabulary
-    settings = part_with(objective, "cloze" if result.order is None else "stepwise")
-    assert settings is not None
-    able = defined(settings)
-    lay_out = able.cloze if result.order is None else able.stepwise
-    assert lay_out is not None
-    tokens = model.tokenizer.encode(result.text)
-    if len(tokens) > longest_text(model):
-        raise UsageError(
-            f"the text has {len(tokens)} tokens, but the model reads {longest_text(model)} at once: give a shorter text"
-        )
-    steps = np.full((1, len(tokens) + SPECIALS_OF_A_WINDOW), -1, dtype=np.int32)
+    tokens, limit = model.tokenizer.encode(result.text), longest_text(model)
+    if len(tokens) > limit:
+        raise UsageError(f"the text has {len(tokens)} tokens, but the model reads {limit} at once: give a shorter text")
+    steps = np.full((1, len(tokens) + inputs.SPECIALS_OF_A_WINDOW), -1, dtype=np.int32)
     for mask in result.masks:
         token = model.tokenizer.token_id(mask.token)
         assert token is not None
         tokens[mask.position - 1], steps[0, mask.position] = token, mask.step - 1
-    return lay_out(one_segment([tokens], vocabulary), steps, vocabulary, settings)
+    vocabulary = model.tokenizer.vocabulary
+    return rows_to_predict(model.recipe, _ability(result.order), one_segment([tokens], vocabulary), vocabulary, steps)
 
 
-def _note(tokens: npt.NDArray[np.int32], tokenizer: Tokenizer) -> str | None:
-    unknown = int((tokens == tokenizer.vocabulary.unk).sum())
-    if not unknown:
-        return None
-    what = "1 token not in the vocabulary is" if unknown == 1 else (f"{unknown} tokens not in the vocabulary are")
-    return f"{what} read as {tokenizer.tokens([tokenizer.vocabulary.unk])[0]}"
-
-
-class _Filler:
-    """State of filling one text.
-
-    Args:
-        model: The model.
-        asked: The text and how to fill it.
-    """
-
-    def __init__(self, model: LoadedModel, asked: ToFill) -> None:
-        self.cloze, self.top_k, self.order, self.settings = asked.cloze, asked.top_k, asked.order, asked.settings
-        self.stepwise = asked.order is not None
-        self.target = ""
-        self.limit = longest_text(model)
-        self.tokens = self.cloze.tokens.copy()  # with the masks filled so far
-        self.steps = np.full(len(self.tokens), -1, dtype=np.int32)  # step that filled each token; -1: none
-        self.guesses: dict[int, Guesses] = {}  # by token index; final once the mask is filled
-
-    def run(self) -> Iterator[_Question]:
-        """Fill all masks; the guesses for each question must be set before the next question is requested."""
-        places, order = self.cloze.places, self.order
-        if order is None:
-            yield self._question(self._windows(places), step=0)
-            self._fill(places, step=0)
-        elif order == "left-to-right" or isinstance(order, list):
-            turns = [places[number - 1] for number in order] if isinstance(order, list) else places
-            for step, place in enumerate(turns):
-                yield self._question(self._windows([place]), step=step)
-                self._fill([place], step=step)
-        elif order == "span":
-            for step, run in enumerate(self.cloze.runs()):
-                together = [places[i] for i in run]
-                yield self._question({self._start(together[0], together[-1]): together}, step=step)
-                self._fill(together, step=step)
-        else:
-            yield from self._run_by_confidence()
-
-    def _run_by_confidence(self) -> Iterator[_Question]:
-        remaining = list(self.cloze.places)
-        outdated = remaining
-        for step in range(len(remaining)):
-            if outdated:
-                yield self._question(self._windows(outdated), step=step, alone=True)
-            surest = max(remaining, key=lambda place: (self.guesses[place][0][1], -place))
-            self._fill([surest], step=step)
-            remaining = [place for place in remaining if place != surest]
-            outdated = [p for p in remaining if 0 <= surest - self._start(p, p) < self.limit]
-
-    def result(self, tokenizer: Tokenizer) -> FillResult:
-        """The filled text."""
-        cloze = self.cloze
-        masks = []
-        for place, (start, end) in zip(cloze.places, cloze.spans, strict=True):
-            ids, probabilities = zip(*self.guesses[place], strict=True)
-            top = list(zip(tokenizer.tokens(ids), probabilities, strict=True))
-            masks.append(
-                MaskFill(
-                    start=start,
-                    end=end,
-                    position=place + 1,
-                    step=int(self.steps[place]) + 1,
-                    token=top[0][0],
-                    top=top,
-                    readable=[cloze.readable(token, start, tokenizer) for token in ids],
-                )
-            )
-        return FillResult(
-            text=cloze.text,
-            filled=cloze.splice([int(self.tokens[place]) for place in cloze.places], tokenizer),
-            target=self.target,
-            order=self.order,
-            masks=masks,
-            note=_note(cloze.tokens, tokenizer),
-        )
-
-    def _start(self, first: int, last: int) -> int:
-        """Index of the first token of the window centred on tokens `first` to `last`."""
-        centred = (first + last + 1) // 2 - self.limit // 2
-        return max(0, min(centred, len(self.tokens) - self.limit))
-
-    def _windows(self, places: Iterable[int]) -> dict[int, list[int]]:
-        """The masks to predict in each window, by the window's first token."""
-        windows: dict[int, list[int]] = {}
-        for place in places:
-            windows.setdefault(self._start(place, place), []).append(place)
-        return windows
-
-    def _fill(self, places: Sequence[int], *, step: int) -> None:
-        for place in places:
-            self.tokens[place] = self.guesses[place][0][0]
-            self.steps[place] = step
-
-    def _question(self, windows: Mapping[int, list[int]], *, step: int, alone: bool = False) -> _Question:
-        """Ask for guesses of masks from those filled before; all other open masks belong to a later step."""
-        steps = self.steps.copy()
-        asked = [place for places in windows.values() for place in places]
-        for place in self.cloze.places:
-            if steps[place] < 0:
-                steps[place] = step if place in asked or alone else step + 1
-        return _Question(
-            filler=self,
-            tokens=[self.tokens[start : start + self.limit] for start in windows],
-            steps=[steps[start : start + self.limit] for start in windows],
-            places=list(windows.values()),
-            positions=[[place - start + 1 for place in places] for start, places in windows.items()],
-            alone=step if alone else None,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Question:
-    """The masks of a text that a step guesses; each of the lists has an item for each window."""
-
-    filler: _Filler  # receives the guesses
-    tokens: list[Int32s]  # Tokens of the windows, without special tokens. *Shape:* (tokens,) each
-    steps: list[Int32s]  # Their factorization steps. *Shape:* (tokens,) each
-    places: list[list[int]]  # indices in the text of the masks to guess
-    positions: list[list[int]]  # their positions in the windows, [SOS] being 0
-    alone: int | None  # step whose masks are guessed as if each were the only one; None if they are guessed together
-
-
-def _answer(model: LoadedModel, questions: Sequence[_Question]) -> Iterator[None]:
-    """Guess for questions of one kind, in forward passes of windows of similar length; yields after each."""
-    rows = [(question, row) for question in questions for row in range(len(question.tokens))]
-    lengths = [len(question.tokens[row]) for question, row in rows]
-    for block in by_length(lengths, _ROWS_AT_ONCE):
-        chosen = [rows[i] for i in block]
-        name, examples = _examples(model.tokenizer.vocabulary, chosen)
-        size, first = rows_at_once(examples.input_ids.shape[1], _ROWS_AT_ONCE), 0
+def _answer(model: LoadedModel, windows: Sequence[_Window]) -> Iterator[None]:
+    """Guess in windows predicted by one ability, in forward passes of similar lengths; yields after each."""
+    vocabulary = model.tokenizer.vocabulary
+    for block in inputs.by_length([len(window.tokens) for window in windows], _ROWS_AT_ONCE):
+        chosen = [windows[i] for i in block]
+        rows = one_segment([window.tokens for window in chosen], vocabulary)
+        steps, asked = np.full(rows.token_ids.shape, -1, dtype=np.int32), np.zeros(rows.token_ids.shape, dtype=bool)
+        for i, window in enumerate(chosen):
+            steps[i, 1 : 1 + len(window.steps)] = window.steps
+            asked[i, window.positions] = True
+        examples = rows_to_predict(model.recipe, chosen[0].of.ability, rows, vocabulary, steps, asked)
+        for i, window in enumerate(chosen):
+            if window.alone is not None:
+                _part_step_mates(examples, i, window.alone)
+        size, answered = inputs.rows_at_once(examples.input_ids.shape[1], _ROWS_AT_ONCE), iter(chosen)
         for part in examples.split(size):
-            logits = logits_of(model, part)[0].float().cpu()
-            for (question, row), of_row in zip(chosen[first : first + size], logits, strict=True):
-                filler = question.filler
-                guesses = _guesses(of_row[: len(question.places[row])], model.tokenizer.vocabulary, filler.top_k)
-                filler.target = name
-                filler.guesses.update(zip(question.places[row], guesses, strict=True))
-            first += size
+            for logits, window in zip(inputs.logits_of(model, part)[0].float().cpu(), answered, strict=False):
+                guesses = _guesses(logits[: len(window.places)], vocabulary, window.of.top_k)
+                (window.of.target,) = examples.targets
+                window.of.guesses.update(zip(window.places, guesses, strict=True))
             yield None
-
-
-def _examples(vocabulary: Vocabulary, rows: Sequence[tuple[_Question, int]]) -> tuple[str, Examples]:
-    """The name of the target, and examples that predict the asked masks of some windows."""
-    first = rows[0][0].filler
-    able = defined(first.settings)
-    lay_out = able.stepwise if first.stepwise else able.cloze
-    assert lay_out is not None
-    windows = one_segment([question.tokens[row] for question, row in rows], vocabulary)
-    steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
-    for i, (question, row) in enumerate(rows):
-        steps[i, 1 : 1 + len(question.steps[row])] = question.steps[row]
-    examples = lay_out(windows, steps, vocabulary, first.settings)
-    for i, (question, _) in enumerate(rows):
-        if question.alone is not None:
-            _part_step_mates(examples, i, question.alone)
-    ((name, target),) = examples.targets.items()
-    asked = _predictions(target, steps, [question.positions[row] for question, row in rows])
-    return name, dataclasses.replace(examples, targets={name: asked})
 
 
 def _guesses(logits: torch.Tensor, vocabulary: Vocabulary, top_k: int) -> list[Guesses]:
     """The most likely ordinary tokens for each prediction."""
     ordinary = torch.from_numpy(vocabulary.ordinary).long()
     best = torch.softmax(logits[:, ordinary], dim=-1).topk(min(top_k, len(ordinary)), dim=-1)
-    check_numbers(best.values)
-    return [
-        list(zip(*pair, strict=True))
-        for pair in zip(ordinary[best.indices].tolist(), best.values.tolist(), strict=True)
-    ]
+    inputs.check_numbers(best.values)
+    tokens = zip(ordinary[best.indices].tolist(), best.values.tolist(), strict=True)
+    return [list(zip(*pair, strict=True)) for pair in tokens]
 
 
 def _part_step_mates(examples: Examples, row: int, step: int) -> None:
@@ -538,16 +464,3 @@ def _part_step_mates(examples: Examples, row: int, step: int) -> None:
     first, last = examples.intervals[row, slot, 2:].T
     slot = slot[(first <= slot) & (slot < last)]
     examples.intervals[row, slot, 2:] = np.stack([slot, slot + 1], axis=1)
-
-
-def _predictions(target: Target, steps: npt.NDArray[np.int32], positions: Sequence[Sequence[int]]) -> Target:
-    """The predictions of a target, ordered by step and position, for the given positions of each row."""
-    most = max(map(len, positions))
-    slots = np.zeros((len(positions), most, *target.slots.shape[2:]), dtype=np.int32)
-    weights = np.zeros((len(positions), most), dtype=np.float32)
-    for row, asked in enumerate(positions):
-        masked = np.flatnonzero(steps[row] >= 0)
-        rank = {int(position): j for j, position in enumerate(masked[np.argsort(steps[row, masked], kind="stable")])}
-        slots[row, : len(asked)] = target.slots[row, [rank[position] for position in asked]]
-        weights[row, : len(asked)] = 1.0
-    return Target(slots=slots, labels=np.zeros(weights.shape, dtype=np.int32), weights=weights)

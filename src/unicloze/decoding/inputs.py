@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unicloze.arrays import Int32s
+from unicloze.arrays import Flags, Int32s
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.example import Examples, Memory, collate
+from unicloze.example import Examples, Memory, Target, collate
 from unicloze.files import BEST, CHECKPOINTS
 from unicloze.mixtures import longest_window, parts, phases
 from unicloze.model.heads import cross_entropy
@@ -66,6 +66,43 @@ def _name(settings: ObjectiveSettings, ability: Ability) -> str:
     if getattr(OBJECTIVES[settings.name], ability) is None:
         return settings.name
     return f"{settings.name} with the target{'s' * (len(settings.targets) > 1)} {' and '.join(settings.targets)}"
+
+
+def rows_to_predict(
+    recipe: Recipe,
+    ability: Ability,
+    windows: Windows,
+    vocabulary: Vocabulary,
+    steps: Int32s | None = None,
+    asked: Flags | None = None,
+) -> Examples:
+    """Examples that predict tokens of windows with an ability that the model's objective defines.
+
+    Args:
+        recipe: The model's recipe.
+        ability: How they are predicted.
+        windows: The texts.
+        vocabulary: Ids of the masks.
+        steps: Step of each token to predict, -1 elsewhere; all text tokens if the ability is `causal`. *Shape:* (rows,
+            window)
+        asked: Which of these predictions are made; default: all. They keep their order: by step, then position. *Shape:*
+            (rows, window)
+    """
+    settings = part_with(objective_of(recipe), ability)
+    assert settings is not None  # else it was refused
+    lay_out = getattr(defined(settings), ability)
+    examples: Examples = lay_out(windows, *(() if steps is None else (steps,)), vocabulary, settings)
+    if asked is None:
+        return examples
+    predicted = windows.maskable if steps is None else steps >= 0
+    order = np.argsort(
+        np.where(predicted, 0 if steps is None else steps, np.iinfo(np.int32).max), axis=1, kind="stable"
+    )
+    ((name, target),) = examples.targets.items()
+    kept = np.take_along_axis(asked & predicted, order, axis=1)[:, : target.weights.shape[1]]
+    target, most = target.only(kept), max(1, int(kept.sum(axis=1).max(initial=0)))
+    target = Target(slots=target.slots[:, :most], labels=target.labels[:, :most], weights=target.weights[:, :most])
+    return dataclasses.replace(examples, targets={name: target})
 
 
 MASKED = '"Some [MASK] text."'
@@ -145,13 +182,12 @@ def find_generation_format(recipe: Recipe, vocabulary: Vocabulary) -> Generation
     """As `generation_format_of`, but None if the model cannot generate."""
     if recipe.task.kind:
         return _of_task(recipe, vocabulary) if recipe.task.kind == "generation" else None
-    options = (_of_part(part.settings, vocabulary) for part in parts(objective_of(recipe)))
+    options = (
+        generates(part.settings, vocabulary)
+        for part in parts(objective_of(recipe))
+        if (generates := OBJECTIVES[part.settings.name].generates) is not None
+    )
     return min((layout for layout in options if layout is not None), key=lambda each: each.decoder_only, default=None)
-
-
-def _of_part(settings: ObjectiveSettings, vocabulary: Vocabulary) -> GenerationFormat | None:
-    generates = OBJECTIVES[settings.name].generates
-    return None if generates is None else generates(settings, vocabulary)
 
 
 def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationFormat:

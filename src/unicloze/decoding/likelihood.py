@@ -1,11 +1,19 @@
-"""Scores texts: log-likelihood by the chain rule from left to right, and pseudo-log-likelihood with one token masked."""
+"""Scores texts, and answers in the blanks of texts.
+
+A text has a log-likelihood by the chain rule from left to right, and a pseudo-log-likelihood with one token masked.
+
+For zero- and few-shot prompting, a causal model predicts the answer and the text after it from the text before it. A model
+that predicts step by step (PAR) predicts the answer from both sides, token by token from left to right, with a mask at each
+token not yet known.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,26 +21,31 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from unicloze.arrays import Flags, Int32s
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.decoding.inputs import (
     Logs,
     ReadWindow,
     by_length,
     check_predicts_tokens,
+    check_text,
     cut,
     lacks,
     log_probability,
     logits_of,
+    longest_text,
     objective_of,
     one_segment,
     part_with,
+    rows_to_predict,
 )
-from unicloze.errors import UsageError
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Memory, collate, select_rows
+from unicloze.files import Plain
 from unicloze.mixtures import parts
 from unicloze.model.model import perplexity
 from unicloze.objectives import OBJECTIVES, Ability, defined
-from unicloze.settings import ObjectiveSettings
+from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.loading import LoadedModel
 
 
@@ -109,7 +122,7 @@ _ASKS: dict[Measure, tuple[Ability, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextScore:
+class TextScore(Plain):
     """Likelihood of a text. Logarithms are natural; scores that the model's objective does not define are None.
 
     Args:
@@ -148,36 +161,23 @@ class TextScore:
     windows: int
     note: str | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return dataclasses.asdict(self)
-
     def __str__(self) -> str:
         lines = [self.text if len(self.text) <= 100 else f"{self.text[:99]}\u2026"]
         tokens = f"{len(self.tokens):,} tokens"
-        if self.chain_log_likelihood is not None:
-            bits = "" if self.bits_per_byte is None else f"{self.bits_per_byte:.3f} bits per byte, "
-            if self.bits_per_character not in (None, self.bits_per_byte):
-                bits += f"{self.bits_per_character:.3f} per character, "
-            lines.append(
-                f"  log-likelihood         {self.chain_log_likelihood:10.2f}  perplexity {self.chain_perplexity:,.1f}"
-                f"{_per_word(self.chain_perplexity_per_word)}, "
-                f"{bits}{tokens}"
-            )
-        if self.pseudo_log_likelihood is not None:
-            lines.append(
-                f"  pseudo-log-likelihood  {self.pseudo_log_likelihood:10.2f}  perplexity {self.pseudo_perplexity:,.1f}"
-                f"{_per_word(self.pseudo_perplexity_per_word)}, {tokens}"
-            )
+        bits = "" if self.bits_per_byte is None else f"{self.bits_per_byte:.3f} bits per byte, "
+        if self.bits_per_character not in (None, self.bits_per_byte):
+            bits += f"{self.bits_per_character:.3f} per character, "
+        for measure, name, more in (("chain", "log-likelihood", bits), ("pseudo", "pseudo-log-likelihood", "")):
+            kinds = "log_likelihood", "perplexity", "perplexity_per_word"
+            total, of_tokens, of_words = (getattr(self, f"{measure}_{kind}") for kind in kinds)
+            if total is not None:
+                per_word = "" if of_words is None else f" ({of_words:,.1f} per word)"
+                lines.append(f"  {name:<21}  {total:10.2f}  perplexity {of_tokens:,.1f}{per_word}, {more}{tokens}")
         if self.chain_per_token is None and self.pseudo_per_token is None:
             lines.append("  no score: the model's objective defines none")
         elif self.chain_log_likelihood is None and self.pseudo_log_likelihood is None:
             lines.append("  nothing to score: none of its tokens is in the vocabulary")
         return "\n".join(lines)
-
-
-def _per_word(value: float | None) -> str:
-    return "" if value is None else f" ({value:,.1f} per word)"
 
 
 class Scores(list[TextScore]):
@@ -215,17 +215,27 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> 
     if model.recipe.task.kind:
         check_predicts_tokens(model, "score texts")
     tokens, pieces = cut(model, texts)
-    chain, pseudo = (
-        _by_text(len(texts), pieces, log_probabilities(model, pieces, measure, batch_size=batch_size))
-        if defines(objective_of(model.recipe), measure)
-        else [None] * len(texts)
-        for measure in ("chain", "pseudo")
-    )
-    windows = Counter(piece.text for piece in pieces)
-    return [
-        _text_score(model, text, ids, chain[i], pseudo[i], windows[i])
-        for i, (text, ids) in enumerate(zip(texts, tokens, strict=True))
-    ]
+    special, objective = model.tokenizer.vocabulary.special, objective_of(model.recipe)
+    logs: dict[Measure, list[list[Logs]] | None] = {}
+    for measure in _ASKS:
+        logs[measure] = None
+        if defines(objective, measure):
+            by_text: list[list[Logs]] = [[] for _ in texts]
+            for piece, part in zip(
+                pieces, log_probabilities(model, pieces, measure, batch_size=batch_size), strict=True
+            ):
+                by_text[piece.text].append(part)
+            logs[measure] = by_text
+    scores, windows = [], Counter(piece.text for piece in pieces)
+    for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
+        unscored = int(np.isin(ids, special).sum())
+        note = _note(objective, unscored, windows[i], model.model.settings.memory)
+        terms = {measure: None if every is None else np.concatenate(every[i]) for measure, every in logs.items()}
+        spelled = None if unscored else [text]
+        scores.append(
+            _of_logs(text, model.tokenizer.tokens(ids), terms, spelled=spelled, windows=windows[i], note=note)
+        )
+    return scores
 
 
 def defines(objective: ObjectiveSettings, measure: Measure) -> bool:
@@ -248,44 +258,34 @@ def log_probabilities(
     measure: Measure,
     *,
     batch_size: int,
-    progress: Progress | None = None,
+    progress: Progress = lambda _: None,
 ) -> list[Logs]:
     """log p of each token of each piece; nan for tokens that are not scored."""
     check_defines(objective_of(model.recipe), measure)
     check_predicts_tokens(model, "score texts")
-    settings = part_with(objective_of(model.recipe), _ASKS[measure][0])
-    assert settings is not None
     ask = _pseudo if measure == "pseudo" else _chain
-    told = progress or (lambda _: None)
     if not model.model.settings.memory:
-        return ask(model, settings, pieces, batch_size, told, None, None)
+        return ask(model, pieces, batch_size, progress, None, None)
     result: list[Logs] = [np.empty(0)] * len(pieces)
     # An LSTM reads the same rows to score a text as to remember it.
     fills = measure == "chain" and model.model.settings.kind == "recurrent"
     for numbers, before, after in with_memories(model, pieces, batch_size, fills=fills):
-        logs = ask(model, settings, [pieces[number] for number in numbers], batch_size, told, before, after)
+        logs = ask(model, [pieces[number] for number in numbers], batch_size, progress, before, after)
         for number, of_piece in zip(numbers, logs, strict=True):
             result[number] = of_piece
     return result
 
 
 def _chain(
-    loaded: LoadedModel,
-    settings: ObjectiveSettings,
-    pieces: Sequence[ReadWindow],
-    batch_size: int,
-    progress: Progress,
-    memory: Memory | None,
+    loaded: LoadedModel, pieces: Sequence[ReadWindow], batch_size: int, progress: Progress, memory: Memory | None,
     after: Memory | None,
-) -> list[Logs]:
+) -> list[Logs]:  # fmt: skip
     """Chain-rule scores: one row per piece; `memory` has one row per piece, and so has `after`, which is filled if given."""
-    lay_out = defined(settings).causal
-    assert lay_out is not None
     vocabulary = loaded.tokenizer.vocabulary
     result = [np.full(len(piece), np.nan) for piece in pieces]
     for block in by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
         windows = one_segment([pieces[i].tokens for i in block], vocabulary)
-        examples = lay_out(windows, vocabulary, settings)
+        examples = rows_to_predict(loaded.recipe, "causal", windows, vocabulary)
         before = rows_of(memory or after, block)
         logs = log_probability(*logits_of(loaded, examples, before, updates=after is not None))
         if after is not None and before is not None:
@@ -298,20 +298,13 @@ def _chain(
 
 
 def _pseudo(
-    loaded: LoadedModel,
-    settings: ObjectiveSettings,
-    pieces: Sequence[ReadWindow],
-    batch_size: int,
-    progress: Progress,
-    memory: Memory | None,
+    loaded: LoadedModel, pieces: Sequence[ReadWindow], batch_size: int, progress: Progress, memory: Memory | None,
     _after: Memory | None,
-) -> list[Logs]:
+) -> list[Logs]:  # fmt: skip
     """Pseudo-log-likelihoods: one row per token; `memory` has one row per piece."""
-    lay_out = defined(settings).cloze
-    assert lay_out is not None
-    vocabulary = loaded.tokenizer.vocabulary
     if not pieces:
         return []
+    vocabulary = loaded.tokenizer.vocabulary
     lengths = np.array([len(piece) for piece in pieces])
     scored = ~np.isin(np.concatenate([piece.tokens for piece in pieces]), vocabulary.special)
     piece_of = np.repeat(np.arange(len(pieces)), lengths)[scored]
@@ -323,7 +316,7 @@ def _pseudo(
         windows = select_rows(one_segment([pieces[i].tokens for i in together], vocabulary), row_of)
         steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
         steps[np.arange(len(block)), place_of[block] + 1] = 0
-        examples = lay_out(windows, steps, vocabulary, settings)
+        examples = rows_to_predict(loaded.recipe, "cloze", windows, vocabulary, steps)
         asked[block] = log_probability(*logits_of(loaded, examples, rows_of(memory, piece_of[block])))[:, 0]
         progress(len(block))
     result = np.full(len(scored), np.nan)
@@ -331,93 +324,50 @@ def _pseudo(
     return np.split(result, first[1:])
 
 
-def _by_text(count: int, pieces: Sequence[ReadWindow], logs: Sequence[Logs]) -> list[Logs | None]:
-    result: list[Logs | None] = [None] * count
-    for piece, part in zip(pieces, logs, strict=True):
-        before = result[piece.text]
-        result[piece.text] = part if before is None else np.concatenate([before, part])
-    return result
-
-
 def together(scores: Sequence[TextScore]) -> TextScore:
     """The score of several texts as if they were one; None for measures that any of them lacks."""
-    chain, pseudo = (
-        _joined([getattr(one, f"{measure}_per_token") for one in scores]) for measure in ("chain", "pseudo")
-    )
-    spelled = all(one.bits_per_byte is not None for one in scores)
-    return _of_logs(
-        f"{len(scores):,} texts together",
-        [token for one in scores for token in one.tokens],
-        chain,
-        pseudo,
-        spelled=[one.text for one in scores] if spelled else None,
-        windows=sum(one.windows for one in scores),
-        note=None,
-    )
-
-
-def _joined(terms: Sequence[list[float | None] | None]) -> Logs | None:
-    if not terms or any(each is None for each in terms):
-        return None
-    return np.array([np.nan if term is None else term for each in terms for term in each or []])
-
-
-def _text_score(
-    loaded: LoadedModel, text: str, ids: npt.NDArray[np.int32], chain: Logs | None, pseudo: Logs | None, windows: int
-) -> TextScore:
-    unscored = int(np.isin(ids, loaded.tokenizer.vocabulary.special).sum())
-    note = _note(objective_of(loaded.recipe), unscored, windows, loaded.model.settings.memory)
-    tokens = loaded.tokenizer.tokens(ids)
-    return _of_logs(text, tokens, chain, pseudo, spelled=None if unscored else [text], windows=windows, note=note)
+    logs: dict[Measure, Logs | None] = {}
+    for measure in _ASKS:
+        terms = [getattr(one, f"{measure}_per_token") for one in scores]
+        whole = bool(terms) and all(of_text is not None for of_text in terms)
+        logs[measure] = np.array([term for of_text in terms for term in of_text], dtype=float) if whole else None
+    spelled = [one.text for one in scores] if all(one.bits_per_byte is not None for one in scores) else None
+    tokens, windows = [token for one in scores for token in one.tokens], sum(one.windows for one in scores)
+    return _of_logs(f"{len(scores):,} texts together", tokens, logs, spelled=spelled, windows=windows)
 
 
 def _of_logs(
     text: str,
     tokens: list[str],
-    chain: Logs | None,
-    pseudo: Logs | None,
+    logs: Mapping[Measure, Logs | None],
     *,
     spelled: Sequence[str] | None,
     windows: int,
-    note: str | None,
+    note: str | None = None,
 ) -> TextScore:
     """The score with these per-token terms; per-byte and per-word values are over `spelled`, None without it."""
-    chain_total, chain_terms, chain_perplexity = _summary(chain)
-    pseudo_total, pseudo_terms, pseudo_perplexity = _summary(pseudo)
     whole, words = "".join(spelled or ()), sum(len(each.split()) for each in spelled or ())
-    bits = None if chain_total is None or not whole else -chain_total / math.log(2)
-
-    def per_word(total: float | None) -> float | None:
-        return None if total is None or not words else perplexity(-total, words)
-
+    values: dict[str, Any] = {}
+    for measure, terms in logs.items():
+        scored = 0 if terms is None else int(np.isfinite(terms).sum())
+        total = float(np.nansum(terms)) if terms is not None and scored else None
+        values |= {
+            f"{measure}_log_likelihood": total,
+            f"{measure}_per_token": None if terms is None else [None if math.isnan(x) else x for x in terms.tolist()],
+            f"{measure}_perplexity": None if total is None else perplexity(-total, scored),
+            f"{measure}_perplexity_per_word": None if total is None or not words else perplexity(-total, words),
+        }
+    chain = values["chain_log_likelihood"]
+    bits = None if chain is None or not whole else -chain / math.log(2)
     return TextScore(
         text=text,
         tokens=tokens,
-        chain_log_likelihood=chain_total,
-        chain_per_token=chain_terms,
-        chain_perplexity=chain_perplexity,
-        chain_perplexity_per_word=per_word(chain_total),
         bits_per_byte=None if bits is None else bits / len(whole.encode("utf-8")),
         bits_per_character=None if bits is None else bits / len(whole),
-        pseudo_log_likelihood=pseudo_total,
-        pseudo_per_token=pseudo_terms,
-        pseudo_perplexity=pseudo_perplexity,
-        pseudo_perplexity_per_word=per_word(pseudo_total),
         windows=windows,
         note=note,
+        **values,
     )
-
-
-def _summary(logs: Logs | None) -> tuple[float | None, list[float | None] | None, float | None]:
-    """Sum, terms and perplexity; sum and perplexity are None if no token was scored."""
-    if logs is None:
-        return None, None, None
-    terms = [None if math.isnan(term) else term for term in logs.tolist()]
-    scored = int(np.isfinite(logs).sum())
-    if not scored:
-        return None, terms, None
-    total = float(np.nansum(logs))
-    return total, terms, perplexity(-total, scored)
 
 
 def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int) -> str | None:
@@ -442,3 +392,121 @@ def _highest_mask_rate(objective: ObjectiveSettings) -> float | None:
     if not able or not OBJECTIVES[able[0].name].causal_masks:
         return None
     return max((max(settings.rates) for settings in able if settings.rates is not None), default=None)
+
+
+By = Literal["par", "chain"]
+
+TEXTS_AT_ONCE = 1000
+"""Texts encoded together: the tokenizer's output takes far more memory than the part that is kept."""
+
+ABILITIES: dict[By, Ability] = {"par": "stepwise", "chain": "causal"}
+"""Ability needed for each way to fill a blank, preferred way first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blank:
+    """A text with an answer in it."""
+
+    before: str  # text before the answer, without trailing white space, which belongs to the answer
+    answer: str  # the answer
+    after: str = ""  # text after the answer
+    place: str = "a text"  # its origin, for messages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """Likelihood of an answer."""
+
+    # log p of each scored token, in nats; nan for a token the model never predicts ([UNK]). A causal model scores the
+    # answer and the text after it, except [UNK] there; other models score the answer. *Shape:* (tokens,)
+    logs: npt.NDArray[np.float64]
+    greedy: Flags  # Whether each is the likeliest of all ordinary tokens at its position. *Shape:* (tokens,)
+
+
+def way_of(recipe: Recipe) -> By:
+    """How a model fills blanks: `par` if its objective defines it, else `chain`."""
+    objective = objective_of(recipe)
+    found = next((by for by, ability in ABILITIES.items() if part_with(objective, ability) is not None), None)
+    if found is None:
+        raise UsageError(
+            f"{lacks(objective, 'causal', 'the likelihood of an answer')}: use a model of another objective, such as causal "
+            "or unilmv2 with the target par"
+        )
+    return found
+
+
+def fill_blanks(
+    model: LoadedModel,
+    blanks: Sequence[Blank],
+    *,
+    batch_size: int = 64,
+    never_first: Int32s | None = None,
+    progress: Callable[[int], object] = lambda _: None,
+) -> list[Filled]:
+    """Score each answer; texts too long for the model lose their beginning, with one warning.
+
+    A score depends neither on the other blanks nor on `batch_size`, up to rounding.
+    """
+    by = way_of(model.recipe)
+    check_predicts_tokens(model, "say how likely an answer is")
+    rows, vocabulary = _rows(model, blanks, by), model.tokenizer.vocabulary
+    counts = [int(flags.sum()) for _, flags in rows]
+    lengths = [
+        len(tokens) + 2 * count if by == "par" else 2 * len(tokens)
+        for (tokens, _), count in zip(rows, counts, strict=True)
+    ]
+    special = torch.from_numpy(vocabulary.special).long()
+    banned = torch.from_numpy(np.zeros(0, np.int32) if never_first is None else never_first).long()
+    filled = [Filled(logs=np.full(count, np.nan), greedy=np.zeros(count, dtype=bool)) for count in counts]
+    for block in by_length(lengths, batch_size):
+        windows = one_segment([rows[number][0] for number in block], vocabulary)
+        flags = np.zeros(windows.token_ids.shape, dtype=bool)
+        for row, number in enumerate(block):
+            flags[row, 1 : 1 + len(rows[number][1])] = rows[number][1]
+        asked = flags & windows.maskable
+        steps = np.where(asked, np.cumsum(asked, axis=1) - 1, -1).astype(np.int32) if by == "par" else None
+        examples = rows_to_predict(model.recipe, ABILITIES[by], windows, vocabulary, steps, asked)
+        with torch.inference_mode():
+            logits, labels = logits_of(model, examples)
+            logs = log_probability(logits, labels)
+            logits[:, :, special.to(logits.device)] = -torch.inf
+            logits[:, 0, banned.to(logits.device)] = -torch.inf
+            greedy = (logits.argmax(dim=-1) == labels).cpu().numpy()
+        for row, number in enumerate(block):
+            known = windows.maskable[row][flags[row]]
+            filled[number].logs[known] = logs[row, : known.sum()]
+            filled[number].greedy[known] = greedy[row, : known.sum()]
+        progress(len(block))
+    return filled
+
+
+def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Int32s, Flags]]:
+    """Tokens of each text, cut to what the model reads, and which of them are scored."""
+    limit, cut, unknown = longest_text(model), 0, model.tokenizer.vocabulary.unk
+    for blank in blanks:
+        check_text(blank.answer, f"the answer of {blank.place}")
+    rows = []
+    parts = (blanks[first : first + TEXTS_AT_ONCE] for first in range(0, len(blanks), TEXTS_AT_ONCE))
+    encode = model.tokenizer.encode_batch_with_offsets
+    texts = (text for part in parts for text in encode([one.before + one.answer + one.after for one in part]))
+    for blank, (tokens, offsets) in zip(blanks, texts, strict=True):
+        first = len(blank.before)
+        behind = offsets[:, 0] >= first + len(blank.answer)
+        asked = (offsets[:, 1] > first) & ~(behind if by == "par" else behind & (tokens == unknown))
+        over = len(tokens) - limit
+        if not asked.any():
+            raise UniclozeError(f"{blank.place}: the answer '{blank.answer}' has no tokens: give it a word")
+        if over > int(asked.argmax()):
+            raise UniclozeError(
+                f"{blank.place}: the answer and what follows it have {len(tokens) - int(asked.argmax())} tokens, but the "
+                f"model reads {limit} at once: shorten them"
+            )
+        cut += over > 0
+        rows.append((tokens[max(0, over) :].copy(), asked[max(0, over) :].copy()))  # copied to free the cut part
+    if cut:
+        warnings.warn(
+            f"{cut:,} of {len(blanks):,} texts are longer than the {limit} tokens the model reads at once and lose their "
+            "beginning",
+            stacklevel=3,
+        )
+    return rows

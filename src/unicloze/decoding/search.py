@@ -235,12 +235,10 @@ class _Candidates:
         best = torch.cat([self.scores, scores], dim=1).sort(dim=1, descending=True, stable=True).indices[:, :beams]
         padded = tokens.new_zeros(*tokens.shape[:2], self.tokens.shape[2])
         padded[:, :, :length] = tokens
-        new_lengths = torch.full_like(scores, length, dtype=torch.long)
-        new_ended = torch.full_like(scores, ended, dtype=torch.bool)
-        self.scores = torch.cat([self.scores, scores], dim=1).gather(1, best)
-        self.logs = torch.cat([self.logs, logs], dim=1).gather(1, best)
-        self.lengths = torch.cat([self.lengths, new_lengths], dim=1).gather(1, best)
-        self.ended = torch.cat([self.ended, new_ended], dim=1).gather(1, best)
+        lengths = torch.full_like(scores, length, dtype=torch.long)
+        every = {"scores": scores, "logs": logs, "lengths": lengths, "ended": torch.full_like(lengths, ended).bool()}
+        for name, new in every.items():
+            setattr(self, name, torch.cat([getattr(self, name), new], dim=1).gather(1, best))
         index = best[:, :, None].expand(-1, -1, padded.shape[2])
         self.tokens = torch.cat([self.tokens, padded], dim=1).gather(1, index)
 
@@ -249,18 +247,12 @@ class _Candidates:
 
     def hypotheses(self, row: int, count: int) -> list[Hypothesis]:
         """Up to `count` best candidates of a row."""
-        found = []
-        for place in range(count):
-            score, ended, length = (
-                float(self.scores[row, place]),
-                bool(self.ended[row, place]),
-                int(self.lengths[row, place]),
-            )
-            if score > NEVER:
-                tokens = self.tokens[row, place, : length - ended].tolist()
-                log = float(self.logs[row, place])
-                found.append(Hypothesis(tokens=tokens, log_probability=log, score=score, ended=ended))
-        return found
+        parts = self.tokens, self.logs, self.scores, self.lengths, self.ended
+        return [
+            Hypothesis(tokens=tokens[: length - ended], log_probability=log, score=score, ended=ended)
+            for tokens, log, score, length, ended in zip(*(part[row, :count].tolist() for part in parts), strict=True)
+            if score > NEVER
+        ]
 
 
 @torch.inference_mode()

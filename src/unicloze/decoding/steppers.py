@@ -258,12 +258,7 @@ class CarriedStates:
     """
 
     def __init__(
-        self,
-        model: StepModel,
-        layout: GenerationFormat,
-        sources: Sequence[npt.NDArray[np.integer]],
-        *,
-        count: int,
+        self, model: StepModel, layout: GenerationFormat, sources: Sequence[npt.NDArray[np.integer]], *, count: int
     ) -> None:
         self._model, self._opening, self.count = model, layout.opening, count
         self._rows = [layout.row(source) for source in sources]

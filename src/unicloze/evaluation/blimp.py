@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import dataclasses
 import gzip
+import io
 import lzma
 import re
 import tarfile
@@ -23,21 +24,20 @@ import numpy.typing as npt
 
 from unicloze.decoding.inputs import objective_of, pieces_of
 from unicloze.decoding.likelihood import Measure, check_defines, defines, log_probabilities
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError, UsageError, check_at_least
+from unicloze.files import Plain
 from unicloze.progress import Progress
 from unicloze.records.files import decoded, jsonl, read_text
-from unicloze.settings import PYTHON_DOCS, DataSettings, Mode, ObjectiveSettings
-from unicloze.text.documents import Document, Tally, read_documents
+from unicloze.settings import DataSettings, Mode, ObjectiveSettings
+from unicloze.text.documents import Document
 from unicloze.text.lineage import read_lineage
-from unicloze.text.python_docs import python_docs
-from unicloze.text.sources import DatasetSource, is_dataset
+from unicloze.text.sources import documents_of
 from unicloze.training.loading import LoadedModel
 
 LARGEST_FILE = 64 * 2**20
 """Maximum size of a set in bytes; BLiMP's have half a megabyte."""
-LARGEST_ARCHIVE = 2**30
-"""Maximum total size in bytes of an archive's members, unpacked."""
-_CHUNK_BYTES = 2**20
+LARGEST_ARCHIVE = 2**28
+"""Maximum size of an archive in bytes, unpacked; BLiMP's has 30 megabytes."""
 _COMPRESSIONS: Mapping[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 """Functions to open compressed files, by their first bytes."""
 
@@ -60,21 +60,20 @@ class PairSet:
 def read_pairs(path: str | Path) -> list[PairSet]:
     """The sets of a folder of .jsonl files, a .tar archive of them (also .gz, .bz2, .xz), or one file, sorted by name.
 
-    An archive is read as a stream and never unpacked to disk; members other than regular .jsonl files are ignored.
+    An archive is read in memory and never unpacked to disk; members other than regular .jsonl files are ignored.
     """
     place = Path(path).expanduser()
-    raw: Iterable[tuple[str, bytes]]
-    if place.is_dir():
-        files = sorted(file for file in place.iterdir() if _is_set(file.name) and file.is_file())
-        raw = ((str(file), _read(file)) for file in files)
-    elif place.is_file():
-        raw = [(str(place), _read(place))] if _is_set(place.name) else _members(place)
-    else:
+    if not place.exists():
         raise UniclozeError(
             f"There is no file or folder {place}: name the folder of BLiMP's .jsonl files, or an archive of them."
         )
+    if place.is_file() and not _is_set(place.name):
+        contents = _members(place)
+    else:
+        files = sorted(file for file in place.iterdir() if _is_set(file.name)) if place.is_dir() else [place]
+        contents = ((str(file), _read(file)) for file in files if file.is_file())
     sets: dict[str, PairSet] = {}
-    for name, content in raw:
+    for name, content in contents:
         one = _parse(name, content)
         if one.name in sets:
             raise UniclozeError(f"{name} is a second file of the set {one.name}: remove one of them.")
@@ -96,60 +95,49 @@ def _read(file: Path) -> bytes:
 
 def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
     """Name and content of each set of an archive."""
-    total = 0
     try:
         with archive.open("rb") as raw:
             start = raw.read(8)
         unpack = next((opener for magic, opener in _COMPRESSIONS.items() if start.startswith(magic)), open)
-        with unpack(archive, "rb") as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as stream:
-            for member in stream:
-                total += member.size
-                wanted = member.isreg() and _is_set(PurePosixPath(member.name).name)
-                if total > LARGEST_ARCHIVE or (wanted and member.size > LARGEST_FILE):
-                    raise UniclozeError(
-                        f"{archive} unpacks to far more than BLiMP, at {member.name}: name another archive."
-                    )
-                if not wanted:
-                    continue
-                content = stream.extractfile(member)
-                assert content is not None  # it is a regular file
-                yield f"{archive}:{member.name}", content.read()
-            for _ in range(LARGEST_ARCHIVE // _CHUNK_BYTES):  # the checksum at the end reveals damage
-                if not unpacked.read(_CHUNK_BYTES):
-                    break
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UniclozeError(f"{archive} is not an archive, or is damaged ({error}): fetch it again.") from error
-    except OSError as error:
-        if error.errno is not None:
+        with unpack(archive, "rb") as unpacked:
+            content = unpacked.read(LARGEST_ARCHIVE + 1)  # to the end, whose checksum reveals damage
+        if len(content) > LARGEST_ARCHIVE:
+            raise UniclozeError(f"{archive} unpacks to far more than BLiMP: name another archive.")
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            for member in tar:
+                if member.isreg() and _is_set(PurePosixPath(member.name).name):
+                    if member.size > LARGEST_FILE:
+                        raise UniclozeError(
+                            f"{archive} unpacks to far more than BLiMP, at {member.name}: name another archive."
+                        )
+                    file = tar.extractfile(member)
+                    assert file is not None  # it is a regular file
+                    yield f"{archive}:{member.name}", file.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UniclozeError(f"{archive} is not an archive, or is damaged ({error}): fetch it again.") from error
 
 
 def _parse(name: str, content: bytes) -> PairSet:
-    kind: tuple[str, str, str] | None = None
+    kinds: list[tuple[str, str, str]] = []
     pairs = []
     for number, record in jsonl(decoded(content, name), name):
         place = f"{name}, line {number}"
-        good, bad, uid, field, term = _texts(record, place)
-        if kind is not None and kind != (uid, field, term):
-            raise UniclozeError(
-                f"{place} belongs to the set {uid}, but the lines before it to {kind[0]}: fix the line."
-            )
-        kind = uid, field, term
+        for field in _FIELDS:
+            if not isinstance(record.get(field), str) or not record[field].strip():
+                raise UniclozeError(f'{place} has no text in the field "{field}": fix or remove the line.')
+        good, bad, *kind = (record[field] for field in _FIELDS)
+        kinds.append(tuple(kind))
         pairs.append((good, bad))
-    if kind is None:
+        if kinds[0] != kinds[-1]:
+            raise UniclozeError(
+                f"{place} belongs to the set {kind[0]}, but the lines before it to {kinds[0][0]}: fix the line."
+            )
+    if not kinds:
         raise UniclozeError(f"{name} has no pairs: remove it, or fetch it again.")
-    uid, field, term = kind
+    uid, field, term = kinds[0]
     return PairSet(name=uid, field=_AS_PUBLISHED.get(field, field), term=_AS_PUBLISHED.get(term, term), pairs=pairs)
-
-
-def _texts(record: Mapping[str, Any], place: str) -> list[str]:
-    """The fields of a line."""
-    values = [record.get(field) for field in _FIELDS]
-    for field, value in zip(_FIELDS, values, strict=True):
-        if not isinstance(value, str) or not value.strip():
-            raise UniclozeError(f'{place} has no text in the field "{field}": fix or remove the line.')
-    return values  # type: ignore[return-value]  # they are all texts
 
 
 OFTEN_ENOUGH = 2
@@ -206,13 +194,8 @@ def _documents(data: DataSettings) -> Iterator[Document]:
         corpora = [source["corpus"] for source in lineage["sources"]]
         text_field = lineage["settings"]["data.text_field"]
     for corpus in corpora:
-        if is_dataset(corpus):
-            yield from DatasetSource.of(corpus).documents(text_field, Tally())
-        else:
-            yield from python_docs() if corpus == PYTHON_DOCS else read_documents(corpus, text_field)
+        yield from documents_of(corpus, text_field)
 
-
-Scores = npt.NDArray[np.float64]
 
 CORPUS = "corpus"
 """Name of the filter that keeps the words of the model's training corpus."""
@@ -247,7 +230,7 @@ class SetResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlimpResult:
+class BlimpResult(Plain):
     """Results of all sets. Means weight each set equally, whatever its number of pairs.
 
     Args:
@@ -274,36 +257,27 @@ class BlimpResult:
     filtered: int
     ties: Mapping[Measure, int]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return dataclasses.asdict(self)
-
     def __str__(self) -> str:
+        compared = [one for one in self.sets if one.pairs]
         width = max(len(name) for name in [*self.fields, *self.terms]) + 4
         lines = [f"{'BLiMP accuracy':<{width}}  sets" + "".join(f"  {name:>7}" for name in self.measures)]
-        groups = (("field", self.fields), ("term", self.terms))
-        for kind, means in groups:
-            for name, accuracy in means.items():
-                lines.append(self._line(name, accuracy, sum(getattr(s, kind) == name for s in self._compared), width))
-            lines.append("")
-        lines += [
-            self._line("overall", self.accuracy, len(self._compared), width),
-            f"\n{self.pairs:,} pairs of {len(self._compared)} sets compared",
-        ]
+
+        def row(name: str, accuracy: Mapping[Measure, float], sets: int) -> str:
+            return f"{name:<{width}}  {sets:>4}" + "".join(f"  {accuracy[measure]:>7.1%}" for measure in self.measures)
+
+        for kind, means in (("field", self.fields), ("term", self.terms)):
+            names = [getattr(one, kind) for one in compared]
+            lines += [*(row(name, accuracy, names.count(name)) for name, accuracy in means.items()), ""]
         ties = ", ".join(f"{count:,} by {name}" for name, count in self.ties.items())
-        lines[-1] += f"; ties, counted as wrong: {ties}"
+        lines += [
+            row("overall", self.accuracy, len(compared)),
+            f"\n{self.pairs:,} pairs of {len(compared)} sets compared; ties, counted as wrong: {ties}",
+        ]
         if self.unknown:
             lines.append(f"{self.unknown:,} pairs left out: they have tokens not in the vocabulary")
         if self.filtered:
             lines.append(f"{self.filtered:,} pairs left out by the filter")
         return "\n".join(lines)
-
-    @property
-    def _compared(self) -> list[SetResult]:
-        return [one for one in self.sets if one.pairs]
-
-    def _line(self, name: str, accuracy: Mapping[Measure, float], sets: int, width: int) -> str:
-        return f"{name:<{width}}  {sets:>4}" + "".join(f"  {accuracy[measure]:>7.1%}" for measure in self.measures)
 
 
 def blimp(
@@ -319,11 +293,15 @@ def blimp(
     """Compare the sentences of all pairs."""
     if mode is not None and mode not in get_args(Mode):
         raise UsageError(f"mode is {mode!r}: give one of {', '.join(get_args(Mode))}")
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit is {limit}: give 1 or more")
-    sets = read_pairs(path)
-    measures = _measures(objective_of(model.recipe), mode)
-    sets = _chosen(sets, model, filter_by, limit, progress)
+    check_at_least(1, limit=limit)
+    sets, measures = read_pairs(path), _measures(objective_of(model.recipe), mode)
+    if filter_by is not None:
+        wanted = {word for one in sets for pair in one.pairs for text in pair for word in words_of(text)}
+        if filter_by == CORPUS:
+            sets = keep_known(sets, frequent_word_list(model.recipe.data, wanted, progress=progress))
+        else:
+            sets = keep_known(sets, listed_words(filter_by))
+    sets = [dataclasses.replace(one, pairs=one.pairs[:limit]) for one in sets]
     sentences = dict.fromkeys(text for one in sets for pair in one.pairs for text in pair)
     if not sentences:
         raise UniclozeError(f"The filter {filter_by} leaves no pair of {path}: give it more words.")
@@ -335,17 +313,12 @@ def blimp(
             f"Every pair of {path} has tokens not in the model's vocabulary: use another language or model."
         )
     return BlimpResult(
-        model=str(model.path),
-        measures=measures,
-        accuracy=_mean(compared, measures),
-        fields=_means(compared, "field", measures),
-        terms=_means(compared, "term", measures),
-        sets=results,
-        pairs=sum(one.pairs for one in results),
-        unknown=sum(one.unknown for one in results),
+        model=str(model.path), measures=measures, accuracy=_mean(compared, measures),
+        fields=_means(compared, "field", measures), terms=_means(compared, "term", measures), sets=results,
+        pairs=sum(one.pairs for one in results), unknown=sum(one.unknown for one in results),
         filtered=sum(one.filtered for one in results),
         ties={measure: sum(one.ties[measure] for one in results) for measure in measures},
-    )
+    )  # fmt: skip
 
 
 def accuracies(
@@ -368,20 +341,6 @@ def _measures(objective: ObjectiveSettings, mode: Mode | None) -> list[Measure]:
     for measure in measures:
         check_defines(objective, measure)
     return measures
-
-
-def _chosen(
-    sets: list[PairSet], loaded: LoadedModel, filter_by: str | Path | None, limit: int | None, progress: bool
-) -> list[PairSet]:
-    """The pairs that remain after the filter and the limit."""
-    if filter_by is not None:
-        if filter_by == CORPUS:
-            wanted = {word for one in sets for pair in one.pairs for text in pair for word in words_of(text)}
-            words = frequent_word_list(loaded.recipe.data, wanted, progress=progress)
-        else:
-            words = listed_words(filter_by)
-        sets = keep_known(sets, words)
-    return [dataclasses.replace(one, pairs=one.pairs[:limit]) for one in sets]
 
 
 def _score(
@@ -426,15 +385,9 @@ def _compare(one: PairSet, scores: Mapping[Measure, Mapping[str, float]]) -> Set
         if pairs:
             accuracy[measure] = float((margins > TIE).mean())
     return SetResult(
-        name=one.name,
-        field=one.field,
-        term=one.term,
-        pairs=pairs,
-        unknown=len(one.pairs) - pairs,
-        filtered=one.filtered,
-        accuracy=accuracy,
-        ties=ties,
-    )
+        name=one.name, field=one.field, term=one.term, pairs=pairs, unknown=len(one.pairs) - pairs,
+        filtered=one.filtered, accuracy=accuracy, ties=ties,
+    )  # fmt: skip
 
 
 def _means(

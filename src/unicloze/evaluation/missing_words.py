@@ -10,22 +10,21 @@ likeliest given both sides.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.decoding.likelihood import Blank, By, fill_blanks, way_of
+from unicloze.errors import UniclozeError, check_at_least
 from unicloze.evaluation.blimp import listed_words
-from unicloze.evaluation.metrics.standard_errors import binomial_error
-from unicloze.evaluation.prompting import Choice, Normaliser, PromptResult, choose
+from unicloze.evaluation.metrics.registry import binomial_error
+from unicloze.evaluation.prompting import Choice, PromptResult, choose
+from unicloze.files import Plain
 from unicloze.progress import Progress
 from unicloze.records import read_records
 from unicloze.records.files import read_text
@@ -55,7 +54,7 @@ STOP_WORDS = frozenset({
 
 
 @dataclass(frozen=True, kw_only=True)
-class LambadaResult:
+class LambadaResult(Plain):
     """LAMBADA scores of a model.
 
     Args:
@@ -79,10 +78,6 @@ class LambadaResult:
     perplexity_error: float
     unknown: int
     stop_words: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         how = {"chain": "by the chain rule", "par": "by PAR, given the number of the word's tokens"}[self.by]
@@ -108,8 +103,7 @@ def lambada(
     progress: bool = True,
 ) -> LambadaResult:
     """Predict the last word of every passage."""
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit is {limit}: give 1 or more")
+    check_at_least(1, limit=limit)
     blanks = [_blank(record) for record in read_records(Path(path), TaskSettings(), cure=None)[:limit]]
     words = None if stop_words is None else STOP_WORDS if stop_words == ENGLISH else listed_words(stop_words)
     by = way_of(model.recipe)
@@ -169,18 +163,16 @@ def childrens_books(
     model: LoadedModel,
     path: str | Path,
     *,
-    normalise: Normaliser = "sum",
     limit: int | None = None,
     batch_size: int = 64,
     progress: bool = True,
 ) -> PromptResult:
     """Choose the missing word of every question."""
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit is {limit}: give 1 or more")
-    questions = read_questions(Path(path))[:limit]
+    check_at_least(1, limit=limit)
     return choose(
-        model, questions, task="Children's Book Test", normalise=normalise, batch_size=batch_size, progress=progress
-    )
+        model, read_questions(Path(path))[:limit], task="Children's Book Test",
+        batch_size=batch_size, progress=progress,
+    )  # fmt: skip
 
 
 def read_questions(path: Path) -> list[Choice]:
@@ -189,7 +181,7 @@ def read_questions(path: Path) -> list[Choice]:
     Each question is the numbered lines of a story, from 1; its last line has the blank, then after tabs its word and the
     candidates, separated by `|`. Empty lines are ignored.
     """
-    found: list[Choice] = []
+    questions: list[Choice] = []
     story: list[str] = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         place, line = f"{path}, line {number}", line.rstrip("\r")
@@ -202,33 +194,21 @@ def read_questions(path: Path) -> list[Choice]:
             )
         if int(match[1]) == 1:
             story = []
-        if "\t" in match[2]:
-            found.append(_question(match[2], story, len(found), place))
-            story = []
-        else:
-            story.append(match[2].strip())
-    if not found:
+        sentence, *columns = match[2].split("\t")
+        if not columns:
+            story.append(sentence.strip())
+            continue
+        word, candidates = columns[0], [one for one in columns[-1].strip().split("|") if one] if columns[1:] else []
+        if sentence.count(BLANK) != 1 or word not in candidates or len(set(candidates)) != len(candidates):
+            raise UniclozeError(
+                f"{place}: a question is a sentence with one {BLANK}, its word, and distinct candidates that include the "
+                "word, separated by tabs; this is not one"
+            )
+        left, right = sentence.strip().split(BLANK)
+        before = " ".join([*story, left if left.strip() else ""])
+        answers = {candidate: candidate for candidate in candidates}
+        questions.append(Choice.of(before, right, answers, id=str(len(questions)), gold=word, place=place))
+        story = []
+    if not questions:
         raise UniclozeError(f"{path} has no questions: give a file of the Children's Book Test")
-    return found
-
-
-def _question(line: str, story: list[str], number: int, place: str) -> Choice:
-    sentence, word, *rest = line.split("\t")
-    candidates = [one for one in rest[-1].strip().split("|") if one] if rest else []
-    if sentence.count(BLANK) != 1 or word not in candidates or len(set(candidates)) != len(candidates):
-        raise UniclozeError(
-            f"{place}: a question is a sentence with one {BLANK}, its word, and distinct candidates that include the word, "
-            "separated by tabs; this is not one"
-        )
-    left, right = sentence.strip().split(BLANK)
-    before = " ".join([*story, left]) if left.strip() else " ".join([*story, ""])
-    kept = before.rstrip()
-    return Choice(
-        id=str(number),
-        before=kept,
-        after=right,
-        names=candidates,
-        answers=[before[len(kept) :] + candidate for candidate in candidates],
-        gold=word,
-        place=place,
-    )
+    return questions

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,18 +26,18 @@ import numpy as np
 import yaml
 
 from unicloze import keyed
-from unicloze.decoding.blanks import Blank, By, fill_blanks, way_of
-from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.registry import metric
+from unicloze.decoding import generate as generation
+from unicloze.decoding.likelihood import Blank, By, fill_blanks, way_of
+from unicloze.errors import UniclozeError, UsageError, check_at_least, check_seed
+from unicloze.evaluation.metrics.registry import metric, standard_errors
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.evaluation.metrics.standard_errors import standard_errors
-from unicloze.files import read_bytes
+from unicloze.files import Plain, read_bytes
 from unicloze.progress import Progress
 from unicloze.recipes.schema import typed
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
-from unicloze.tasks.choice import choice_of
+from unicloze.tasks.classification import choice_of
 from unicloze.training.loading import LoadedModel
 from unicloze.yaml_loader import LARGEST_FILE, Loader
 
@@ -63,15 +63,24 @@ class Choice:
     gold: str | None  # name of the right answer; None if unknown
     place: str  # its origin, for messages
 
+    @classmethod
+    def of(
+        cls, before: str, after: str, answers: Mapping[str, str], *, id: str, gold: str | None, place: str
+    ) -> Choice:
+        """A choice between answers by name, which begin with the white space at the end of the text before them."""
+        kept = before.rstrip()
+        texts = [before[len(kept) :] + answer for answer in answers.values()]
+        return cls(id=id, before=kept, after=after, names=list(answers), answers=texts, gold=gold, place=place)
+
 
 @dataclass(frozen=True, kw_only=True)
-class PromptResult:
+class PromptResult(Plain):
     """A model's zero- or few-shot predictions for a file and their scores.
 
     Args:
         task: Name of the task.
         model: The checkpoint.
-        by: `chain` rule or `par`, see `unicloze.decoding.blanks`; `generation` if texts were generated.
+        by: `chain` rule or `par`, see `unicloze.decoding.likelihood`; `generation` if texts were generated.
         normalise: Divisor of the log-likelihoods.
         shots: Number of examples per prompt.
         records: Number of records.
@@ -89,10 +98,6 @@ class PromptResult:
     unknown: int = 0
     scores: Mapping[str, MetricResult] = field(default_factory=dict)
     predictions: Sequence[Mapping[str, Any]] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         how = {"chain": "by the chain rule", "par": "by PAR", "generation": "generated"}[self.by]
@@ -134,20 +139,17 @@ def choose(
         for answer in choice.answers
     ]
     with Progress(task, len(blanks), "answers", show=progress) as bar:
-        found = iter(fill_blanks(model, blanks, batch_size=batch_size, progress=bar.update))
+        filled = iter(fill_blanks(model, blanks, batch_size=batch_size, progress=bar.update))
     predictions, unknown = [], 0
     for choice in choices:
         scores = []
-        for answer, filled in zip(choice.answers, found, strict=False):
-            scored = answer.strip() + (choice.after if by == "chain" else "")
-            scores.append(NORMALISERS[normalise](float(filled.logs.sum()), len(filled.logs), scored))
+        for answer in choice.answers:
+            logs, scored = next(filled).logs, answer.strip() + (choice.after if by == "chain" else "")
+            scores.append(NORMALISERS[normalise](float(logs.sum()), len(logs), scored))
         unknown += any(np.isnan(scores))
         best = NONE if all(np.isnan(scores)) else choice.names[int(np.nanargmax(scores))]
-        said: dict[str, Any] = {"id": choice.id, "prediction": best, "reference": choice.gold}
-        said["scores"] = {
-            name: None if np.isnan(score) else round(score, 6) for name, score in zip(choice.names, scores, strict=True)
-        }
-        predictions.append(said)
+        by_name = zip(choice.names, (None if np.isnan(score) else round(score, 6) for score in scores), strict=True)
+        predictions.append({"id": choice.id, "prediction": best, "reference": choice.gold, "scores": dict(by_name)})
     return PromptResult(
         task=task, model=str(model.path), by=by, normalise=normalise, shots=shots, records=len(choices),
         unknown=unknown, scores=measure(predictions, metrics), predictions=predictions,
@@ -284,24 +286,21 @@ def read_prompt(path: Path) -> Prompt:
         raise UniclozeError(f"{where} is neither YAML nor JSON ({' '.join(problem.split())}): fix it.") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a mapping of settings: write it as in 'template: \"...{{label}}\"'.")
-    known = {one.name: one for one in dataclasses.fields(Prompt)}
-    for key in values:
-        if key not in known:
-            raise UsageError(f"{path}: there is no key '{key}': the keys are {', '.join(known)}.")
     values = {"name": path.stem, "template": None, **values}
-    _check_types(path, values)
-    given = values.get("labels", {})
-    labels = {_spelled(label): str(answer) for label, answer in given.items()}
-    if len(labels) < len(given):
-        raise UsageError(f"{path}: two labels read the same, such as 1 and '1': remove one.")
-    for label, answer in given.items():
-        if not isinstance(answer, str | int | float) or isinstance(answer, bool):
-            raise UsageError(
-                f"{path}: the answer of {_spelled(label)} is read as {answer!r}: put the word in quotation marks."
-            )
-    prompt = _checked(path, Prompt(**{**values, "labels": labels}))
-    default = ("accuracy",) if prompt.has_blank else ("rouge",)
-    return dataclasses.replace(prompt, metrics=tuple(prompt.metrics) or default)
+    if (problem := next(_strange_values(values), None)) is not None:
+        raise UsageError(f"{path}: {problem}.")
+    labels = {_spelled(label): str(answer) for label, answer in values.get("labels", {}).items()}
+    prompt = Prompt(**{**values, "labels": labels})
+    if (problem := next(_contradictions(prompt), None)) is not None:
+        raise UsageError(f"{path}: {problem}.")
+    chosen = {f"decoding.{key}": value for key, value in prompt.generate.items()}
+    generate: dict[str, Any] = typed(chosen, str(path))["decoding"] if chosen else {}
+    if (several := generate.get("num_results", 1)) != 1:
+        raise UsageError(
+            f"{path}: generate: num_results is {several}, but one text per record is measured: leave it out."
+        )
+    metrics = tuple(prompt.metrics) or (("accuracy",) if prompt.has_blank else ("rouge",))
+    return dataclasses.replace(prompt, generate=generate, metrics=metrics)
 
 
 def _spelled(label: Any) -> str:
@@ -309,76 +308,62 @@ def _spelled(label: Any) -> str:
     return {True: "yes", False: "no"}[label] if isinstance(label, bool) else str(label)
 
 
-def _check_types(path: Path, values: Mapping[str, Any]) -> None:
-    kinds: Mapping[str, tuple[type[Any], str]] = {
-        **dict.fromkeys(("labels", "fields", "generate"), (dict, "a mapping")),
-        "metrics": (list, "a list of names"),
-    }
+def _strange_values(values: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the keys and the types of their values."""
+    keys = [one.name for one in dataclasses.fields(Prompt)]
+    kinds = {**dict.fromkeys(keys, str), **dict.fromkeys(("labels", "fields", "generate"), dict), "metrics": list}
+    what = {str: "a text", dict: "a mapping", list: "a list of names"}
+    for key in values:
+        if key not in kinds:
+            yield f"there is no key '{key}': the keys are {', '.join(keys)}"
     for key, value in values.items():
-        kind, said = kinds.get(key, (str, "a text"))
-        if not isinstance(value, kind) and not (key == "options" and value is None):
-            raise UsageError(f"{path}: {key} is {value!r}: give {said}.")
+        if not isinstance(value, kinds.get(key, object)) and not (key == "options" and value is None):
+            yield f"{key} is {value!r}: give {what[kinds[key]]}"
     for key, names in (("fields", [*values.get("fields", {}).values()]), ("metrics", values.get("metrics", []))):
         if not all(isinstance(name, str) for name in names):
-            raise UsageError(f"{path}: {key} is {values[key]!r}: give text for each name.")
+            yield f"{key} is {values[key]!r}: give text for each name"
+    labels = values.get("labels", {})
+    if len({_spelled(label) for label in labels}) < len(labels):
+        yield "two labels read the same, such as 1 and '1': remove one"
+    for label, answer in labels.items():
+        if not isinstance(answer, str | int | float) or isinstance(answer, bool):
+            yield f"the answer of {_spelled(label)} is read as {answer!r}: put the word in quotation marks"
 
 
-def _checked(path: Path, prompt: Prompt) -> Prompt:
-    """Validate a prompt and convert its generation settings to their types."""
-    _check_template(path, prompt)
-    if prompt.normalise not in NORMALISERS:
-        raise UsageError(f"{path}: normalise is '{prompt.normalise}': give one of {', '.join(NORMALISERS)}.")
-    if prompt.has_blank and (len(prompt.labels) < 2) == (prompt.options is None):
-        raise UsageError(f"{path}: give either two or more labels with their answers, or options.")
-    answers = [answer.strip() for answer in prompt.labels.values()]
-    if not all(answers):
-        raise UsageError(f"{path}: an answer in labels is empty: give each a word.")
-    if len(set(answers)) < len(answers):
-        raise UsageError(
-            f"{path}: two labels have the same answer, so the second could never be chosen: give each its own."
-        )
-    unknown = set(prompt.generate) - {one.name for one in dataclasses.fields(DecodingSettings)}
-    if unknown or (prompt.generate and prompt.has_blank):
-        which = (
-            f"there is no generation setting '{min(unknown)}'" if unknown else "generate does not apply with {label}"
-        )
-        raise UsageError(f"{path}: {which}: see DecodingSettings.")
-    generate: dict[str, Any] = {}
-    if prompt.generate:
-        generate = typed({f"decoding.{key}": value for key, value in prompt.generate.items()}, str(path))["decoding"]
-    if generate.get("num_results", 1) != 1:
-        raise UsageError(
-            f"{path}: generate: num_results is {generate['num_results']}, but one text per record is measured: leave it out."
-        )
-    return dataclasses.replace(prompt, generate=generate)
-
-
-def _check_template(path: Path, prompt: Prompt) -> None:
-    """Check the names in the template and the keys that depend on its blank."""
+def _contradictions(prompt: Prompt) -> Iterator[str]:
+    """What is wrong with a prompt whose values have the right types."""
     try:
         parts = list(string.Formatter().parse(prompt.template))
     except ValueError as error:
-        raise UsageError(f"{path}: template cannot be read ({error}): write a literal brace as two.") from error
+        yield f"template cannot be read ({error}): write a literal brace as two"
+        return
     names = [name for _, name, _, _ in parts if name is not None]
     if not all(names) or names.count(LABEL) > 1:
-        raise UsageError(f"{path}: template needs a name in each pair of braces, and {{label}} once or not at all.")
-    formatted = next((name for _, name, format_spec, conversion in parts if format_spec or conversion), None)
-    if formatted is not None:
-        raise UsageError(
-            f"{path}: template formats {formatted}, and formats such as :.5 and !r are not supported: write {{{formatted}}}."
-        )
-    if LABEL not in names:
-        for key, silent in (("labels", {}), ("options", None), ("normalise", "sum")):
-            if getattr(prompt, key) != silent:
-                raise UsageError(
-                    f"{path}: {key} needs {{label}} in the template: put it where the answer goes, or leave out {key}."
-                )
+        yield "template needs a name in each pair of braces, and {label} once or not at all"
+    for _, name, format_spec, conversion in parts:
+        if format_spec or conversion:
+            yield f"template formats {name}, and formats such as :.5 and !r are not supported: write {{{name}}}"
+    plain = Prompt(name="", template="")
+    for key in () if prompt.has_blank else ("labels", "options", "normalise"):
+        if getattr(prompt, key) != getattr(plain, key):
+            yield f"{key} needs {{label}} in the template: put it where the answer goes, or leave out {key}"
     known = {*names, LABEL, "id", *([prompt.options] if prompt.options is not None else [])}
-    strange = next((role for role in prompt.fields if role not in known), None)
-    if strange is not None:
-        raise UsageError(
-            f"{path}: fields: {strange} is not used: give names from the template, {', '.join(sorted(known))}."
-        )
+    for role in prompt.fields:
+        if role not in known:
+            yield f"fields: {role} is not used: give names from the template, {', '.join(sorted(known))}"
+    if prompt.normalise not in NORMALISERS:
+        yield f"normalise is '{prompt.normalise}': give one of {', '.join(NORMALISERS)}"
+    if prompt.has_blank and (len(prompt.labels) < 2) == (prompt.options is None):
+        yield "give either two or more labels with their answers, or options"
+    answers = [answer.strip() for answer in prompt.labels.values()]
+    if not all(answers):
+        yield "an answer in labels is empty: give each a word"
+    if len(set(answers)) < len(answers):
+        yield "two labels have the same answer, so the second could never be chosen: give each its own"
+    for key in sorted(set(prompt.generate) - {one.name for one in dataclasses.fields(DecodingSettings)}):
+        yield f"there is no generation setting '{key}': see DecodingSettings"
+    if prompt.generate and prompt.has_blank:
+        yield "generate does not apply with {label}: see DecodingSettings"
 
 
 def prompted(
@@ -394,19 +379,35 @@ def prompted(
     progress: bool = True,
 ) -> PromptResult:
     """Answer a file of records with a prompt."""
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit is {limit}: give 1 or more")
+    check_at_least(1, limit=limit)
     asked = prompt if isinstance(prompt, Prompt) else read_prompt(Path(prompt))
     chosen = read_records(Path(records), asked.records, cure=IN_FILE)[:limit]
     _check_metrics(asked)
     drawn = draw_examples(asked, chosen, None if examples is None else Path(examples), shots, seed)
-    if not asked.has_blank:
-        references = [_references(asked, record) for record in chosen]
-        return _generated(model, asked, chosen, drawn, references, shots, batch_size, progress)
-    choices = [_choice(asked, record, few) for record, few in zip(chosen, drawn, strict=True)]
-    return choose(
-        model, choices, task=asked.name, metrics=asked.metrics, normalise=asked.normalise, shots=shots,
-        batch_size=batch_size, progress=progress,
+    texts = (asked.text(record, few) for record, few in zip(chosen, drawn, strict=True))
+    if asked.has_blank:
+        choices = [
+            Choice.of(*sides, asked.answers(record), id=record.id, gold=asked.gold(record), place=record.place)
+            for record, sides in zip(chosen, texts, strict=True)
+        ]
+        return choose(
+            model, choices, task=asked.name, metrics=asked.metrics, normalise=asked.normalise, shots=shots,
+            batch_size=batch_size, progress=progress,
+        )  # fmt: skip
+    references = [_references(asked, record) for record in chosen]
+    usual = DecodingSettings()
+    longest, rows = min(usual.max_length, model.model.max_positions // 2), min(usual.batch_size, batch_size)
+    given = {"precision": model.precision, "max_length": longest, "batch_size": rows, **asked.generate}
+    sources = [before.rstrip() for before, _ in texts]
+    # The end of a prompt is the record itself.
+    written = generation.generate(model, sources, DecodingSettings(**given), keep="end", progress=progress)
+    predictions = []
+    for record, one, several in zip(chosen, written, references, strict=True):
+        text = one.text.partition(asked.separator)[0] if asked.separator else one.text
+        predictions.append({"id": record.id, "prediction": text.strip(), "reference": several})
+    return PromptResult(
+        task=asked.name, model=str(model.path), by="generation", shots=shots, records=len(chosen),
+        scores=measure(predictions, asked.metrics), predictions=predictions,
     )  # fmt: skip
 
 
@@ -416,9 +417,9 @@ def _check_metrics(prompt: Prompt) -> None:
     for name in prompt.metrics:
         chosen = metric(name)
         if chosen.compares != compares:
-            given = "chooses answers" if prompt.has_blank else "writes texts"
+            does = "chooses answers" if prompt.has_blank else "writes texts"
             raise UsageError(
-                f"the prompt {prompt.name} {given}, but {name} compares {chosen.compares}: name metrics of {compares}"
+                f"the prompt {prompt.name} {does}, but {name} compares {chosen.compares}: name metrics of {compares}"
             )
         if not prompt.has_blank:
             chosen(["a b c"], [["a b c"]])
@@ -430,10 +431,8 @@ def draw_examples(
     prompt: Prompt, records: Sequence[Record], path: Path | None, shots: int, seed: int
 ) -> list[list[Record]]:
     """The examples of each record: distinct, drawn uniformly, and never with the same text as the record."""
-    if not 0 <= seed < 2**63:
-        raise UsageError(f"seed is {seed}: give a number from 0 to 2^63 - 1")
-    if shots < 0:
-        raise UsageError(f"shots is {shots}: give 0 or more")
+    check_seed(seed)
+    check_at_least(0, shots=shots)
     if (shots > 0) != (path is not None):
         raise UsageError(
             "examples and shots go together: give a file to draw from and the number of examples, or neither"
@@ -459,20 +458,6 @@ def draw_examples(
     return drawn
 
 
-def _choice(prompt: Prompt, record: Record, examples: Sequence[Record]) -> Choice:
-    before, after = prompt.text(record, examples)
-    kept, answers = before.rstrip(), prompt.answers(record)
-    return Choice(
-        id=record.id,
-        before=kept,
-        after=after,
-        names=list(answers),
-        answers=[before[len(kept) :] + answer for answer in answers.values()],
-        gold=prompt.gold(record),
-        place=record.place,
-    )
-
-
 def _references(prompt: Prompt, record: Record) -> list[str] | None:
     """The reference texts of a record; None if it has no label."""
     gold = record.get(prompt.records, LABEL)
@@ -482,32 +467,3 @@ def _references(prompt: Prompt, record: Record) -> list[str] | None:
     if not several:
         raise UniclozeError(f"{record.place}: '{LABEL}' has no text to compare with: give one, or leave it out")
     return several
-
-
-def _generated(
-    model: LoadedModel,
-    prompt: Prompt,
-    records: Sequence[Record],
-    examples: Sequence[Sequence[Record]],
-    references: Sequence[list[str] | None],
-    shots: int,
-    batch_size: int,
-    progress: bool,
-) -> PromptResult:
-    """Generate a continuation of each prompt, up to the separator."""
-    from unicloze.decoding.generate import generate
-
-    sources = [prompt.text(record, few)[0].rstrip() for record, few in zip(records, examples, strict=True)]
-    usual = DecodingSettings()
-    longest, rows = min(usual.max_length, model.model.max_positions // 2), min(usual.batch_size, batch_size)
-    given = {"precision": model.precision, "max_length": longest, "batch_size": rows, **prompt.generate}
-    settings = DecodingSettings(**given)
-    written = generate(model, sources, settings, keep="end", progress=progress)  # the end is the record itself
-    predictions = []
-    for record, one, several in zip(records, written, references, strict=True):
-        text = one.text.partition(prompt.separator)[0] if prompt.separator else one.text
-        predictions.append({"id": record.id, "prediction": text.strip(), "reference": several})
-    return PromptResult(
-        task=prompt.name, model=str(model.path), by="generation", shots=shots, records=len(records),
-        scores=measure(predictions, prompt.metrics), predictions=predictions,
-    )  # fmt: skip

@@ -1,4 +1,10 @@
-"""Turns a file of labelled records into training steps, and into buckets for prediction."""
+"""Turns labelled records, and unlabelled text, into training steps, and into buckets for prediction.
+
+Unlabelled text serves the pre-training objective on a task's own texts, and cross-view training. There, labelled and
+unlabelled steps alternate. On labelled records the task's own heads, the primary ones, learn as usual. On unlabelled text
+they predict without dropout and without a gradient, and auxiliary heads with restricted views learn to predict the same. So
+the primary heads never learn from unlabelled text, but the network below them does.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +16,37 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from unicloze import keyed
 from unicloze.arrays import Int64s
-from unicloze.errors import option_of
-from unicloze.example import Examples
+from unicloze.errors import UniclozeError, UsageError, option_of
+from unicloze.example import Batch, Examples, Kind, SoftLabels
 from unicloze.files import digest
-from unicloze.finetuning.auxiliary import auxiliary_objective, unlabelled_records, with_auxiliary, with_views
+from unicloze.mixtures import parts, positions
+from unicloze.model.model import UnifiedModel
+from unicloze.model.recurrent.backbone import VIEWS
+from unicloze.objectives import make_examples
+from unicloze.objectives.groups import Pairs
 from unicloze.packing import bucket_cost, bucket_sizes
 from unicloze.progress import say
+from unicloze.records import read_records, record_files
+from unicloze.records.files import kind_of, read_text
 from unicloze.records.record import Record
-from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks import TASKS
-from unicloze.tasks.columns import check_roles, with_columns
-from unicloze.tasks.several import TAGGING, by_part, parts_of, records_of, rows_per_epoch
+from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
+from unicloze.tasks import TASKS, of_view
+from unicloze.tasks.columns import check_roles, record_of_texts, with_columns
+from unicloze.tasks.rows import Row, RowTarget
+from unicloze.tasks.several import TAGGING, by_part, has_parts, records_of, rows_per_epoch
+from unicloze.tasks.tagging import TaggingSettings
+from unicloze.tasks.task import Headed
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
+from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch, Own, every
+from unicloze.training.checkpoint import fingerprint
+from unicloze.training.loading import LoadedModel
+from unicloze.training.loop import Compute
 
 
 @dataclass(frozen=True)
@@ -39,14 +59,12 @@ class Mixture:
     @classmethod
     def of(cls, records: Sequence[Record], rows: Sequence[Any], settings: TaskSettings) -> Mixture | None:
         """The mixture of a task's rows; None for a single task."""
-        if not parts_of(settings):
+        if not has_parts(settings):
             return None
-        label = {number: name for name, numbers in by_part(records).items() for number in numbers}
-        members: dict[str, list[int]] = {}
-        for number, row in enumerate(rows):
-            members.setdefault(label[row.record], []).append(number)
-        counts = rows_per_epoch({name: len(numbers) for name, numbers in members.items()}, settings, len(rows))
-        return cls(counts, {name: np.array(numbers, dtype=np.int64) for name, numbers in members.items()})
+        labels = {number: name for name, numbers in by_part(records, settings).items() for number in numbers}
+        of = np.array([labels[row.record] for row in rows])
+        members = {name: np.flatnonzero(of == name) for name in dict.fromkeys(of.tolist())}
+        return cls(rows_per_epoch({name: len(own) for name, own in members.items()}, settings, len(rows)), members)
 
     def rows(self, places: Int64s, epoch: int, seed: int) -> Int64s:
         """The rows at some places of an epoch, a function of the arguments only.
@@ -75,14 +93,12 @@ class Mixture:
 
 def _visited(members: Int64s, visits: Int64s, seed: int, part: int) -> Int64s:
     """The rows of a part at some of its visits: all its rows in a random order, then all in another, and so on."""
-    passes, place = np.divmod(visits, len(members))
-    row = np.empty_like(visits)
-    for each in np.unique(passes):
-        seen = passes == each
-        key = keyed.key(seed, keyed.Purpose.RECORD_ORDER, int(each), part + 1)[0]
-        row[seen] = keyed.permutation(place[seen], len(members), key)
-    found: Int64s = members[row]
-    return found
+    passes, places = np.divmod(visits, len(members))
+    for number in np.unique(passes):
+        seen, key = passes == number, keyed.key(seed, keyed.Purpose.RECORD_ORDER, int(number), part + 1)[0]
+        places[seen] = keyed.permutation(places[seen], len(members), key)
+    rows: Int64s = members[places]
+    return rows
 
 
 @dataclass(frozen=True)
@@ -128,8 +144,7 @@ class TaskData:
 
 def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
     """Read and encode development records, a file or a folder; arguments and errors as for `encoded`."""
-    records = records_of(path, recipe.task, dev=True)
-    return encoded(records, recipe, tokenizer, answers=answers)
+    return encoded(records_of(path, recipe.task, dev=True), recipe, tokenizer, answers=answers)
 
 
 def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -> Recipe:
@@ -160,10 +175,9 @@ def evenly_chosen(data: TaskData, count: int | None) -> TaskData:
     """`count` of the records with their rows, evenly spaced; all if there are no more or `count` is None."""
     if count is None or count >= len(data.records):
         return data
-    chosen = [place * len(data.records) // count for place in range(count)]
-    number = {record: place for place, record in enumerate(chosen)}
-    rows = [dataclasses.replace(row, record=number[row.record]) for row in data.rows if row.record in number]
-    return TaskData([data.records[record] for record in chosen], rows, data.fingerprint)
+    numbers = {number * len(data.records) // count: number for number in range(count)}
+    rows = [dataclasses.replace(row, record=numbers[row.record]) for row in data.rows if row.record in numbers]
+    return TaskData([data.records[record] for record in numbers], rows, data.fingerprint)
 
 
 def segments_of(data: TaskData, recipe: Recipe, vocabulary: Vocabulary) -> int:
@@ -175,6 +189,41 @@ def segments_of(data: TaskData, recipe: Recipe, vocabulary: Vocabulary) -> int:
 def steps_per_epoch(rows: int, batch_size: int) -> int:
     """Steps in which every row is seen once; the last step may have fewer rows."""
     return -(-rows // batch_size)
+
+
+def check_labels(records: Sequence[Record], recipe: Recipe) -> None:
+    """Reject unlabelled training records, which nothing else notices if the recipe names the classes."""
+    for record in records:
+        TASKS[recipe.task.kind].reference(record, recipe.task)
+
+
+Origin = Mapping[str, str | None]
+"""Fingerprints of the model and files that a run started with; None for those it lacks."""
+
+
+def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None, teacher: str | None = None) -> Origin:
+    """Fingerprints of the models and files of a new run."""
+    return {
+        **({} if teacher is None else {"teacher": teacher}),
+        **({} if train.unlabelled is None else {"unlabelled text": train.unlabelled.fingerprint}),
+        "training file": train.fingerprint,
+        "development file": None if dev is None else dev.fingerprint,
+        "model": model_fingerprint(start),
+    }
+
+
+def model_fingerprint(model: LoadedModel) -> str:
+    """SHA-256 of a model's vocabulary and weights."""
+    return fingerprint(model.tokenizer, model.model.state_dict())
+
+
+def refuse_other_origin(former: Origin, now: Origin, out: Path) -> None:
+    """Reject resuming a run with other records or another model: its evaluations would not be comparable."""
+    other = next((what for what, fingerprint in now.items() if former.get(what) != fingerprint), None)
+    if other is not None:
+        raise UniclozeError(
+            f"{out} holds a run with another {other}, or one that has changed since: give the new run another --out"
+        )
 
 
 def unlabelled_text(recipe: Recipe, tokenizer: Tokenizer) -> TaskData | None:
@@ -195,28 +244,24 @@ def finetuning_steps(
     there is one, or by none if one forward pass serves both. With unlabelled text, every second step has rows of that text,
     which has its own epochs.
     """
-    batch_size, seed = recipe.training.batch_size, recipe.training.seed
-    weights = recipe.finetuning.auxiliary
-    beside = auxiliary_objective(recipe) if weights else None
+    batch_size, seed, weights = recipe.training.batch_size, recipe.training.seed, recipe.finetuning.auxiliary
+    objective = auxiliary_objective(recipe) if weights else None
     mixture = Mixture.of(data.records, data.rows, recipe.task)
     turns = None
     if mixture is not None and recipe.task.kind == TAGGING:
         turns = Turns.of(mixture, recipe.training.steps, seed)
     for step in range(first_step, recipe.training.steps):
-        turn, place = divmod(step, recipe.finetuning.steps_between)
-        if place:
-            assert data.unlabelled is not None
-            yield _unlabelled_step(data.unlabelled, turn, recipe, vocabulary, device, own)
-            continue
-        epoch, number = divmod(turn, steps_per_epoch(len(data.rows), batch_size))
-        places = np.arange(number * batch_size, min((number + 1) * batch_size, len(data.rows)))
-        if turns is not None:
-            chosen = turns.rows(turn, batch_size, seed)
-        elif mixture is None:
-            chosen = keyed.permutation(places, len(data.rows), keyed.key(seed, keyed.Purpose.RECORD_ORDER, epoch)[0])
+        turn, unlabelled = divmod(step, recipe.finetuning.steps_between)
+        text = data.unlabelled if unlabelled and data.unlabelled is not None else data
+        beside = None if unlabelled else objective
+        epoch, number = divmod(turn, steps_per_epoch(len(text.rows), batch_size))
+        places = np.arange(number * batch_size, min((number + 1) * batch_size, len(text.rows)))
+        if mixture is None or unlabelled:
+            purpose = keyed.Purpose.UNLABELLED_ORDER if unlabelled else keyed.Purpose.RECORD_ORDER
+            chosen = keyed.permutation(places, len(text.rows), keyed.key(seed, purpose, epoch)[0])
         else:
-            chosen = mixture.rows(places, epoch, seed)
-        lengths = np.array([data.rows[number].slots for number in chosen])
+            chosen = mixture.rows(places, epoch, seed) if turns is None else turns.rows(turn, batch_size, seed)
+        lengths = np.array([text.rows[number].slots for number in chosen])
         chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
         cuts = [chosen[first : first + most] for first in range(0, len(chosen), most)]
         together = 1 if beside is None else 2
@@ -227,34 +272,14 @@ def finetuning_steps(
             made = absent = [MicroBatch(Examples.none(), None, part=part) for part in range(together)]
             if any(wanted):
                 keys = keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers)
-                made = [_micro_batch(data, numbers, recipe, vocabulary, keys, device)]
+                made = [_micro_batch(text, numbers, recipe, vocabulary, keys, device)]
+                if unlabelled:
+                    made = [dataclasses.replace(made[0], dropout=recipe.finetuning.unlabelled_dropout)]
             if any(wanted) and beside is not None:
                 keys = keyed.key(seed, keyed.Purpose.RECORD_OF_AUXILIARY, epoch, numbers)
                 made = with_auxiliary(made[0], beside, weights, vocabulary, keys)
             step_batches += [made[part] if wanted[part] else absent[part] for part in range(together)]
         yield step_batches
-
-
-def _unlabelled_step(
-    data: TaskData, turn: int, recipe: Recipe, vocabulary: Vocabulary, device: str, own: Own
-) -> list[MicroBatch]:
-    """The micro-batches of a step on unlabelled text; `turn` counts these steps."""
-    batch_size, seed, count = recipe.training.batch_size, recipe.training.seed, len(data.rows)
-    epoch, number = divmod(turn, steps_per_epoch(count, batch_size))
-    places = np.arange(number * batch_size, min((number + 1) * batch_size, count))
-    chosen = keyed.permutation(places, count, keyed.key(seed, keyed.Purpose.UNLABELLED_ORDER, epoch)[0])
-    lengths = np.array([data.rows[number].slots for number in chosen])
-    chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
-    cuts, found = [chosen[first : first + most] for first in range(0, len(chosen), most)], []
-    mine = own([0] * len(cuts))
-    for place, numbers in enumerate(cuts):
-        if place not in mine:
-            found.append(MicroBatch(Examples.none(), None))
-            continue
-        keys = keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers)
-        batch = _micro_batch(data, numbers, recipe, vocabulary, keys, device)
-        found.append(dataclasses.replace(batch, dropout=recipe.finetuning.unlabelled_dropout))
-    return found
 
 
 def buckets_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDArray[np.int64]]:
@@ -281,3 +306,204 @@ def _micro_batch(
     place = f"{data.records[rows[0].record].place}{others}"
     buckets = bucket_sizes(examples.lengths, bucket_cost(device))
     return MicroBatch(examples, None, recipe.objective.coefficients, place, buckets)
+
+
+SEQUENCE = 2**20 + 9
+"""Stream of the keys of sequences packed into one row."""
+OF_A_ROW = "ae", "par", "lm", "diffusion", "sbo"
+"""Targets that a single row has: neither segment-pair relations nor tokens replaced by a generator."""
+
+
+def auxiliary_objective(recipe: Recipe) -> ObjectiveSettings:
+    """The part of the objective that predicts the auxiliary targets with the visibility of the task's rows.
+
+    In a mixture this is the first such part, such as the bidirectional one of UniLM v1's four.
+    """
+    wanted, reads = recipe.finetuning.auxiliary, recipe.use.visibility
+    known: dict[str, None] = {}
+    for part in parts(recipe.objective):
+        settings = part.settings
+        if settings.reading.visibility != reads:
+            continue
+        known |= dict.fromkeys(name for name in settings.targets if name in OF_A_ROW)
+        if not set(wanted) <= known.keys() & set(settings.targets):
+            continue
+        longest = positions(settings, recipe.task.max_length)
+        if recipe.model.max_positions is not None and longest > recipe.model.max_positions:
+            raise UsageError(
+                f"finetuning.auxiliary needs {longest} positions for rows of {recipe.task.max_length} tokens, but the "
+                f"model has {recipe.model.max_positions}: lower {option_of('task.max_length')}"
+            )
+        targets = [name for name in settings.targets if name in wanted]
+        alone = dataclasses.replace(settings, targets=targets)
+        return dataclasses.replace(alone, pairs="contiguous") if isinstance(alone, Pairs) else alone
+    cure = f"train on the task alone with {option_of('finetuning.auxiliary')} '{{}}'"
+    raise UsageError(
+        f"finetuning.auxiliary names {', '.join(wanted)}, but the model's objective with {reads} visibility has "
+        f"{' and '.join(known) or 'no target that a single row has'}: {cure}, or start from a model that "
+        "was pre-trained for it"
+    )
+
+
+def with_auxiliary(
+    batch: MicroBatch,
+    objective: ObjectiveSettings,
+    weights: Mapping[str, float],
+    vocabulary: Vocabulary,
+    keys: keyed.Bits,
+) -> list[MicroBatch]:
+    """A micro-batch of a task, and its rows as an objective lays them out."""
+    examples = make_examples(_windows(batch.examples, vocabulary, keys), vocabulary, objective)
+    if not _alike(batch.examples, examples):
+        buckets = batch.buckets if len(examples) == len(batch.examples) else ()
+        return [batch, MicroBatch(examples, None, weights, batch.place, buckets, repeats=True, part=1)]
+    both = dataclasses.replace(batch.examples, targets={**batch.examples.targets, **examples.targets})
+    merged = dataclasses.replace(batch, examples=both, coefficients={**batch.coefficients, **weights})
+    return [merged, MicroBatch(Examples.none(), None, part=1)]
+
+
+def _windows(examples: Examples, vocabulary: Vocabulary, keys: keyed.Bits) -> Windows:
+    """The sequences of a task's rows as windows of text."""
+    real = np.arange(examples.input_ids.shape[1]) < examples.lengths[:, None]
+    row, slot = np.nonzero(real & (examples.position_ids == 0))  # where each sequence begins
+    following = np.append(slot[1:], 0)
+    ends = np.where(np.append(row[1:], -1) == row, following, examples.lengths[row])
+    lengths = (ends - slot).astype(np.int32)
+    inner = np.arange(lengths.max(initial=1))
+    taken = inner < lengths[:, None]
+    at = row[:, None], np.minimum(slot[:, None] + inner, examples.input_ids.shape[1] - 1)
+    plain = (examples.kinds[at] == Kind.CONTEXT) & (examples.position_ids[at] == inner)
+    if lengths.sum() != examples.lengths.sum() or not plain[taken].all():
+        raise UsageError("finetuning.auxiliary needs rows of plain text only, unlike those of this task: leave it out")
+    token_ids = np.where(taken, examples.input_ids[at], vocabulary.pad).astype(np.int32)
+    first = np.searchsorted(row, np.arange(len(examples)))
+    return Windows(
+        token_ids=token_ids,
+        segment_ids=np.where(taken, examples.segment_ids[at], 0).astype(np.int32),
+        lengths=lengths,
+        maskable=taken & ~np.isin(token_ids, vocabulary.special),
+        keys=keyed.bits(keys[row], SEQUENCE, np.arange(len(row)) - first[row]) if len(row) > len(keys) else keys,
+        source=np.zeros(len(row), dtype=np.int32),
+        index=np.arange(len(row), dtype=np.int64),
+    )
+
+
+def _alike(one: Examples, other: Examples) -> bool:
+    """Whether two blocks have the same slots with the same visibility, ignoring padding."""
+    if one.local is not None or other.local is not None or not np.array_equal(one.lengths, other.lengths):
+        return False
+    real = np.arange(one.lengths.max(initial=0)) < one.lengths[:, None]
+    columns = ("input_ids", "position_ids", "segment_ids", "intervals")
+    return all(
+        np.array_equal(*(getattr(examples, name)[:, : real.shape[1]][real] for examples in (one, other)))
+        for name in columns
+    )
+
+
+def check_views(recipe: Recipe) -> None:
+    """Reject views that the model or the task does not have."""
+    if problem := _problem_of_views(recipe):
+        raise UsageError(problem)
+
+
+def _problem_of_views(recipe: Recipe) -> str:
+    """What is wrong with the views of a recipe; empty if nothing is."""
+    task, finetuning = recipe.task, recipe.finetuning
+    both_ways = recipe.model.kind == "recurrent" and recipe.model.directions == "bidirectional"
+    if isinstance(task, Headed) and task.layers == "all" and not both_ways:
+        return (
+            "task.layers is all, which only bidirectional LSTMs have (model.directions bidirectional): set it to last, or "
+            "give a model such as cvt"
+        )
+    if not finetuning.unlabelled:
+        return ""
+    if not isinstance(task, TaggingSettings):
+        return (
+            "finetuning.unlabelled hides the text on one side of a word, so it is for tagging only (the auxiliary decoders "
+            f"of cross-view training for translation are not done), and task.kind is {task.kind}: leave it out"
+        )
+    if not both_ways:
+        return (
+            "finetuning.unlabelled needs bidirectional LSTMs (model.directions bidirectional), whose first layer has the "
+            "views: give a model such as cvt"
+        )
+    if task.encoder_size:
+        return (
+            "finetuning.unlabelled needs heads that see no more than their view, and a biLSTM before a head reads the whole "
+            "sentence: set task.encoder_size to 0"
+        )
+    dropouts = {name: value for name, value in vars(recipe.model).items() if "dropout" in name}
+    if high := [name for name, value in dropouts.items() if value * finetuning.unlabelled_dropout >= 1]:
+        return (
+            f"finetuning.unlabelled_dropout is {finetuning.unlabelled_dropout:g}, which makes model.{high[0]} 1 or more: "
+            "lower it"
+        )
+    if recipe.training.on_spike != "accept":
+        return (
+            "training.on_spike compares the gradients of all steps, and those on unlabelled text (finetuning.unlabelled) are "
+            "much smaller at first: set it to accept"
+        )
+    if recipe.distillation.teacher is not None:
+        return "with finetuning.unlabelled the model teaches itself: leave it out, or leave out distillation.teacher"
+    return ""
+
+
+def unlabelled_records(recipe: Recipe) -> list[Record]:
+    """The unlabelled records of a recipe: lines of .txt files, split into words, and records of other files."""
+    records: list[Record] = []
+    for name in recipe.finetuning.unlabelled:
+        for file in record_files(Path(name)):
+            records += _lines(file, recipe) if kind_of(file) == ".txt" else read_records(file, recipe.task)
+    if not records:
+        files = ", ".join(recipe.finetuning.unlabelled)
+        raise UniclozeError(f"{files}: there is no text: give {option_of('finetuning.unlabelled')} other files")
+    return records
+
+
+def _lines(file: Path, recipe: Recipe) -> Iterator[Record]:
+    for number, line in enumerate(read_text(file).split("\n"), 1):
+        if line.strip():
+            yield dataclasses.replace(record_of_texts([line], recipe), id=str(number), place=f"{file}, line {number}")
+
+
+def with_views(rows: Sequence[Row], recipe: Recipe) -> list[Row]:
+    """The rows with a target for the primary head and one for each view, which learns from it."""
+    found = []
+    for row in rows:
+        targets = dict(row.targets)
+        for name, target in row.targets.items():
+            for view in recipe.finetuning.views:
+                slots = target.slots
+                if VIEWS[view].direction is not None:
+                    slots = [[VIEWS[view].slot(first, end)] for first, end in target.units]
+                targets[of_view(name, view)] = RowTarget(slots=slots, labels=None)
+        found.append(dataclasses.replace(row, targets=targets))
+    return found
+
+
+class OwnTeacher:
+    """Replaces the targets of unlabelled batches: the primary heads' by soft labels for the auxiliary ones.
+
+    Args:
+        model: The model being trained.
+        recipe: Its recipe.
+    """
+
+    def __init__(self, model: UnifiedModel, recipe: Recipe) -> None:
+        self._model, self._views = model, recipe.finetuning.views
+        self._primary = list(TASKS[recipe.task.kind].heads(recipe.task))
+
+    def __call__(self, batch: Batch, compute: Compute) -> Batch:
+        """The batch with the views' targets alone; a labelled batch is returned as it is."""
+        asked = {name: batch.targets[name] for name in self._primary if of_view(name, self._views[0]) in batch.targets}
+        if not asked:
+            return batch
+        with torch.no_grad(), compute.autocast():
+            found = self._model.predicted_outputs(dataclasses.replace(batch, targets=asked))
+        soft = {name: SoftLabels(outputs, temperature=1.0, weight=1.0) for name, outputs in found.items()}
+        targets = {
+            of_view(name, view): dataclasses.replace(batch.targets[of_view(name, view)], soft=soft[name])
+            for name in asked
+            for view in self._views
+        }
+        return dataclasses.replace(batch, targets=targets)

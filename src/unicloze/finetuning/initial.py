@@ -1,11 +1,12 @@
-"""Prepares a fine-tuning: the recipe of a task for one model, and the initial weights."""
+"""Prepares a fine-tuning: the recipe of a task for one model, values for `auto`, and the initial weights."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,21 @@ import torch
 from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.registry import measurable
-from unicloze.finetuning.auxiliary import auxiliary_objective, check_views
-from unicloze.finetuning.data import TaskData
+from unicloze.finetuning.data import TaskData, auxiliary_objective, check_views
 from unicloze.finetuning.predict import TaskModel, outputs_of, ready_to_generate
 from unicloze.mixtures import positions
 from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.model.task_heads import LinearHead
 from unicloze.progress import say
-from unicloze.recipes import with_overrides
+from unicloze.recipes import load_recipe, task_names, with_overrides
 from unicloze.records.record import Record
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import Recipe, TaskSettings, chosen
 from unicloze.tasks import TASKS, of_view
 from unicloze.tasks.columns import has_target, resolved, targets_of, texts_of
-from unicloze.tasks.groups import Headed, Labelled, Paired
 from unicloze.tasks.rows import pooling_of
 from unicloze.tasks.several import records_of
 from unicloze.tasks.tagging import TaggingSettings, taggers_of
+from unicloze.tasks.task import Headed, Labelled, Paired
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions, start_from_vectors
 from unicloze.training.loading import LoadedModel, build_model, spell_tokens
@@ -45,9 +45,7 @@ def untrained(network: Recipe, task: Recipe, train: Path, *, progress: bool = Tr
     else:
         records = records_of(train, task.task)
         settings = resolved(task.task, records)
-        texts = [
-            text for record in records for text in _texts(record, Recipe(task=settings, generation=task.generation))
-        ]
+        texts = [text for record in records for text in _texts(record, settings, task.generation.source)]
         tokenizer = Tokenizer.train(texts, network.tokenizer)
     model = build_model(network, len(tokenizer)).for_use()
     spell_tokens(model, tokenizer.symbols)
@@ -58,15 +56,23 @@ def untrained(network: Recipe, task: Recipe, train: Path, *, progress: bool = Tr
     return LoadedModel(model.eval(), tokenizer, network, Path(f"{network.name} (untrained)"), 0)
 
 
-def _texts(record: Record, recipe: Recipe) -> Iterator[str]:
+def _texts(record: Record, settings: TaskSettings, source: Sequence[str]) -> Iterator[str]:
     """The texts of a record, with those of its target."""
-    settings = recipe.task
-    writes = settings.kind == "generation"
-    for role in recipe.generation.source if writes else TASKS[settings.kind].texts:
+    task = TASKS[settings.kind]
+    for role in source if task.generates else task.texts:
         if record.get(settings, role) is not None:
             yield from texts_of(record, settings, role)
-    if writes and has_target(record, settings):
+    if task.generates and has_target(record, settings):
         yield from targets_of(record, settings)
+
+
+def refuse_word_vectors(recipe: Recipe) -> None:
+    """Reject word vectors for a model that has trained embeddings."""
+    if recipe.training.word_vectors is not None:
+        raise UsageError(
+            "training.word_vectors is for new embeddings, and those of --model are trained: leave it out, or give "
+            "the recipe of a network as --model"
+        )
 
 
 FREE = (
@@ -104,29 +110,23 @@ def task_recipe(
             "or train its head alone (--training.frozen backbone)"
         )
     own = dataclasses.replace(start.recipe, objective=objective_of(start.recipe))
-    of_model = with_overrides(own, objective).objective if objective else own.objective
-    sections: dict[str, Any] = {"objective": of_model}
+    sections: dict[str, Any] = {"objective": (with_overrides(own, objective) if objective else own).objective}
     for section in ("data", "tokenizer", "model", "use"):
-        kept = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
-        values = {name: getattr(getattr(recipe, section), name) for name in kept}
+        names = [key.partition(".")[2] for key in overridden if key.startswith(f"{section}.")]
+        values = {name: getattr(getattr(recipe, section), name) for name in names}
         sections[section] = dataclasses.replace(getattr(own, section), **values)
     if "task.metrics" not in overridden:
         task = dataclasses.replace(recipe.task, metrics=measurable(recipe.task.metrics))
         recipe = dataclasses.replace(recipe, task=task)
     asked = recipe.model.max_positions if "model.max_positions" in overridden else None
     longest = recipe.task.max_length if asked is None else min(recipe.task.max_length, asked)
-    sections["model"] = dataclasses.replace(
-        sections["model"],
-        max_positions=asked,
-        generator_size=0.0,
-        memory=0,
-        pooler=False,
-        adapter_size=_adapter_size(recipe, start),
-    )
+    unused = {"generator_size": 0.0, "memory": 0, "pooler": False}
+    size = _adapter_size(recipe, start)
+    sections["model"] = dataclasses.replace(sections["model"], max_positions=asked, adapter_size=size, **unused)
     sections["training"] = dataclasses.replace(recipe.training, phases=[], initialize_from=None)
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
     recipe = _pooled(recipe)
-    if TASKS[recipe.task.kind].predict is None:
+    if TASKS[recipe.task.kind].generates:
         recipe = ready_to_generate(recipe, start.tokenizer)
     check_views(recipe)
     if recipe.finetuning.auxiliary:
@@ -198,48 +198,46 @@ def what_changed(changed: Mapping[str, tuple[Any, Any]], start: LoadedModel) -> 
 def _pooled(recipe: Recipe) -> Recipe:
     """The recipe with a default `task.pooling` that suits how the model reads."""
     task, reads = recipe.task, recipe.use.visibility
-    causal, unread = reads == "left_to_right", {"left_to_right": "first", "right_to_left": "last"}.get(reads)
     if not isinstance(task, Headed) or task.head == "biattentive":
         return recipe
-    task = _read_by_decoder(recipe, task)
-    if task.pooling is None and task.kind in ("tagging", "extraction", "conversation") and causal:
-        task = dataclasses.replace(task, pooling="last")
-    if task.pooling is None and reads == "both_directions":
-        task = dataclasses.replace(task, pooling="mean")
-    if task.pooling is None and task.kind == "tagging":
-        task = dataclasses.replace(task, pooling="first")
-    recipe = dataclasses.replace(recipe, task=task)
+    if recipe.model.decoder_layers or task.pooling == "decoder":
+        _refuse_decoder(recipe, task)
+    pooling = task.pooling
+    if pooling is None and recipe.model.decoder_layers and task.of_texts:
+        pooling = "decoder"  # BART
+    if pooling is None and reads == "left_to_right" and task.kind in ("tagging", "extraction", "conversation"):
+        pooling = "last"
+    if pooling is None and reads == "both_directions":
+        pooling = "mean"
+    if pooling is None and task.kind == "tagging":
+        pooling = "first"
+    recipe = dataclasses.replace(recipe, task=dataclasses.replace(task, pooling=pooling))
+    unread, other = {"left_to_right": ("first", "last"), "right_to_left": ("last", "first")}.get(reads, ("", ""))
     if task.kind != "tagging" and pooling_of(recipe) == unread:
-        key = "use.pooling" if task.pooling is None else "task.pooling"
+        key = "use.pooling" if pooling is None else "task.pooling"
         raise UsageError(
             f"{key} is {unread}, but the model reads from {reads.replace('_', ' ')}, so its {unread} slot has not read the "
-            f"text: set {option_of('task.pooling')} {'last' if causal else 'first'}"
+            f"text: set {option_of('task.pooling')} {other}"
         )
     return recipe
 
 
-def _read_by_decoder(recipe: Recipe, task: Headed) -> Headed:
-    """The task, with an encoder-decoder's pooling: texts are classified from the last slot of its decoder (BART)."""
-    whole = task.kind in ("classification", "regression")
-    if not recipe.model.decoder_layers or not whole:
-        if task.pooling == "decoder":
-            what = (
-                f"task {task.kind} has no slot of its own there" if recipe.model.decoder_layers else "it has no decoder"
-            )
-            raise UsageError(f"task.pooling is decoder, but {what}: give first, last or mean")
-        if recipe.model.decoder_layers and task.kind == "choice":
-            raise UsageError(
-                "task choice packs the choices of a record into one row, which an encoder-decoder does not read: use task "
-                "generation, with the right choice as target"
-            )
-        return task
-    pooling = task.pooling or "decoder"
-    if pooling == "decoder" and isinstance(task, Paired) and task.both_orders:
+def _refuse_decoder(recipe: Recipe, task: Headed) -> None:
+    """Reject what an encoder-decoder does not read, and the pooling of a decoder elsewhere."""
+    has_decoder = bool(recipe.model.decoder_layers)
+    if task.pooling == "decoder" and not (has_decoder and task.of_texts):
+        what = f"task {task.kind} has no slot of its own there" if has_decoder else "it has no decoder"
+        raise UsageError(f"task.pooling is decoder, but {what}: give first, last or mean")
+    if has_decoder and task.kind == "choice":
+        raise UsageError(
+            "task choice packs the choices of a record into one row, which an encoder-decoder does not read: use task "
+            "generation, with the right choice as target"
+        )
+    if isinstance(task, Paired) and task.both_orders and has_decoder and task.pooling in (None, "decoder"):
         raise UsageError(
             f"task.both_orders packs two texts into one row, which an encoder-decoder does not read: set "
             f"{option_of('task.both_orders')} false"
         )
-    return dataclasses.replace(task, pooling=pooling)
 
 
 def _labels(task: TaskSettings) -> Mapping[str, Sequence[str] | None]:
@@ -285,11 +283,9 @@ def fit_head(model: TaskModel, data: TaskData) -> bool:
     answers = np.array([row.targets["label"].labels[0] for row in data.rows if "label" in getattr(row, "targets", ())])
     if not isinstance(head, LinearHead) or head.head.name not in ("dense", "plain") or head.encoder is not None:
         return False
-    if not 2 <= len(answers) <= FEW_ROWS or model.recipe.finetuning.few or model.recipe.finetuning.unlabelled:
-        return False
-    if getattr(model.recipe.task, "class_weights", None) or not all(
-        weight.requires_grad for weight in head.parameters()
-    ):
+    finetuning, weighted = model.recipe.finetuning, getattr(model.recipe.task, "class_weights", None)
+    learns = all(weight.requires_grad for weight in head.parameters())
+    if not 2 <= len(answers) <= FEW_ROWS or finetuning.few or finetuning.unlabelled or weighted or not learns:
         return False
     classes = head.head.kind == "classes"
     folds = min(MOST_FOLDS, int(np.bincount(answers, minlength=head.width).min())) if classes else MOST_FOLDS
@@ -340,3 +336,99 @@ def what_learns(model: torch.nn.Module) -> str:
     sizes = [(weight.numel(), weight.requires_grad) for weight in model.parameters()]
     total, learned = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
     return f"{learned:,} of {total:,} weights learn ({100 * learned / total:.2g} %)"
+
+
+RATE_TIMES_WEIGHTS = 3.3e3
+"""Learning rate times number of weights: 2e-3 for 1.5 M weights, 1.5e-4 for 22 M, 3e-5 for the 110 M of the papers."""
+HIGHEST_RATE = 3e-3
+"""Learning rate of the smallest models."""
+ROWS = 10_000
+"""Target number of rows seen over all epochs, within the bounds of `EPOCHS`."""
+EPOCHS = 3, 10
+"""Fewest and most epochs: the papers take 3 for large files, and 10 where there are few records (UniLMv2, Table 9)."""
+PAPER_WEIGHTS = 110_000_000
+"""Weights of the base models for which the papers chose their rates."""
+FEW_TIMES = 10
+"""How many times higher the rate of low-rank updates and adapters is: at 110 M weights, LoRA takes 5e-4 (Hu et al., Table 9)
+and adapters 3e-4 (Houlsby et al., Section 3.1)."""
+HIGHEST_OF_FEW = 1e-2
+"""Learning rate of low-rank updates and adapters in the smallest models. With 5 M weights, 6e-3 was best of 3e-3, 6e-3 and
+1.5e-2 (benchmarks/results/few_weights.jsonl)."""
+PAPER_ROWS = 40_000
+"""Training rows from which on the values of a paper's recipe for questions hold: SQuAD has 88,000 questions."""
+OF_QUESTIONS = "extraction", "conversation"
+"""Kinds of tasks whose recipes are all of papers."""
+MUCH_SMALLER = 10
+"""How many times fewer weights a model must have to need a higher rate."""
+
+
+def learning_rate(weights: int, few: bool = False) -> float:
+    """The peak learning rate for a model, rounded to two significant digits."""
+    times, highest = (FEW_TIMES, HIGHEST_OF_FEW) if few else (1, HIGHEST_RATE)
+    return float(f"{min(highest, RATE_TIMES_WEIGHTS / weights * times):.1e}")
+
+
+def epochs(rows: int) -> int:
+    """Number of epochs for a number of rows."""
+    fewest, most = EPOCHS
+    return max(fewest, min(most, math.ceil(ROWS / max(1, rows))))
+
+
+def adaptable(recipe: Recipe, overridden: Collection[str]) -> Recipe:
+    """A recipe of the package, of questions with `auto` for a paper's rate and epochs, unless overridden.
+
+    See `with_chosen`. A file's values are its own, even where they are those of the recipe it is named after.
+    """
+    paper = _of_paper(recipe)
+    if paper is None:
+        return recipe
+    for section, key in (("training", "learning_rate"), ("finetuning", "epochs")):
+        own = getattr(recipe, section)
+        if f"{section}.{key}" not in overridden and getattr(own, key) == getattr(getattr(paper, section), key):
+            recipe = dataclasses.replace(recipe, **{section: dataclasses.replace(own, **{key: "auto"})})
+    return recipe
+
+
+def _of_paper(recipe: Recipe) -> Recipe | None:
+    """The recipe of the package that a recipe of questions has its name from; None for others."""
+    return load_recipe(recipe.name) if recipe.task.kind in OF_QUESTIONS and recipe.name in task_names() else None
+
+
+def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None = None) -> Recipe:
+    """The recipe with a number for each `auto`."""
+    training, finetuning = recipe.training, recipe.finetuning
+    if former is None and weights > PAPER_WEIGHTS / 2 and rows >= PAPER_ROWS and not finetuning.few:
+        former = _of_paper(recipe)
+    if training.learning_rate == "auto":
+        rate = learning_rate(weights, finetuning.few) if former is None else former.training.learning_rate
+        training = dataclasses.replace(training, learning_rate=rate)
+    if finetuning.epochs == "auto":
+        passes = epochs(rows) if former is None else former.finetuning.epochs
+        finetuning = dataclasses.replace(finetuning, epochs=passes)
+    return dataclasses.replace(recipe, training=training, finetuning=finetuning)
+
+
+def what_was_chosen(before: Recipe, after: Recipe, weights: int, rows: int) -> str:
+    """Each value chosen for `auto` and what it follows from, in words; empty if there is none."""
+    said = []
+    if before.training.learning_rate == "auto":
+        own = after.training.learning_rate == learning_rate(weights, after.finetuning.few)
+        extrapolated = ", extrapolated from the papers" if weights > PAPER_WEIGHTS / 2 and own else ""
+        few = ", of which few learn" if after.finetuning.few else ""
+        said.append(
+            f"learning rate {chosen(after.training.learning_rate):.2g} for {weights:,} weights{few}{extrapolated}"
+        )
+    if before.finetuning.epochs == "auto":
+        said.append(f"{chosen(after.finetuning.epochs):g} epochs for {rows:,} rows")
+    return ", ".join(said)
+
+
+def too_low_a_rate(recipe: Recipe, weights: int) -> str:
+    """A warning if the learning rate suits only much larger models; otherwise empty."""
+    rate, better = chosen(recipe.training.learning_rate), learning_rate(weights)
+    if rate * MUCH_SMALLER > better or weights * MUCH_SMALLER > PAPER_WEIGHTS:
+        return ""
+    return (
+        f"the learning rate {rate:.2g} suits models of about {PAPER_WEIGHTS:,} weights, but this one has {weights:,}: "
+        f"it may learn almost nothing; --training.learning_rate auto uses {better:.2g}"
+    )

@@ -1,36 +1,64 @@
-"""Scores predictions with the metrics of their task: those of a model, or of a file."""
+"""Scores the predictions of a task, of a model or of a file, and interprets them against baselines."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.answers import Gold, best_threshold, token_f1
+from unicloze.errors import UsageError, option_of
+from unicloze.evaluation.metrics.answers import Gold, best_threshold, exact_match, normalise, token_f1
 from unicloze.evaluation.metrics.files import Item, check_match, read_items, value_of
 from unicloze.evaluation.metrics.labels import calibration
-from unicloze.evaluation.metrics.registry import measurable, metric
+from unicloze.evaluation.metrics.registry import METRICS, measurable, metric, standard_errors
 from unicloze.evaluation.metrics.result import Compared, MetricResult
-from unicloze.evaluation.metrics.standard_errors import standard_errors
-from unicloze.finetuning.checks import check_metrics, options_of
-from unicloze.finetuning.data import TaskData
 from unicloze.records.record import Record, refuse_repeated
-from unicloze.settings import Recipe
+from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.extraction import ExtractionSettings, no_answer_margin, with_threshold
-from unicloze.tasks.groups import Labelled
-from unicloze.tasks.several import TaskPart, by_part, metrics_of, parts_of, records_of
-from unicloze.tasks.task import Prediction
+from unicloze.tasks.several import TaskPart, by_part, has_parts, metrics_of, part_of, parts_of, records_of
+from unicloze.tasks.task import Labelled, Prediction
+from unicloze.training.verdict import STANDARD_ERRORS
+
+
+def check_metrics(recipe: Recipe) -> None:
+    """Reject unknown metrics, metrics that do not compare what the task predicts, and options that no metric has."""
+    known = {option for each in METRICS.values() for option in each.options}
+    names = metrics_of(recipe.task)
+    named = [metric(name) for name in names]
+    for option in recipe.task.metric_options:
+        if option not in known:
+            raise UsageError(f"task.metric_options names {option}: metrics have the options {', '.join(sorted(known))}")
+        if not any(option in each.options for each in named):
+            raise UsageError(
+                f"task.metric_options names {option}, but none of the metrics {', '.join(names)} has it: leave "
+                f"it out ({option_of('task.metric_options')} '{{}}')"
+            )
+    for part in parts_of(recipe.task):
+        allowed = part.compares(TASKS[recipe.task.kind])
+        for name in part.metrics:
+            compares = metric(name).compares
+            if allowed and compares not in allowed:
+                raise UsageError(
+                    f"{part.where} names {name}, which compares {compares}, but its predictions are "
+                    f"{' or '.join(allowed)}: name another metric"
+                )
+            metric(name).check_options(options_of(name, recipe))
+
+
+def options_of(name: str, recipe: Recipe) -> dict[str, str]:
+    """Those of the task's metric options that apply to a metric."""
+    return {key: value for key, value in recipe.task.metric_options.items() if key in metric(name).options}
 
 
 def with_best_threshold(
-    recipe: Recipe, data: TaskData, predictions: Sequence[Prediction]
+    recipe: Recipe, records: Sequence[Record], predictions: Sequence[Prediction]
 ) -> tuple[Recipe, Sequence[Prediction]]:
     """The recipe with the no-answer threshold of the best F1, halfway to the next margin, and its predictions.
 
@@ -39,21 +67,15 @@ def with_best_threshold(
     task = recipe.task
     if not isinstance(task, ExtractionSettings) or not task.unanswerable or task.no_answer_threshold is not None:
         return recipe, predictions
-    right = [TASKS[task.kind].reference(record, task) for record in data.records]
-    margins = {said["id"]: no_answer_margin(said) for said in predictions}
-    kept = {said["id"]: _f1_if_kept(said, texts) for said, texts in zip(predictions, right, strict=True)}
-    answerable = {said["id"] for said, texts in zip(predictions, right, strict=True) if texts}
-    _, threshold = best_threshold(margins, kept, answerable)
+    right = {record.id: TASKS[task.kind].reference(record, task) for record in records}
+    margins = {one["id"]: no_answer_margin(one) for one in predictions}
+    best = {one["id"]: one["n_best"][0]["text"] if one["n_best"] else "" for one in predictions}
+    f1 = {name: max(token_f1(text, wanted) for wanted in right[name] or [""]) for name, text in best.items()}
+    _, threshold = best_threshold(margins, f1, {name for name, texts in right.items() if texts})
     above = min((margin for margin in margins.values() if threshold < margin < math.inf), default=threshold)
     threshold = (threshold + above) / 2
     chosen = dataclasses.replace(recipe, task=dataclasses.replace(task, no_answer_threshold=threshold))
-    return chosen, with_threshold(predictions, threshold)
-
-
-def _f1_if_kept(prediction: Prediction, right: Sequence[str]) -> float:
-    """F1 of the best answer, ignoring the no-answer score."""
-    text = prediction["n_best"][0]["text"] if prediction["n_best"] else ""
-    return max(token_f1(text, wanted) for wanted in right or [""])
+    return chosen, [with_threshold(one, threshold) for one in predictions]
 
 
 AVERAGED = "classification", "regression"
@@ -73,19 +95,17 @@ def check_averaged(recipes: Sequence[Recipe]) -> None:
 
 def averaged(each: Sequence[Sequence[Prediction]]) -> list[Prediction]:
     """The mean of the probabilities, or of the quantities, that several models predict for the same records."""
-    found: list[Prediction] = []
+    averages: list[Prediction] = []
     for of_record in zip(*each, strict=True):
         first = next((one for one in of_record if "truncated" in one), of_record[0])
         if "probabilities" not in first:
-            found.append({**first, "prediction": float(np.mean([one["prediction"] for one in of_record]))})
+            averages.append({**first, "prediction": float(np.mean([one["prediction"] for one in of_record]))})
             continue
-        mean = {
-            label: float(np.mean([one["probabilities"][label] for one in of_record]))
-            for label in first["probabilities"]
-        }
-        said = {label: round(share, 6) for label, share in mean.items()}
-        found.append({**first, "prediction": max(mean, key=lambda label: mean[label]), "probabilities": said})
-    return found
+        labels = first["probabilities"]
+        mean = {label: float(np.mean([one["probabilities"][label] for one in of_record])) for label in labels}
+        rounded = {label: round(share, 6) for label, share in mean.items()}
+        averages.append({**first, "prediction": max(mean, key=mean.__getitem__), "probabilities": rounded})
+    return averages
 
 
 MEAN = "mean of tasks"
@@ -99,73 +119,64 @@ BY_ID: Mapping[str, Callable[[Any], Any]] = {
 
 
 T = TypeVar("T")
-Said = Callable[[Compared], Sequence[Any]]
+Answers = Callable[[Compared], Sequence[Any]]
 """Gives the answers to all records, read for what a metric compares."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """Compares answers to records with the right ones: of a task, or of a part of `task.parts`."""
+    """Compares answers to the records of a part of a task with the right ones."""
 
     recipe: Recipe  # recipe of the task
-    records: Sequence[Record]  # its records
+    records: Sequence[Record]  # the records of the part
     numbers: Sequence[int]  # their indices among all records
-    metrics: Sequence[str]  # names of its metrics
-    part: TaskPart | None = None  # the part; None for a whole task
-
-    def name(self, value: str) -> str:
-        """Name of a metric or value among those of all parts."""
-        return value if self.part is None else f"{self.part.label} {value}"
+    part: TaskPart
 
     def references(self, name: str) -> list[Any]:
         """The right answers, as a metric compares them."""
-        task = self.recipe.task
+        task, compares = self.recipe.task, metric(name).compares
         right = [TASKS[task.kind].reference(record, task) for record in self.records]
-        if self.part is None:
-            return right
-        compares = metric(name).compares
-        return [
-            self.part.reference_of(record, reference, compares=compares)
-            for record, reference in zip(self.records, right, strict=True)
-        ]
+        pairs = zip(self.records, right, strict=True)
+        return [self.part.reference_of(record, reference, compares=compares) for record, reference in pairs]
 
-    def answers(self, name: str, said: Said) -> list[Any]:
+    def answers(self, name: str, answers: Answers) -> list[Any]:
         """The answers to its records, as a metric compares them."""
         compares = metric(name).compares
-        if self.part is None:
-            every = said(compares)
-            return [every[number] for number in self.numbers]
-        every = said("tags" if "tags" in self.part.compares else "texts")
+        every = answers(compares if not self.part.label else "tags" if self.part.tags else "texts")
         return [self.part.answer_of(every[number], compares=compares) for number in self.numbers]
 
-    def result(self, name: str, said: Said, *, errors: bool = False) -> MetricResult:
+    def result(self, name: str, answers: Answers, *, errors: bool = False) -> MetricResult:
         """The result of one of its metrics, with standard errors if they are wanted."""
-        answers, right, options = self.answers(name, said), self.references(name), options_of(name, self.recipe)
-        found = _compared(name, answers, right, self.records, options)
-        if errors:
-            found = dataclasses.replace(found, errors=standard_errors(name, answers, right, **options))
-        return dataclasses.replace(
-            found,
-            values=self._named(found.values),
-            units=self._named(found.units),
-            errors=self._named(found.errors),
-            undefined=[self.name(key) for key in found.undefined],
-        )
+        own, right, options = self.answers(name, answers), self.references(name), options_of(name, self.recipe)
+        said: Any = own
+        wanted: Any = right
+        by_id = BY_ID.get(metric(name).compares)
+        if by_id is not None:
+            refuse_repeated(self.records)
+            ids = [record.id for record in self.records]
+            said, wanted = dict(zip(ids, own, strict=True)), dict(zip(ids, map(by_id, right), strict=True))
+        result = metric(name)(said, wanted, **options)
+        known = standard_errors(name, own, right, **options) if errors else result.errors
 
-    def _named(self, values: Mapping[str, T]) -> dict[str, T]:
-        return {self.name(key): value for key, value in values.items()}
+        def named(values: Mapping[str, T]) -> dict[str, T]:
+            return {self.part.name(key): value for key, value in values.items()}
+
+        return dataclasses.replace(
+            result,
+            values=named(result.values),
+            units=named(result.units),
+            errors=named(known),
+            undefined=list(map(self.part.name, result.undefined)),
+        )
 
 
 def scorers(records: Sequence[Record], recipe: Recipe) -> list[Scorer]:
-    """One scorer for a task, or one for each part that has answers to compare."""
-    parts = parts_of(recipe.task)
-    if not parts:
-        return [Scorer(recipe=recipe, records=records, numbers=range(len(records)), metrics=recipe.task.metrics)]
-    of = by_part(records)
+    """One scorer for each part that has answers to compare."""
+    numbers = by_part(records, recipe.task)
     return [
-        Scorer(recipe=recipe, records=[records[number] for number in own], numbers=own, metrics=part.metrics, part=part)
-        for part in parts
-        if not part.unsupervised and (own := of.get(part.label, []))
+        Scorer(recipe=recipe, records=[records[number] for number in own], numbers=own, part=part)
+        for part in parts_of(recipe.task)
+        if not part.unsupervised and (own := numbers.get(part.label, []))
     ]
 
 
@@ -188,7 +199,7 @@ def measure(
     answers = [prediction["prediction"] for prediction in predictions]
     results = _measured(lambda _: answers, records, recipe, errors=errors)
     probabilities = [prediction["probabilities"] for prediction in predictions if "probabilities" in prediction]
-    if probabilities and len(probabilities) == len(predictions) and not parts_of(recipe.task):
+    if probabilities and len(probabilities) == len(predictions) and not has_parts(recipe.task):
         right = [TASKS[recipe.task.kind].reference(record, recipe.task) for record in records]
         results["calibration"] = calibration(probabilities, right)
     return results
@@ -197,80 +208,76 @@ def measure(
 def check_answers(records: Sequence[Record], recipe: Recipe) -> None:
     """Reject a development file without references, or with references that the metrics cannot compare."""
     for scorer in scorers(records, recipe):
-        for name in scorer.metrics:
-            compares, references = metric(name).compares, scorer.references(name)
-            wanted = references[:1] if compares == "texts" else references  # some metrics of texts are slow
-            tried = [texts[0] for texts in wanted] if compares == "texts" else wanted
-            if compares in ("texts", "labels", "numbers", "tags"):
-                try:
-                    metric(name)(tried, wanted, **options_of(name, recipe))
-                except UsageError as error:
-                    of = "task.metrics names" if scorer.part is None else f"{scorer.part.label} of task.parts names"
-                    raise UsageError(f"{of} {name}, which does not fit the development file: {error}") from error
-            else:
+        for name in scorer.part.metrics:
+            compares, right = metric(name).compares, scorer.references(name)
+            if compares in BY_ID:
                 refuse_repeated(scorer.records)
+                continue
+            wanted = right[:1] if compares == "texts" else right  # some metrics of texts are slow
+            try:
+                tried = [texts[0] for texts in wanted] if compares == "texts" else wanted
+                metric(name)(tried, wanted, **options_of(name, recipe))
+            except UsageError as error:
+                message = f"{scorer.part.where} names {name}, which does not fit the development file: {error}"
+                raise UsageError(message) from error
 
 
-def _measured(said: Said, records: Sequence[Record], recipe: Recipe, *, errors: bool) -> dict[str, MetricResult]:
-    every = scorers(records, recipe)
-    results = {
-        scorer.name(name): scorer.result(name, said, errors=errors) for scorer in every for name in scorer.metrics
-    }
-    return {**_mean_of(every, results), **results} if parts_of(recipe.task) else results
-
-
-def _mean_of(every: Sequence[Scorer], results: Mapping[str, MetricResult]) -> dict[str, MetricResult]:
-    """The mean of the parts by the first metric of each; its standard error if that of each is known."""
-    values, errors = [], []
-    for scorer in every:
-        first, result = metric(scorer.metrics[0]), results[scorer.name(scorer.metrics[0])]
-        value = result.values[scorer.name(first.headline)]
-        values.append(value if first.higher_is_better else -value)
-        errors.append(result.errors.get(scorer.name(first.headline), np.nan))
-    mean, error = (float(np.mean(values)), float(np.hypot.reduce(errors)) / len(values)) if values else (np.nan, np.nan)
-    known = {} if np.isnan(error) else {MEAN: error}
-    items = sum(len(scorer.records) for scorer in every)
-    return {MEAN: MetricResult(metric=MEAN, values={MEAN: mean}, items=items, errors=known)}
-
-
-def chosen_value(recipe: Recipe) -> str:
-    """Name of the value that selects the best checkpoint."""
-    return MEAN if parts_of(recipe.task) else metric(recipe.task.metrics[0]).headline
-
-
-def _compared(
-    name: str, answers: Sequence[Any], references: Sequence[Any], records: Sequence[Record], options: Mapping[str, str]
-) -> MetricResult:
-    by_id = BY_ID.get(metric(name).compares)
-    if by_id is None:
-        return metric(name)(answers, references, **options)
-    refuse_repeated(records)
-    ids = [record.id for record in records]
-    right = dict(zip(ids, map(by_id, references), strict=True))
-    return metric(name)(dict(zip(ids, answers, strict=True)), right, **options)
-
-
-def difference_error(
-    predictions: Sequence[Any], others: Sequence[Any], records: Sequence[Record], recipe: Recipe
-) -> float | None:
-    """Standard error of the difference of two models in the value that selects the checkpoint, on the same records."""
-    errors = []
+def _measured(answers: Answers, records: Sequence[Record], recipe: Recipe, *, errors: bool) -> dict[str, MetricResult]:
+    """The results of all parts by name; of several, their mean by the first metric of each comes first."""
+    results: dict[str, MetricResult] = {}
+    values, known, items = [], [], 0
     for scorer in scorers(records, recipe):
-        name = scorer.metrics[0]
-        one, other = scorer.answers(name, lambda _: predictions), scorer.answers(name, lambda _: others)
-        options = options_of(name, recipe)
-        found = standard_errors(name, one, scorer.references(name), against=other, **options)
-        errors.append(found.get(metric(name).headline, np.nan))
+        part, items = scorer.part, items + len(scorer.records)
+        for name in part.metrics:
+            results[part.name(name)] = scorer.result(name, answers, errors=errors)
+        first, result = metric(part.metrics[0]), results[part.name(part.metrics[0])]
+        value = result.values[part.name(first.headline)]
+        values.append(value if first.higher_is_better else -value)
+        known.append(result.errors.get(part.name(first.headline), np.nan))
+    if not has_parts(recipe.task):
+        return results
+    mean, error = (float(np.mean(values)), _error_of_mean(known)) if values else (np.nan, None)
+    mean_errors = {} if error is None else {MEAN: error}
+    return {MEAN: MetricResult(metric=MEAN, values={MEAN: mean}, items=items, errors=mean_errors), **results}
+
+
+def _error_of_mean(errors: Sequence[float]) -> float | None:
+    """Standard error of a mean of independent values; None if it is not known."""
     error = float(np.hypot.reduce(errors)) / len(errors) if errors else np.nan
     return None if np.isnan(error) else error
 
 
-def headline_error(predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe) -> float:
-    """Standard error of the value that selects the checkpoint of a single task; 0 if it is not quick to compute."""
-    (scorer,) = scorers(records, recipe)
-    answers = [prediction["prediction"] for prediction in predictions]
-    found = scorer.result(scorer.metrics[0], lambda _: answers, errors=True).errors
-    return found.get(metric(scorer.metrics[0]).headline, 0.0)
+def headline_error(
+    predictions: Sequence[Any], records: Sequence[Record], recipe: Recipe, against: Sequence[Any] | None = None
+) -> float | None:
+    """Standard error of the value that selects the checkpoint, or of its difference from other answers; None if not known."""
+    errors = []
+    for scorer in scorers(records, recipe):
+        name = scorer.part.metrics[0]
+        answers, options = scorer.answers(name, lambda _: predictions), options_of(name, recipe)
+        others = None if against is None else scorer.answers(name, lambda _: against)
+        known = standard_errors(name, answers, scorer.references(name), against=others, **options)
+        errors.append(known.get(metric(name).headline, np.nan))
+    return _error_of_mean(errors)
+
+
+def chosen_value(recipe: Recipe) -> str:
+    """Name of the value that selects the best checkpoint."""
+    return MEAN if has_parts(recipe.task) else metric(recipe.task.metrics[0]).headline
+
+
+def chosen_result(results: Mapping[str, MetricResult], recipe: Recipe) -> MetricResult:
+    """The result with the value that selects the best checkpoint."""
+    return results[MEAN if has_parts(recipe.task) else recipe.task.metrics[0]]
+
+
+def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:
+    """The value that selects the best checkpoint; higher is better."""
+    value = chosen_result(results, recipe).values[chosen_value(recipe)]
+    # The correlation of constant predictions is NaN, which counts as the worst value.
+    if np.isnan(value):
+        return -np.inf
+    return value if has_parts(recipe.task) or metric(recipe.task.metrics[0]).higher_is_better else -value
 
 
 @dataclass(frozen=True)
@@ -348,9 +355,9 @@ def _measuring(recipe: Recipe, name: str | None, options: Mapping[str, str]) -> 
         return measurable(names) if name is None else [name]
 
     task: Any = recipe.task
-    if parts := parts_of(task):
-        entries = [{**entry, "metrics": wanted(part.metrics)} for entry, part in zip(task.parts, parts, strict=True)]
-        task = dataclasses.replace(task, parts=entries)
+    if has_parts(task):
+        entries = zip(task.parts, parts_of(task), strict=True)
+        task = dataclasses.replace(task, parts=[{**entry, "metrics": wanted(part.metrics)} for entry, part in entries])
     else:
         task = dataclasses.replace(task, metrics=wanted(task.metrics))
     names = metrics_of(task)
@@ -360,11 +367,178 @@ def _measuring(recipe: Recipe, name: str | None, options: Mapping[str, str]) -> 
     return dataclasses.replace(recipe, task=dataclasses.replace(task, metric_options={**own, **options}))
 
 
-def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:
-    """The value that selects the best checkpoint; higher is better."""
-    if parts_of(recipe.task):
-        return -np.inf if np.isnan(results[MEAN].values[MEAN]) else results[MEAN].values[MEAN]
-    first = metric(recipe.task.metrics[0])
-    value = results[recipe.task.metrics[0]].values[first.headline]
-    # The correlation of constant predictions is NaN, which counts as the worst value.
-    return -np.inf if np.isnan(value) else value if first.higher_is_better else -value
+RISE = 0.5
+"""Points that the last evaluation must gain to count as still improving."""
+FALL = 2.0
+"""Points from the best to the last evaluation that count as a decline."""
+
+
+@dataclass(frozen=True)
+class BaselineScores:
+    """Scores of a baseline on the development file.
+
+    Args:
+        name: Description of the baseline.
+        results: Results by metric.
+        answers: Its answers, to be compared with a model's on the same records.
+    """
+
+    name: str
+    results: Mapping[str, MetricResult]
+    answers: Sequence[Any] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The name and the results as a JSON-serialisable dictionary."""
+        return {"name": self.name, "results": {name: asdict(result) for name, result in self.results.items()}}
+
+
+def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Recipe) -> list[BaselineScores]:
+    """Scores of a task's baselines, the simplest first; those that do not apply to these records are left out."""
+    task, scored = TASKS[recipe.task.kind], []
+    for baseline in filter(None, (task.baseline(train, dev, recipe), task.rival(train, dev, recipe))):
+        answers = [{"id": one.id, "prediction": answer} for one, answer in zip(dev, baseline.answers, strict=True)]
+        scored.append(BaselineScores(baseline.name, measure(answers, dev, recipe), baseline.answers))
+    return scored
+
+
+def verdict_on(
+    scores: Mapping[str, MetricResult],
+    headlines: Sequence[float],
+    baselines: Sequence[BaselineScores],
+    recipe: Recipe,
+    difference: Callable[[BaselineScores], float | None] = lambda _: None,
+) -> str:
+    """Interpretation of the scores of the best evaluation, in words."""
+    key, result = chosen_value(recipe), chosen_result(scores, recipe)
+    said = [_against(headline(scores, recipe), difference(baseline), baseline, recipe) for baseline in baselines]
+    if result.units.get(key, "%") == "%":
+        said.append(_course(headlines, result.errors.get(key)))
+    return "; ".join(filter(None, said))
+
+
+def _against(value: float, error: float | None, baseline: BaselineScores, recipe: Recipe) -> str:
+    key, difference = chosen_value(recipe), value - headline(baseline.results, recipe)
+    result = chosen_result(baseline.results, recipe)
+    rival = f"{baseline.name} ({key} {result.shown(key)})"
+    if difference == 0:
+        return f"equal to {rival}"
+    what = f"{result.shown(key, abs(difference))} {'better' if difference > 0 else 'worse'} than {rival}"
+    if error is None:
+        return f"{what}; the standard error of the difference is not known"
+    noise = f"with a standard error of {result.shown(key, error)}"
+    if abs(difference) <= STANDARD_ERRORS * error:
+        return f"no different from {rival}: {'+' if difference > 0 else ''}{result.shown(key, difference)} {noise}"
+    what += f", {noise}"
+    return what if difference > 0 else f"{what}: use that instead, or more records or another model"
+
+
+def _course(headlines: Sequence[float], error: float | None) -> str:
+    """Advice from the course of the evaluations, beyond one standard error; empty if the error is not known."""
+    if len(headlines) < 2 or error is None:
+        return ""
+    best, last = max(headlines), headlines[-1]
+    if last == best and last - max(headlines[:-1]) >= max(RISE, error):
+        return "still improving at the last evaluation: raise finetuning.epochs"
+    if best - last >= max(FALL, error):
+        return f"the last evaluation is {best - last:.2f} below the best one: fewer epochs are enough"
+    return ""
+
+
+SAMPLES = 20
+MOST_WRONG = 12
+LONGEST_TEXT = 600
+"""Characters after which a field is truncated."""
+
+
+def with_references(
+    predictions: Sequence[Prediction], records: Sequence[Record], settings: TaskSettings
+) -> list[Prediction]:
+    """Each prediction with its `reference`, JSON-serialisable."""
+    task = TASKS[settings.kind]
+    return [
+        {**prediction, "reference": task.reference(record, settings)}
+        for prediction, record in zip(predictions, records, strict=True)
+    ]
+
+
+def samples(answered: Sequence[Prediction], records: Sequence[Record], settings: TaskSettings) -> list[dict[str, Any]]:
+    """Up to twenty predictions with the texts of their records, beginning with up to twelve wrong ones.
+
+    Both kinds are spread evenly over the file. For quantities the largest errors come first.
+    """
+    rights = [
+        _is_right_in(part_of(record, settings), one, record) for one, record in zip(answered, records, strict=True)
+    ]
+    wrong = [number for number, right in enumerate(rights) if right is False]
+    other = [number for number, right in enumerate(rights) if right is not False]
+    if "numbers" in TASKS[settings.kind].compares:
+        errors = [abs(one["prediction"] - one["reference"]) for one in answered]
+        wrong = sorted(other, key=lambda number: -errors[number])[: SAMPLES // 2]
+        other = sorted(set(other) - set(wrong))
+    few_wrong = _evenly(wrong, max(MOST_WRONG, SAMPLES - len(other)))
+    chosen = [*few_wrong, *_evenly(other, SAMPLES - len(few_wrong))]
+    return [_sample(answered[number], records[number], settings, rights[number]) for number in chosen]
+
+
+def _is_right_in(part: TaskPart | None, one: Mapping[str, Any], record: Record) -> bool | None:
+    """Whether a prediction is right; None for numbers and free texts, which can be good without matching the reference."""
+    compares = "texts" if part is None or part.unsupervised else metric(part.metrics[0]).compares
+    if part is None or compares in ("texts", "numbers"):
+        return None
+    reference = part.reference_of(record, one["reference"], compares=compares)
+    return is_right(part.answer_of(one["prediction"], compares=compares), reference)
+
+
+def is_right(prediction: Any, reference: Any) -> bool | None:
+    """Whether a prediction equals the reference, or one of several as exact match compares them; None for a quantity."""
+    if isinstance(prediction, float):
+        return None
+    reference = _answers(reference)
+    if isinstance(reference, list) and isinstance(prediction, str):
+        wanted = [text for text in reference if normalise(text)] or [""]
+        return any(exact_match(prediction, text) for text in wanted)
+    return bool(prediction == reference) or str(prediction) == str(reference)
+
+
+def _answers(reference: Any) -> Any:
+    """The answers of a question, without its other fields."""
+    return reference["answers"] if isinstance(reference, Mapping) and "answers" in reference else reference
+
+
+def _evenly(numbers: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the numbers, evenly spaced."""
+    count = min(most, len(numbers))
+    return [numbers[number * len(numbers) // count] for number in range(count)]
+
+
+def _sample(one: Prediction, record: Record, settings: TaskSettings, right: bool | None) -> dict[str, Any]:
+    fields = {}
+    for role in TASKS[settings.kind].roles:
+        value = record.get(settings, role)
+        readable = isinstance(value, str | int | float) or _is_texts(value)
+        if readable and str(value) != str(one["reference"]) and [value] != one["reference"]:
+            fields[role] = _cut(value)
+    probabilities = one.get("probabilities")
+    confidence = probabilities.get(str(one["prediction"])) if isinstance(probabilities, Mapping) else None
+    return {
+        "id": one["id"],
+        "fields": fields,
+        "prediction": _cut(one["prediction"]),
+        "reference": _cut(_answers(one["reference"])),
+        "right": right,
+        "confidence": confidence,
+    }
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)
+
+
+def _cut(value: Any) -> Any:
+    """The value as truncated text or texts; a number is kept."""
+    if isinstance(value, int | float):
+        return value
+    if _is_texts(value):
+        return [_cut(part) for part in value[:50]]
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}\u2026"

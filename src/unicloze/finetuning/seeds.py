@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from unicloze import cores
-from unicloze.errors import UsageError
-from unicloze.evaluation.metrics.result import MetricResult
+import numpy as np
+
+from unicloze import cores, keyed
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.labels import GLUE
+from unicloze.evaluation.metrics.registry import binomial_error
+from unicloze.evaluation.metrics.result import MetricResult, shown
 from unicloze.files import RECIPE, RESULTS, replace_file
+from unicloze.finetuning.data import encoded, open_records
+from unicloze.finetuning.predict import load_task_model, predict, write_predictions
 from unicloze.finetuning.run import FinetuneResult, finetune_run
+from unicloze.finetuning.scores import measure
+from unicloze.interop.read import open_model
+from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.training.loading import LoadedModel
 
@@ -40,8 +52,9 @@ class OverSeeds:
         """Mean and sample standard deviation of values."""
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
-    def __str__(self) -> str:
-        return f"{self.mean:.2f}" + ("" if self.deviation is None else f" \u00b1 {self.deviation:.2f}")
+    def shown(self, unit: str = "%") -> str:
+        """Mean and deviation of a metric's value with this unit."""
+        return shown(self.mean, unit) + ("" if self.deviation is None else f" \u00b1 {shown(self.deviation, unit)}")
 
 
 @dataclass(frozen=True)
@@ -60,27 +73,8 @@ class FinetuneSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
-        return {
-            "out": str(self.out),
-            "runs": [
-                {
-                    "out": str(run.out),
-                    "step": run.step,
-                    "best_step": run.best_step,
-                    "chosen_by": run.chosen_by,
-                    "likeliest": run.likeliest,
-                    "stopped_by": run.stopped_by,
-                    "scores": {name: result.to_dict() for name, result in run.scores.items()},
-                    "baselines": [baseline.to_dict() for baseline in run.baselines],
-                    "verdict": run.verdict,
-                }
-                for run in self.runs
-            ],
-            "scores": {
-                name: {key: dataclasses.asdict(spread) for key, spread in values.items()}
-                for name, values in self.scores.items()
-            },
-        }
+        spreads = {name: {key: asdict(one) for key, one in values.items()} for name, values in self.scores.items()}
+        return {"out": str(self.out), "runs": [run.to_dict() for run in self.runs], "scores": spreads}
 
     @property
     def exit_code(self) -> int:
@@ -105,7 +99,11 @@ class FinetuneSummary:
             if len(values) > FEW and not several:
                 lines += [textwrap.indent(str(result), "  ") for result in run.scores.values()]
         if several:
-            spreads = {name: {key: str(one) for key, one in each.items()} for name, each in self.scores.items()}
+            units = {name: result.units for name, result in self.runs[0].scores.items()}
+            spreads = {
+                name: {key: one.shown(units[name].get(key, "%")) for key, one in each.items()}
+                for name, each in self.scores.items()
+            }
             values = _chosen_first(spreads, self.runs[0].chosen_by)
             lines.append(f"{self.out}: {len(self.runs)} seeds{_in_line(values)}")
             for name, each in spreads.items() if len(values) > FEW else ():
@@ -116,8 +114,9 @@ class FinetuneSummary:
 
 def _with_errors(result: MetricResult) -> dict[str, str]:
     return {
-        key: f"{value:.2f}" + (f" (standard error {result.errors[key]:.2f})" if key in result.errors else "")
-        for key, value in result.values.items()
+        key: result.shown(key)
+        + (f" (standard error {result.shown(key, result.errors[key])})" if key in result.errors else "")
+        for key in result.values
     }
 
 
@@ -188,3 +187,245 @@ def _over_seeds(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, Ove
         common = [key for key in each[0] if all(key in values for values in each)]
         found[name] = {key: OverSeeds.of([values[key] for values in each]) for key in common}
     return found
+
+
+NAMES: Mapping[str, str] = {
+    "cola": "CoLA", "sst-2": "SST-2", "mrpc": "MRPC", "sts-b": "STS-B", "qqp": "QQP", "mnli": "MNLI", "qnli": "QNLI",
+    "rte": "RTE", "wnli": "WNLI",
+}  # fmt: skip
+"""Names of the task folders and of the files for the server."""
+
+GRID: Mapping[str, Sequence[float]] = {
+    "training.batch_size": (16, 32),
+    "training.learning_rate": (5e-6, 1e-5, 1.5e-5, 2e-5, 3e-5),
+    "finetuning.warmup_share": (0.1, 0.2),
+    "training.weight_decay": (0.01, 0.1),
+    "finetuning.epochs": (10, 15),
+}
+"""Settings that UniLMv2 searches (Table 9)."""
+
+_TRAIN = "train.tsv", "msr_paraphrase_train.tsv", "msr_paraphrase_train.txt", "sts-train.csv"
+_DEV = "dev.tsv", "dev_matched.tsv", "dev_in.tsv", "sts-dev.csv"
+_MISMATCHED = ("dev_mismatched.tsv",)
+_TESTS: Mapping[str, tuple[str, ...]] = {
+    "": ("test.tsv",),
+    "-m": ("test_matched.tsv",),
+    "-mm": ("test_mismatched.tsv",),
+}
+"""Unlabelled files, by the suffix of the file name for the server."""
+_AX = "diagnostic/diagnostic.tsv", "diagnostic.tsv", "AX/AX.tsv", "AX/diagnostic.tsv"
+GLUE_RESULTS, LEADERBOARD, _DRAWS = "glue.json", "leaderboard", 11
+
+RecipeOf = Callable[[str, Mapping[str, Any]], Recipe]
+"""Gives the recipe of a task by name, with some settings changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTaskResult:
+    """Result of one task.
+
+    Args:
+        name: Name in the benchmark.
+        values: Values on the development file, by name: means over the seeds of the best setting.
+        score: Mean of the values.
+        error: Standard error from the number of development records: the mean over the values.
+        settings: The best setting's differences from the recipe.
+        tried: Number of settings tried.
+        out: Folder of its runs.
+    """
+
+    name: str
+    values: Mapping[str, float]
+    score: float
+    error: float
+    settings: Mapping[str, float]
+    tried: int
+    out: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueSummary:
+    """Result of a run over GLUE.
+
+    Args:
+        out: Its folder.
+        tasks: One result for each task found.
+        files: Files for the benchmark's server.
+        stopped_by: Number of the signal that stopped it; 0 if none did.
+    """
+
+    out: Path
+    tasks: Sequence[GlueTaskResult]
+    files: Sequence[Path]
+    stopped_by: int = 0
+
+    @property
+    def score(self) -> float:
+        """Mean score of the tasks found."""
+        return statistics.fmean(task.score for task in self.tasks) if self.tasks else math.nan
+
+    @property
+    def error(self) -> float:
+        """Standard error of the score, assuming independent tasks."""
+        return math.hypot(*(task.error for task in self.tasks)) / max(1, len(self.tasks))
+
+    @property
+    def exit_code(self) -> int:
+        """Process exit code: 128 + the signal that stopped it, or 0."""
+        return 128 + self.stopped_by if self.stopped_by else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a JSON-serialisable dictionary."""
+        return {
+            "out": str(self.out),
+            "score": self.score if self.tasks else None,
+            "error": self.error,
+            "tasks": [{**asdict(task), "out": str(task.out)} for task in self.tasks],
+            "files": list(map(str, self.files)),
+            "stopped_by": self.stopped_by,
+        }
+
+    def __str__(self) -> str:
+        lines = []
+        for task in self.tasks:
+            values = ", ".join(f"{name} {value:.2f}" for name, value in task.values.items())
+            said = ", ".join(f"{key} {value:g}" for key, value in task.settings.items())
+            of = f"; best of {task.tried} settings: {said or 'those of the recipe'}" if task.tried > 1 else ""
+            lines.append(f"{task.name:<6} {task.score:6.2f} (standard error {task.error:.2f}): {values}{of}")
+        if self.stopped_by:
+            lines.append(f"{self.out}: stopped and saved; the same command resumes from there")
+        elif self.tasks:
+            missing = len(NAMES) - len(self.tasks)
+            without = f", {missing} of GLUE's {len(NAMES)} tasks missing" if missing else ""
+            lines.append(f"score  {self.score:6.2f} (standard error {self.error:.2f}), on development files{without}")
+        if self.files:
+            lines.append(f"{self.out / LEADERBOARD}: {len(self.files)} files for the benchmark's server")
+        return "\n".join(lines)
+
+
+def finetune_glue(
+    recipe_of: RecipeOf,
+    start: LoadedModel,
+    folder: Path,
+    out: Path,
+    *,
+    seeds: int = 1,
+    grid_budget: int = 1,
+    progress: bool = True,
+) -> GlueSummary:
+    """Fine-tune on every GLUE task in a folder; resumes if stopped."""
+    found = list(_found(folder))
+    if not found:
+        raise UniclozeError(
+            f"{folder} holds no GLUE task: give a folder with some of the folders {', '.join(NAMES.values())}, each with "
+            "train.tsv and dev.tsv"
+        )
+    results: list[GlueTaskResult] = []
+    files: list[Path] = []
+    stopped = 0
+    for task, train, dev in found:
+        result, run = _task(recipe_of, start, task, train, dev, out, seeds, grid_budget, progress)
+        if result is None:
+            stopped = run.stopped_by
+            break
+        results.append(result)
+        files += _files_for_server(task, run, folder, out / LEADERBOARD, progress)
+    summary = GlueSummary(out=out, tasks=results, files=files, stopped_by=stopped)
+    replace_file(out / GLUE_RESULTS, json.dumps(summary.to_dict(), indent=1))
+    return summary
+
+
+def grid(recipe: Recipe, budget: int) -> list[dict[str, float]]:
+    """Up to `budget` settings: the recipe's own, then others of `GRID` in random order."""
+    every = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
+    places = np.arange(len(every))
+    order = keyed.permutation(places, len(every), keyed.key(recipe.training.seed, _DRAWS)[0])
+    own = {key: getattr(getattr(recipe, key.split(".")[0]), key.split(".")[1]) for key in GRID}
+    others = [every[place] for place in order if every[place] != own]
+    return [{}, *others][: max(1, budget)]
+
+
+def _found(folder: Path) -> Iterator[tuple[str, Path, Path]]:
+    """The tasks found, with their training and development files."""
+    for task, name in NAMES.items():
+        place = folder / name
+        if not place.is_dir():
+            continue
+        train, dev = _first(place, _TRAIN), _first(place, _DEV)
+        if train is None or dev is None:
+            lacks = "training" if train is None else "development"
+            warnings.warn(f"{place} has no {lacks} file: skipping {name}", stacklevel=3)
+            continue
+        yield task, train, dev
+
+
+def _first(folder: Path, names: Sequence[str]) -> Path | None:
+    places = (folder / f"{name}{ending}" for name in names for ending in ("", ".gz"))
+    return next((place for place in places if place.is_file()), None)
+
+
+def _task(
+    recipe_of: RecipeOf,
+    start: LoadedModel,
+    task: str,
+    train: Path,
+    dev: Path,
+    out: Path,
+    seeds: int,
+    budget: int,
+    progress: bool,
+) -> tuple[GlueTaskResult | None, FinetuneResult]:
+    """The result of the best setting, None if stopped by a signal, and the run of its best seed."""
+    settings = grid(recipe_of(task, {}), budget)
+    tried: list[tuple[dict[str, float], FinetuneSummary]] = []
+    for number, changes in enumerate(settings):
+        place = out / NAMES[task] / (f"setting-{number}" if len(settings) > 1 else "")
+        place.mkdir(parents=True, exist_ok=True)
+        summary = finetune_seeds(recipe_of(task, changes), start, train, dev, place, seeds=seeds, progress=progress)
+        if summary.runs[-1].stopped_by:
+            return None, summary.runs[-1]
+        tried.append((changes, summary))
+    file = _first(dev.parent, _MISMATCHED) if task == "mnli" else None
+    others = {} if file is None else {run.out: _measured(run, file) for _, tuned in tried for run in tuned.runs}
+
+    def selecting(run: FinetuneResult) -> float:
+        mismatched = [others[run.out].values["accuracy"]] if others else []
+        return statistics.fmean([run.values[GLUE[task].selects], *mismatched])
+
+    changes, summary = max(tried, key=lambda one: statistics.fmean(map(selecting, one[1].runs)))
+    best = max(summary.runs, key=selecting)
+    means = {name: statistics.fmean(run.values[name] for run in summary.runs) for name in GLUE[task].values}
+    known = {name: error for result in best.scores.values() for name, error in result.errors.items()}
+    errors = {name: known.get(name, 0.0) for name in GLUE[task].values}
+    if others:
+        means["mismatched"] = statistics.fmean(others[run.out].values["accuracy"] for run in summary.runs)
+        errors["mismatched"] = binomial_error(means["mismatched"], others[best.out].items)
+    score, error = statistics.fmean(means.values()), statistics.fmean(errors.values())
+    result = GlueTaskResult(
+        name=NAMES[task], values=means, score=score, error=error, settings=changes, tried=len(tried), out=summary.out
+    )
+    return result, best
+
+
+def _measured(run: FinetuneResult, file: Path) -> MetricResult:
+    """Accuracy of the best checkpoint of a run on another file."""
+    loaded = open_model(run.out)
+    data = open_records(file, loaded.recipe, loaded.tokenizer)
+    return measure(predict(load_task_model(loaded), data), data.records, loaded.recipe)["accuracy"]
+
+
+def _files_for_server(task: str, run: FinetuneResult, folder: Path, out: Path, progress: bool) -> list[Path]:
+    """Write predictions for the unlabelled files, and with MNLI also for the diagnostic set."""
+    tests = {f"{NAMES[task]}{ending}": _first(folder / NAMES[task], names) for ending, names in _TESTS.items()}
+    if task == "mnli":
+        tests["AX"] = _first(folder, _AX)
+    asked = {out / f"{name}.tsv": file for name, file in tests.items() if file is not None}
+    if not asked:
+        return []
+    out.mkdir(parents=True, exist_ok=True)
+    loaded = open_model(run.out)
+    model = load_task_model(loaded)
+    for path, file in asked.items():
+        data = encoded(read_records(file, loaded.recipe.task), loaded.recipe, loaded.tokenizer, answers=False)
+        write_predictions(predict(model, data, progress=progress), path, "glue")
+    return [*asked]

@@ -10,10 +10,11 @@ from torch.nn import functional
 from transformers import DynamicCache, GenerationMixin, LogitsProcessor, LogitsProcessorList
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor, SuppressTokensLogitsProcessor
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
 from unicloze.decoding.search import repeats
 from unicloze.errors import UsageError
-from unicloze.hf.models import UniclozeConfig, UniclozePreTrainedModel, resize_bias, returns_dict, summed_loss
+from unicloze.hf.models import UniclozeConfig, UniclozePreTrainedModel, summed_loss
 from unicloze.model.from_attention_mask import Slots, slots_of, with_pseudo_masks
 from unicloze.model.heads import TokenHead
 from unicloze.model.readers import GivenKeys, check_steps
@@ -45,10 +46,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         self.loss_type = "ForCausalLM" if self.rule.predicts == "next" else "ForMaskedLM"
         self.post_init()
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """Like Transformers', and resizes the bias of the head."""
-        return resize_bias(self.token_head, super().resize_token_embeddings(*args, **kwargs))
-
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -59,9 +57,8 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> CausalLMOutputWithPast:
         """Logits of every slot, or with `labels` the loss of the target.
 
         Positions are counted over the real slots, so padding may be anywhere.
@@ -76,7 +73,6 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
             use_cache: Create a cache if none is given.
             logits_to_keep: Return logits of only this many last slots, all if 0; ignored with labels.
             output_hidden_states: Return the states of every layer, including pseudo masks.
-            return_dict: False returns a tuple.
             num_items_in_batch: Divisor of the summed loss; default: the number of labels.
 
         Returns:
@@ -111,14 +107,12 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
             loss = self._loss(logits[:, :-1], labels[:, 1:], num_items_in_batch)
         else:
             states, logits, loss = self._with_pseudo_masks(slots, labels, num_items_in_batch)
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        output = CausalLMOutputWithPast(
+        return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
             past_key_values=past_key_values,
-            hidden_states=tuple(states) if wanted else None,
+            hidden_states=self._shown(states, output_hidden_states),
         )
-        return output if returns_dict(self.config, return_dict) else output.to_tuple()
 
     def _with_pseudo_masks(
         self, slots: Slots, labels: Tensor, count: Tensor | int | None

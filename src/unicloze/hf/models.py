@@ -6,22 +6,21 @@ import dataclasses
 import math
 import os
 import typing
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from huggingface_hub.dataclasses import type_validator
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput
+from transformers.utils.generic import can_return_tuple
 
 from unicloze.errors import UsageError
 from unicloze.interop.read import open_model
-from unicloze.interop.stock_export import (
+from unicloze.interop.stock import (
     encoder_inputs,
     generate_arguments,
     never_written,
@@ -234,6 +233,15 @@ class UniclozePreTrainedModel(PreTrainedModel):
         assert isinstance(value, nn.Embedding)
         self.backbone.embeddings.tokens = value
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """Like Transformers', and resizes the bias of the head, whose new entries are 0."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        head = getattr(self, "token_head", None)
+        if head is not None and head.bias is not None and len(head.bias) != embeddings.num_embeddings:
+            kept = head.bias.detach()[: embeddings.num_embeddings]
+            head.bias = nn.Parameter(functional.pad(kept, (0, embeddings.num_embeddings - len(kept))))
+        return embeddings
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.LayerNorm):
@@ -248,6 +256,10 @@ class UniclozePreTrainedModel(PreTrainedModel):
                 init.zeros_(parameter)
             else:
                 init.normal_(parameter, 0.0, deviation)
+
+    def _shown(self, states: Sequence[Tensor], wanted: bool | None) -> tuple[Tensor, ...] | None:
+        """The states of every layer, if they are asked for."""
+        return tuple(states) if (self.config.output_hidden_states if wanted is None else wanted) else None
 
     def _dropout(self) -> DropoutKey | None:
         """Dropout of a training forward pass, keyed by torch's generator; None in evaluation."""
@@ -286,6 +298,7 @@ class UniclozeModel(UniclozePreTrainedModel):
         super().__init__(config)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -293,8 +306,7 @@ class UniclozeModel(UniclozePreTrainedModel):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutputWithPooling | tuple[Any, ...]:
+    ) -> BaseModelOutputWithPooling:
         """Encode texts.
 
         Args:
@@ -303,20 +315,17 @@ class UniclozeModel(UniclozePreTrainedModel):
             token_type_ids: 0 for a text, 1 for its second part. *Shape:* (rows, slots)
             position_ids: Default: counted over the real slots. *Shape:* (rows, slots)
             output_hidden_states: Return the states of every layer.
-            return_dict: False returns a tuple.
 
         Raises:
             UsageError: A row is too long, or has padding between its tokens.
         """
         states = self._encode(input_ids, attention_mask, token_type_ids, position_ids)
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         pooled = _pooled(states[-1], attention_mask, self.config.pooling)
-        output = BaseModelOutputWithPooling(
+        return BaseModelOutputWithPooling(
             last_hidden_state=states[-1],
             pooler_output=functional.normalize(pooled, dim=1) if self.config.normalize else pooled,
-            hidden_states=tuple(states) if wanted else None,
+            hidden_states=self._shown(states, output_hidden_states),
         )
-        return output if returns_dict(self.config, return_dict) else output.to_tuple()
 
 
 class UniclozeForMaskedLM(UniclozePreTrainedModel):
@@ -333,10 +342,7 @@ class UniclozeForMaskedLM(UniclozePreTrainedModel):
         self.token_head = TokenHead(config.settings, vocab_size=config.vocab_size)
         self.post_init()
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """Like Transformers', and resizes the bias of the head."""
-        return resize_bias(self.token_head, super().resize_token_embeddings(*args, **kwargs))
-
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -345,9 +351,8 @@ class UniclozeForMaskedLM(UniclozePreTrainedModel):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> MaskedLMOutput | tuple[Any, ...]:
+    ) -> MaskedLMOutput:
         """Predict the token of every slot; for other arguments see `UniclozeModel.forward`.
 
         Args:
@@ -357,24 +362,12 @@ class UniclozeForMaskedLM(UniclozePreTrainedModel):
             position_ids: *Shape:* (rows, slots)
             labels: The tokens to predict, -100 elsewhere. *Shape:* (rows, slots)
             output_hidden_states: Return the states of every layer.
-            return_dict: False returns a tuple.
             num_items_in_batch: Divisor of the summed loss; default: the number of labels.
         """
         states = self._encode(input_ids, attention_mask, token_type_ids, position_ids)
         logits = self.token_head(states[-1], self.backbone.embeddings.tokens.weight)
         loss = None if labels is None else summed_loss(logits, labels, num_items_in_batch)
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        output = MaskedLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=tuple(states) if wanted else None,
-        )
-        return output if returns_dict(self.config, return_dict) else output.to_tuple()
-
-
-def returns_dict(config: UniclozeConfig, asked: bool | None) -> bool:
-    """Whether to return a named output instead of a tuple."""
-    return bool(config.return_dict if asked is None else asked)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=self._shown(states, output_hidden_states))
 
 
 def summed_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None, *, label_smoothing: float = 0.0) -> Tensor:
@@ -392,16 +385,6 @@ def summed_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None, *, l
     if count is None:
         count = (labels != -100).sum().clamp(min=1)
     return total / (count.to(total.device) if isinstance(count, Tensor) else count)
-
-
-def resize_bias(head: TokenHead, embeddings: nn.Embedding) -> nn.Embedding:
-    """Resize the head's bias to the token embeddings; new entries are 0."""
-    if head.bias is not None and len(head.bias) != embeddings.num_embeddings:
-        kept = min(len(head.bias), embeddings.num_embeddings)
-        bias = head.bias.new_zeros(embeddings.num_embeddings)
-        bias[:kept] = head.bias.detach()[:kept]
-        head.bias = nn.Parameter(bias)
-    return embeddings
 
 
 def _pooled(hidden: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:

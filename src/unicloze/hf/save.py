@@ -20,13 +20,10 @@ from transformers import (
 from unicloze.decoding.inputs import text_format
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeConfig, UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
+from unicloze.interop.card import Export
 from unicloze.interop.check import Peer, compare_models, quietly, transformers_library
-from unicloze.interop.limits import Export
 from unicloze.interop.read import open_model
-from unicloze.interop.stock_export import (
-    longest_source,
-    not_said,
-)
+from unicloze.interop.stock import longest_source, not_said
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
 from unicloze.tasks.rows import TextFormat
 from unicloze.training.loading import LoadedModel
@@ -56,7 +53,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
 def own_format(loaded: LoadedModel) -> Export:
     """Export as a class of `unicloze.hf`: the generating one if the model was trained for it, else the mask-filling one."""
     kind = _class_of(loaded)
-    said = [f"the class has no {name}" for name in dict.fromkeys(map(_part, _left_out(kind, loaded)))]
+    kept = {"backbone"} if kind is UniclozeModel else {"backbone", "token_head"}
+    parts = dict.fromkeys(name.partition(".")[0] for name in loaded.model.state_dict())
+    said = [f"the class has no {name.replace('_', ' ')}" for name in parts if name not in kept]
     if kind is UniclozeForConditionalGeneration:
         said += not_said(loaded)
     return Export(
@@ -73,15 +72,6 @@ def _class_of(loaded: LoadedModel) -> type[UniclozePreTrainedModel]:
     if not hasattr(loaded.model, "token_head"):
         return UniclozeModel
     return UniclozeForMaskedLM if UniclozeConfig.of(loaded).predicts is None else UniclozeForConditionalGeneration
-
-
-def _left_out(kind: type[UniclozePreTrainedModel], loaded: LoadedModel) -> list[str]:
-    kept = ("backbone.",) if kind is UniclozeModel else ("backbone.", "token_head.")
-    return [name for name in loaded.model.state_dict() if not name.startswith(kept)]
-
-
-def _part(name: str) -> str:
-    return name.partition(".")[0].replace("_", " ")
 
 
 def _write(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Path) -> None:
@@ -102,13 +92,11 @@ def _check(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Pat
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     peer = Peer(
-        name=reading.__name__,
         model=model,
         tokenizer=tokenizer,
-        answers={} if reading is UniclozeModel else {"token": "logits"},
+        heads=() if reading is UniclozeModel else ("token",),
+        form=form_of(loaded),
         ids=np.arange(loaded.model.vocab_size),
-        segments=(0, 1),
-        longest=form_of(loaded).longest,
     )
     own = loaded.model.state_dict()
     weights = max(float((tensor - own[name]).abs().max()) for name, tensor in saved.state_dict().items())

@@ -4,7 +4,7 @@
 combines them. `read` opens a model by its path and imports folders. `files` and `tokenizer_files` read the files: they check
 everything before use and never run code.
 
-`limits` lists the formats a model can be exported to, and what they do not support; `stock_export` and `tokenizer_files`
-write a class of Transformers, `check` loads it back and compares it with the model, and `export` moves it into place with a
-model `card`. `programs` exports a model as tensor programs and as ONNX files.
+`stock` and `tokenizer_files` write a class of Transformers, or say what of a model it does not support; `check` loads it back
+and compares it with the model, and `export` moves it into place with a model `card`. `programs` exports a model as tensor
+programs and as ONNX files.
 """

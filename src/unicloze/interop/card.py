@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from unicloze.evaluation.metrics.result import shown
 from unicloze.example import predicts_tokens
 from unicloze.files import BEST, CHECKPOINTS, LEDGER, read_bytes
-from unicloze.interop.limits import Export
 from unicloze.interop.read import installed_card, packaged_model
-from unicloze.interop.stock_export import goes_on, longest_source
+from unicloze.interop.stock import goes_on, longest_source
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import LoadedModel
@@ -48,6 +49,24 @@ _TAGS = {
     "LMHeadModel": "text-generation",
 }
 """Hub pipeline tag of each kind of class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """How a model is exported."""
+
+    to: str  # the format
+    architecture: str  # the class of Transformers that loads it; empty for a format of unicloze alone
+    write: Callable[[Path], None]  # writes all files but the model card
+    check: Callable[[Path], Mapping[str, float]]  # loads a folder back and compares
+    said: tuple[str, ...] = ()  # as in `ExportResult`
+    imports: str = ""  # A module to import first, which registers the class in Transformers
+    tag: str = ""  # its pipeline tag; default: that of the class
+    use: str = ""  # how to use it, as Markdown; default: with Transformers
+    name: str = ""  # name of the model; default: that of its recipe
+    licence: str = ""  # identifier of the licence; default: a note to add one
+    # further sections of the model card by title, as Markdown
+    sections: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, float]) -> str:
@@ -218,14 +237,16 @@ def verdict_of(place: Path) -> str:
     return next((line.removeprefix(VERDICT) for line in card.splitlines() if line.startswith(VERDICT)), "")
 
 
-def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _scores(event: Mapping[str, Any], records: int, of: str = "") -> Iterator[tuple[str, str]]:
+    """The values of a task's metrics, by the model or by one of its rivals."""
     for metric, result in (event.get("results") or {}).items():
         for name, value in result.get("values", {}).items():
-            label = name if name == metric else f"{metric}: {name}"
-            yield (
-                f"{label} on {event.get('records', 0):,} records",
-                f"{value:.2f} {result.get('units', {}).get(name, '%')}",
-            )
+            label, unit = name if name == metric else f"{metric}: {name}", result.get("units", {}).get(name, "%")
+            yield f"{of}{label} on {records:,} records", shown(value, unit) + " %" * (unit == "%")
+
+
+def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from _scores(event, event.get("records", 0))
     part = event.get("part", "held-out")
     for target, value in (event.get("loss") or {}).items():
         if not predicts_tokens(target) and value is not None and not event.get("results"):
@@ -238,7 +259,9 @@ def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _rivals(start: Mapping[str, Any], event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a Kneser-Ney trigram of the training text reaches on the same predictions."""
+    """What baselines without a model reach on the same records, or a Kneser-Ney trigram on the same predictions."""
+    for rival in start.get("rivals") or ():
+        yield from _scores(rival, event.get("records", 0), f"of {rival['name']}: ")
     for target, counts in ((start.get("baselines") or {}).get("perplexity") or {}).items():
         if target in (event.get("perplexity") or {}) and isinstance(counts, Mapping):
             yield f"of a Kneser-Ney trigram: held-out perplexity, {target}", f"{counts['trigram']:,.3f}"

@@ -7,7 +7,6 @@ model, and through ours. Ids, segments, hidden states of all layers and outputs 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,56 +14,57 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unicloze.arrays import Int32s
+from unicloze.arrays import Int32s, Int64s
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.decoding.inputs import one_segment, text_format
 from unicloze.decoding.steppers import Branches
 from unicloze.errors import UniclozeError
-from unicloze.example import Batch, collate
-from unicloze.interop.families import CLASSES
-from unicloze.interop.stock_export import StockExport, form_of, layout_of, query_of
+from unicloze.example import collate
+from unicloze.interop.stock import StockExport, layout_of, query_of
 from unicloze.interop.tokenizer_files import swapped_ids
 from unicloze.model.inference_model import IncrementalModel
-from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.objectives.permuted import lay_out_permuted
 from unicloze.tasks import task_heads
 from unicloze.tasks.rows import Row, RowTarget, TextFormat, lay_out
 from unicloze.tasks.tagging import word_tokens
 from unicloze.training.loading import LoadedModel
 
+LARGEST_DIFFERENCE = 1e-4
+"""Largest accepted difference between an export and its model."""
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Naïve café, ÉCOLE déjà vu; straße ΣΊΣΥΦΟΣ İstanbul",
+    "東京は日本の首都です。 한국어 العربية हिन्दी ไทย",
+    "🙂👩‍👩‍👧 x\u200by\u00a0z\u2028end\tof  line\r\n",
+    "def f(x): return x**2 # it's a_b-c/d 3.14e-5",
+    "a" * 107,
+    "",
+)
+"""Texts that are compared, besides texts made of the vocabulary's own tokens."""
+MASKED = (
+    "a {} b",
+    "{}",
+    "The {} {}{} fox.",
+    " {} jumps ({}), \u201c{}\u201d",
+    "x  {}\ty\n{}\r\n  {}\u00a0{} z",
+    "Na\u00efve {} \u6771{}\u4eac",
+)
+"""Texts with masks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
     """An exported folder, loaded by Transformers."""
 
-    name: str  # name of its class
     model: Any  # the model, in evaluation mode
     tokenizer: Any  # the tokenizer as loaded by AutoTokenizer
-    answers: Mapping[str, str]  # output attribute of each head, by our name of the head
-    ids: npt.NDArray[np.int64]  # Their id of each of our ids. *Shape:* (vocabulary,)
-    segments: tuple[int, int] | None  # `token_type_ids` of the two texts of a pair; None if the model has none
-    longest: int  # most tokens of a row
-
-
-ANSWERS: Mapping[str, Mapping[str, str]] = {
-    "MaskedLM": {"token": "logits"},
-    "PreTraining": {"token": "prediction_logits", "pair": "seq_relationship_logits"},
-    "NextSentencePrediction": {"pair": "logits"},
-    "SequenceClassification": {"label": "logits"},
-    "TokenClassification": {"tags": "logits"},
-    "QuestionAnswering": {"start": "start_logits", "end": "end_logits"},
-    "MultipleChoice": {"choice": "logits"},
-}
-"""Output attribute of each head, by what follows "For" in a class name."""
-OTHER_ANSWERS: Mapping[str, Mapping[str, str]] = {
-    "ElectraForPreTraining": {"replaced": "logits"},
-    "AlbertForPreTraining": {"token": "prediction_logits", "pair": "sop_logits"},
-}
-"""The same for classes with other attribute names."""
+    heads: Sequence[str]  # our names of its heads, in the order of its logits
+    form: TextFormat  # its rows
+    ids: Int64s  # Their id of each of our ids. *Shape:* (vocabulary,)
+    has_segments: bool = True  # whether it takes `token_type_ids`; else it reads both texts of a pair as the first
 
 
 def transformers_library() -> Any:
@@ -93,9 +93,9 @@ def quietly(library: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_folder(name: str, folder: Path, allowed: Mapping[str, bool] | None = None) -> tuple[Any, Any]:
-    """The model, in evaluation mode, and the tokenizer of a folder, as a user would load them."""
-    library = transformers_library()
+def check_stock(export: StockExport, folder: Path) -> dict[str, float]:
+    """Load a written folder as a user would, and compare it: the largest difference for each kind of text."""
+    library, name = transformers_library(), export.architecture
     try:
         with quietly(library):
             model, found = getattr(library, name).from_pretrained(
@@ -104,232 +104,147 @@ def load_folder(name: str, folder: Path, allowed: Mapping[str, bool] | None = No
             tokenizer = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise UniclozeError(f"Transformers cannot load the {name} ({str(error)[:200]})") from error
-    free = allowed or {}
+    # A bare encoder's class has an untrained pooler; a masked language model's class lacks the trained one.
+    free = {"missing_keys": name.endswith("Model"), "unexpected_keys": name.endswith("MaskedLM")}
     wrong = [str(key) for kind, keys in found.items() for key in keys if not (free.get(kind) and "pooler" in str(key))]
     if wrong:
         raise UniclozeError(f"Transformers reports weights that do not match a {name}: {', '.join(wrong[:4])}")
-    return model.eval(), tokenizer
-
-
-def load_stock(export: StockExport, folder: Path) -> Peer:
-    """An exported folder of a stock class, see `load_folder`."""
-    name = export.architecture
-    # A bare encoder's class has an untrained pooler; a masked language model's class lacks the trained one.
-    free = {"missing_keys": name.endswith("Model"), "unexpected_keys": name.endswith("MaskedLM")}
-    model, tokenizer = load_folder(name, folder, free)
-    return Peer(
-        name=name,
-        model=model,
+    peer = Peer(
+        model=model.eval(),
         tokenizer=tokenizer,
-        answers=OTHER_ANSWERS.get(name) or ANSWERS.get(name.partition("For")[2], {}),
+        heads=export.heads,
+        form=export.form,
         ids=swapped_ids(export.loaded.model.vocab_size, export.swapped),
-        segments=export.form.segments if export.family.configuration.has_segments else None,
-        longest=export.form.longest,
+        has_segments=export.family.configuration.has_segments,
+    )
+    return (
+        compare_models(export.loaded, peer) if export.family.classes else _compare_language_models(export.loaded, peer)
     )
 
 
-LARGEST_DIFFERENCE = 1e-4
-"""Largest accepted difference between an export and its model."""
-
-STRINGS = (
-    "The quick brown fox jumps over the lazy dog.",
-    "Naïve café, ÉCOLE déjà vu; straße ΣΊΣΥΦΟΣ İstanbul",
-    "東京は日本の首都です。 한국어 العربية हिन्दी ไทย",
-    "🙂👩‍👩‍👧 x\u200by\u00a0z\u2028end\tof  line\r\n",
-    "def f(x): return x**2 # it's a_b-c/d 3.14e-5",
-    "a" * 107,
-    "",
-)
-"""Texts that are compared, besides texts made of the vocabulary's own tokens."""
-
-MASKED = (
-    "a {} b",
-    "{}",
-    "The {} {}{} fox.",
-    " {} jumps ({}), \u201c{}\u201d",
-    "x  {}\ty\n{}\r\n  {}\u00a0{} z",
-    "Na\u00efve {} \u6771{}\u4eac",
-)
-"""Texts with masks."""
-
-Texts = Sequence[tuple[str, ...]]
-"""One text or two of each row."""
-Answers = Mapping[str, Tensor]
-"""Outputs of a model by name: `states` of all layers, and the heads. *Shape:* (rows, slots or predictions, ...) each"""
-
-
 def odd_texts(loaded: LoadedModel, form: TextFormat | None = None) -> list[str]:
-    """`STRINGS`, and random texts of the vocabulary: short ones, one as long as a row and a longer one."""
+    """`TEXTS`, and random texts of the vocabulary: short ones, one as long as a row and a longer one."""
     rng, longest = np.random.default_rng(0), (form or text_format(loaded)).longest
     sizes = [*[40] * 8, longest - 1, longest + 1]
     ordinary = loaded.tokenizer.vocabulary.ordinary
-    return [*STRINGS, *(loaded.tokenizer.decode(rng.choice(ordinary, size).tolist()) for size in sizes)]
+    return [*TEXTS, *(loaded.tokenizer.decode(rng.choice(ordinary, size).tolist()) for size in sizes)]
 
 
 def compare_models(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
     """The largest difference of any output for each kind of text."""
-    texts = odd_texts(loaded, _form(loaded, peer))
-    kinds: dict[str, list[tuple[str, ...]]] = {"texts": [(text,) for text in texts]}
+    texts = odd_texts(loaded, peer.form)
+    kinds = {"texts": [(text,) for text in texts]}
     if loaded.recipe.task.kind != "tagging":
         # Transformers treats an empty second text as absent.
-        kinds["pairs"] = [pair for pair in itertools.pairwise(texts) if pair[1]]
+        kinds["pairs"] = [pair for pair in itertools.pairwise(texts) if pair[1]]  # type: ignore[misc]
         kinds["texts with masks"] = [(text.replace("{}", loaded.tokenizer.masks[0]),) for text in MASKED]
-    with quietly(transformers_library()), torch.inference_mode():
-        compare_roles(loaded, peer)
-        return {name: _difference(loaded, peer, each) for name, each in kinds.items()}
-
-
-def compare_roles(loaded: LoadedModel, peer: Peer) -> None:
-    """Check the exported tokenizer's ids of special tokens."""
     vocabulary = loaded.tokenizer.vocabulary
-    roles = {"pad": peer.ids.tolist().index(peer.tokenizer.pad_token_id), "mask": vocabulary.mask,
-             "unk": vocabulary.unk, "cls": vocabulary.sos, "sep": vocabulary.eos}  # fmt: skip
+    roles = {"mask": vocabulary.mask, "unk": vocabulary.unk, "cls": vocabulary.sos, "sep": vocabulary.eos}
     for role, number in roles.items():
         if getattr(peer.tokenizer, f"{role}_token_id") != peer.ids[number]:
             raise UniclozeError(f"AutoTokenizer uses another id for the {role} token than ours, {peer.ids[number]}")
+    with quietly(transformers_library()), torch.inference_mode():
+        return {name: _difference(loaded, peer, each) for name, each in kinds.items()}
 
 
-def rows_of(loaded: LoadedModel, texts: Texts, form: TextFormat) -> list[tuple[Int32s, Int32s]]:
-    """Our tokens of each row, and whether each belongs to the first text or the second, 0 or 1."""
-    if loaded.recipe.task.kind == "tagging":
-        words = [word_tokens(text.split(), loaded.tokenizer) for (text,) in texts]
-        encoded: list[tuple[Int32s, ...]] = [(np.concatenate([*each, np.zeros(0, np.int32)]),) for each in words]
-    else:
-        encoded = [tuple(loaded.tokenizer.encode(text) for text in each) for each in texts]
-    return [dataclasses.replace(form, segments=(0, 1)).row(form.fit(each)) for each in encoded]
-
-
-def theirs(loaded: LoadedModel, peer: Peer, texts: Texts) -> dict[str, Tensor]:
-    """What the exported tokenizer makes of the texts. *Shape:* (rows, slots) each"""
+def _rows(loaded: LoadedModel, peer: Peer, texts: Sequence[tuple[str, ...]]) -> tuple[list[tuple[Int32s, Int32s]], Any]:
+    """Our tokens and segments of each row, and what the exported tokenizer makes of the texts; they must be the same."""
     how = {"padding": True, "truncation": True, "return_tensors": "pt"}
-    if loaded.recipe.task.kind == "tagging":
-        return dict(peer.tokenizer([text.split() for (text,) in texts], is_split_into_words=True, **how))
-    parts = [list(part) for part in zip(*texts, strict=True)]
-    return dict(peer.tokenizer(*parts, **how))
-
-
-def _difference(loaded: LoadedModel, peer: Peer, texts: Texts) -> float:
-    """Largest difference of any output for texts; those whose ids differ are refused."""
-    form, inputs = _form(loaded, peer), theirs(loaded, peer, texts)
-    rows = rows_of(loaded, texts, form)
-    for number, (text, (ids, part)) in enumerate(zip(texts, rows, strict=True)):
-        wanted = {"input_ids": peer.ids[ids], "attention_mask": np.ones(len(ids), dtype=np.int64)}
-        if peer.segments is not None:
-            wanted["token_type_ids"] = np.array(peer.segments)[part]
-        real = inputs["attention_mask"][number].bool()
-        shown = {name: values[number][real].tolist() for name, values in inputs.items()}
-        if shown != {name: values.tolist() for name, values in wanted.items()}:
+    own, tagging = loaded.tokenizer, loaded.recipe.task.kind == "tagging"
+    encoded: list[tuple[Int32s, ...]] = [tuple(own.encode(text) for text in each) for each in texts]
+    parts: list[Any] = [list(part) for part in zip(*texts, strict=True)]
+    if tagging:
+        parts = [[text.split() for text in parts[0]]]
+        encoded = [(np.concatenate([*word_tokens(words, own), np.zeros(0, np.int32)]),) for words in parts[0]]
+    theirs = dict(peer.tokenizer(*parts, **how, **({"is_split_into_words": True} if tagging else {})))
+    rows = [peer.form.row(peer.form.fit(each)) for each in encoded]
+    for number, (ids, segments) in enumerate(rows):
+        wanted = {"input_ids": peer.ids[ids].tolist(), "attention_mask": [1] * len(ids)}
+        if peer.has_segments:
+            wanted["token_type_ids"] = segments.tolist()
+        real = theirs["attention_mask"][number].bool()
+        shown = {name: values[number][real].tolist() for name, values in theirs.items()}
+        if shown != wanted:
             raise UniclozeError(
-                f"AutoTokenizer gives different ids for {' and '.join(text)[:60]!r}: {shown['input_ids'][:12]}..."
+                f"AutoTokenizer gives different ids for {' and '.join(texts[number])[:60]!r}: {shown['input_ids'][:12]}..."
             )
-    if peer.name.endswith("MultipleChoice"):
-        inputs = {name: values[:, None] for name, values in inputs.items()}
     # A class without segments reads both texts of a pair as the first.
-    segments = np.array(form.segments if peer.segments is not None else [form.segments[0]] * 2, dtype=np.int32)
-    heads = task_heads(loaded.recipe)
-    asked = [
-        Row(
-            record=0,
-            input_ids=ids,
-            segment_ids=segments[part],
-            targets={name: _asked(name, len(ids)) for name in heads},
-        )
-        for ids, part in rows
-    ]
+    first, second = text_format(loaded).segments
+    return [(ids, np.where(peer.has_segments & (part > 0), second, first)) for ids, part in rows], theirs
+
+
+def _difference(loaded: LoadedModel, peer: Peer, texts: Sequence[tuple[str, ...]]) -> float:
+    """Largest difference of hidden states of all layers and of outputs; infinite if there is a NaN."""
+    model, (rows, inputs) = loaded.model, _rows(loaded, peer, texts)
+    asked = []
+    for ids, segments in rows:
+        every = list(range(len(ids)))  # spans are chosen among all slots, and each slot has a tag
+        slots = {"start": [every], "end": [every], "tags": [[slot] for slot in every]}
+        targets = {name: RowTarget(slots=slots.get(name, [[0]]), labels=None) for name in task_heads(loaded.recipe)}
+        asked.append(Row(record=0, input_ids=ids, segment_ids=segments, targets=targets))
     laid_out = lay_out(asked, loaded.tokenizer.vocabulary, loaded.recipe)
-    output, answers = peer.model(**inputs, output_hidden_states=True), ours(loaded, collate(laid_out))
-    is_text = torch.arange(laid_out.input_ids.shape[1]) < torch.from_numpy(laid_out.lengths)[:, None]
-    said: dict[str, Tensor] = {"states": torch.stack(output.hidden_states[1:], dim=2)}
-    said |= {name: output[key] for name, key in peer.answers.items()}
-    return max(_largest(answers[name], other, name, peer, is_text) for name, other in said.items())
+    if "choice" in peer.heads:
+        inputs = {name: values[:, None] for name, values in inputs.items()}
+    output = peer.model(**inputs, output_hidden_states=True)
+    logits = [values for name, values in output.items() if name.endswith("logits")]
+    theirs = {"states": torch.stack(output.hidden_states[1:], dim=2), **dict(zip(peer.heads, logits, strict=True))}
+    if "token" in theirs:
+        theirs["token"] = theirs["token"][..., torch.from_numpy(peer.ids)]
 
-
-def _form(loaded: LoadedModel, peer: Peer) -> TextFormat:
-    return dataclasses.replace(text_format(loaded), longest=peer.longest)
-
-
-def _asked(name: str, slots: int) -> RowTarget:
-    """A prediction from the first slot, a choice among all slots (`start`, `end`), or one from each slot (`tags`)."""
-    every = list(range(slots))
-    return RowTarget(
-        slots={"start": [every], "end": [every], "tags": [[i] for i in every]}.get(name, [[0]]), labels=None
-    )
-
-
-def ours(loaded: LoadedModel, batch: Batch) -> Answers:
-    """Outputs of our model."""
-    model = loaded.model
+    batch = collate(laid_out)
     states = model.backbone(batch)
-    answers = {"states": torch.stack(states[1:], dim=2)}
-    if hasattr(model, "token_head"):
-        answers["token"] = model.token_logits(states[-1])
-    if hasattr(model, "pair_head"):
-        answers["pair"] = model.pair_head(states[-1][:, 0])
-    if hasattr(model, "replaced_head"):
-        answers["replaced"] = model.replaced_head(states[-1])
-    outputs = model.outputs(batch) if batch.targets else {}
-    return answers | {name: output if name == "tags" else output[:, 0] for name, output in outputs.items()}
+    found = model.outputs(batch) if batch.targets else {}
+    ours: dict[str, Tensor] = {name: found[name] if name == "tags" else found[name][:, 0] for name in found}
+    ours["states"] = torch.stack(states[1:], dim=2)
+    if "token" in peer.heads:
+        ours["token"] = model.token_logits(states[-1])
+    if {"next", "order"} & {*peer.heads}:
+        ours |= dict.fromkeys(("next", "order"), model.pair_head(states[-1][:, 0]))
+    if "replaced" in peer.heads:
+        ours["replaced"] = model.replaced_head(states[-1])
+    real = torch.arange(laid_out.input_ids.shape[1]) < torch.from_numpy(laid_out.lengths)[:, None]
+    differences = [0.0]
+    for name, other in theirs.items():
+        difference = (ours[name].reshape(other.shape) - other).abs()
+        difference = difference[real] if name in ("states", "token", "replaced", "start", "end", "tags") else difference
+        differences.append(float(difference.amax()))
+    return max(each if each == each else np.inf for each in differences)
 
 
-def _largest(own: Tensor, other: Tensor, name: str, peer: Peer, real: Tensor) -> float:
-    """The largest difference of an output at real slots; infinite if there is a NaN."""
-    if name == "token":
-        other = other[..., torch.from_numpy(peer.ids)]
-    if name in ("pair", "choice"):
-        own = own.view_as(other)
-    if own.shape != other.shape:
-        raise UniclozeError(f"{peer.name} gives outputs of shape {tuple(other.shape)}, ours {tuple(own.shape)}")
-    if own.shape[:2] == real.shape and name not in ("label", "choice", "pair"):
-        own, other = own[real], other[real]
-    largest = float((own - other).abs().amax()) if own.numel() else 0.0
-    return largest if largest == largest else np.inf
-
-
-def check_language_model(to: str, loaded: LoadedModel, folder: Path) -> dict[str, float]:
-    """Load a written folder with Transformers and compare what both make of texts: the logits of their first tokens.
-
-    For an XLNet, which generates no texts: the logits of all tokens and of a predicted one.
-    """
-    model, tokenizer = load_folder(CLASSES[to], folder)
-    form, layout, sources = form_of(loaded), layout_of(loaded), []
-    for text in odd_texts(loaded, form):
-        (ids,) = form.fit([loaded.tokenizer.encode(text)])
-        sources.append(ids)
-        if tokenizer(text, truncation=True)["input_ids"] != form.row([ids])[0].tolist():
-            raise UniclozeError(f"AutoTokenizer gives different ids for {text[:60]!r}")
-    with torch.inference_mode():
+def _compare_language_models(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
+    """The largest difference of the logits of the first token of a target, or of all tokens and of predicted ones (XLNet)."""
+    layout, start, end = layout_of(loaded), len(peer.form.start), len(peer.form.end)
+    with quietly(transformers_library()), torch.inference_mode():
+        rows, _ = _rows(loaded, peer, [(text,) for text in odd_texts(loaded, peer.form)])
+        sources = [ids[start : len(ids) - end] for ids, _ in rows if len(ids) > start + end]
         if layout is None:
-            return _permuted(loaded, model, [ids for ids in sources if len(ids)])
-        room = layout.room(loaded.model.max_positions, 1) - form.specials()
-        found = [_first_logits(loaded, model, layout, ids[:room]) for ids in sources if len(ids)]
-        return {"logits": max(found)}
+            found = [_permuted(loaded, peer.model, ids) for ids in sources]
+            return {name: max(each[name] for each in found) for name in found[0]}
+        room, first = layout.room(loaded.model.max_positions, 1) - peer.form.specials(), []
+        opening = {"decoder_input_ids": torch.tensor([layout.opening])} if layout.opening else {}
+        for source in (ids[:room] for ids in sources):
+            row = torch.from_numpy(layout.row(source)).long()[None]
+            theirs = peer.model(input_ids=row, attention_mask=torch.ones_like(row), **opening).logits[0, -1]
+            incremental = IncrementalModel(loaded.model, torch.float32)
+            own = Branches(incremental, layout, [source], count=1, max_length=1).first()[0]
+            first.append(float((own - theirs).abs().max()))
+        return {"logits": max(first)}
 
 
-def _first_logits(loaded: LoadedModel, peer: Any, layout: GenerationFormat, source: Int32s) -> float:
-    """Largest difference of the logits of the first token after a source."""
-    given = torch.from_numpy(layout.row(source)).long()[None]
-    opening = {"decoder_input_ids": torch.tensor([layout.opening])} if layout.opening else {}
-    theirs: Tensor = peer(input_ids=given, attention_mask=torch.ones_like(given), **opening).logits[0, -1]
-    incremental = IncrementalModel(loaded.model, torch.float32)
-    own = Branches(incremental, layout, [source], count=1, max_length=1).first()[0]
-    return float((own - theirs).abs().max())
-
-
-def _permuted(loaded: LoadedModel, peer: Any, sources: Sequence[Int32s]) -> dict[str, float]:
+def _permuted(loaded: LoadedModel, peer: Any, source: Int32s) -> Mapping[str, float]:
     """Largest differences of an XLNet: where every slot reads all, and where no other reads the slot of the last token."""
-    model, vocabulary, found = loaded.model, loaded.tokenizer.vocabulary, {"logits": 0.0, "predictions": 0.0}
-    for ids in sources:
-        windows = one_segment([ids], vocabulary)
-        row = torch.from_numpy(windows.token_ids).long()
-        batch = collate(rows_to_encode(windows, loaded.recipe))
-        difference = model.token_logits(model.backbone(batch)[-1]) - peer(input_ids=row).logits
-        found["logits"] = max(found["logits"], float(difference.abs().max()))
-        place, width = len(ids), row.shape[1]
-        steps = np.full((1, width), -1, dtype=np.int32)
-        steps[0, place] = 0
-        own = model.logits(collate(lay_out_permuted(windows, steps, vocabulary, pseudo=query_of(loaded))))["par"][0, 0]
-        hidden, target = torch.zeros(1, width, width), torch.zeros(1, 1, width)
-        hidden[0, :, place] = target[0, 0, place] = 1
-        theirs = peer(input_ids=row, perm_mask=hidden, target_mapping=target).logits[0, 0]
-        found["predictions"] = max(found["predictions"], float((own - theirs).abs().max()))
-    return found
+    model, vocabulary = loaded.model, loaded.tokenizer.vocabulary
+    windows = one_segment([source], vocabulary)
+    row = torch.from_numpy(windows.token_ids).long()
+    own = model.token_logits(model.backbone(collate(rows_to_encode(windows, loaded.recipe)))[-1])
+    last, width = len(source), row.shape[1]
+    steps = np.full((1, width), -1, dtype=np.int32)
+    steps[0, last] = 0
+    permuted = collate(lay_out_permuted(windows, steps, vocabulary, pseudo=query_of(loaded)))
+    hidden, target = torch.zeros(1, width, width), torch.zeros(1, 1, width)
+    hidden[0, :, last] = target[0, 0, last] = 1
+    predicted = peer(input_ids=row, perm_mask=hidden, target_mapping=target).logits[0, 0]
+    return {
+        "logits": float((own - peer(input_ids=row).logits).abs().max()),
+        "predictions": float((model.logits(permuted)["par"][0, 0] - predicted).abs().max()),
+    }

@@ -20,9 +20,9 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 XLNET_POSITIONS = 512
 """Longest row of an XLNet, whose relative positions have no table; that of the released models."""
 OF_WEIGHTS = (
-    "num_layers", "decoder_layers", "hidden_size", "num_heads", "head_size", "intermediate_size", "num_segments",
+    "num_layers", "decoder_layers", "hidden_size", "num_heads", "head_size", "intermediate_size", "num_segments", "norm",
     "embedding_size", "positions", "scale_embeddings", "memory", "share_layers", "layer_visibility", "activation", "gated",
-    "biases", "scale_scores", "layer_mix", "norm", "norm_kind", "embedding_norm", "relative_bias", "relative_buckets",
+    "biases", "scale_scores", "layer_mix", "norm_kind", "embedding_norm", "relative_bias", "relative_buckets",
     "relative_max_distance", "layer_norm_eps",
 )  # fmt: skip
 """Settings of a Transformer that must survive; the others are those of LSTMs, of training and of how weights begin."""
@@ -38,9 +38,7 @@ class Architecture:
 
     settings: ModelSettings  # model shape
     padding: int = 0  # number of leading rows of their position table reserved for padding
-    fused: bool = False  # whether attention has one `qkv_linear` without a key bias (released UniLM)
-    # name of their relative position table, if any (released UniLM and models trained from it)
-    relative: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)  # names besides the family's (released UniLM)
     tokens: int = 0  # rows of their token table, where `query` needs it
     # id of the pseudo mask, whose row of our token table is their vector of the slots that predict (XLNet)
     query: int | None = None
@@ -55,79 +53,29 @@ class Architecture:
 class Key:
     """A key of a configuration and the settings it decides."""
 
-    theirs: str  # the key; empty if tensors decide
     ours: tuple[str, ...]  # the settings
-    # their values, in the order of `ours`, from a configuration and the names of its tensors
-    read: Callable[[Config, Collection[str]], tuple[Any, ...]]
-    write: Callable[[ModelSettings], Any]  # the key's value from our settings
+    default: Any = None  # the key's value where it is absent; None if it must be there
+    # values of the settings that are not simply that of the key, from the configuration and names of tensors
+    read: Callable[[Config, Collection[str]], tuple[Any, ...]] | None = None
+    write: Callable[[ModelSettings], Any] | None = None  # likewise the key's value
 
 
-def _plain(theirs: str, ours: str, read: Callable[[Config], Any]) -> Key:
-    return Key(theirs, (ours,), lambda config, _: (read(config),), lambda settings: getattr(settings, ours))
+def _key(ours: str, default: Any = None, write: Callable[[ModelSettings], Any] | None = None) -> Key:
+    return Key((ours,), default, None, write)
 
 
-def _size(theirs: str, ours: str, default: int | None = None, *, kind: str = "size", least: int = 1) -> Key:
-    return _plain(theirs, ours, lambda config: config.whole(theirs, default, kind=kind, least=least))
-
-
-def _rate(theirs: str, ours: str, default: float, most: float = 1) -> Key:
-    return _plain(theirs, ours, lambda config: config.number(theirs, default, most=most))
-
-
-def _rates(theirs: str, *ours: str) -> Key:
-    """One rate of dropout for several of ours."""
-    return Key(
-        theirs,
-        ours,
-        lambda config, _: (config.number(theirs, 0.1, most=1),) * len(ours),
-        lambda settings: getattr(settings, ours[0]),
-    )
-
-
-def _activation(theirs: str, default: str, names: Mapping[str, str] = ACTIVATIONS) -> Key:
-    return Key(
-        theirs,
-        ("activation",),
-        lambda config, _: (config.activation(theirs, default),),
-        lambda settings: names[settings.activation],
-    )
-
-
-def _flag(theirs: str, ours: str, *, default: bool) -> Key:
-    def read(config: Config) -> bool:
-        value = config.values.get(theirs, default)
-        return value is not False if default else value is True
-
-    return _plain(theirs, ours, read)
-
-
-def _equal(theirs: str, write: Callable[[ModelSettings], Any], check: Callable[[Config], None]) -> Key:
-    """A key that repeats another."""
-
-    def read(config: Config, _: Collection[str]) -> tuple[()]:
-        check(config)
-        return ()
-
-    return Key(theirs, (), read, write)
-
-
-def _tied(key: str) -> Key:
-    """Whether the output matrix is the token table; it is too where a checkpoint has none of its own."""
-    return Key(
-        key,
-        ("tied_output",),
-        lambda config, names: (config.values.get(key, True) is not False or OUTPUT not in names,),
-        lambda settings: settings.tied_output,
-    )
-
-
-def _narrow(default: int = 128) -> Key:
-    def read(config: Config, _: Collection[str]) -> tuple[int | None]:
-        width = config.whole("embedding_size", default)
-        return (None if width == config.whole("hidden_size") else width,)
-
-    return Key(
-        "embedding_size", ("embedding_size",), read, lambda settings: settings.embedding_size or settings.hidden_size
+def _value(config: Config, key: str, setting: str, default: Any) -> Any:
+    """The value of a key that has the kind of a setting."""
+    if setting == "activation":
+        return config.activation(key, default)
+    if isinstance(default, bool):
+        if not isinstance(config.values.get(key, default), bool):
+            raise config.refused(key, "expected true or false")
+        return config.values.get(key, default)
+    if isinstance(default, float):
+        return config.number(key, default, most=10 if setting == "initializer_range" else 1)
+    return config.whole(
+        key, default, kind="layers" if setting.endswith("layers") else "size", least=int(setting != "num_segments")
     )
 
 
@@ -135,10 +83,9 @@ def _narrow(default: int = 128) -> Key:
 class Layout:
     """The configuration of a family."""
 
-    keys: tuple[Key, ...]  # its keys
+    keys: Mapping[str, Key]  # its keys
     fixed: Mapping[str, Any]  # settings that all of its models have
-    # keys whose other values are not supported: what is, and why nothing else
-    only: Mapping[str, tuple[tuple[Any, ...], str]]
+    required: Mapping[str, Any]  # only supported values of other keys, where they are set; a tuple of several
     constants: Mapping[str, Any] = field(default_factory=dict)  # further keys of a written configuration
     # keys of the width and of the number of heads, of which it is a multiple
     heads: tuple[str, str] = ("hidden_size", "num_attention_heads")
@@ -148,24 +95,37 @@ class Layout:
     padding: int = 0  # rows before the first position, if not
     padding_id: int | None = None  # the only id of padding; None if any
     narrow: bool = False  # whether its embeddings are always narrower than its hidden states
-    # what else follows from the names of tensors
-    finish: Callable[[Architecture, Collection[str]], Architecture] = lambda read, _: read
+    # what else follows from the configuration and the names of tensors
+    finish: Callable[[Architecture, Config, Collection[str]], Architecture] = lambda read, *_: read
 
     @property
     def has_segments(self) -> bool:
         """Whether its models distinguish the segments of a pair."""
         return self.fixed.get("num_segments") != 0
 
+    @property
+    def decodes(self) -> bool:
+        """Whether its models have a decoder."""
+        return any("decoder_layers" in key.ours for key in self.keys.values())
+
     def read(self, config: Config, names: Collection[str]) -> Architecture:
         """The architecture of a configuration."""
-        for key, (allowed, why) in self.only.items():
-            config.only(key, *allowed, why=why)
+        for theirs, value in self.required.items():
+            allowed = value if isinstance(value, tuple) else (value,)
+            config.only(theirs, *allowed, None, why=f"only {' or '.join(map(str, allowed))} is supported")
         width, heads = (config.whole(key) for key in self.heads)
-        if width % heads and "head_size" not in [name for key in self.keys for name in key.ours]:
+        if width % heads and not any("head_size" in key.ours for key in self.keys.values()):
             raise config.refused(self.heads[1], f"{self.heads[0]} is {width}, which must be a multiple of it")
         values = dict(self.fixed)
-        for entry in self.keys:
-            values |= dict(zip(entry.ours, entry.read(config, names), strict=True))
+        for theirs, key in self.keys.items():
+            own = (
+                key.read(config, names)
+                if key.read
+                else [_value(config, theirs, key.ours[0], key.default)] * len(key.ours)
+            )
+            for setting, value in zip(key.ours, own, strict=True):
+                if values.setdefault(setting, value) != value:
+                    raise config.refused(theirs, f"only {values[setting]} is supported with the other keys")
         padding, rows = self.padding, XLNET_POSITIONS
         if self.positions is not None:
             rows = config.whole(*self.positions)
@@ -178,7 +138,7 @@ class Layout:
             raise config.refused("embedding_size", "it must differ from hidden_size, so that there is a projection")
         settings = ModelSettings(**{**values, "max_positions": rows})
         tokens = config.whole("vocab_size", 1, kind="vocab_size")
-        return self.finish(Architecture(settings=settings, padding=padding, tokens=tokens), names)
+        return self.finish(Architecture(settings=settings, padding=padding, tokens=tokens), config, names)
 
     def write(self, settings: ModelSettings, *, positions: int, padding: int) -> dict[str, Any]:
         """The configuration of a shape.
@@ -188,25 +148,23 @@ class Layout:
             positions: Positions of the model.
             padding: Rows of the position table before those of the first position.
         """
-        values = {key.theirs: key.write(settings) for key in self.keys if key.theirs}
+        values = {
+            theirs: key.write(settings) if key.write else getattr(settings, key.ours[0])
+            for theirs, key in self.keys.items()
+        }
         if self.positions is not None:
             values[self.positions[0]] = positions + (padding if self.after_padding else 0)
         return {**self.constants, **values}
 
     def changed(self, settings: ModelSettings, names: Sequence[str]) -> Iterator[tuple[str, Any, Any]]:
         """Which of some settings a class of the family does not have: name, ours, and what the class has instead."""
-        fixed = dataclasses.replace(settings, **self.fixed)
-        for name in names:
-            if name in self.fixed and _resolved(settings, name) != _resolved(fixed, name):
-                yield name, _resolved(settings, name), _resolved(fixed, name)
         if self.narrow and _resolved(settings, "embedding_size") == settings.hidden_size:
             yield "embedding_size", settings.hidden_size, f"below {settings.hidden_size}"
             return
-        tensors = {OUTPUT: not settings.tied_output, FINAL_BIAS: settings.head_bias}
-        written = self.write(settings, positions=settings.max_positions or 1, padding=2)
-        again = self.read(
-            Config(Path("config.json"), written), [name for name, stored in tensors.items() if stored]
-        ).settings
+        stored = {OUTPUT: not settings.tied_output, FINAL_BIAS: settings.head_bias}
+        fitting = dataclasses.replace(settings, **self.fixed)
+        written = self.write(fitting, positions=settings.max_positions or 1, padding=2)
+        again = self.read(Config(Path("config.json"), written), [name for name in stored if stored[name]]).settings
         for name in names:
             own, theirs = (_resolved(each, name) for each in (settings, again))
             if own != theirs:
@@ -231,109 +189,110 @@ def _resolved(settings: ModelSettings, name: str) -> Any:
             return value
 
 
-_DECODER = "this is a decoder, and only encoders can be imported"
-_OF_BERT: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "is_decoder": ((False, None), _DECODER),
-    "add_cross_attention": ((False, None), _DECODER),
-    "position_embedding_type": (("absolute", None), "only absolute positions are supported"),
-    "pruned_heads": (({}, None), "pruned attention heads are not supported"),
+def _activation(default: str, names: Mapping[str, str] = ACTIVATIONS) -> Key:
+    return _key("activation", default, lambda settings: names[settings.activation])
+
+
+def _is_tied(config: Config, names: Collection[str]) -> tuple[bool]:
+    """Whether the output matrix is the token table; it is too where a checkpoint has none of its own."""
+    return (config.values.get("tie_word_embeddings", True) is not False or OUTPUT not in names,)
+
+
+def _narrow_width(config: Config, _: Collection[str]) -> tuple[int | None]:
+    width = config.whole("embedding_size", 128)
+    return (None if width == config.whole("hidden_size") else width,)
+
+
+_NARROW = Key(("embedding_size",), None, _narrow_width, lambda own: own.embedding_size or own.hidden_size)
+_OF_BERT = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "position_embedding_type": "absolute",
+    "pruned_heads": {},
 }
+_TIED = {"tie_word_embeddings": True}
 _NO_RELATIVE = {"relative_bias": False}
-_ONE_GROUP = "only one group of shared layers is supported"
-_NAMES_OF_DISTILBERT = {
-    "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
-    "intermediate_size": "hidden_dim", "hidden_act": "activation", "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-}  # fmt: skip
+_RANGE = _key("initializer_range", 0.02)
 
 
-def _bert_keys(
-    names: Mapping[str, str] = {}, *, dropout: float = 0.1, activation: str = "gelu", segments: int | None = 2
-) -> tuple[Key, ...]:
+def _bert(*, dropout: float = 0.1, activation: str = "gelu", segments: int | None = 2) -> dict[str, Key]:
     """BERT's keys."""
-
-    def name(key: str) -> str:
-        return names.get(key, key)
-
-    return (
-        _size(name("hidden_size"), "hidden_size"),
-        _size(name("num_attention_heads"), "num_heads"),
-        _size(name("num_hidden_layers"), "num_layers", kind="layers"),
-        _size(name("intermediate_size"), "intermediate_size"),
-        *(() if segments is None else (_size("type_vocab_size", "num_segments", segments, least=0),)),
-        _activation(name("hidden_act"), activation),
-        _rate(name("hidden_dropout_prob"), "dropout", dropout),
-        _rate(name("attention_probs_dropout_prob"), "attention_dropout", dropout),
-        *(() if names else (_rate("layer_norm_eps", "layer_norm_eps", 1e-12),)),
-        _rate("initializer_range", "initializer_range", 0.02, most=10),
-    )
+    return {
+        "hidden_size": _key("hidden_size"),
+        "num_attention_heads": _key("num_heads"),
+        "num_hidden_layers": _key("num_layers"),
+        "intermediate_size": _key("intermediate_size"),
+        **({} if segments is None else {"type_vocab_size": _key("num_segments", segments)}),
+        "hidden_act": _activation(activation),
+        "hidden_dropout_prob": _key("dropout", dropout),
+        "attention_probs_dropout_prob": _key("attention_dropout", dropout),
+        "layer_norm_eps": _key("layer_norm_eps", 1e-12),
+        "initializer_range": _RANGE,
+    }
 
 
-_STOCK = {"tie_word_embeddings": True}
-BERT = Layout(keys=_bert_keys(), fixed=_NO_RELATIVE, only=_OF_BERT, constants=_STOCK)
+BERT = Layout(keys=_bert(), fixed=_NO_RELATIVE, required=_OF_BERT, constants=_TIED)
 ROBERTA = dataclasses.replace(BERT, after_padding=True)
 MPNET = Layout(
-    keys=(
-        *_bert_keys(segments=None),
-        _equal("relative_attention_num_buckets", lambda settings: settings.relative_buckets, lambda _: None),
-    ),
+    keys={**_bert(segments=None), "relative_attention_num_buckets": _key("relative_buckets", 32)},
     fixed={"num_segments": 0, "relative_bias": True, "relative_buckets": 32, "relative_max_distance": 128},
-    only={
-        **_OF_BERT,
-        "relative_attention_num_buckets": ((32,), "MPNet always has 32 buckets"),
-        "pad_token_id": ((1,), "MPNet always pads with id 1"),
-    },
-    constants=_STOCK,
+    required={**_OF_BERT, "pad_token_id": 1},
+    constants=_TIED,
     after_padding=True,
     padding_id=1,
 )
-ELECTRA = dataclasses.replace(BERT, keys=(*_bert_keys(), _narrow()))
+ELECTRA = dataclasses.replace(BERT, keys={**_bert(), "embedding_size": _NARROW})
 ALBERT = Layout(
-    keys=(*_bert_keys(dropout=0.0, activation="gelu_new"), _narrow()),
+    keys={**_bert(dropout=0.0, activation="gelu_new"), "embedding_size": _NARROW},
     fixed={**_NO_RELATIVE, "share_layers": "all"},
-    only={**_OF_BERT, "num_hidden_groups": ((1,), _ONE_GROUP), "inner_group_num": ((1,), _ONE_GROUP)},
-    constants={**_STOCK, "num_hidden_groups": 1, "inner_group_num": 1},
+    required={**_OF_BERT, "num_hidden_groups": 1, "inner_group_num": 1},
+    constants={**_TIED, "num_hidden_groups": 1, "inner_group_num": 1},
     narrow=True,
 )
 DISTILBERT = Layout(
-    keys=_bert_keys(_NAMES_OF_DISTILBERT, segments=None),
+    keys={
+        "dim": _key("hidden_size"),
+        "n_heads": _key("num_heads"),
+        "n_layers": _key("num_layers"),
+        "hidden_dim": _key("intermediate_size"),
+        "activation": _activation("gelu"),
+        "dropout": _key("dropout", 0.1),
+        "attention_dropout": _key("attention_dropout", 0.1),
+        "initializer_range": _RANGE,
+    },
     fixed={**_NO_RELATIVE, "num_segments": 0, "layer_norm_eps": 1e-12},
-    only=_OF_BERT,
-    constants=_STOCK,
+    required=_OF_BERT,
+    constants=_TIED,
     heads=("dim", "n_heads"),
 )
 
 
-def _of_unilm(read: Architecture, names: Collection[str]) -> Architecture:
+def _of_unilm(read: Architecture, _: Config, names: Collection[str]) -> Architecture:
     """The tensors identify the variant more reliably than the configuration."""
-    tables = [name.removeprefix("bert.") for name in names if name.endswith("rel_pos_bias.weight")]
-    return dataclasses.replace(
-        read,
-        settings=dataclasses.replace(read.settings, relative_bias=bool(tables)),
-        fused=any(name.endswith(".qkv_linear.weight") for name in names),
-        relative=tables[0] if tables else None,
-    )
+    tables = [name for name in names if name.endswith("rel_pos_bias.weight")]
+    own = {"backbone.relative.weight": tables[0]} if tables else {}
+    if any(name.endswith(".qkv_linear.weight") for name in names):
+        ours, theirs = "backbone.layers.{}.attention.qkv", "bert.encoder.layer.{}.attention.self"
+        own |= {f"{ours}.weight": f"{theirs}.qkv_linear.weight", f"{ours}.bias": f"{theirs}.q_bias|v_bias"}
+    return dataclasses.replace(read, settings=dataclasses.replace(read.settings, relative_bias=bool(tables)), names=own)
 
 
 UNILM = Layout(
-    keys=(
-        *_bert_keys(segments=6),
-        _plain("rel_pos_bins", "relative_buckets", lambda config: config.whole("rel_pos_bins", 32, least=0) or 32),
-        _plain("max_rel_pos", "relative_max_distance", lambda config: config.whole("max_rel_pos", 128, least=0) or 128),
-    ),
+    keys={
+        **_bert(segments=6),
+        "rel_pos_bins": Key(("relative_buckets",), read=lambda config, _: (config.whole("rel_pos_bins", 32, least=0) or 32,)),
+        "max_rel_pos": Key(
+            ("relative_max_distance",), read=lambda config, _: (config.whole("max_rel_pos", 128, least=0) or 128,)
+        ),
+    },
     fixed={},
-    only={
-        **_OF_BERT,
-        "prenorm": ((False, None), "only layers that normalise after each sub-layer are supported"),
-        "untie_rel_pos": ((False, None), "only one relative position table for all layers is supported"),
-        "seperate_cls_rel_pos": ((False, None), "separate relative positions of [CLS] are not supported"),
-        "rel_pos_type": ((0, 2, None), "only T5's buckets are supported, which is type 2"),
+    required={
+        **_OF_BERT, "prenorm": False, "untie_rel_pos": False, "seperate_cls_rel_pos": False, "rel_pos_type": (0, 2),
     },
     finish=_of_unilm,
-)
+)  # fmt: skip
 
 _GATED = "relu", "gelu", "gelu_new", "gated-gelu", "gated-gelu_new", "gated-relu"
-_RATES = "dropout", "attention_dropout", "activation_dropout", "final_dropout"
 _PLAIN = {**ACTIVATIONS, "gelu_tanh": "gelu_new"}
 
 
@@ -362,78 +321,55 @@ def _read_scale(config: Config, names: Collection[str]) -> tuple[bool, bool]:
 
 
 T5 = Layout(
-    keys=(
-        _size("d_model", "hidden_size"),
-        _size("num_layers", "num_layers", kind="layers"),
-        Key(
-            "num_decoder_layers",
+    keys={
+        "d_model": _key("hidden_size"),
+        "num_layers": _key("num_layers"),
+        "num_decoder_layers": Key(
             ("decoder_layers",),
-            lambda config, _: (
+            read=lambda config, _: (
                 config.whole("num_decoder_layers", config.whole("num_layers", kind="layers"), kind="layers"),
             ),
-            lambda settings: settings.decoder_layers,
         ),
-        _size("num_heads", "num_heads"),
-        Key("d_kv", ("head_size",), _read_head_size, lambda own: own.head_size or own.hidden_size // own.num_heads),
-        _size("d_ff", "intermediate_size"),
-        Key(
-            "feed_forward_proj",
-            ("activation", "gated"),
-            _read_gate,
-            _write_gate,
+        "num_heads": _key("num_heads"),
+        "d_kv": Key(
+            ("head_size",), None, _read_head_size, lambda own: own.head_size or own.hidden_size // own.num_heads
         ),
-        _size("relative_attention_num_buckets", "relative_buckets", 32),
-        _size("relative_attention_max_distance", "relative_max_distance", 128),
-        _rates("dropout_rate", *_RATES),
-        _rate("layer_norm_epsilon", "layer_norm_eps", 1e-6),
-        Key("tie_word_embeddings", ("scale_output", "tied_output"), _read_scale, lambda settings: settings.tied_output),
-    ),
+        "d_ff": _key("intermediate_size"),
+        "feed_forward_proj": Key(("activation", "gated"), None, _read_gate, _write_gate),
+        "relative_attention_num_buckets": _key("relative_buckets", 32),
+        "relative_attention_max_distance": _key("relative_max_distance", 128),
+        "dropout_rate": Key(OF_TRAINING, 0.1),
+        "layer_norm_epsilon": _key("layer_norm_eps", 1e-6),
+        "tie_word_embeddings": Key(("scale_output", "tied_output"), None, _read_scale, lambda own: own.tied_output),
+    },
     fixed={
         "num_segments": 0, "positions": "none", "norm": "pre", "norm_kind": "rms", "biases": False, "scale_scores": False,
         "relative_bias": True, "embedding_norm": False, "head": "linear", "head_bias": False, "initializer": "t5",
     },
-    only={"is_encoder_decoder": ((True, None), "only T5 with both encoder and decoder is supported")},
+    required={"is_encoder_decoder": True},
     constants={"is_encoder_decoder": True},
     heads=("d_model", "num_heads"),
     positions=("n_positions", 512),
 )  # fmt: skip
-
-
-def _same_in_both(key: str, what: str, ours: str) -> Key:
-    """A key of BART's decoder, which must be that of its encoder."""
-    theirs = f"encoder_{key}"
-    return _equal(
-        f"decoder_{key}",
-        lambda settings: getattr(settings, ours),
-        lambda config: config.only(f"decoder_{key}", config.whole(theirs), why=f"encoder and decoder need {what}"),
-    )
-
-
 BART = Layout(
-    keys=(
-        _size("d_model", "hidden_size"),
-        _size("encoder_layers", "num_layers", kind="layers"),
-        _size("decoder_layers", "decoder_layers", kind="layers"),
-        _size("encoder_attention_heads", "num_heads"),
-        _same_in_both("attention_heads", "the same number of heads", "num_heads"),
-        _size("encoder_ffn_dim", "intermediate_size"),
-        _same_in_both("ffn_dim", "feed-forward networks of the same size", "intermediate_size"),
-        _activation("activation_function", "gelu"),
-        _flag("scale_embedding", "scale_embeddings", default=False),
-        _rate("dropout", "dropout", 0.1),
-        _rate("attention_dropout", "attention_dropout", 0.0),
-        _rate("activation_dropout", "activation_dropout", 0.0),
-        _rate("init_std", "initializer_range", 0.02, most=10),
-        Key("", ("head_bias",), lambda _, names: (FINAL_BIAS in names,), lambda _: None),
-    ),
+    keys={
+        "d_model": _key("hidden_size"),
+        "encoder_layers": _key("num_layers"),
+        "decoder_layers": _key("decoder_layers"),
+        "encoder_attention_heads": _key("num_heads"),
+        "decoder_attention_heads": _key("num_heads"),
+        "encoder_ffn_dim": _key("intermediate_size"),
+        "decoder_ffn_dim": _key("intermediate_size"),
+        "activation_function": _activation("gelu"),
+        "scale_embedding": _key("scale_embeddings", False),
+        "dropout": _key("dropout", 0.1),
+        "attention_dropout": _key("attention_dropout", 0.0),
+        "activation_dropout": _key("activation_dropout", 0.0),
+        "init_std": _RANGE,
+    },
     fixed={"num_segments": 0, "norm": "post", "relative_bias": False, "head": "linear", "layer_norm_eps": 1e-5},
-    only={
-        "is_encoder_decoder": ((True, None), "only BART with both encoder and decoder is supported"),
-        **dict.fromkeys(
-            ("add_final_layer_norm", "normalize_before"),
-            ((False, None), "only layers that normalise after each sub-layer are supported"),
-        ),
-        "normalize_embedding": ((True, None), "only normalised embeddings are supported"),
+    required={
+        "is_encoder_decoder": True, "add_final_layer_norm": False, "normalize_before": False, "normalize_embedding": True,
     },
     constants={
         "is_encoder_decoder": True, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "tie_word_embeddings": True,
@@ -441,89 +377,72 @@ BART = Layout(
     heads=("d_model", "encoder_attention_heads"),
     positions=("max_position_embeddings", 1024),
     padding=2,
-)  # fmt: skip
-
-
-def _same_dropout(config: Config) -> None:
-    dropout = config.number("resid_pdrop", 0.1, most=1)
-    if config.number("embd_pdrop", 0.1, most=1) != dropout:
-        raise config.refused(
-            "embd_pdrop", f"embeddings have the dropout of the layers: set it to resid_pdrop, {dropout:g}"
-        )
-
-
-GPT2 = Layout(
-    keys=(
-        _size("n_embd", "hidden_size"),
-        _size("n_layer", "num_layers", kind="layers"),
-        _size("n_head", "num_heads"),
-        _plain(
-            "n_inner",
-            "intermediate_size",
-            lambda config: 4 * config.whole("n_embd") if config.values.get("n_inner") is None else config.whole("n_inner"),
-        ),
-        _activation("activation_function", "gelu_new", _PLAIN),
-        _flag("scale_attn_weights", "scale_scores", default=True),
-        _rate("resid_pdrop", "dropout", 0.1),
-        _equal("embd_pdrop", lambda settings: settings.dropout, _same_dropout),
-        _rate("attn_pdrop", "attention_dropout", 0.1),
-        _rate("layer_norm_epsilon", "layer_norm_eps", 1e-5),
-        _rate("initializer_range", "initializer_range", 0.02, most=10),
-        _tied("tie_word_embeddings"),
+    finish=lambda read, _, names: dataclasses.replace(
+        read, settings=dataclasses.replace(read.settings, head_bias=FINAL_BIAS in names)
     ),
+)  # fmt: skip
+GPT2 = Layout(
+    keys={
+        "n_embd": _key("hidden_size"),
+        "n_layer": _key("num_layers"),
+        "n_head": _key("num_heads"),
+        "n_inner": Key(
+            ("intermediate_size",),
+            read=lambda config, _: (
+                4 * config.whole("n_embd") if config.values.get("n_inner") is None else config.whole("n_inner"),
+            ),
+        ),
+        "activation_function": _activation("gelu_new", _PLAIN),
+        "scale_attn_weights": _key("scale_scores", True),
+        "resid_pdrop": _key("dropout", 0.1),
+        "embd_pdrop": _key("dropout", 0.1),
+        "attn_pdrop": _key("attention_dropout", 0.1),
+        "layer_norm_epsilon": _key("layer_norm_eps", 1e-5),
+        "initializer_range": _RANGE,
+        "tie_word_embeddings": Key(("tied_output",), read=_is_tied),
+    },
     fixed={
         "num_segments": 0, "norm": "pre", "relative_bias": False, "head": "linear", "head_bias": False, "scaled_init": True,
     },
-    only={
-        "add_cross_attention": ((False, None), "a decoder of another model is not supported"),
-        "scale_attn_by_inverse_layer_idx": (
-            (False, None), "scores scaled by the number of the layer are not supported",
-        ),
-    },
+    required={"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False},
     constants={"is_encoder_decoder": False},
     heads=("n_embd", "n_head"),
     positions=("n_positions", 1024),
 )  # fmt: skip
 
 
-def _even(config: Config) -> int:
-    width, heads = config.whole("d_model"), config.whole("n_head")
+def _of_xlnet(read: Architecture, config: Config, _: Collection[str]) -> Architecture:
+    width, heads = read.settings.hidden_size, read.settings.num_heads
     if width % 2:
         raise config.refused("d_model", f"it must be even and a multiple of n_head, which is {heads}")
     config.only("d_head", width // heads, None, why=f"only d_model / n_head, {width // heads}, is supported")
-    return width
+    return read
 
 
 XLNET = Layout(
-    keys=(
-        _plain("d_model", "hidden_size", _even),
-        _size("n_layer", "num_layers", kind="layers"),
-        _size("n_head", "num_heads"),
-        _size("d_inner", "intermediate_size"),
-        _activation("ff_activation", "gelu", _PLAIN),
-        Key(
-            "mem_len",
+    keys={
+        "d_model": _key("hidden_size"),
+        "n_layer": _key("num_layers"),
+        "n_head": _key("num_heads"),
+        "d_inner": _key("intermediate_size"),
+        "ff_activation": _activation("gelu", _PLAIN),
+        "mem_len": Key(
             ("memory",),
-            lambda config, _: (0 if config.values.get("mem_len") is None else config.whole("mem_len", least=0),),
-            lambda settings: settings.memory or None,
+            read=lambda config, _: (0 if config.values.get("mem_len") is None else config.whole("mem_len", least=0),),
+            write=lambda settings: settings.memory or None,
         ),
-        _rates("dropout", *_RATES),
-        _rate("layer_norm_eps", "layer_norm_eps", 1e-12),
-        _rate("initializer_range", "initializer_range", 0.02, most=10),
-    ),
-    fixed={
-        "num_segments": 2, "positions": "transformer_xl", "relative_bias": False, "embedding_norm": False,
-        "head": "linear",
+        "dropout": Key(OF_TRAINING, 0.1),
+        "layer_norm_eps": _key("layer_norm_eps", 1e-12),
+        "initializer_range": _RANGE,
     },
-    only={
-        "attn_type": (("bi", None), "only bi, where the factorization order decides what a token reads, is supported"),
-        "untie_r": ((True, None), "only layers with biases of their own are supported"),
-        "bi_data": ((False, None), "batches with reversed halves are not supported"),
-        "same_length": ((False, None), "attention spans of equal length are not supported"),
-        "clamp_len": ((-1, 0, None), "clamped distances are not supported"),
-        "reuse_len": ((None, 0), "a memory of the beginning of each row is not supported"),
+    fixed={
+        "num_segments": 2, "positions": "transformer_xl", "relative_bias": False, "embedding_norm": False, "head": "linear",
+    },
+    required={
+        "attn_type": "bi", "untie_r": True, "bi_data": False, "same_length": False, "clamp_len": (-1, 0), "reuse_len": 0,
     },
     constants={"is_encoder_decoder": False, "untie_r": True, "tie_word_embeddings": True},
     heads=("d_model", "n_head"),
     positions=None,
+    finish=_of_xlnet,
 )  # fmt: skip

@@ -19,19 +19,12 @@ import torch
 from unicloze.decoding.inputs import objective_of, part_with
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import as_umask_says
-from unicloze.interop.card import CARD, model_card, without_places
-from unicloze.interop.check import (
-    LARGEST_DIFFERENCE,
-    check_language_model,
-    compare_models,
-    load_stock,
-    transformers_library,
-)
-from unicloze.interop.families import CLASSES, FAMILIES, STOCK
+from unicloze.interop.card import CARD, Export, model_card, without_places
+from unicloze.interop.check import LARGEST_DIFFERENCE, check_stock, transformers_library
+from unicloze.interop.families import FAMILIES
 from unicloze.interop.files import read_json
-from unicloze.interop.limits import PACKAGE, Export, check_format, said_of_training
 from unicloze.interop.read import GROUP, installed_models, write_weights
-from unicloze.interop.stock_export import stock_export, write
+from unicloze.interop.stock import PACKAGE, check_format, stock_export
 from unicloze.settings import FinetuningSettings, Recipe
 from unicloze.training.loading import LoadedModel, load_model
 from unicloze.version import __version__
@@ -195,20 +188,12 @@ class ExportResult:
 def stock_format(loaded: LoadedModel, to: str) -> Export:
     """Export to a stock class of Transformers."""
     check_format(to, loaded)
-    if to in CLASSES:
-        return Export(
-            to=to,
-            architecture=CLASSES[to],
-            write=lambda folder: write(to, loaded, folder),
-            check=lambda folder: check_language_model(to, loaded, folder),
-            said=tuple(said_of_training(FAMILIES[to], loaded)),
-        )
-    plan = stock_export(STOCK[to], loaded)
+    plan = stock_export(FAMILIES[to], loaded)
     return Export(
         to=to,
         architecture=plan.architecture,
         write=plan.write,
-        check=lambda folder: compare_models(loaded, load_stock(plan, folder)),
+        check=lambda folder: check_stock(plan, folder),
         said=plan.said,
     )
 

@@ -1,4 +1,4 @@
-"""Encoder families: how to read a configuration, and key tables for backbone and heads.
+"""Families of models: their keys of a configuration, and their name of each of our tensors.
 
 All of them are our backbone under other names. A table covers the backbone and whichever heads are present, so the same
 families serve checkpoints with and without heads, in both directions.
@@ -13,153 +13,39 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from unicloze.interop import configurations as layouts
-from unicloze.interop import tables as entries
-from unicloze.interop.configurations import OUTPUT, Architecture, Layout
+from unicloze.interop.configurations import FINAL_BIAS, OUTPUT, Architecture, Layout
 from unicloze.interop.files import LARGEST, Config
 from unicloze.interop.tables import (
-    TOKENS,
-    Appended,
+    KEYLESS_BIAS,
+    TRANSPOSED,
+    Change,
     Entry,
-    SplitRows,
     Table,
-    module,
-    modules,
-    pair_head,
-    same,
-    token_head,
+    appended,
+    entries_of,
+    folded,
+    heads_last,
+    query_vector,
+    reshaped,
+    shifted,
 )
 from unicloze.recipes import load_recipe
 from unicloze.settings import TaskSettings
 
-TaskClass = Literal["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"]
-
-TASK_CLASSES: Mapping[frozenset[str], TaskClass] = {
-    frozenset({"label"}): "ForSequenceClassification",
-    frozenset({"tags"}): "ForTokenClassification",
-    frozenset({"start", "end"}): "ForQuestionAnswering",
-    frozenset({"choice"}): "ForMultipleChoice",
-}
-"""Class of a task, by the task's targets."""
-DENSE: Mapping[TaskClass, bool] = {
-    "ForSequenceClassification": True,
-    "ForTokenClassification": False,
-    "ForQuestionAnswering": False,
-    "ForMultipleChoice": True,
-}
-"""Whether a class has a dense layer before its output layer."""
-
-_BIO = re.compile(r"O|[BI]-.+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskLayers:
-    """Layers of a class with a dense layer before its output layer."""
-
-    dense: str  # name of the dense layer
-    output: str  # name of the output layer
-    head: str = "dense"  # `task.head` of such layers
-
-
-def task_entries(kind: TaskClass, layers: Mapping[TaskClass, TaskLayers]) -> list[Entry]:
-    """Entries of a task's heads."""
-    if kind == "ForQuestionAnswering":
-        ours = "task_heads.start.output", "task_heads.end.output"
-        return [
-            Entry(ours=tuple(f"{name}.{part}" for name in ours), theirs=(f"qa_outputs.{part}",), change=SplitRows(2))
-            for part in ("weight", "bias")
-        ]
-    if kind == "ForTokenClassification":
-        return module("task_heads.tags.output", "classifier")
-    target = "label" if kind == "ForSequenceClassification" else "choice"
-    own = layers[kind]
-    return module(f"task_heads.{target}.dense", own.dense) + module(f"task_heads.{target}.output", own.output)
-
-
-def class_of(config: Config) -> TaskClass | None:
-    """The class with a task's head that a configuration names; None if it names another or none."""
-    names = config.values.get("architectures")
-    name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    return next((kind for kind in get_args(TaskClass) if isinstance(name, str) and name.endswith(kind)), None)
-
-
-def imported_task(config: Config, kind: TaskClass, layers: Mapping[TaskClass, TaskLayers]) -> TaskSettings:
-    """The task of a checkpoint with a task's head."""
-    decodes = config.values.get("is_encoder_decoder") is True
-    if not layers or (kind not in layers and (DENSE[kind] or decodes)):
-        raise _refused(config, "architectures", "a head of this class cannot be imported")
-    recipes = {"ForTokenClassification": "tagging", "ForQuestionAnswering": "squad-v1.1", "ForMultipleChoice": "choice"}
-    labels: list[str] | None = None
-    if kind in ("ForSequenceClassification", "ForTokenClassification"):
-        labels = _labels(config)
-    name = recipes.get(kind, "classification")
-    if kind == "ForSequenceClassification" and _is_regression(config, labels or []):
-        name, labels = "regression", None
-    task: Any = load_recipe(name).task
-    values: dict[str, Any] = {
-        "head": layers[kind].head if DENSE[kind] else "plain",
-        "pooling": "decoder" if decodes else "first",
-        "head_dropout": _dropout(config, kind),
-    }
-    if labels is not None:
-        values["labels"] = labels
-    if kind == "ForTokenClassification" and not all(_BIO.fullmatch(label) for label in labels or ()):
-        values["metrics"] = ["tag-accuracy"]
-    imported: TaskSettings = dataclasses.replace(task, **values)
-    return imported
-
-
-DROPOUT: Mapping[str, tuple[str, float | None]] = {
-    "albert": ("classifier_dropout_prob", 0.1),
-    "distilbert": ("seq_classif_dropout", 0.2),
-    "bart": ("classifier_dropout", 0.0),
-}
-"""Key of the dropout before an output layer, and its default; None for the model's."""
-
-
-def _dropout(config: Config, kind: TaskClass) -> float | None:
-    if kind == "ForQuestionAnswering":
-        return config.number("qa_dropout", 0.0, most=1)
-    model = str(config.values.get("model_type"))
-    of_words = model == "distilbert" and not DENSE[kind]
-    key, default = DROPOUT.get("" if of_words else model, ("classifier_dropout", None))
-    return default if config.values.get(key) is None else config.number(key, 0.0, most=1)
-
-
-def _is_regression(config: Config, labels: list[str]) -> bool:
-    """Whether a class of texts has one output, a quantity."""
-    problem = config.values.get("problem_type")
-    if problem not in (None, "regression", "single_label_classification"):
-        raise _refused(config, "problem_type", "only one class or one quantity of a text can be predicted")
-    if problem == "regression" and len(labels) != 1:
-        raise _refused(config, "problem_type", f"only one quantity of a text can be predicted, not {len(labels)}")
-    if problem == "single_label_classification" and len(labels) < 2:
-        raise _refused(config, "problem_type", "there is only one class")
-    return len(labels) == 1
-
-
-def _labels(config: Config) -> list[str]:
-    """The classes of a configuration, in the order of their indices."""
-    named = config.values.get("id2label")
-    if named is None:
-        return [f"LABEL_{number}" for number in range(config.whole("num_labels", 2))]
-    wrong = not isinstance(named, dict) or not 1 <= len(named) <= LARGEST["size"]
-    labels = [] if wrong else [named.get(str(number)) for number in range(len(named))]
-    if wrong or not all(isinstance(label, str) and label for label in labels) or len(set(labels)) < len(labels):
-        raise _refused(config, "id2label", "it must give every class from 0 a name of its own")
-    return labels
-
-
-def _refused(config: Config, key: str, why: str) -> Exception:
-    return config.refused(key, f"{why}; pass --allow 'PATTERN' for the tensors of its head to import the encoder alone")
-
-
 Head = Literal["token", "next", "order", "replaced"]
-
-NEVER = -1000.0
-"""Logit bias of a token that is never predicted."""
+TaskClass = Literal["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"]
 
 TARGETS: Mapping[Head, str] = {"token": "ae", "next": "nsp", "order": "sop", "replaced": "rtd"}
 """Target of each head: masked tokens, next sentence, sentence order, replaced tokens."""
+TASK_CLASSES: Mapping[TaskClass, tuple[str, ...]] = {
+    "ForSequenceClassification": ("label",),
+    "ForTokenClassification": ("tags",),
+    "ForQuestionAnswering": ("start", "end"),
+    "ForMultipleChoice": ("choice",),
+}
+"""Targets of the task of each class."""
+NEVER = -1000.0
+"""Logit bias of a token that is never predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +56,13 @@ class Family:
     paper: str  # title of its paper
     prefix: str  # prefix of backbone names in models with a head; a bare encoder has none
     configuration: Layout  # its keys of a configuration
-    backbone: Callable[[Architecture], Iterable[Entry]]  # entries of the backbone, without the prefix
-    heads: Mapping[Head, tuple[Entry, ...]]  # entries of each head, with full names
+    names: Mapping[str, str]  # as of `entries_of`, with full names
+    gated: Mapping[str, str] = field(default_factory=dict)  # other names in gated models
+    changes: Callable[[Architecture], Mapping[str, Change]] = lambda _: {}  # as of `entries_of`, besides positions
     copies: Mapping[str, str] = field(default_factory=dict)  # as in `Table`, with full names
-    # the layer over the first slot: part of a classifier in `heads`, or on its own `ModelSettings.pooler`
-    pooler: str = ""
-    gelu_heads: frozenset[Head] = frozenset()  # heads that use GELU regardless of the activation of the layers
-    always: tuple[Head, ...] = ()  # heads every checkpoint has, whether or not they have tensors of their own
+    pairs: Head = "next"  # what its head for pairs predicts
+    gelu_head: bool = False  # whether its head for tokens uses GELU regardless of the activation of the layers
+    always: bool = False  # whether every checkpoint predicts tokens, with tensors of its own for it or not
     unused: tuple[str, ...] = ()  # names that are not used here, besides those of all families
     # the stock class of each set of heads; none for a family of language models
     classes: Mapping[frozenset[Head], str] = field(default_factory=dict)
@@ -184,44 +70,36 @@ class Family:
     separators: int = 1  # number of tokens between two texts
     # whether slots that predict have a vector of their own instead of a token, see `Architecture.query`
     queries: bool = False
-    # layers of its classes with the head of a task and a dense layer, with full names
-    task_layers: Mapping[TaskClass, TaskLayers] = field(default_factory=dict)
+    task_head: str = "dense"  # `task.head` of its classes of texts and of choices
 
     @property
     def prefix_of_classes(self) -> str:
         """How the names of its classes begin."""
         return self.classes[frozenset()].removesuffix("Model")
 
-    def table(
-        self, layout: Architecture, *, heads: Collection[Head] = (), bare: bool = False, task: TaskClass | None = None
-    ) -> Table:
-        """The key table of a model."""
-        prefix = "" if bare else self.prefix
-        found = [
-            dataclasses.replace(entry, theirs=tuple(prefix + name for name in entry.theirs))
-            for entry in self.backbone(layout)
-        ]
-        absent = set() if layout.settings.head_bias else {("token_head.bias",)}
-        absent |= {("token_head.output",)} if layout.settings.tied_output else set()
-        found += [
-            dataclasses.replace(entry, change=Appended(NEVER)) if layout.query_is_new else entry
-            for head in heads
-            for entry in self.heads[head]
-            if entry.ours not in absent
-        ]
-        stored = {name for entry in found for name in entry.theirs}
-        unused = [f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids", *self.unused]
-        if layout.settings.pooler:
-            found += modules({"pooler": f"{prefix}{self.pooler}"})
-        if task is not None:
-            found += task_entries(task, self.task_layers)
-            unused += [f"{prefix}{self.pooler}.*"] if self.pooler else []
+    def table(self, layout: Architecture, ours: Iterable[str], *, bare: bool = False) -> Table:
+        """The key table of a model with the given tensors of ours."""
+        ours, settings = list(ours), layout.settings
+        names = {**self.names, **layout.names, **(self.gated if settings.gated else {})}
+        folds = settings.num_segments and not self.configuration.has_segments
+        own = folded(layout.padding, settings.num_segments) if folds else shifted(layout.padding)
+        changes = {
+            "backbone.embeddings.positions.weight": own,
+            "backbone.decoder.embeddings.positions.weight": shifted(layout.padding),
+            **self.changes(layout),
+        }
+        prefix, entries = self.prefix, entries_of(ours, names, changes)
+        unused = [f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids"]
+        if "pooler" in names and any(name.startswith("task_heads.") for name in ours):
+            unused.append(f"{names['pooler']}.*")
+        if bare:
+            unused = [name.removeprefix(prefix) for name in unused]
+            entries = [Entry(e.ours, tuple(name.removeprefix(prefix) for name in e.theirs), e.change) for e in entries]
+        stored = {name for entry in entries for name in entry.theirs}
         return Table(
-            entries=tuple(found),
-            copies={
-                copy: original for copy, original in self.copies.items() if original in stored and copy not in stored
-            },
-            ignored=tuple(unused),
+            entries=tuple(entries),
+            copies={copy: first for copy, first in self.copies.items() if first in stored and copy not in stored},
+            ignored=(*unused, *self.unused),
         )
 
     def layout(self, config: Config, names: Collection[str], task: TaskClass | None = None) -> Architecture:
@@ -230,45 +108,193 @@ class Family:
             "quantization_config", {}, None, why="quantised weights are not supported: use the unquantised checkpoint"
         )
         layout = self.configuration.read(config, names)
-        own = {f"{prefix}{self.pooler}.weight" for prefix in ("", self.prefix)}
-        if (
-            not self.pooler
-            or task is not None
-            or {"next", "order"} & set(self.heads_among(names))
-            or own.isdisjoint(names)
-        ):
+        pooler = self.names.get("pooler", "")
+        own = {f"{pooler}.weight", f"{pooler.removeprefix(self.prefix)}.weight"}
+        if task is not None or self.pairs in self.heads_among(names) or own.isdisjoint(names):
             return layout
         return dataclasses.replace(layout, settings=dataclasses.replace(layout.settings, pooler=True))
 
     def heads_among(self, names: Collection[str]) -> list[Head]:
         """The heads of which any tensor is present; a pooler alone is not a head, see `layout`."""
-        copied = {original: copy for copy, original in self.copies.items()}
-        found: list[Head] = list(self.always)
-        for head, parts in self.heads.items():
-            own = [name for entry in parts for name in entry.theirs if not name.startswith(self.prefix)]
-            if head not in found and any(name in names or copied.get(name) in names for name in own):
+        stored = {self.copies.get(name, name) for name in names}
+        modules: dict[Head, str] = {"token": "token_head", self.pairs: "pair_head", "replaced": "replaced_head"}
+        found: list[Head] = []
+        for head, module in modules.items():
+            theirs = [name for own, name in self.names.items() if own.startswith(module)]
+            theirs = [name for name in theirs if not name.startswith(self.prefix or " ")]
+            is_stored = any(name == own or name.startswith(f"{own}.") for name in stored for own in theirs)
+            if is_stored or (head == "token" and self.always):
                 found.append(head)
         return found
 
 
-_BERT_HEADS: Mapping[Head, tuple[Entry, ...]] = {
-    "token": token_head(
-        "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
-    ),
-    "next": pair_head("bert.pooler.dense", "cls.seq_relationship"),
+def _of_text(target: str, dense: str, output: str = "classifier") -> dict[str, str]:
+    """Names of the head of a class of texts or of choices."""
+    return {f"task_heads.{target}.dense": dense, f"task_heads.{target}.output": output}
+
+
+def _token_head(dense: str, norm: str, bias: str) -> dict[str, str]:
+    """Names of a head of a masked language model: dense, activation, normalisation, output bias."""
+    return {"token_head.dense": dense, "token_head.norm": norm, "token_head.bias": bias}
+
+
+def _stack(ours: str, theirs: str, parts: Mapping[str, str]) -> dict[str, str]:
+    """Names of a stack of layers."""
+    return {f"{ours}.{{}}.{own}": f"{theirs}.{name}" for own, name in parts.items()}
+
+
+TOKENS = "embeddings.word_embeddings.weight"
+BERT_LAYER = {
+    "attention.qkv": "attention.self.query|key|value",
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "feed_forward.inner": "intermediate.dense",
+    "feed_forward.output": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
 }
+"""Our modules of a layer, and theirs."""
+
+
+def _encoder(
+    prefix: str, *heads: Mapping[str, str], layer: Mapping[str, str] = BERT_LAYER, stack: str = "encoder.layer.{}",
+    segments: str = "token_type_embeddings", projection: str = "embeddings_project",
+) -> dict[str, str]:  # fmt: skip
+    """Names of an encoder; without segments of its own, they are folded into the positions."""
+    return {
+        "backbone.embeddings.tokens.weight": f"{prefix}{TOKENS}",
+        "backbone.embeddings.positions": f"{prefix}embeddings.position_embeddings",
+        "backbone.embeddings.segments": f"{prefix}embeddings.{segments}",
+        "backbone.embeddings.norm": f"{prefix}embeddings.LayerNorm",
+        "backbone.embeddings.projection": f"{prefix}{projection}",
+        **_stack("backbone.layers", f"{prefix}{stack}", layer),
+        "task_heads.tags.output": "classifier",
+        "task_heads.start.output": "qa_outputs",
+        "task_heads.end.output": "qa_outputs",
+        **{own: name for head in heads for own, name in head.items()},
+    }
+
+
+_LM_HEAD = _token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
+_TWO_LAYERS = _of_text("label", "classifier.dense", "classifier.out_proj")
+_BERT = _encoder(
+    "bert.",
+    _token_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
+    {"pooler": "bert.pooler.dense", "pair_head.dense": "bert.pooler.dense", "pair_head.output": "cls.seq_relationship"},
+    _of_text("label", "bert.pooler.dense"),
+    _of_text("choice", "bert.pooler.dense"),
+)
 _BERT_COPIES = {
     "cls.predictions.decoder.weight": f"bert.{TOKENS}",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-_BERT_TASKS: Mapping[TaskClass, TaskLayers] = {
-    "ForSequenceClassification": TaskLayers(dense="bert.pooler.dense", output="classifier"),
-    "ForMultipleChoice": TaskLayers(dense="bert.pooler.dense", output="classifier"),
+_MPNET_LAYER = {
+    **BERT_LAYER,
+    "attention.qkv": "attention.attn.q|k|v",
+    "attention.output": "attention.attn.o",
+    "attention_norm": "attention.LayerNorm",
 }
-_TWO_LAYERS = TaskLayers(dense="classifier.dense", output="classifier.out_proj")
-_LM_HEAD: Mapping[Head, tuple[Entry, ...]] = {
-    "token": token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
+_DISTILBERT_LAYER = {
+    "attention.qkv": "attention.q_lin|k_lin|v_lin",
+    "attention.output": "attention.out_lin",
+    "attention_norm": "sa_layer_norm",
+    "feed_forward.inner": "ffn.lin1",
+    "feed_forward.output": "ffn.lin2",
+    "feed_forward_norm": "output_layer_norm",
 }
+_ALBERT_LAYER = {
+    "attention.qkv": "attention.query|key|value",
+    "attention.output": "attention.dense",
+    "attention_norm": "attention.LayerNorm",
+    "feed_forward.inner": "ffn",
+    "feed_forward.output": "ffn_output",
+    "feed_forward_norm": "full_layer_layer_norm",
+}
+_BART_LAYER = {
+    "attention.qkv": "self_attn.q_proj|k_proj|v_proj",
+    "attention.output": "self_attn.out_proj",
+    "attention_norm": "self_attn_layer_norm",
+    "feed_forward.inner": "fc1",
+    "feed_forward.output": "fc2",
+    "feed_forward_norm": "final_layer_norm",
+}
+_BART_CROSS = {
+    "cross_attention.query": "encoder_attn.q_proj",
+    "cross_attention.key_value": "encoder_attn.k_proj|v_proj",
+    "cross_attention.output": "encoder_attn.out_proj",
+    "cross_attention_norm": "encoder_attn_layer_norm",
+}
+_T5_CROSS = {
+    "cross_attention.query": "1.EncDecAttention.q",
+    "cross_attention.key_value": "1.EncDecAttention.k|v",
+    "cross_attention.output": "1.EncDecAttention.o",
+    "cross_attention_norm": "1.layer_norm",
+}
+_GPT2_LAYER = {
+    "attention.qkv": "attn.c_attn",
+    "attention.output": "attn.c_proj",
+    "attention_norm": "ln_1",
+    "feed_forward.inner": "mlp.c_fc",
+    "feed_forward.output": "mlp.c_proj",
+    "feed_forward_norm": "ln_2",
+}
+_XLNET_LAYER = {
+    "attention.qkv.weight": "rel_attn.q|k|v",
+    "attention.output.weight": "rel_attn.o",
+    "attention.terms.projection.weight": "rel_attn.r",
+    "attention.terms.content": "rel_attn.r_w_bias",
+    "attention.terms.position": "rel_attn.r_r_bias",
+    "attention.terms.segment": "rel_attn.r_s_bias",
+    "attention.terms.segments": "rel_attn.seg_embed",
+    "attention_norm": "rel_attn.layer_norm",
+    "feed_forward.inner": "ff.layer_1",
+    "feed_forward.output": "ff.layer_2",
+    "feed_forward_norm": "ff.layer_norm",
+}
+
+
+def _t5_stack(ours: str, theirs: str, last: int, *, gated: bool = False) -> dict[str, str]:
+    inner = f"{last}.DenseReluDense."
+    return _stack(
+        f"{ours}.layers",
+        f"{theirs}.block.{{}}.layer",
+        {
+            "attention.qkv": "0.SelfAttention.q|k|v",
+            "attention.output": "0.SelfAttention.o",
+            "attention_norm": "0.layer_norm",
+            "feed_forward.inner": f"{inner}{'wi_0' if gated else 'wi'}",
+            "feed_forward.gate": f"{inner}wi_1",
+            "feed_forward.output": f"{inner}wo",
+            "feed_forward_norm": f"{last}.layer_norm",
+        },
+    ) | {
+        f"{ours}.relative.weight": f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        f"{ours}.final_norm": f"{theirs}.final_layer_norm",
+    }
+
+
+def _bart_stack(ours: str, theirs: str, parts: Mapping[str, str]) -> dict[str, str]:
+    return {
+        f"{ours}.embeddings.positions": f"{theirs}.embed_positions",
+        f"{ours}.embeddings.norm": f"{theirs}.layernorm_embedding",
+        **_stack(f"{ours}.layers", f"{theirs}.layers.{{}}", parts),
+    }
+
+
+def _of_xlnet(layout: Architecture) -> dict[str, Change]:
+    """An axis for the heads in every attention tensor, and the vector of the slots that predict."""
+    settings, attention = layout.settings, "backbone.layers.{}.attention."
+    hidden, heads = settings.hidden_size, settings.num_heads
+    assert layout.query is not None
+    terms = ("content", "position", "segment")
+    return {
+        "backbone.embeddings.tokens.weight": query_vector(layout.query, is_new=layout.query_is_new),
+        f"{attention}qkv.weight": heads_last(heads, 3),
+        f"{attention}output.weight": reshaped((hidden, -1), (hidden, heads, -1)),
+        f"{attention}terms.projection.weight": heads_last(heads),
+        **{f"{attention}terms.{name}": reshaped((-1,), (heads, -1)) for name in terms},
+        **({"token_head.bias": appended(NEVER)} if layout.query_is_new else {}),
+    }
+
 
 _NONE: frozenset[Head] = frozenset()
 _TOKEN: frozenset[Head] = frozenset({"token"})
@@ -287,11 +313,8 @@ FAMILIES: Mapping[str, Family] = {
                 frozenset({"next"}): "BertForNextSentencePrediction",
                 frozenset({"token", "next"}): "BertForPreTraining",
             },
-            backbone=entries.bert_backbone,
-            heads=_BERT_HEADS,
+            names=_BERT,
             copies=_BERT_COPIES,
-            pooler="pooler.dense",
-            task_layers=_BERT_TASKS,
         ),
         Family(
             name="roberta",
@@ -299,16 +322,13 @@ FAMILIES: Mapping[str, Family] = {
             prefix="roberta.",
             configuration=layouts.ROBERTA,
             classes={_NONE: "RobertaModel", _TOKEN: "RobertaForMaskedLM"},
-            backbone=entries.bert_backbone,
-            heads=_LM_HEAD,
+            names=_encoder(
+                "roberta.", _LM_HEAD, {"pooler": "roberta.pooler.dense"}, _TWO_LAYERS,
+                _of_text("choice", "roberta.pooler.dense"),
+            ),
             copies={"lm_head.decoder.weight": f"roberta.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
-            pooler="pooler.dense",
             separators=2,
-            task_layers={
-                "ForSequenceClassification": _TWO_LAYERS,
-                "ForMultipleChoice": TaskLayers(dense="roberta.pooler.dense", output="classifier"),
-            },
-            gelu_heads=frozenset({"token"}),
+            gelu_head=True,
         ),
         Family(
             name="mpnet",
@@ -316,16 +336,22 @@ FAMILIES: Mapping[str, Family] = {
             prefix="mpnet.",
             configuration=layouts.MPNET,
             classes={_NONE: "MPNetModel", _TOKEN: "MPNetForMaskedLM"},
-            backbone=entries.mpnet_backbone,
-            heads=_LM_HEAD,
+            names=_encoder(
+                "mpnet.",
+                _LM_HEAD,
+                {
+                    "backbone.relative.weight": "mpnet.encoder.relative_attention_bias.weight",
+                    "pooler": "mpnet.pooler.dense",
+                },
+                _TWO_LAYERS,
+                _of_text("choice", "mpnet.pooler.dense"),
+                layer=_MPNET_LAYER,
+                segments="position_embeddings",
+            ),
+            changes=lambda _: {"backbone.relative.weight": TRANSPOSED},
             copies={"lm_head.decoder.weight": f"mpnet.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
-            pooler="pooler.dense",
             separators=2,
-            task_layers={
-                "ForSequenceClassification": _TWO_LAYERS,
-                "ForMultipleChoice": TaskLayers(dense="mpnet.pooler.dense", output="classifier"),
-            },
-            gelu_heads=frozenset({"token"}),
+            gelu_head=True,
         ),
         Family(
             name="electra",
@@ -337,23 +363,18 @@ FAMILIES: Mapping[str, Family] = {
                 _TOKEN: "ElectraForMaskedLM",
                 frozenset({"replaced"}): "ElectraForPreTraining",
             },
-            backbone=entries.electra_backbone,
-            heads={
-                "token": token_head(
-                    "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"
-                ),
-                "replaced": tuple(
-                    modules(
-                        {
-                            "replaced_head.dense": "discriminator_predictions.dense",
-                            "replaced_head.output": "discriminator_predictions.dense_prediction",
-                        }
-                    )
-                ),
-            },
+            names=_encoder(
+                "electra.",
+                _token_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"),
+                {
+                    "replaced_head.dense": "discriminator_predictions.dense",
+                    "replaced_head.output": "discriminator_predictions.dense_prediction",
+                },
+                _TWO_LAYERS,
+            ),
             copies={"generator_lm_head.weight": f"electra.{TOKENS}"},
-            gelu_heads=frozenset({"token"}),
-            task_layers={"ForSequenceClassification": dataclasses.replace(_TWO_LAYERS, head="dense_gelu")},
+            gelu_head=True,
+            task_head="dense_gelu",
         ),
         Family(
             name="albert",
@@ -365,20 +386,22 @@ FAMILIES: Mapping[str, Family] = {
                 _TOKEN: "AlbertForMaskedLM",
                 frozenset({"token", "order"}): "AlbertForPreTraining",
             },
-            backbone=entries.albert_backbone,
-            heads={
-                "token": token_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
-                "order": pair_head("albert.pooler", "sop_classifier.classifier"),
-            },
-            copies={
-                "predictions.decoder.weight": f"albert.{TOKENS}",
-                "predictions.decoder.bias": "predictions.bias",
-            },
-            pooler="pooler",
-            task_layers={
-                "ForSequenceClassification": TaskLayers(dense="albert.pooler", output="classifier"),
-                "ForMultipleChoice": TaskLayers(dense="albert.pooler", output="classifier"),
-            },
+            names=_encoder(
+                "albert.",
+                _token_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+                {
+                    "pooler": "albert.pooler",
+                    "pair_head.dense": "albert.pooler",
+                    "pair_head.output": "sop_classifier.classifier",
+                },
+                _of_text("label", "albert.pooler"),
+                _of_text("choice", "albert.pooler"),
+                layer=_ALBERT_LAYER,
+                stack="encoder.albert_layer_groups.{0}.albert_layers.{0}",
+                projection="encoder.embedding_hidden_mapping_in",
+            ),
+            copies={"predictions.decoder.weight": f"albert.{TOKENS}", "predictions.decoder.bias": "predictions.bias"},
+            pairs="order",
         ),
         Family(
             name="distilbert",
@@ -386,13 +409,17 @@ FAMILIES: Mapping[str, Family] = {
             prefix="distilbert.",
             configuration=layouts.DISTILBERT,
             classes={_NONE: "DistilBertModel", _TOKEN: "DistilBertForMaskedLM"},
-            backbone=entries.distilbert_backbone,
-            heads={"token": token_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")},
+            names=_encoder(
+                "distilbert.",
+                _token_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+                _of_text("label", "pre_classifier"),
+                _of_text("choice", "pre_classifier"),
+                layer=_DISTILBERT_LAYER,
+                stack="transformer.layer.{}",
+                segments="position_embeddings",
+            ),
             copies={"vocab_projector.weight": f"distilbert.{TOKENS}"},
-            task_layers={
-                "ForSequenceClassification": TaskLayers(dense="pre_classifier", output="classifier", head="dense_relu"),
-                "ForMultipleChoice": TaskLayers(dense="pre_classifier", output="classifier", head="dense_relu"),
-            },
+            task_head="dense_relu",
         ),
         Family(
             name="t5",
@@ -400,12 +427,24 @@ FAMILIES: Mapping[str, Family] = {
             prefix="",
             configuration=layouts.T5,
             generates="T5ForConditionalGeneration",
-            backbone=entries.t5_backbone,
-            heads={"token": (same("token_head.output", OUTPUT),)},
+            names={
+                "backbone.embeddings.tokens": "shared",
+                **_t5_stack("backbone", "encoder", 1),
+                **_t5_stack("backbone.decoder", "decoder", 2),
+                **_stack("backbone.decoder.layers", "decoder.block.{}.layer", _T5_CROSS),
+                "token_head.output": OUTPUT,
+            },
+            gated={
+                **_t5_stack("backbone", "encoder", 1, gated=True),
+                **_t5_stack("backbone.decoder", "decoder", 2, gated=True),
+            },
+            changes=lambda _: dict.fromkeys(
+                ("backbone.relative.weight", "backbone.decoder.relative.weight"), TRANSPOSED
+            ),
             copies=dict.fromkeys(
                 ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", OUTPUT), "shared.weight"
             ),
-            always=("token",),
+            always=True,
             unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
         ),
         Family(
@@ -415,20 +454,21 @@ FAMILIES: Mapping[str, Family] = {
             prefix="model.",
             configuration=layouts.BART,
             generates="BartForConditionalGeneration",
-            backbone=entries.bart_backbone,
-            heads={"token": (entries.FINAL_LOGITS_BIAS,)},
+            names={
+                "backbone.embeddings.tokens": "model.shared",
+                **_bart_stack("backbone", "model.encoder", _BART_LAYER),
+                **_bart_stack("backbone.decoder", "model.decoder", {**_BART_LAYER, **_BART_CROSS}),
+                "token_head.bias": FINAL_BIAS,
+                **_of_text("label", "classification_head.dense", "classification_head.out_proj"),
+            },
+            changes=lambda _: {"token_head.bias": reshaped((-1,), (1, -1))},
             copies={
                 **{f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")},
                 **{f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
                 "lm_head.weight": "model.shared.weight",
             },
-            always=("token",),
+            always=True,
             separators=2,
-            task_layers={
-                "ForSequenceClassification": TaskLayers(
-                    dense="classification_head.dense", output="classification_head.out_proj"
-                ),
-            },
         ),
         Family(
             name="gpt2",
@@ -436,10 +476,18 @@ FAMILIES: Mapping[str, Family] = {
             prefix="transformer.",
             configuration=layouts.GPT2,
             generates="GPT2LMHeadModel",
-            backbone=entries.gpt2_backbone,
-            heads={"token": (same("token_head.output", OUTPUT),)},
+            names={
+                "backbone.embeddings.tokens": "transformer.wte",
+                "backbone.embeddings.positions": "transformer.wpe",
+                **_stack("backbone.layers", "transformer.h.{}", _GPT2_LAYER),
+                "backbone.final_norm": "transformer.ln_f",
+                "token_head.output": OUTPUT,
+            },
+            changes=lambda _: {  # its projections are stored transposed
+                f"backbone.layers.{{}}.{own}.weight": TRANSPOSED for own in _GPT2_LAYER if not own.endswith("norm")
+            },
             copies={OUTPUT: "transformer.wte.weight"},
-            always=("token",),
+            always=True,
             unused=tuple(
                 f"{prefix}h.*.attn.{name}" for prefix in ("", "transformer.") for name in ("bias", "masked_bias")
             ),
@@ -450,9 +498,13 @@ FAMILIES: Mapping[str, Family] = {
             prefix="transformer.",
             configuration=layouts.XLNET,
             generates="XLNetLMHeadModel",
-            backbone=entries.xlnet_backbone,
-            heads={"token": (same("token_head.bias", "lm_loss.bias"),)},
-            copies={"lm_loss.weight": f"transformer.{entries.XLNET_TOKENS}"},
+            names={
+                "backbone.embeddings.tokens.weight": "transformer.word_embedding.weight|transformer.mask_emb",
+                **_stack("backbone.layers", "transformer.layer.{}", _XLNET_LAYER),
+                "token_head.bias": "lm_loss.bias",
+            },
+            changes=_of_xlnet,
+            copies={"lm_loss.weight": "transformer.word_embedding.weight"},
             queries=True,
         ),
         Family(
@@ -460,14 +512,14 @@ FAMILIES: Mapping[str, Family] = {
             paper="UniLMv2: Pseudo-Masked Language Models for Unified Language Model Pre-Training",
             prefix="bert.",
             configuration=layouts.UNILM,
-            backbone=entries.unilm_backbone,
-            heads=_BERT_HEADS,
+            names=_BERT,
+            changes=lambda layout: dict.fromkeys(
+                layout.names.keys() & {"backbone.layers.{}.attention.qkv.bias"}, KEYLESS_BIAS
+            ),
             copies=_BERT_COPIES,
-            pooler="pooler.dense",
-            task_layers=_BERT_TASKS,
         ),
     )
-}
+}  # fmt: skip
 """Families by name."""
 STOCK: Mapping[str, Family] = {
     name: FAMILIES[name] for name in ("bert", "mpnet", "roberta", "electra", "albert", "distilbert")
@@ -501,3 +553,89 @@ def family_of(config: Config, names: Collection[str]) -> Family:
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         raise config.refused("model_type", f"supported models are {', '.join(MODEL_TYPES)}")
     return FAMILIES[MODEL_TYPES[kind]]
+
+
+def class_of(config: Config) -> TaskClass | None:
+    """The class with a task's head that a configuration names; None if it names another or none."""
+    names = config.values.get("architectures")
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    return next((kind for kind in get_args(TaskClass) if isinstance(name, str) and name.endswith(kind)), None)
+
+
+def task_class(targets: Iterable[str]) -> TaskClass | None:
+    """The class for the heads of a task; None if there is none."""
+    return next((kind for kind, own in TASK_CLASSES.items() if {*own} == {*targets}), None)
+
+
+def has_task(family: Family, kind: TaskClass) -> bool:
+    """Whether a family has a class with the head of a task."""
+    return f"task_heads.{TASK_CLASSES[kind][0]}.output" in family.names
+
+
+def head_of(family: Family, kind: TaskClass) -> str:
+    """`task.head` of a class."""
+    return family.task_head if f"task_heads.{TASK_CLASSES[kind][0]}.dense" in family.names else "plain"
+
+
+def dropout_key(model: str, kind: TaskClass) -> tuple[str, float | None]:
+    """Key of the dropout before an output layer, and its default; None for the model's."""
+    if model == "distilbert" and kind == "ForQuestionAnswering":
+        return "qa_dropout", 0.0
+    if model == "distilbert" and kind != "ForTokenClassification":
+        return "seq_classif_dropout", 0.2
+    return {"albert": ("classifier_dropout_prob", 0.1), "bart": ("classifier_dropout", 0.0)}.get(
+        model, ("classifier_dropout", None)
+    )
+
+
+def imported_task(config: Config, kind: TaskClass, family: Family) -> TaskSettings:
+    """The task of a checkpoint with a task's head."""
+    if not has_task(family, kind):
+        raise _refused(config, "architectures", "a head of this class cannot be imported")
+    recipes = {"ForTokenClassification": "tagging", "ForQuestionAnswering": "squad-v1.1", "ForMultipleChoice": "choice"}
+    name = recipes.get(kind, "classification")
+    key, default = dropout_key(str(config.values.get("model_type")), kind)
+    key, default = ("qa_dropout", 0.0) if kind == "ForQuestionAnswering" else (key, default)
+    values: dict[str, Any] = {
+        "head": head_of(family, kind),
+        "pooling": "decoder" if family.configuration.decodes else "first",
+        "head_dropout": default if config.values.get(key) is None else config.number(key, 0.0, most=1),
+    }
+    if kind in ("ForSequenceClassification", "ForTokenClassification"):
+        values["labels"] = labels = _labels(config)
+        if kind == "ForSequenceClassification" and _is_regression(config, labels):
+            name = "regression"
+            del values["labels"]
+        elif kind == "ForTokenClassification" and not all(re.fullmatch(r"O|[BI]-.+", label) for label in labels):
+            values["metrics"] = ["tag-accuracy"]
+    task: Any = load_recipe(name).task
+    imported: TaskSettings = dataclasses.replace(task, **values)
+    return imported
+
+
+def _is_regression(config: Config, labels: list[str]) -> bool:
+    """Whether a class of texts has one output, a quantity."""
+    problem = config.values.get("problem_type")
+    if problem not in (None, "regression", "single_label_classification"):
+        raise _refused(config, "problem_type", "only one class or one quantity of a text can be predicted")
+    if problem == "regression" and len(labels) != 1:
+        raise _refused(config, "problem_type", f"only one quantity of a text can be predicted, not {len(labels)}")
+    if problem == "single_label_classification" and len(labels) < 2:
+        raise _refused(config, "problem_type", "there is only one class")
+    return len(labels) == 1
+
+
+def _labels(config: Config) -> list[str]:
+    """The classes of a configuration, in the order of their indices."""
+    named = config.values.get("id2label")
+    if named is None:
+        return [f"LABEL_{number}" for number in range(config.whole("num_labels", 2))]
+    wrong = not isinstance(named, dict) or not 1 <= len(named) <= LARGEST["size"]
+    labels = [] if wrong else [named.get(str(number)) for number in range(len(named))]
+    if wrong or not all(isinstance(label, str) and label for label in labels) or len(set(labels)) < len(labels):
+        raise _refused(config, "id2label", "it must give every class from 0 a name of its own")
+    return labels
+
+
+def _refused(config: Config, key: str, why: str) -> Exception:
+    return config.refused(key, f"{why}; pass --allow 'PATTERN' for the tensors of its head to import the encoder alone")

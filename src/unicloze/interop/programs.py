@@ -12,6 +12,7 @@ values of the other slots. `token_type_ids` is 0 for the source and 1 for the ta
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import warnings
@@ -27,7 +28,7 @@ from torch.nn import functional
 from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.read import ModelLike, open_model
-from unicloze.interop.stock_export import encoder_inputs, step_inputs
+from unicloze.interop.stock import encoder_inputs, step_inputs
 from unicloze.mixtures import describe
 from unicloze.model.from_attention_mask import EncoderInputs, StepInputs, encoding_batch, slots_of
 from unicloze.model.model import UnifiedModel
@@ -176,10 +177,8 @@ def compare_program(module: Encoder | Step, program: Callable[..., Sequence[Tens
         for output, found, expected in zip(module.outputs, program(*inputs), module(*inputs), strict=True):
             if not expected.numel():
                 continue
-            difference, allowed = (
-                float((found - expected).abs().max()),
-                TOLERANCE * max(1.0, float(expected.abs().max())),
-            )
+            difference = float((found - expected).abs().max())
+            allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
             if not difference <= allowed:
                 shape = "x".join(map(str, inputs[0].shape))
                 raise UniclozeError(
@@ -255,7 +254,7 @@ def _export(module: Encoder | Step, file: Path) -> Path:
         )
         _forget_origin(program.model)
         program.save(part, external_data=False)
-        compare_program(module, _Runner(module, part), str(file))
+        compare_program(module, _runner(module, part), str(file))
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
@@ -273,27 +272,25 @@ def _forget_origin(model: Any) -> None:
                 output.metadata_props.clear()
 
 
-class _Runner:
+def _runner(module: Encoder | Step, file: Path) -> Callable[..., Sequence[Tensor]]:
     """An ONNX file as a function of tensors."""
+    import onnxruntime
 
-    def __init__(self, module: Encoder | Step, file: Path) -> None:
-        import onnxruntime
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
 
-        self._names = list(module.inputs)
-        self._session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    def run(*inputs: Tensor) -> list[Tensor]:
+        arrays = (each.numpy() for each in inputs)
+        return [torch.from_numpy(each) for each in session.run(None, dict(zip(module.inputs, arrays, strict=True)))]
 
-    def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        found = self._session.run(None, {name: each.numpy() for name, each in zip(self._names, inputs, strict=True)})
-        return [torch.from_numpy(each) for each in found]
+    return run
 
 
 def _check_installed() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f'{error.name} is not installed: in the clone, pip install -e ".[onnx]"') from error
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise UsageError(f'{error.name} is not installed: in the clone, pip install -e ".[onnx]"') from error
 
 
 @contextlib.contextmanager

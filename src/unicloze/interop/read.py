@@ -25,7 +25,6 @@ from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError, folder_meant
 from unicloze.files import CHECKPOINTS, MANIFEST, RECIPE
-from unicloze.interop.configurations import Architecture
 from unicloze.interop.families import TARGETS, Family, Head, class_of, family_of, imported_task
 from unicloze.interop.files import LARGEST, Config, Weights, inside, open_weights
 from unicloze.interop.recipe import imported_recipe, longest_row, text_use
@@ -56,50 +55,43 @@ SHOWN = 64
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def check_names(place: Path, weights: Weights, table: Table, allow: Sequence[str]) -> None:
-    """Reject a checkpoint with missing or unexpected tensors."""
-    asked = dict.fromkeys(name for entry in table.entries for name in entry.theirs)
-    missing = [name for name in asked if name not in weights and not _matches(name, allow)]
-    extra = [name for name in _unread(weights, table) if not _matches(name, allow)]
-    _refuse(place, {"missing": missing, "unexpected": extra})
-
-
-def without_misfits(
-    place: Path, weights: Weights, table: Table, ours: Mapping[str, Tensor], allow: Sequence[str]
-) -> Table:
-    """The table without entries whose tensors are missing or misshaped, where that is allowed.
+def _fitting(place: Path, weights: Weights, table: Table, ours: Mapping[str, Tensor], allow: Sequence[str]) -> Table:
+    """The table without entries whose tensors are missing or misshaped, where that is allowed; warns of what it skips.
 
     Args:
         place: Name of the checkpoint in messages.
-        weights: Its tensors, whose names are already checked.
+        weights: Its tensors.
         table: The expected tensors.
         ours: Our state with the shapes of the configuration, on the `meta` device.
-        allow: Patterns of names that may have another shape.
+        allow: Patterns of names that may be missing, unexpected or of another shape.
     """
-    wanted = table.to_theirs(ours)
-    misfits = {name for name, tensor in wanted.items() if not _fits(weights.shapes.get(name), tensor)}
-    refused = [name for name in wanted if name in misfits and not _matches(name, allow)]
-    shapes = {name: f"{_size(weights.shapes[name])}, not {_size(wanted[name].shape)}" for name in refused}
-    _refuse(place, {"of another shape": refused}, shapes)
+    wanted = {name: tuple(tensor.shape) for name, tensor in table.to_theirs(ours).items()}
+    missing = [name for name in wanted if name not in weights]
+    misshaped = [name for name in wanted if name in weights and weights.shapes[name] != wanted[name]]
+    unread = [name for name in weights if not (name in wanted or name in table.copies or table.ignores(name))]
+    notes = {name: f"{_size(weights.shapes[name])}, not {_size(wanted[name])}" for name in misshaped}
+    refused = []
+    for problem, names in (("missing", missing), ("of another shape", misshaped), ("unexpected", unread)):
+        names = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allow)]
+        refused += [f"{_counted(names)} {problem}: {in_words(names, notes)}"] if names else []
+    if refused:
+        raise UniclozeError(
+            f"{place} does not match its configuration: {'; '.join(refused)}; pass --allow PATTERN to accept this"
+        )
     for copy, first in table.copies.items():
         if copy in weights and first in weights and not torch.equal(weights[copy], weights[first]):
             raise UniclozeError(
                 f"{place}: {copy} differs from {first}, but unicloze ties them: the model cannot be imported"
             )
-    return Table(entries=tuple(entry for entry in table.entries if misfits.isdisjoint(entry.theirs)))
-
-
-def said_of_allowed(place: Path, weights: Weights, table: Table, held: Table) -> list[str]:
-    """Sentences about tensors skipped because of `allow`."""
-    read = {name for entry in held.entries for name in entry.theirs}
-    drawn = dict.fromkeys(name for entry in table.entries for name in entry.theirs if name not in read)
-    unread = _unread(weights, table)
-    said = (
-        [f"{_counted(drawn)} of {place} did not fit, as allowed, and are newly initialised: {in_words(drawn)}"]
-        if drawn
-        else []
-    )
-    return said + ([f"{_counted(unread)} of {place} ignored, as allowed: {in_words(unread)}"] if unread else [])
+    held = [entry for entry in table.entries if {*missing, *misshaped}.isdisjoint(entry.theirs)]
+    drawn = [name for entry in table.entries if entry not in held for name in entry.theirs]
+    for names, sentence in (
+        (drawn, "did not fit, as allowed, and are newly initialised"),
+        (unread, "ignored, as allowed"),
+    ):
+        if names:
+            warnings.warn(f"{_counted(names)} of {place} {sentence}: {in_words(names)}", stacklevel=3)
+    return dataclasses.replace(table, entries=tuple(held))
 
 
 def in_words(names: Iterable[str], notes: Mapping[str, str] | None = None) -> str:
@@ -114,34 +106,12 @@ def in_words(names: Iterable[str], notes: Mapping[str, str] | None = None) -> st
     return ", ".join(said) + (f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else "")
 
 
-def _unread(weights: Weights, table: Table) -> list[str]:
-    """Tensors of a checkpoint that its family does not have."""
-    known = {*table.copies, *(name for entry in table.entries for name in entry.theirs)}
-    return [name for name in weights if not (name in known or table.ignores(name))]
-
-
 def _counted(names: Collection[str]) -> str:
     return f"{len(names):,} tensor{'s' if len(names) > 1 else ''}"
 
 
-def _fits(found: Sequence[int] | None, expected: Tensor) -> bool:
-    return found is not None and tuple(found) == tuple(expected.shape)
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def _size(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "a scalar"
-
-
-def _refuse(place: Path, problems: Mapping[str, Sequence[str]], notes: Mapping[str, str] | None = None) -> None:
-    said = [f"{_counted(names)} {problem}: {in_words(names, notes)}" for problem, names in problems.items() if names]
-    if said:
-        raise UniclozeError(
-            f"{place} does not match its configuration: {'; '.join(said)}; pass --allow PATTERN to accept this"
-        )
 
 
 def is_foreign(place: Path) -> bool:
@@ -184,23 +154,21 @@ def import_checkpoint(
     kind = class_of(config) if task is not None else None
     layout = family.layout(config, weights.keys(), kind)
     heads = family.heads_among(weights.keys())
-    _check_heads(config, family, layout, heads)
+    if "token" in heads and family.gelu_head and layout.settings.activation != "gelu":
+        key = "hidden_act" if "hidden_act" in config.values else "activation"
+        raise config.refused(key, f"the {family.name} head that predicts tokens always uses gelu")
     stored = config.whole("vocab_size", kind="vocab_size")
     own, new, settings = _tokenizers(place, tokenizer, stored)
     if family.queries:
         own, new = own.with_pseudo(), new.with_pseudo()
         layout = dataclasses.replace(layout, query=own.vocabulary.pseudo)
         stored += layout.query_is_new
-    bare = not any(name.startswith(family.prefix) for name in weights)
-    table = family.table(layout, heads=heads, bare=bare, task=kind)
-    weights = weights.under_first_names(table.copies)
-    check_names(place, weights, table, allow)
     with shapes_only():
         asked = _model(layout.settings, stored, heads, task).state_dict()
-    held = without_misfits(place, weights, table, asked, allow)
-    for sentence in said_of_allowed(place, weights, table, held):
-        warnings.warn(sentence, stacklevel=2)
-
+    bare = not any(name.startswith(family.prefix) for name in weights)
+    table = family.table(layout, asked, bare=bare)
+    weights = weights.under_first_names(table.copies)
+    held = _fitting(place, weights, table, asked, allow)
     rows = _token_rows(place, own, new, stored)
     known = layout.settings.max_positions or 0
     wanted = known if positions is None else positions
@@ -283,13 +251,6 @@ def _config_file(folder: Path) -> Path | None:
     return inside(folder, found[0].name) if len(found) == 1 else None
 
 
-def _check_heads(config: Config, family: Family, layout: Architecture, heads: Sequence[Head]) -> None:
-    for head in heads:
-        if head in family.gelu_heads and layout.settings.activation != "gelu":
-            key = "hidden_act" if "hidden_act" in config.values else "activation"
-            raise config.refused(key, f"the {family.name} head that predicts '{TARGETS[head]}' always uses gelu")
-
-
 def _tokenizers(
     place: Path, given: str | os.PathLike[str] | None, stored: int
 ) -> tuple[Tokenizer, Tokenizer, TokenizerSettings]:
@@ -328,7 +289,7 @@ def _task(config: Config, family: Family, allow: Sequence[str]) -> TaskSettings 
     if (kind := class_of(config)) is None:
         return None
     try:
-        return imported_task(config, kind, family.task_layers)
+        return imported_task(config, kind, family)
     except UniclozeError:
         if allow:
             return None

@@ -18,10 +18,9 @@ from unicloze.interop.tokenizer_files import POOLING, separators_in
 from unicloze.objectives.causal import CausalSettings
 from unicloze.objectives.denoising import DenoisingSettings, SpanCorruptionSettings
 from unicloze.objectives.groups import PseudoToken
-from unicloze.objectives.masked import MaskedSettings
+from unicloze.objectives.masked import MaskedSettings, UntrainedSettings
 from unicloze.objectives.permuted import PermutedSettings
 from unicloze.objectives.unilmv2 import UniLMv2Settings
-from unicloze.objectives.untrained import UntrainedSettings
 from unicloze.recipes import load_recipe, validate
 from unicloze.settings import (
     DataSettings,
@@ -189,29 +188,21 @@ def _modules(place: Path) -> list[tuple[str, str]]:
 
 def _pooling(file: Path, config: Mapping[str, Any]) -> Literal["first", "last", "mean"]:
     """Pooling of a sentence-transformers model."""
-    modes = config.get("pooling_mode")
-    if modes is None:
-        modes = [
-            key.removeprefix("pooling_mode_")
-            for key, on in config.items()
-            if key.startswith("pooling_mode_") and on is True
-        ]
-    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
+    flags = [
+        key.removeprefix("pooling_mode_")
+        for key, on in config.items()
+        if on is True and key.startswith("pooling_mode_")
+    ]
+    modes = config.get("pooling_mode") or flags or "mean"
+    modes = [modes] if isinstance(modes, str) else modes
     name = modes[0] if isinstance(modes, list) and len(modes) == 1 else None
-    found = next(
-        (
-            ours
-            for theirs, ours in POOLING.items()
-            if name in (theirs, theirs.removesuffix("_tokens").removesuffix("_token"))
-        ),
-        None,
+    for theirs, ours in POOLING.items():
+        if name in (theirs, theirs.removesuffix("_tokens").removesuffix("_token")):
+            return ours
+    raise UniclozeError(
+        f"{file} pools by {str(modes)[:80]}, and embed by the first or the last slot or their mean: use another "
+        "checkpoint, or delete the file to choose with --pooling"
     )
-    if found is None:
-        raise UniclozeError(
-            f"{file} pools by {str(modes)[:80]}, and embed by the first or the last slot or their mean: use another "
-            "checkpoint, or delete the file to choose with --pooling"
-        )
-    return found
 
 
 def _prompts(place: Path) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -204,82 +205,71 @@ def plan_attention(
         dtype: Data type of the scores.
         select: Compute only the predicted slots in the last layer, unless they are nearly all slots.
     """
-    parts = batch.rows_by_length
-    buckets = tuple(_bucket(part, relative, each, backend, dtype) for part, each in zip(parts, relations, strict=True))
+    parts = [_Part(part, relative, each, dtype) for part, each in zip(batch.rows_by_length, relations, strict=True)]
+    buckets = tuple(part.bucket(backend) for part in parts)
     if not select:
         return AttentionPlan(buckets, None, buckets)
-    chosen, most = [predicted_slots(part) for part in parts], MOST_SELECTED * batch.input_ids.numel()
+    chosen, most = [predicted_slots(part.batch) for part in parts], MOST_SELECTED * batch.input_ids.numel()
     if sum(slots.numel() for slots in chosen) > most:
         # Without padding predictions there may be few; counting them would synchronise a GPU.
         needed = _needed_slots(batch) if batch.input_ids.device.type == "cpu" else None
         late = needed is not None and 0 < needed.numel() <= most
         return AttentionPlan(buckets, needed if late else None, buckets, late)
-    last = tuple(
-        _selected_bucket(part, slots, relative, each, dtype)
-        for part, slots, each in zip(parts, chosen, relations, strict=True)
-    )
-    return AttentionPlan(buckets, chosen[0] if len(parts) == 1 else packed_slots(chosen, parts), last)
+    last = tuple(part.selected(slots) for part, slots in zip(parts, chosen, strict=True))
+    return AttentionPlan(buckets, chosen[0] if len(parts) == 1 else packed_slots(chosen, batch.rows_by_length), last)
 
 
-def _bucket(
-    batch: Batch, relative: RelativeBias | None, relations: Relations | None, backend: Backend, dtype: torch.dtype
-) -> BucketPlan:
-    rows, slots = batch.input_ids.shape
-    intervals, memory = _intervals(batch)
-    keys = memory + slots
-    if backend == "flex" and relations is None and (relative is None or not memory):
-        biased = None if relative is None else relative.score_mod(batch.position_ids)
-        region = Region(0, slots, keys, block_mask=block_mask(intervals, keys), score_mod=biased)
-        return BucketPlan(rows, slots, keys, (region,))
-    return BucketPlan(rows, slots, keys, _regions(batch, intervals, memory, relative, relations, dtype))
+class _Part:
+    """Rows of equal length whose regions are rendered; memory keys come first."""
 
+    def __init__(
+        self, batch: Batch, relative: RelativeBias | None, relations: Relations | None, dtype: torch.dtype
+    ) -> None:
+        self.batch, self.relative, self.relations, self.dtype = batch, relative, relations, dtype
+        self.rows, self.slots = batch.input_ids.shape
+        self.memory = 0 if batch.memory is None else batch.memory.slots
+        self.intervals = batch.intervals
+        if batch.memory is not None:
+            self.intervals = with_memory(batch.intervals, self.memory, batch.memory.lengths)
+        self.keys = self.memory + self.slots
 
-def _selected_bucket(
-    batch: Batch, selected: Tensor, relative: RelativeBias | None, relations: Relations | None, dtype: torch.dtype
-) -> BucketPlan:
-    slots = batch.input_ids.shape[1]
-    intervals, memory = _intervals(batch)
-    mask = None
-    if memory or not batch.leading.alike or batch.leading.slots < slots:
-        read = intervals.gather(1, selected[:, :, None].expand(-1, -1, 4))
-        mask = bool_mask(read, memory + slots)
-    distance = None if relative is None else relative(batch.position_ids.gather(1, selected), batch.position_ids)
-    bias = score_bias(mask, distance, dtype)
-    relation = None if relations is None else relations.of(selected, memory + slots)
-    rows, queries = selected.shape
-    return BucketPlan(rows, queries, memory + slots, (Region(0, queries, memory + slots, bias, relation=relation),))
+    def bucket(self, backend: Backend) -> BucketPlan:
+        """All slots as queries."""
+        if backend == "flex" and self.relations is None and (self.relative is None or not self.memory):
+            biased = None if self.relative is None else self.relative.score_mod(self.batch.position_ids)
+            visible = block_mask(self.intervals, self.keys)
+            return self._plan(self.slots, Region(0, self.slots, self.keys, block_mask=visible, score_mod=biased))
+        leading, positions, relative = self.batch.leading, self.batch.position_ids, self.relative
+        regions = []
+        if leading.slots:
+            queries, keys = slice(0, leading.slots), self.memory + leading.keys
+            mask = bool_mask(self.intervals[:, queries], keys) if self.memory or not leading.alike else None
+            distance = None if relative is None else _leading_bias(self.batch, relative)
+            regions.append(self._region(queries, queries, keys, mask, distance))
+        if leading.slots < self.slots:
+            queries = slice(leading.slots, self.slots)
+            mask = bool_mask(self.intervals[:, queries], self.keys)
+            distance = None if relative is None else relative(positions[:, queries], positions)
+            regions.append(self._region(queries, queries, self.keys, mask, distance))
+        return self._plan(self.slots, *regions)
 
+    def selected(self, slots: Tensor) -> BucketPlan:
+        """Some slots of each row as queries. *Shape:* (rows, queries)"""
+        leading, positions, mask = self.batch.leading, self.batch.position_ids, None
+        if self.memory or not leading.alike or leading.slots < self.slots:
+            mask = bool_mask(self.intervals.gather(1, slots[:, :, None].expand(-1, -1, 4)), self.keys)
+        distance = None if self.relative is None else self.relative(positions.gather(1, slots), positions)
+        queries = slots.shape[1]
+        return self._plan(queries, self._region(slice(0, queries), slots, self.keys, mask, distance))
 
-def _intervals(batch: Batch) -> tuple[Tensor, int]:
-    """Intervals with memory keys first, and the number of memory keys."""
-    if batch.memory is None:
-        return batch.intervals, 0
-    return with_memory(batch.intervals, batch.memory.slots, batch.memory.lengths), batch.memory.slots
+    def _region(
+        self, place: slice, queries: slice | Tensor, keys: int, mask: Tensor | None, distance: Tensor | None
+    ) -> Region:
+        relation = None if self.relations is None else self.relations.of(queries, keys)
+        return Region(place.start, place.stop, keys, score_bias(mask, distance, self.dtype), relation=relation)
 
-
-def _regions(
-    batch: Batch,
-    intervals: Tensor,
-    memory: int,
-    relative: RelativeBias | None,
-    relations: Relations | None,
-    dtype: torch.dtype,
-) -> tuple[Region, ...]:
-    slots, leading = batch.input_ids.shape[1], batch.leading
-    regions = []
-    if leading.slots:
-        keys = memory + leading.keys
-        mask = bool_mask(intervals[:, : leading.slots], keys) if memory or not leading.alike else None
-        bias = score_bias(mask, None if relative is None else _leading_bias(batch, relative), dtype)
-        relation = None if relations is None else relations.of(slice(leading.slots), keys)
-        regions.append(Region(0, leading.slots, keys, bias, relation=relation))
-    if leading.slots < slots:
-        mask = bool_mask(intervals[:, leading.slots :], memory + slots)
-        positions = batch.position_ids
-        bias = score_bias(mask, None if relative is None else relative(positions[:, leading.slots :], positions), dtype)
-        relation = None if relations is None else relations.of(slice(leading.slots, slots), memory + slots)
-        regions.append(Region(leading.slots, slots, memory + slots, bias, relation=relation))
-    return tuple(regions)
+    def _plan(self, queries: int, *regions: Region) -> BucketPlan:
+        return BucketPlan(self.rows, queries, self.keys, regions)
 
 
 def _leading_bias(batch: Batch, relative: RelativeBias) -> Tensor:
@@ -422,7 +412,19 @@ def score_scale(settings: ModelSettings) -> float:
     return float(head_width(settings) ** -0.5) if settings.scale_scores else 1.0
 
 
-class SelfAttention(nn.Module):
+class AttentionWeights(nn.Module):
+    """What self-attention and cross-attention have in common."""
+
+    output: nn.Linear
+    terms: RelativeTerms | None
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.num_heads, self.width = settings.num_heads, settings.num_heads * head_width(settings)
+        self.rate, self.scale = settings.attention_dropout, score_scale(settings)
+
+
+class SelfAttention(AttentionWeights):
     """Weights of multi-head self-attention, with one fused projection to queries, keys and values, in that order.
 
     With Transformer-XL's encoding the projections have no bias, and `RelativeTerms` are added to the scores. The readers
@@ -433,15 +435,75 @@ class SelfAttention(nn.Module):
     """Projections of several equal matrices, one above the other, and how many; optimisers treat each by itself."""
 
     def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.num_heads = settings.num_heads
-        self.rate = settings.attention_dropout
-        self.scale = score_scale(settings)
+        super().__init__(settings)
         relative = settings.positions == "transformer_xl"
-        biases, self.width = settings.biases and not relative, settings.num_heads * head_width(settings)
+        biases = settings.biases and not relative
         self.qkv = nn.Linear(settings.hidden_size, 3 * self.width, bias=biases)
         self.output = nn.Linear(self.width, settings.hidden_size, bias=biases)
         self.terms = RelativeTerms(settings) if relative else None
+
+
+def attend_buckets(
+    attention: AttentionWeights,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    buckets: Sequence[BucketPlan],
+    *,
+    backend: Backend,
+    dropout: DropoutKey | None,
+) -> Tensor:
+    """Attention of concatenated buckets, each by itself. *Shape:* (rows, queries or keys, width) to (rows, queries, width)"""
+
+    def by_head(states: Tensor, widths: Sequence[int]) -> list[Tensor]:
+        """*Shape:* (rows, heads, slots, head size) of each bucket"""
+        parts: Sequence[Tensor] = [states]
+        if len(buckets) > 1:
+            parts = states[0].split([bucket.rows * width for bucket, width in zip(buckets, widths, strict=True)])
+        shapes = [(bucket.rows, width, attention.num_heads, -1) for bucket, width in zip(buckets, widths, strict=True)]
+        return [part.view(shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
+
+    queries = by_head(query, [bucket.queries for bucket in buckets])
+    keys, values = (by_head(part, [bucket.keys for bucket in buckets]) for part in (key, value))
+    joined = []
+    for asking, key, value, bucket in zip(queries, keys, values, buckets, strict=True):
+        sizes = [region.last - region.first for region in bucket.regions]
+        parts = []
+        for part, region in zip(asking.split(sizes, dim=2), bucket.regions, strict=True):
+            if attention.terms is not None and region.relation is not None:
+                part, bias = attention.terms(part, region.relation)
+                region = dataclasses.replace(region, bias=bias if region.bias is None else bias + region.bias)
+            read = key[:, :, : region.keys], value[:, :, : region.keys]
+            rate, scale = attention.rate, attention.scale
+            parts.append(attend(part, *read, region, backend=backend, dropout=dropout, rate=rate, scale=scale))
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        joined.append(attended.transpose(1, 2).flatten(2))
+    return joined[0] if len(joined) == 1 else torch.cat([part.flatten(0, 1) for part in joined])[None]
+
+
+def attend_stored(
+    attention: AttentionWeights, query: Tensor, keys: Tensor, values: Tensor, biases: Iterable[Tensor]
+) -> Tensor:
+    """Attention of a few slots to stored keys, projected; in generation.
+
+    Args:
+        attention: The weights.
+        query: *Shape:* (rows, slots, heads, head size)
+        keys: *Shape:* (rows, heads, head size, keys)
+        values: *Shape:* (rows, heads, keys, head size)
+        biases: Tensors that are added to the scores one after the other. *Shape:* (rows or 1, heads or 1, slots or 1, keys)
+
+    Returns:
+        *Shape:* (rows, slots, hidden size)
+    """
+    shape = len(query), attention.num_heads
+    asking = (query * attention.scale).transpose(1, 2).flatten(0, 1)
+    scores = torch.bmm(asking, keys.flatten(0, 1)).unflatten(0, shape)
+    for bias in biases:
+        scores.add_(bias)
+    attended = torch.bmm(torch.softmax(scores, dim=-1).flatten(0, 1), values.flatten(0, 1))
+    projected: Tensor = attention.output(attended.unflatten(0, shape).transpose(1, 2).flatten(2))
+    return projected
 
 
 def in_one_row(hidden: Tensor) -> Tensor:

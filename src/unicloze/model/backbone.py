@@ -21,13 +21,11 @@ from unicloze.model.encoder_decoder import (
     SourceStates,
     for_planning,
     in_row_order,
-    source_buckets,
     source_part,
     target_part,
 )
-from unicloze.model.layers import FeedForward, Layer, LayerReader, Reader, layer_norm
+from unicloze.model.layers import FeedForward, Layer, LayerReader, Reader, borrow, layer_norm
 from unicloze.model.readers import FullRows
-from unicloze.model.sharing import borrow
 from unicloze.model.transformer_xl import sinusoids
 from unicloze.settings import ModelSettings
 
@@ -226,8 +224,7 @@ class Backbone(Stack):
         encoded = final(self, sources, sources)
         decoded = None
         if targets is not None:
-            buckets = source_buckets(batch)
-            source = SourceStates(states=encoded, buckets=buckets, backend=self.backend, dropout=dropout)
+            source = SourceStates(batch=batch, states=encoded, backend=self.backend, dropout=dropout)
             decoded = final(decoder, targets, for_planning(targets), source)
         return in_row_order(batch, encoded, decoded, predicted_slots(batch) if select else None)
 

@@ -18,9 +18,9 @@ from unicloze.devices import widest_float
 from unicloze.example import Batch
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import Amounts
+from unicloze.model.layers import borrow
 from unicloze.model.model import TargetLoss, UnifiedModel
 from unicloze.model.recurrent.model import RecurrentModel, TranslationModel
-from unicloze.model.sharing import borrow
 from unicloze.settings import HeadSettings, ModelSettings
 
 SHARED = "tokens", "positions", "segments", "norm"

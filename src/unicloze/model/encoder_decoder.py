@@ -14,14 +14,15 @@ from unicloze.errors import UniclozeError
 from unicloze.example import Batch, Leading, Split
 from unicloze.model.adapters import project
 from unicloze.model.attention import (
+    AttentionWeights,
     Backend,
+    BucketPlan,
     Region,
-    attend,
+    attend_buckets,
+    attend_stored,
     choose_backend,
-    head_width,
     score_bias,
     score_dtype,
-    score_scale,
 )
 from unicloze.model.dropout import DropoutKey
 from unicloze.packing import pack
@@ -48,14 +49,15 @@ def target_part(batch: Batch) -> Batch | None:
     return pack(parts) if any(part.input_ids.shape[1] for part in parts) else None
 
 
-def source_buckets(batch: Batch) -> list[SourceBucket]:
-    """The rows of each bucket, for cross-attention."""
+def _source_plan(batch: Batch, dtype: torch.dtype) -> list[BucketPlan]:
+    """Cross-attention of the slots after the sources, bucket by bucket."""
     buckets = []
     for part in batch.rows_by_length:
         split = _split(part)
         slot = torch.arange(split.slots, device=part.input_ids.device)
-        real = None if part.leading.alike else slot < split.lengths[:, None]
-        buckets.append(SourceBucket(rows=len(part.input_ids), slots=split.rest, keys=split.slots, real=real))
+        real = None if part.leading.alike else (slot < split.lengths[:, None])[:, None, :]
+        region = Region(0, split.rest, split.slots, score_bias(real, None, dtype))
+        buckets.append(BucketPlan(len(part.input_ids), split.rest, split.slots, (region,)))
     return buckets
 
 
@@ -166,18 +168,17 @@ def for_planning(target: Batch) -> Batch:
     return dataclasses.replace(target, **changes)  # type: ignore[arg-type]
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(AttentionWeights):
     """Weights of cross-attention: queries of the target, and one fused projection to keys and values of the source."""
 
     FUSED = {"key_value": 2}  # noqa: RUF012
 
     def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.num_heads, self.width = settings.num_heads, settings.num_heads * head_width(settings)
-        self.rate, self.scale = settings.attention_dropout, score_scale(settings)
+        super().__init__(settings)
         self.query = nn.Linear(settings.hidden_size, self.width, bias=settings.biases)
         self.key_value = nn.Linear(settings.hidden_size, 2 * self.width, bias=settings.biases)
         self.output = nn.Linear(self.width, settings.hidden_size, bias=settings.biases)
+        self.terms = None
 
 
 class SourceReader(Protocol):
@@ -196,67 +197,28 @@ class SourceReader(Protocol):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceBucket:
-    """Rows of equal length whose cross-attention is computed at once."""
-
-    rows: int  # number of rows
-    slots: int  # slots of the target per row
-    keys: int  # slots of the source per row
-    real: Tensor | None  # Which of these are not padding; None if all. *Shape:* (rows, keys)
-
-
 @dataclass(eq=False, kw_only=True)
 class SourceStates:
-    """The encoder's output for whole rows, as buckets of rows concatenated into one or as a single one."""
+    """The encoder's output for the sources of a batch, packed as the batch is."""
 
+    batch: Batch  # the whole rows
     states: Tensor  # *Shape:* (rows, source slots, hidden size)
-    buckets: Sequence[SourceBucket]  # how rows are divided
     backend: Backend | None = None  # attention backend; default: the fastest
     dropout: DropoutKey | None = None  # dropout of this forward pass; none if None
 
     def __post_init__(self) -> None:
         dtype = score_dtype(self.states)
         self._backend = self.backend or choose_backend(self.states, dtype, False)
-        masks = [None if bucket.real is None else bucket.real[:, None, :] for bucket in self.buckets]
-        self._regions = [
-            Region(0, bucket.slots, bucket.keys, score_bias(mask, None, dtype))
-            for bucket, mask in zip(self.buckets, masks, strict=True)
-        ]
+        self._buckets = _source_plan(self.batch, dtype)
 
     def attend(self, attention: CrossAttention, number: int, normed: Tensor) -> Tensor:
         """See `SourceReader.attend`."""
         asked = project(attention.query, normed, self.dropout)
-        read = project(attention.key_value, self.states, self.dropout)
-        query = self._by_heads(asked, [bucket.slots for bucket in self.buckets], attention)
-        keys, values = (
-            self._by_heads(part, [bucket.keys for bucket in self.buckets], attention)
-            for part in read.split(attention.width, dim=-1)
+        key, value = project(attention.key_value, self.states, self.dropout).split(attention.width, dim=-1)
+        joined = attend_buckets(
+            attention, asked, key, value, self._buckets, backend=self._backend, dropout=self.dropout
         )
-        parts = []
-        for asking, key, value, region in zip(query, keys, values, self._regions, strict=True):
-            attended = attend(
-                asking,
-                key,
-                value,
-                region,
-                backend=self._backend,
-                dropout=self.dropout,
-                rate=attention.rate,
-                scale=attention.scale,
-            )
-            parts.append(attended.transpose(1, 2).flatten(2))
-        joined = parts[0] if len(parts) == 1 else torch.cat([part.flatten(0, 1) for part in parts])[None]
         return project(attention.output, joined, self.dropout)
-
-    def _by_heads(self, states: Tensor, widths: Sequence[int], attention: CrossAttention) -> list[Tensor]:
-        """Split by bucket and head. *Shape:* (rows, heads, slots, head size) each"""
-        rows = [bucket.rows for bucket in self.buckets]
-        flat = states.flatten(0, 1).split([count * width for count, width in zip(rows, widths, strict=True)])
-        return [
-            part.view(count, width, attention.num_heads, -1).transpose(1, 2)
-            for part, count, width in zip(flat, rows, widths, strict=True)
-        ]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -311,12 +273,6 @@ class SourceKeys:
 
     def attend(self, attention: CrossAttention, number: int, normed: Tensor) -> Tensor:
         """See `SourceReader.attend`."""
-        rows, heads = len(normed), attention.num_heads
-        query = attention.query(normed).unflatten(2, (heads, -1)) * attention.scale
-        keys, values = self.keys[number], self.values[number]
-        scores = torch.bmm(query.transpose(1, 2).flatten(0, 1), keys.flatten(0, 1)).unflatten(0, (rows, heads))
-        if self.bias is not None:
-            scores.add_(self.bias)
-        attended = torch.bmm(torch.softmax(scores, dim=-1).flatten(0, 1), values.flatten(0, 1))
-        projected: Tensor = attention.output(attended.unflatten(0, (rows, heads)).transpose(1, 2).flatten(2))
-        return projected
+        query = attention.query(normed).unflatten(2, (attention.num_heads, -1))
+        biases = [] if self.bias is None else [self.bias]
+        return attend_stored(attention, query, self.keys[number], self.values[number], biases)

@@ -59,6 +59,25 @@ def _packs(dtype: torch.dtype) -> bool:
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+class Output:
+    """Maps states to logits over the vocabulary, with the output matrix prepared for inference.
+
+    Raises:
+        UsageError: The model does not predict tokens.
+    """
+
+    def __init__(self, model: UnifiedModel, dtype: torch.dtype) -> None:
+        if not hasattr(model, "token_head"):
+            raise UsageError("this model does not predict tokens, so it cannot generate text: use another objective")
+        self._head, self._dtype = model.token_head, dtype
+        self._output = linear_for(model.token_head.matrix(model.token_table), model.token_head.bias, dtype)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """*Shape:* (..., hidden size) to (..., vocabulary), float32"""
+        logits: Tensor = self._output(self._head.transform(hidden).to(self._dtype))
+        return logits.float()
+
+
 class IncrementalModel:
     """A model that predicts tokens, processing some slots of a row at a time.
 

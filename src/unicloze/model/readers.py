@@ -11,7 +11,6 @@ projection and attention in the way that is fastest for its shapes.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +28,8 @@ from unicloze.model.attention import (
     RelativeBias,
     SelfAttention,
     attend,
+    attend_buckets,
+    attend_stored,
     choose_backend,
     head_width,
     in_one_row,
@@ -260,44 +261,10 @@ class LayerRows:
         buckets, selected, attention = self.buckets, self.selected, layer.attention
         earlier = None if self.memory is None else layer.before_attention(self.memory)
         query, key, value = _project(attention, normed, earlier, None if self.late else selected, self.dropout)
-        queries = _cut(query, [(bucket.rows, bucket.queries) for bucket in buckets])
-        keys, values = (_cut(part, [(bucket.rows, bucket.keys) for bucket in buckets]) for part in (key, value))
-        attended = [
-            self._attend(attention, part, key, value, bucket.regions)
-            for part, key, value, bucket in zip(queries, keys, values, buckets, strict=True)
-        ]
-        joined = attended[0] if len(attended) == 1 else torch.cat([part.flatten(0, 1) for part in attended])[None]
+        joined = attend_buckets(attention, query, key, value, buckets, backend=self.backend, dropout=self.dropout)
         if self.late and selected is not None:
             joined = select_slots(in_one_row(joined), selected)
         return project(attention.output, joined, self.dropout)
-
-    def _attend(
-        self, attention: SelfAttention, query: Tensor, key: Tensor, value: Tensor, regions: tuple[Region, ...]
-    ) -> Tensor:
-        """Attention of a bucket. *Shape:* (rows, queries or keys, hidden size) to (rows, queries, hidden size)"""
-        query, key, value = (
-            part.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for part in (query, key, value)
-        )
-        queries = query.split([region.last - region.first for region in regions], dim=2)
-        parts = []
-        for part, region in zip(queries, regions, strict=True):
-            if attention.terms is not None and region.relation is not None:
-                part, bias = attention.terms(part, region.relation)
-                region = dataclasses.replace(region, bias=bias if region.bias is None else bias + region.bias)
-            read = key[:, :, : region.keys], value[:, :, : region.keys]
-            parts.append(
-                attend(
-                    part,
-                    *read,
-                    region,
-                    backend=self.backend,
-                    dropout=self.dropout,
-                    rate=attention.rate,
-                    scale=attention.scale,
-                )
-            )
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-        return attended.transpose(1, 2).flatten(2)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -362,13 +329,11 @@ class OwnCache:
         if isinstance(select, slice) and select.stop == 0:
             return normed[:, :0]
         asking = self.computed(layer, query.flatten(2)).unflatten(2, (heads, -1)) if select is not None else query
-        asking = (asking * attention.scale).transpose(1, 2).flatten(0, 1)
-        scores = torch.bmm(asking, keys[:, :, :, : self._keys].flatten(0, 1)).unflatten(0, (rows, heads))
-        for bias in self._biases[layer.number]:
-            scores.add_(bias if select is None or bias.shape[2] == 1 else _selected_bias(bias, select))
-        attended = torch.bmm(torch.softmax(scores, dim=-1).flatten(0, 1), values[:, :, : self._keys].flatten(0, 1))
-        projected: Tensor = attention.output(attended.unflatten(0, (rows, heads)).transpose(1, 2).flatten(2))
-        return projected
+        biases = (
+            bias if select is None or bias.shape[2] == 1 else _selected_bias(bias, select)
+            for bias in self._biases[layer.number]
+        )
+        return attend_stored(attention, asking, keys[:, :, :, : self._keys], values[:, :, : self._keys], biases)
 
     def _selected(self, layer: Layer) -> slice | Tensor | None:
         return self.select if layer.number == len(self._biases) - 1 else None
@@ -437,11 +402,7 @@ class GivenKeys:
 
 
 def _project(
-    attention: SelfAttention,
-    hidden: Tensor,
-    memory: Tensor | None,
-    selected: Tensor | None,
-    dropout: DropoutKey | None,
+    attention: SelfAttention, hidden: Tensor, memory: Tensor | None, selected: Tensor | None, dropout: DropoutKey | None
 ) -> tuple[Tensor, ...]:
     """Queries of the slots or the selected ones; keys and values of the memory and the slots."""
     size = attention.width
@@ -452,14 +413,6 @@ def _project(
     read = hidden if memory is None else torch.cat([memory, hidden], dim=1)
     query = project(attention.qkv, asking, dropout, last=size)
     return query, *project(attention.qkv, read, dropout, first=size).split(size, dim=-1)
-
-
-def _cut(states: Tensor, shapes: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
-    """Split concatenated states into buckets. *Shape:* (1, slots, width) to (rows, slots, width) each"""
-    if len(shapes) == 1:
-        return [states]
-    parts = states[0].split([rows * slots for rows, slots in shapes])
-    return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _selected_bias(bias: Tensor, select: slice | Tensor) -> Tensor:

@@ -38,7 +38,7 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
         "unilmv2": "unicloze.objectives.unilmv2",
         "masked": "unicloze.objectives.masked",
         "causal": "unicloze.objectives.causal",
-        "bidirectional_lm": "unicloze.objectives.bidirectional",
+        "bidirectional_lm": "unicloze.objectives.causal",
         "masked_diffusion": "unicloze.objectives.diffusion",
         "block_diffusion": "unicloze.objectives.diffusion",
         "prefix": "unicloze.objectives.seq2seq",
@@ -47,7 +47,7 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
         "masked_span": "unicloze.objectives.denoising",
         "permuted": "unicloze.objectives.permuted",
         "compensated": "unicloze.objectives.permuted",
-        "none": "unicloze.objectives.untrained",
+        "none": "unicloze.objectives.masked",
     },
 )
 """Every objective, by `objective.name`."""

@@ -9,8 +9,8 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from unicloze.objectives.groups import Shown
 from unicloze.objectives.masking import Rates, partition, per_row, rates_of, subset, within
 from unicloze.objectives.objective import Objective
 from unicloze.objectives.seq2seq import Ragged, SourceTarget, generates, lay_out, text_of
-from unicloze.rules import AT_LEAST_ONE, Needs, Problem
+from unicloze.rules import AT_LEAST_ONE, Needs, Problem, setting
 from unicloze.settings import Bounds, Recipe
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
@@ -232,9 +232,7 @@ class SpanCorruptionSettings(SourceTarget):
     """
 
     name: str = "span_corruption"
-    mean_span: float = 3.0
-
-    ranges: ClassVar = {"mean_span": AT_LEAST_ONE}
+    mean_span: float = setting(3.0, AT_LEAST_ONE)
 
     def bounds_at(self, text: int, rate: float) -> Bounds:
         """Upper bounds on a row's size; source and target both contain sentinels."""
@@ -252,13 +250,10 @@ class DenoisingSettings(SourceTarget):
     """
 
     name: str = "denoising"
-    mean_span: float = 3.0
-    noise: list[str] = field(default_factory=lambda: ["infill"])
-
-    ranges: ClassVar = {"mean_span": AT_LEAST_ONE}
-    needs: ClassVar = {
-        "mean_span": (Needs("'infill' in objective.noise", lambda recipe: "infill" in recipe.objective.noise),)
-    }
+    mean_span: float = setting(
+        3.0, AT_LEAST_ONE, Needs("'infill' in objective.noise", lambda recipe: "infill" in recipe.objective.noise)
+    )
+    noise: list[str] = setting(["infill"])
 
     def bounds_at(self, text: int, rate: float) -> Bounds:
         """Upper bounds on a row's size; inserted spans lengthen the source."""
@@ -355,12 +350,7 @@ def draw_noise(text: Ragged, keys: keyed.Bits, settings: SpanCorruptionSettings,
 
 
 def corrupt_spans(
-    windows: Windows,
-    text: Ragged,
-    noise: Flags,
-    vocabulary: Vocabulary,
-    settings: SpanCorruptionSettings,
-    rates: Rates,
+    windows: Windows, text: Ragged, noise: Flags, vocabulary: Vocabulary, settings: SpanCorruptionSettings, rates: Rates
 ) -> Examples:
     """Rows for given noise: each run of noise tokens is a span.
 
@@ -390,22 +380,10 @@ def corrupt_spans(
     in_source = np.flatnonzero(~noise | begins)
     source = Ragged(shown[in_source], text.counts - noise_counts + spans.counts)
 
-    target = Ragged(np.empty(0, np.int32), noise_counts + spans.counts + 2)
-    values = np.full(int(target.counts.sum()), vocabulary.eos, dtype=np.int32)
-    values[target.ends - 2] = vocabulary.extra[spans.counts]
-    opens = begins[noise_at]
-    place = np.arange(len(noise_at)) + np.cumsum(opens) + 2 * row[noise_at]
-    values[place] = text.values[noise_at]
-    values[place[np.flatnonzero(opens)] - 1] = sentinels
-    return lay_out(
-        windows,
-        source,
-        Ragged(values, target.counts),
-        vocabulary,
-        settings,
-        rates=rates,
-        noised=noise[in_source],
-    )
+    opened = np.insert(text.values[noise_at], np.flatnonzero(begins[noise_at]), sentinels)
+    target = Ragged(opened, noise_counts + spans.counts).followed_by(vocabulary.extra[spans.counts])
+    target = target.followed_by(vocabulary.eos)
+    return lay_out(windows, source, target, vocabulary, settings, rates=rates, noised=noise[in_source])
 
 
 def _check_sentinels(needed: int, vocabulary: Vocabulary, settings: SpanCorruptionSettings) -> None:

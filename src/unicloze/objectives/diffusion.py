@@ -14,18 +14,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed, visibility
-from unicloze.arrays import Flags, ranks
-from unicloze.example import Examples, Kind, Target
+from unicloze.arrays import Flags
+from unicloze.example import Examples, Kind
 from unicloze.objectives import unilmv2
 from unicloze.objectives.masking import Steps
 from unicloze.objectives.objective import Objective
-from unicloze.rules import POSITIVE
+from unicloze.objectives.row_builder import Joined, target_of
+from unicloze.rules import POSITIVE, setting
 from unicloze.settings import ObjectiveSettings
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
@@ -54,10 +55,9 @@ class BlockDiffusionSettings(ObjectiveSettings):
     """
 
     name: str = "block_diffusion"
-    block_size: int = 4
+    block_size: int = setting(4, POSITIVE)
 
     known_targets = ("diffusion",)
-    ranges: ClassVar = {"block_size": POSITIVE}
 
     @property
     def forgets(self) -> str:
@@ -183,12 +183,22 @@ def _lay_out(
     position = np.arange(window, dtype=np.int32)
     unmasked = np.full((copies, 1), Kind.CONTEXT, dtype=np.uint8)
     unmasked[: copies > 1] = Kind.ORIGINAL
-    join = _Join(windows.lengths, copies, window)
+    join = Joined(windows.lengths, copies, window)
     if copies > 1:
         intervals = visibility.block_diffusion_rows(windows.lengths, block_size, copies=copies - 1, capacity=join.width)
     else:
         nothing = np.zeros(0, dtype=np.int64)
         intervals = visibility.pseudo_masked_rows(windows.lengths, nothing, nothing, nothing, capacity=window)
+    row, place = np.nonzero(predicting >= 0)
+    target = target_of(
+        row,
+        predicting[row, place] * windows.lengths[row] + place,
+        windows.token_ids[row, place],
+        rows=rows,
+        width=window,
+        weights=weights[row, place],
+        norms=norms,
+    )
     return Examples(
         input_ids=join(np.where(masked, np.int32(vocabulary.mask), windows.token_ids[:, None]), vocabulary.pad),
         position_ids=join(position, 0),
@@ -199,53 +209,8 @@ def _lay_out(
         lengths=copies * windows.lengths,
         mutual=windows.lengths if copies == 1 else np.zeros(rows, dtype=np.int32),
         text_tokens=windows.lengths,
-        targets={"diffusion": _target(windows, predicting, weights, norms)},
+        targets={"diffusion": target},
     )
-
-
-class _Join:
-    """Joins the copies of each window into one row, with all padding at the end.
-
-    Args:
-        lengths: Tokens of each window. *Shape:* (rows,)
-        copies: Copies per window.
-        window: Length of a window with padding.
-    """
-
-    def __init__(self, lengths: npt.NDArray[np.int32], copies: int, window: int) -> None:
-        self.shape = len(lengths), copies, window
-        self.width = copies * window
-        self.full = int(lengths.min(initial=window)) == window
-        if not self.full:
-            copy, place = np.divmod(np.arange(self.width), lengths[:, None])
-            self.real = copy < copies
-            self.source = np.where(self.real, copy * window + place, 0)
-
-    def __call__(self, values: npt.NDArray[Any], padding: int) -> npt.NDArray[Any]:
-        """Join values broadcastable to (rows, copies, window). *Shape:* (rows, copies x window)"""
-        spread = np.empty(self.shape, dtype=values.dtype)
-        spread[...] = values
-        joined = spread.reshape(self.shape[0], self.width)
-        if self.full:
-            return joined
-        return np.where(self.real, np.take_along_axis(joined, self.source, axis=1), joined.dtype.type(padding))
-
-
-def _target(
-    windows: Windows,
-    predicting: npt.NDArray[np.integer],
-    weights: Levels,
-    norms: npt.NDArray[np.float32] | None,
-) -> Target:
-    """The predictions of each row, by position."""
-    row, position = np.nonzero(predicting >= 0)
-    rank = ranks(row, len(windows))
-    slots, labels = (np.zeros(predicting.shape, dtype=np.int32) for _ in range(2))
-    scattered = np.zeros(predicting.shape, dtype=np.float32)
-    slots[row, rank] = predicting[row, position] * windows.lengths[row] + position
-    labels[row, rank] = windows.token_ids[row, position]
-    scattered[row, rank] = weights[row, position]
-    return Target(slots=slots, labels=labels, weights=scattered, norms=norms)
 
 
 OBJECTIVES: Mapping[str, Objective[Any]] = {

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
-from unicloze.rules import POSITIVE, SHARE, Needs, Problem
+from unicloze.rules import POSITIVE, SHARE, Needs, Problem, ReadBy, needs, setting
 from unicloze.settings import ObjectiveSettings, Pairing, Reading, Recipe, WindowNeeds
 
 PAIRS_OF_TARGETS = {"nsp": "next_sentence", "sop": "sentence_order"}
 """Segment pairing that each pair target needs."""
 
-_spans = Needs("objective.masking blockwise, geometric or ngram", lambda recipe: recipe.objective.masking != "token")
+_spans = needs("objective.masking", "blockwise", "geometric", "ngram")
 _several = Needs("objective.max_span above 1", lambda recipe: recipe.objective.max_span > 1)
 _steps = Needs(
     "steps of several tokens (objective.masking, objective.max_span or objective.mask_unit)",
@@ -38,10 +38,8 @@ class MaskRate(ObjectiveSettings):
         final_mask_rate: Mask rate at the last step, reached linearly; default: `mask_rate`.
     """
 
-    mask_rate: float = 0.15
-    final_mask_rate: float | None = None
-
-    ranges: ClassVar = {"mask_rate": SHARE, "final_mask_rate": SHARE}
+    mask_rate: float = setting(0.15, SHARE)
+    final_mask_rate: float | None = setting(None, SHARE, ReadBy())
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -78,29 +76,13 @@ class Masking(MaskRate):
 
     masking: Literal["blockwise", "token", "geometric", "ngram"] = "blockwise"
     mask_unit: Literal["token", "word", "phrase", "entity"] = "token"
-    unmarked_unit: Literal["phrase", "word"] = "phrase"
-    block_probability: float = 0.4
-    max_span: int = 6
-    geometric_p: float = 0.2
-    factorization: Literal["block", "token"] = "block"
-
-    ranges: ClassVar = {"block_probability": SHARE, "max_span": POSITIVE, "geometric_p": SHARE}
-    needs: ClassVar = {
-        "max_span": (_spans,),
-        "block_probability": (
-            Needs("objective.masking blockwise", lambda recipe: recipe.objective.masking == "blockwise"),
-            _several,
-        ),
-        "geometric_p": (
-            Needs("objective.masking geometric", lambda recipe: recipe.objective.masking == "geometric"),
-            _several,
-        ),
-        "factorization": (_steps, _by_steps),
-        "unmarked_unit": (
-            Needs("objective.mask_unit phrase or entity", lambda recipe: recipe.objective.windows.spans),
-            Needs("data.spans_field", lambda recipe: recipe.data.spans_field is not None),
-        ),
-    }
+    unmarked_unit: Literal["phrase", "word"] = setting(
+        "phrase", needs("objective.mask_unit", "phrase", "entity"), needs("data.spans_field")
+    )
+    block_probability: float = setting(0.4, SHARE, needs("objective.masking", "blockwise"), _several)
+    max_span: int = setting(6, POSITIVE, _spans)
+    geometric_p: float = setting(0.2, SHARE, needs("objective.masking", "geometric"), _several)
+    factorization: Literal["block", "token"] = setting("block", _steps, _by_steps)
 
     @property
     def single_tokens(self) -> bool:
@@ -134,10 +116,8 @@ class Shown(ObjectiveSettings):
         random_share: Share that shows a random token; the rest shows the token itself.
     """
 
-    mask_share: float = 0.8
-    random_share: float = 0.1
-
-    ranges: ClassVar = {"mask_share": SHARE, "random_share": SHARE}
+    mask_share: float = setting(0.8, SHARE)
+    random_share: float = setting(0.1, SHARE)
 
     def without_noise(self) -> Self:
         """The settings with a mask at every masked position."""
@@ -158,9 +138,7 @@ class Corruption(Shown):
         corruption_unit: Draw mask, random token or the token itself for each `token` or for a whole `span`.
     """
 
-    corruption_unit: Literal["token", "span"] = "token"
-
-    needs: ClassVar = {"corruption_unit": (_steps,)}
+    corruption_unit: Literal["token", "span"] = setting("token", _steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +149,9 @@ class PseudoToken(ObjectiveSettings):
         pseudo_token: `own` gives [P] its own id, as in the paper's figures; `mask` shares [M]'s id, as in released models.
     """
 
-    pseudo_token: Literal["own", "mask"] = "own"
-
-    needs: ClassVar = {
-        "pseudo_token": (
-            Needs("the target 'par' in objective.targets", lambda recipe: "par" in recipe.objective.targets),
-        )
-    }
+    pseudo_token: Literal["own", "mask"] = setting(
+        "own", Needs("the target 'par' in objective.targets", lambda recipe: "par" in recipe.objective.targets)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,21 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import visibility
-from unicloze.arrays import Int32s, ranks
+from unicloze.arrays import Int32s
+from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives import unilmv2
 from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Corruption, Directed, Masking, Pairs
 from unicloze.objectives.masking import Steps, highest_rate, most_masked_by, rates_of
 from unicloze.objectives.objective import Ability, Objective
-from unicloze.objectives.row_builder import with_pair_target
+from unicloze.objectives.row_builder import MaskedTokens, RowBuilder, in_turn, named_segments, with_pair_target
 from unicloze.rules import Problem
 from unicloze.settings import ObjectiveSettings, Reading, Recipe
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 # A network samples the tokens at masked positions, so the objective only gives the slots and their original tokens;
-# the model inserts its samples and compares (`unicloze.model.chain`).
+# the model inserts its samples and compares (`unicloze.model.build`).
 
 
 def with_replaced_target(examples: Examples, windows: Windows, settings: ObjectiveSettings) -> Examples:
@@ -75,10 +76,7 @@ class MaskedSettings(Masking, Corruption, Directed, Pairs):
 
 
 def masked(
-    windows: Windows,
-    vocabulary: Vocabulary,
-    settings: MaskedSettings,
-    rates: npt.NDArray[np.float64] | None = None,
+    windows: Windows, vocabulary: Vocabulary, settings: MaskedSettings, rates: npt.NDArray[np.float64] | None = None
 ) -> Examples:
     """Mask a block of windows; all draws are keyed by `windows.keys`.
 
@@ -111,54 +109,28 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: MaskedSettings) -
     with the token's position and segment, which sees itself and what is left of the token. One row thus replaces as many
     rows with one mask each.
     """
-    windows = _with_segment_ids(windows, settings.reading)
-    rows, window = windows.token_ids.shape
-    row, position = np.nonzero(windows.maskable)
-    counts = np.bincount(row, minlength=rows)
-    rank = ranks(row, rows)
-    slot = windows.lengths[row] + rank
-    most = int(counts.max(initial=0))
-    capacity = window + most
-
-    def widened(values: npt.NDArray[np.generic], fill: int, at_masks: npt.ArrayLike) -> npt.NDArray[np.generic]:
-        wide = np.full((rows, capacity), fill, dtype=values.dtype)
-        wide[:, :window] = values
-        wide[row, slot] = at_masks
-        return wide
-
-    real = np.arange(window) < windows.lengths[:, None]
-    lengths = windows.lengths + counts
-    intervals = visibility.with_masks_rows(windows.lengths, row, position, capacity=capacity)
-    positions = np.broadcast_to(np.arange(window, dtype=np.int32), (rows, window))
-    kinds = np.where(real, Kind.CONTEXT, Kind.PADDING).astype(np.uint8)
-    slots, labels, weights = np.zeros((3, rows, max(1, most)), dtype=np.int32)
-    slots[row, rank], labels[row, rank], weights[row, rank] = slot, windows.token_ids[row, position], 1
-    return Examples(
-        input_ids=widened(windows.token_ids, vocabulary.pad, vocabulary.mask).astype(np.int32),
-        position_ids=widened(positions, 0, position).astype(np.int32),
-        segment_ids=widened(windows.segment_ids, 0, windows.segment_ids[row, position]).astype(np.int32),
-        kinds=widened(kinds, Kind.PADDING, Kind.PSEUDO).astype(np.uint8),
-        steps=widened(np.full((rows, window), -1, dtype=np.int32), -1, rank).astype(np.int32),
-        intervals=intervals,
-        lengths=lengths.astype(np.int32),
-        mutual=np.zeros(rows, dtype=np.int32),
-        text_tokens=windows.lengths,
-        targets={"ae": Target(slots=slots, labels=labels, weights=weights.astype(np.float32))},
+    windows, masked = named_segments(windows, settings.reading), MaskedTokens.of(in_turn(windows))
+    most = int(masked.counts.max(initial=0))
+    capacity = windows.token_ids.shape[1] + most
+    answers = windows.token_ids[masked.row, masked.position]
+    slot = windows.lengths[masked.row] + masked.rank
+    rows = RowBuilder(windows, masked, vocabulary, capacity)
+    rows.put_windows()
+    rows.put_masked(slot, np.full_like(answers, vocabulary.mask), Kind.PSEUDO)
+    return rows.examples(
+        visibility.with_masks_rows(windows.lengths, masked.row, masked.position, capacity=capacity),
+        lengths=windows.lengths + masked.counts,
+        mutual=np.zeros_like(windows.lengths),
+        targets={"ae": masked.target(slot, answers, max(1, most))},
     )
 
 
 def lay_out(
-    windows: Windows,
-    steps: Steps,
-    vocabulary: Vocabulary,
-    corruption: Corruption,
-    reading: Reading,
-    *,
-    most: int = 1,
+    windows: Windows, steps: Steps, vocabulary: Vocabulary, corruption: Corruption, reading: Reading, *, most: int = 1
 ) -> Examples:
     """Rows with the target `ae` for given steps, ordered by step, then position; see `unilmv2.lay_out`."""
     of_text, mask = windows.segment_ids, vocabulary.mask
-    windows = _with_segment_ids(windows, reading)
+    windows = named_segments(windows, reading)
     examples = unilmv2.lay_out(windows, steps, vocabulary, corruption, predict=("ae",), pseudo=mask, most=most)
     if reading.visibility == "bidirectional":
         return examples
@@ -171,14 +143,6 @@ def lay_out(
         source = first if reading.visibility == "prefix" else np.zeros_like(first)
         intervals = visibility.prefix_rows(source, windows.lengths, capacity=capacity)
     return dataclasses.replace(examples, intervals=intervals, mutual=np.zeros_like(windows.lengths))
-
-
-def _with_segment_ids(windows: Windows, reading: Reading) -> Windows:
-    """The windows with the segment ids of the rows."""
-    if reading.segment_ids is None:
-        return windows
-    ids = np.array(reading.segments, dtype=np.int32)
-    return dataclasses.replace(windows, segment_ids=ids[windows.segment_ids])
 
 
 def _boundary_target(ae: Target, steps: Int32s) -> Target:
@@ -219,6 +183,24 @@ def _generates(settings: MaskedSettings, vocabulary: Vocabulary) -> GenerationFo
     return layout(settings, vocabulary, predicts="pseudo", pseudo=vocabulary.mask, decoder_only=alone)
 
 
+@dataclass(frozen=True, kw_only=True)
+class UntrainedSettings(Pairs):
+    """Settings of an imported encoder; its targets are the heads it came with, possibly none."""
+
+    name: str = "none"
+
+    known_targets = "nsp", "sop", "rtd"
+    trains = False
+
+
+def nothing(*_: object) -> Examples:
+    """Raise an error, since this objective makes no rows."""
+    raise UsageError(
+        "objective none, that of an imported encoder, cannot be trained: use a recipe with another objective, and give the "
+        "encoder as training.initialize_from"
+    )
+
+
 OBJECTIVES: Mapping[str, Objective[Any]] = {
     "masked": Objective(
         settings=MaskedSettings,
@@ -228,5 +210,6 @@ OBJECTIVES: Mapping[str, Objective[Any]] = {
         defines=_defines,
         causal_masks=True,
         generates=_generates,
-    )
+    ),
+    "none": Objective(settings=UntrainedSettings, make=nothing),
 }

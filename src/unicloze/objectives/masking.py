@@ -17,7 +17,7 @@ import numpy.typing as npt
 from unicloze import keyed
 from unicloze.arrays import Flags, Int64s, flagged, ranks, sorted_in_rows
 from unicloze.objectives.groups import Masking, MaskRate
-from unicloze.text.marks import joined_by
+from unicloze.text.shards import joined_by
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
@@ -171,41 +171,22 @@ def units_of(windows: Windows, vocabulary: Vocabulary, settings: Masking) -> Uni
     return Units.of(follows | joined, windows.maskable)
 
 
-def longest_unit(settings: Masking) -> int:
-    """Maximum tokens per unit."""
-    return 1 if settings.mask_unit == "token" else LONGEST_UNIT
+def span_lengths(settings: Masking) -> SpanLengths:
+    """Distribution of span lengths for `settings.masking`, which must be a scheme that draws spans.
 
-
-def block_lengths(block_probability: float, max_span: int) -> SpanLengths:
-    """Algorithm 1 of the UniLMv2 paper: uniform in 2..max_span with `block_probability`, else 1."""
-    if max_span < 2 or block_probability == 0:
-        return lambda draw: np.ones(draw.shape, dtype=np.int64)
-    stretch = (max_span - 1) / block_probability
-    return lambda draw: np.where(draw < block_probability, 2 + (draw * stretch).astype(np.int64), 1)
-
-
-def geometric_lengths(p: float, max_span: int) -> SpanLengths:
-    """SpanBERT, Section 3.1: l in 1..max_span with probability proportional to (1 - p)^(l - 1)."""
-    return _proportional_to((1 - p) ** np.arange(max_span))
-
-
-def ngram_lengths(max_span: int) -> SpanLengths:
-    """ALBERT, Section 4.1: n in 1..max_span with probability proportional to 1/n."""
-    return _proportional_to(1 / np.arange(1, max_span + 1))
-
-
-def _proportional_to(weights: npt.NDArray[np.floating]) -> SpanLengths:
+    With `block_probability` uniform in 2 to `max_span`, else 1 (UniLMv2, Algorithm 1); or with probability proportional to
+    (1 - p)^(l - 1) (SpanBERT, Section 3.1), or to 1/n (ALBERT, Section 4.1).
+    """
+    if settings.masking == "blockwise":
+        chance, most = settings.block_probability, settings.max_span
+        if most < 2 or chance == 0:
+            return lambda draw: np.ones(draw.shape, dtype=np.int64)
+        stretch = (most - 1) / chance
+        return lambda draw: np.where(draw < chance, 2 + (draw * stretch).astype(np.int64), 1)
+    numbers = np.arange(settings.max_span)
+    weights = (1 - settings.geometric_p) ** numbers if settings.masking == "geometric" else 1 / (numbers + 1)
     bounds = np.cumsum(weights / weights.sum())[:-1]
     return lambda draw: np.searchsorted(bounds, draw, side="right") + 1
-
-
-def span_lengths(settings: Masking) -> SpanLengths:
-    """Distribution of span lengths for `settings.masking`, which must be a scheme that draws spans."""
-    if settings.masking == "geometric":
-        return geometric_lengths(settings.geometric_p, settings.max_span)
-    if settings.masking == "ngram":
-        return ngram_lengths(settings.max_span)
-    return block_lengths(settings.block_probability, settings.max_span)
 
 
 def spans(
@@ -215,14 +196,14 @@ def spans(
     *,
     rates: npt.NDArray[np.float64],
     lengths_of: SpanLengths,
-    max_span: int,
     units: Units | None = None,
 ) -> Steps:
     """Draw spans until enough tokens are masked; each accepted span is a factorization step.
 
     Draw an index, uniform over the row, and a number of units. Reject the draw if it does not begin at the start of a unit,
     or covers a masked, special or padding position; so spans neither overlap nor cross [EOS]. Stop as soon as the masked
-    tokens reach `rates` of |x|, which counts text tokens only: special tokens are never masked.
+    tokens reach `rates` of |x|, which counts text tokens only: special tokens are never masked. With blocks this is
+    Algorithm 1 of the UniLMv2 paper, exact in distribution.
 
     Args:
         maskable: Positions of text tokens. *Shape:* (rows, window)
@@ -230,7 +211,6 @@ def spans(
         keys: Key of each row's draws. *Shape:* (rows,)
         rates: Share of the text tokens to mask. *Shape:* (rows,)
         lengths_of: Distribution of span lengths in units.
-        max_span: Maximum span length in units.
         units: Units to mask as a whole; default: single tokens.
     """
     rows, window = maskable.shape
@@ -275,29 +255,6 @@ def spans(
         active, wanted, next_step = active[unfinished], wanted[unfinished], next_step[unfinished]
         proposal += PROPOSALS_AT_ONCE
     return steps if units is None else units.broadcast(steps)
-
-
-def blockwise(
-    maskable: Flags,
-    lengths: npt.NDArray[np.int32],
-    keys: keyed.Bits,
-    *,
-    rates: npt.NDArray[np.float64],
-    block_probability: float,
-    max_span: int,
-) -> Steps:
-    """Algorithm 1 of the UniLMv2 paper, exact in distribution; see `spans`.
-
-    Args:
-        maskable: Positions of text tokens. *Shape:* (rows, window)
-        lengths: Tokens of each row. *Shape:* (rows,)
-        keys: Key of each row's draws. *Shape:* (rows,)
-        rates: Share of the text tokens to mask. *Shape:* (rows,)
-        block_probability: Probability of a block.
-        max_span: Maximum tokens per block.
-    """
-    law = block_lengths(block_probability, max_span)
-    return spans(maskable, lengths, keys, rates=rates, lengths_of=law, max_span=max_span)
 
 
 def single_tokens(
@@ -359,4 +316,4 @@ def most_masked(text_tokens: int, rate: float, max_span: int, longest: int = 1) 
 
 def most_masked_by(settings: Masking, window: int, rate: float) -> int:
     """Maximum tokens that the settings mask in a window of this many slots, the first of which is [SOS]."""
-    return most_masked(window - 1, rate, settings.max_span, longest_unit(settings))
+    return most_masked(window - 1, rate, settings.max_span, 1 if settings.mask_unit == "token" else LONGEST_UNIT)

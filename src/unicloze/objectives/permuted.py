@@ -60,160 +60,88 @@ class CompensatedSettings(PermutedSettings, Corruption):
 def permuted(
     windows: Windows, vocabulary: Vocabulary, settings: PermutedSettings, rates: masking.Rates | None = None
 ) -> Examples:
-    """XLNet's rows; all draws are keyed by `windows.keys`.
+    """XLNet's rows, or MPNet's by their settings; all draws are keyed by `windows.keys`.
 
     Args:
         windows: The text.
-        vocabulary: Ids of the special tokens.
-        settings: What to predict, and in which order.
+        vocabulary: Ids of the special tokens and candidates for random tokens.
+        settings: What to predict, in which order, and what MPNet shows in its place.
         rates: Share of the text tokens to predict in each row; default: `settings.mask_rate`. *Shape:* (rows,)
     """
-    steps, most = _draw(windows, vocabulary, settings, rates)
-    examples = lay_out_permuted(windows, steps, vocabulary, pseudo=pseudo_id(vocabulary, settings), most=most)
-    return with_pair_target(examples, windows, settings)
-
-
-def permuted_stepwise(
-    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: PermutedSettings
-) -> Examples:
-    """XLNet's rows for given factorization steps."""
-    return lay_out_permuted(windows, steps, vocabulary, pseudo=pseudo_id(vocabulary, settings))
-
-
-def permuted_causal(windows: Windows, vocabulary: Vocabulary, settings: PermutedSettings) -> Examples:
-    """XLNet's rows that predict every text token from those left of it; the context has only the special tokens."""
-    return permuted_stepwise(windows, in_turn(windows), vocabulary, settings)
-
-
-def compensated(
-    windows: Windows, vocabulary: Vocabulary, settings: CompensatedSettings, rates: masking.Rates | None = None
-) -> Examples:
-    """MPNet's rows; all draws are keyed by `windows.keys`.
-
-    Args:
-        windows: The text.
-        vocabulary: Ids of the masks and candidates for random tokens.
-        settings: What to predict, in which order, and what to show in its place.
-        rates: Share of the text tokens to predict in each row; default: `settings.mask_rate`. *Shape:* (rows,)
-    """
-    steps, most = _draw(windows, vocabulary, settings, rates)
-    pseudo = pseudo_id(vocabulary, settings)
-    examples = lay_out_compensated(windows, steps, vocabulary, settings, pseudo=pseudo, most=most)
-    return with_pair_target(examples, windows, settings)
-
-
-def compensated_stepwise(
-    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: CompensatedSettings
-) -> Examples:
-    """MPNet's rows for given factorization steps, with a mask at each predicted position."""
-    return lay_out_compensated(windows, steps, vocabulary, ALL_MASKED, pseudo=pseudo_id(vocabulary, settings))
-
-
-def compensated_causal(windows: Windows, vocabulary: Vocabulary, settings: CompensatedSettings) -> Examples:
-    """MPNet's rows that predict every text token from those left of it, with masks at all other positions."""
-    return compensated_stepwise(windows, in_turn(windows), vocabulary, settings)
-
-
-def _draw(
-    windows: Windows, vocabulary: Vocabulary, settings: Masking, rates: masking.Rates | None
-) -> tuple[masking.Steps, int]:
-    """The factorization steps, and the maximum number of predicted tokens in any row of the run."""
     rates = masking.rates_of(windows, settings, rates)
-    highest = masking.highest_rate(settings, rates)
-    most = masking.most_masked_by(settings, windows.token_ids.shape[1], highest)
-    return draw_steps(windows, settings, rates, vocabulary), most
-
-
-def lay_out_permuted(
-    windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, *, pseudo: int, most: int = 1
-) -> Examples:
-    """The rows C, O, P for given factorization steps.
-
-    Args:
-        windows: The text.
-        steps: Step of each position, -1 if it is not predicted. *Shape:* (rows, window)
-        vocabulary: Ids of the special tokens.
-        pseudo: Token id of the P slots.
-        most: Minimum capacity of a row in predicted tokens.
-    """
-    masked, most = _masked(windows, steps, most)
-    capacity = windows.token_ids.shape[1] + most
-    rows = RowBuilder(windows, masked, vocabulary, capacity)
-    context = rows.put_unmasked()
-    original = context[masked.row] + masked.rank
-    query = original + masked.counts[masked.row]
-    answers = windows.token_ids[masked.row, masked.position]
-    rows.put_masked(original, answers, Kind.ORIGINAL)
-    rows.put_masked(query, np.full_like(answers, pseudo), Kind.PSEUDO)
-    return rows.examples(
-        visibility.permuted_rows(context, masked.row, *masked.step_bounds(), capacity=capacity),
-        lengths=context + 2 * masked.counts,
-        mutual=context,
-        targets={"par": masked.target(query, answers, most)},
+    most = masking.most_masked_by(settings, windows.token_ids.shape[1], masking.highest_rate(settings, rates))
+    steps, pseudo = draw_steps(windows, settings, rates, vocabulary), pseudo_id(vocabulary, settings)
+    shown = settings if isinstance(settings, Corruption) else None
+    return with_pair_target(
+        lay_out_permuted(windows, steps, vocabulary, shown, pseudo=pseudo, most=most), windows, settings
     )
 
 
-def lay_out_compensated(
+def stepwise(windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: PermutedSettings) -> Examples:
+    """The rows for given factorization steps; MPNet's have a mask at each predicted position."""
+    shown = ALL_MASKED if isinstance(settings, Corruption) else None
+    return lay_out_permuted(windows, steps, vocabulary, shown, pseudo=pseudo_id(vocabulary, settings))
+
+
+def causal(windows: Windows, vocabulary: Vocabulary, settings: PermutedSettings) -> Examples:
+    """The rows that predict every text token from those left of it; the context has only the special tokens."""
+    return stepwise(windows, in_turn(windows), vocabulary, settings)
+
+
+def lay_out_permuted(
     windows: Windows,
     steps: masking.Steps,
     vocabulary: Vocabulary,
-    corruption: Corruption,
+    shown: Corruption | None = None,
     *,
     pseudo: int,
     most: int = 1,
 ) -> Examples:
-    """The rows C, O, M, Q for given factorization steps.
+    """The rows C, O, P (XLNet) or C, O, M, Q (MPNet) for given factorization steps.
 
     Args:
         windows: The text.
         steps: Step of each position, -1 if it is not predicted. *Shape:* (rows, window)
-        vocabulary: Ids of the masks and candidates for random tokens.
-        corruption: What M and Q show.
-        pseudo: Id of the masks in Q.
+        vocabulary: Ids of the special tokens and candidates for random tokens.
+        shown: What MPNet's M and Q show; None for XLNet's rows.
+        pseudo: Token id of the P slots, or of the masks in Q.
         most: Minimum capacity of a row in predicted tokens.
     """
-    masked, most = _masked(windows, steps, most)
-    capacity = windows.token_ids.shape[1] + 2 * most
-    rows = RowBuilder(windows, masked, vocabulary, capacity)
-    context = rows.put_unmasked()
-    counts = masked.counts[masked.row]
-    original = context[masked.row] + masked.rank
-    mask, query = original + counts, original + 2 * counts
-    answers = windows.token_ids[masked.row, masked.position]
-    mask_ids, query_ids = corrupt(windows, masked, answers, vocabulary, corruption, pseudo=pseudo)
-    rows.put_masked(original, answers, Kind.ORIGINAL)
-    rows.put_masked(mask, mask_ids, Kind.MASK)
-    rows.put_masked(query, query_ids, Kind.PSEUDO)
-    return rows.examples(
-        visibility.compensated_rows(context, masked.row, *masked.step_bounds(), capacity=capacity),
-        lengths=context + 3 * masked.counts,
-        mutual=np.zeros_like(context),
-        targets={"par": masked.target(query, answers, most)},
-    )
-
-
-def _masked(windows: Windows, steps: masking.Steps, most: int) -> tuple[MaskedTokens, int]:
-    """The predicted tokens, and the maximum per row."""
-    masked = MaskedTokens.of(steps)
+    masked, compensates = MaskedTokens.of(steps), shown is not None
     if (masked.counts >= windows.lengths).any():
         raise UsageError("every token of a window is to be predicted: leave at least [SOS] as context")
-    return masked, max(most, int(masked.counts.max(initial=0)))
+    most = max(most, int(masked.counts.max(initial=0)))
+    capacity = windows.token_ids.shape[1] + (1 + compensates) * most
+    rows = RowBuilder(windows, masked, vocabulary, capacity)
+    context, counts = rows.put_unmasked(), masked.counts[masked.row]
+    original = context[masked.row] + masked.rank
+    query = original + (1 + compensates) * counts
+    answers = windows.token_ids[masked.row, masked.position]
+    rows.put_masked(original, answers, Kind.ORIGINAL)
+    query_ids = np.full_like(answers, pseudo)
+    if shown is not None:
+        mask_ids, query_ids = corrupt(windows, masked, answers, vocabulary, shown, pseudo=pseudo)
+        rows.put_masked(original + counts, mask_ids, Kind.MASK)
+    rows.put_masked(query, query_ids, Kind.PSEUDO)
+    reads = visibility.compensated_rows if compensates else visibility.permuted_rows
+    return rows.examples(
+        reads(context, masked.row, *masked.step_bounds(), capacity=capacity),
+        lengths=context + (2 + compensates) * masked.counts,
+        mutual=np.zeros_like(context) if compensates else context,
+        targets={"par": masked.target(query, answers, most)},
+    )
 
 
 OBJECTIVES: Mapping[str, Objective[Any]] = {
     "permuted": Objective(
         settings=PermutedSettings,
         make=permuted,
-        stepwise=permuted_stepwise,
-        causal=permuted_causal,
+        stepwise=stepwise,
+        causal=causal,
         causal_masks=True,
         not_done="XLNet's generation, token by token from its query stream and memory",
     ),
     "compensated": Objective(
-        settings=CompensatedSettings,
-        make=compensated,
-        stepwise=compensated_stepwise,
-        causal=compensated_causal,
-        causal_masks=True,
+        settings=CompensatedSettings, make=permuted, stepwise=stepwise, causal=causal, causal_masks=True
     ),
 }

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.arrays import Flags, Int32s, flagged, ranks, sorted_in_rows
+from unicloze.arrays import Flags, Int32s, Int64s, flagged, ranks, sorted_in_rows
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind, Target
 from unicloze.objectives.groups import PAIRS_OF_TARGETS, Pairs
 from unicloze.objectives.masking import Steps
+from unicloze.settings import Reading
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.visibility import Intervals
@@ -39,6 +41,14 @@ def without_unknown(target: Target, vocabulary: Vocabulary) -> Target:
     return target.only(~unknown) if unknown.any() else target
 
 
+def named_segments(windows: Windows, reading: Reading) -> Windows:
+    """The windows with the segment ids of the rows."""
+    if reading.segment_ids is None:
+        return windows
+    ids = np.array(reading.segments, dtype=np.int32)
+    return dataclasses.replace(windows, segment_ids=ids[windows.segment_ids])
+
+
 def in_turn(windows: Windows) -> Steps:
     """Steps that mask every text token, one per step, from left to right. *Shape:* (rows, window)"""
     numbers = np.cumsum(windows.maskable, axis=1, dtype=np.int32) - 1
@@ -49,11 +59,16 @@ def in_turn(windows: Windows) -> Steps:
 class MaskedTokens:
     """The masked tokens of all rows in one list, by row, then step, then position. *Shape:* (masked,) each."""
 
-    row: npt.NDArray[np.int64]  # row of each token
+    row: Int64s  # row of each token
     position: Int32s  # position of each token in the window
     step: Int32s  # factorization step of each token
     rank: Int32s  # index of each token within its row
     counts: Int32s  # Masked tokens of each row. *Shape:* (rows,)
+
+    @classmethod
+    def none(cls, rows: int) -> MaskedTokens:
+        """Those of rows without any."""
+        return cls.of(np.full((rows, 1), -1, dtype=np.int32))
 
     @classmethod
     def of(cls, steps: Steps) -> MaskedTokens:
@@ -65,7 +80,7 @@ class MaskedTokens:
         rank = ranks(row, len(steps)).astype(np.int32)
         return cls(row, position.astype(np.int32), step.astype(np.int32), rank, counts.astype(np.int32))
 
-    def place(self, column: Int32s, width: int) -> npt.NDArray[np.int64]:
+    def place(self, column: Int32s, width: int) -> Int64s:
         """Index of a column of each token's row in a flattened array with `width` columns. *Shape:* (masked,)"""
         return self.row * width + column
 
@@ -78,14 +93,64 @@ class MaskedTokens:
 
     def target(self, slot: Int32s, labels: Int32s, most: int) -> Target:
         """Predict every masked token at the given slot, with at most `most` predictions per row."""
-        shape = len(self.counts), most
-        slots, answers = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
-        weights = np.zeros(shape, dtype=np.float32)
-        place = self.place(self.rank, most)
-        slots.reshape(-1)[place] = slot
-        answers.reshape(-1)[place] = labels
-        weights.reshape(-1)[place] = 1.0
-        return Target(slots=slots, labels=answers, weights=weights)
+        return target_of(self.row, slot, labels, rows=len(self.counts), width=most)
+
+
+def target_of(
+    row: Int64s,
+    slot: npt.NDArray[np.integer],
+    labels: Int32s,
+    *,
+    rows: int,
+    width: int,
+    weights: float | npt.NDArray[np.floating] = 1.0,
+    norms: npt.NDArray[np.float32] | None = None,
+) -> Target:
+    """The target of predictions that are listed row by row.
+
+    Args:
+        row: Row of each, ascending. *Shape:* (predictions,)
+        slot: Slot of each. *Shape:* (predictions,)
+        labels: Label of each. *Shape:* (predictions,)
+        rows: Number of rows.
+        width: Maximum number of predictions in a row.
+        weights: Weight of each. *Shape:* (predictions,)
+        norms: See `Target.norms`.
+    """
+    slots, answers = np.zeros((2, rows, width), dtype=np.int32)
+    scattered = np.zeros((rows, width), dtype=np.float32)
+    place = row * width + ranks(row, rows)
+    for column, values in ((slots, slot), (answers, labels), (scattered, weights)):
+        column.reshape(-1)[place] = values
+    return Target(slots=slots, labels=answers, weights=scattered, norms=norms)
+
+
+class Joined:
+    """Joins copies of each window into one row, with all padding at the end.
+
+    Args:
+        lengths: Tokens of each window. *Shape:* (rows,)
+        copies: Copies per window.
+        window: Length of a window with padding.
+    """
+
+    def __init__(self, lengths: Int32s, copies: int, window: int) -> None:
+        self.shape = len(lengths), copies, window
+        self.width = copies * window
+        self.full = int(lengths.min(initial=window)) == window
+        if not self.full:
+            copy, place = np.divmod(np.arange(self.width), lengths[:, None])
+            self.real = copy < copies
+            self.source = np.where(self.real, copy * window + place, 0)
+
+    def __call__(self, values: npt.NDArray[Any], padding: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Join values broadcastable to (rows, copies, window). *Shape:* (rows, copies x window)"""
+        spread = np.empty(self.shape, dtype=values.dtype)
+        spread[...] = values
+        joined = spread.reshape(self.shape[0], self.width)
+        if self.full:
+            return joined
+        return np.where(self.real, np.take_along_axis(joined, self.source, axis=1), np.asarray(padding, joined.dtype))
 
 
 class RowBuilder:
@@ -107,21 +172,22 @@ class RowBuilder:
         self.kinds = np.full(shape, Kind.PADDING, dtype=np.uint8)
         self.steps = np.full(shape, -1, dtype=np.int32)
 
-    def put_windows(self, shown: Int32s) -> Int32s:
-        """Put the whole windows as context, with the given ids at masked positions.
+    def put_windows(self, shown: Int32s | None = None) -> Int32s:
+        """Put the whole windows as context, with the given ids at masked positions, or as they are.
 
         Returns:
             Context slots of each row. *Shape:* (rows,)
         """
         windows, masked, window = self.windows, self.masked, self.windows.token_ids.shape[1]
         self.input_ids[:, :window] = windows.token_ids
-        place = masked.place(masked.position, self.input_ids.shape[1])
-        self.input_ids.reshape(-1)[place] = shown
         self.position_ids[:, :window] = np.arange(window, dtype=np.int32)
         self.segment_ids[:, :window] = windows.segment_ids
         self.kinds[:, :window] = Kind.CONTEXT
-        self.kinds.reshape(-1)[place] = Kind.MASK
-        self.steps.reshape(-1)[place] = masked.step
+        if shown is not None:
+            place = masked.place(masked.position, self.input_ids.shape[1])
+            self.input_ids.reshape(-1)[place] = shown
+            self.kinds.reshape(-1)[place] = Kind.MASK
+            self.steps.reshape(-1)[place] = masked.step
         if windows.lengths.min(initial=window) < window:
             self.kinds[:, :window][np.arange(window) >= windows.lengths[:, None]] = Kind.PADDING
         return windows.lengths
@@ -170,6 +236,7 @@ class RowBuilder:
         lengths: npt.NDArray[np.integer],
         mutual: npt.NDArray[np.integer],
         targets: Mapping[str, Target],
+        local: Intervals | None = None,
     ) -> Examples:
         """The finished rows; see `Examples`."""
         return Examples(
@@ -179,6 +246,7 @@ class RowBuilder:
             kinds=self.kinds,
             steps=self.steps,
             intervals=intervals,
+            local=local,
             lengths=lengths.astype(np.int32),
             mutual=mutual.astype(np.int32),
             text_tokens=self.windows.lengths,

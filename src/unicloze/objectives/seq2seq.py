@@ -34,7 +34,7 @@ from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import MaskRate, Segments
 from unicloze.objectives.masking import Rates, per_row, rates_of, within
 from unicloze.objectives.objective import Ability, Objective
-from unicloze.objectives.row_builder import unknown_words, without_unknown
+from unicloze.objectives.row_builder import target_of, unknown_words, without_unknown
 from unicloze.rules import Problem
 from unicloze.settings import Bounds, Recipe
 from unicloze.text.vocabulary import Vocabulary
@@ -177,11 +177,9 @@ class Ragged:
         """Index of each value within its row. *Shape:* (values of all rows,)"""
         return np.arange(len(self.values)) - np.repeat(self.starts, self.counts)
 
-    def followed_by(self, value: int) -> Ragged:
-        """Append one value to every sequence."""
-        values = np.full(len(self.values) + len(self.counts), value, dtype=self.values.dtype)
-        values[np.arange(len(self.values)) + self.row] = self.values
-        return Ragged(values, self.counts + 1)
+    def followed_by(self, value: int | npt.NDArray[Any]) -> Ragged:
+        """Append a value to every sequence, the same one or one each."""
+        return Ragged(np.insert(self.values, self.ends, value), self.counts + 1)
 
 
 def text_of(windows: Windows, vocabulary: Vocabulary) -> Ragged:
@@ -272,15 +270,13 @@ def lay_out(
 
 def _target(target: Ragged, first: Int64s, width: int, counted: Flags | None) -> Target:
     """Predict every token of the target from the slot before it."""
-    real = within(target.counts, width)
-    labels = np.zeros(real.shape, dtype=np.int32)
-    labels[real] = target.values
-    slots = ((first - 1)[:, None] + np.arange(width)) * real
-    of_rows = None
-    if counted is not None:
-        of_rows = np.zeros(real.shape, dtype=bool)
-        of_rows[real] = counted
-    return Target(slots=slots.astype(np.int32), labels=labels, weights=real.astype(np.float32), counted=of_rows)
+    slots = first[target.row] - 1 + target.rank
+    made = target_of(target.row, slots, target.values, rows=len(target.counts), width=width)
+    if counted is None:
+        return made
+    of_rows = within(target.counts, width)
+    of_rows[of_rows] = counted
+    return dataclasses.replace(made, counted=of_rows)
 
 
 def start_ids(vocabulary: Vocabulary, settings: SourceTarget) -> tuple[int, ...]:
@@ -343,12 +339,7 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: PrefixSettings) -
 
 
 def _split(
-    windows: Windows,
-    text: Ragged,
-    predicted: Int64s,
-    vocabulary: Vocabulary,
-    settings: PrefixSettings,
-    rates: Rates,
+    windows: Windows, text: Ragged, predicted: Int64s, vocabulary: Vocabulary, settings: PrefixSettings, rates: Rates
 ) -> Examples:
     """Rows that predict the last `predicted` tokens of each text from the rest."""
     kept = text.counts - predicted
@@ -390,11 +381,5 @@ def _defines(settings: PrefixSettings) -> set[Ability]:
 
 
 OBJECTIVES: Mapping[str, Objective[Any]] = {
-    "prefix": Objective(
-        settings=PrefixSettings,
-        make=prefix,
-        causal=causal,
-        defines=_defines,
-        generates=generates,
-    )
+    "prefix": Objective(settings=PrefixSettings, make=prefix, causal=causal, defines=_defines, generates=generates)
 }

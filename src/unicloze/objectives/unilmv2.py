@@ -116,7 +116,6 @@ def draw_steps(
             windows.keys,
             rates=rates,
             lengths_of=masking.span_lengths(settings),
-            max_span=settings.max_span,
             units=units,
         )
     return masking.shuffle_tokens(steps, windows.keys) if settings.factorization == "token" else steps

@@ -15,7 +15,7 @@ from unicloze.interop.read import is_foreign
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import LONGEST_TIMING, Budget, Cost, cost_of_a_step, with_steps
 from unicloze.pretraining.data import build_sampler, inherited_settings
-from unicloze.progress import short
+from unicloze.progress import short, span
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared, open_or_prepare
@@ -44,6 +44,9 @@ CONTINUED_RATE = 0.5
 """Peak rate of a run that starts from a model pre-trained here, as a share of that model's own."""
 GENTLE_RATE = 1e-4
 """Peak rate for other starts, such as fine-tuned models and those of other libraries: that of BERT's pre-training."""
+HEADLESS_RATE, NEW_HEAD_RATE = 6e-4, 5e-3
+"""Peak rates of the body and of the new head after an encoder that predicts no tokens: what its masked slots hold tells next
+to nothing of the tokens (docs/log.md), so that the body must learn it."""
 REACHED = (
     (69_184, 8.83), (234_239, 7.47), (620_960, 4.55), (650_330, 4.15), (699_988, 6.07), (731_244, 1.85), (1_147_412, 1.84),
     (2_333_167, 2.21), (3_457_558, 0.89), (8_958_801, 1.0), (14_660_166, 0.86),
@@ -135,11 +138,15 @@ def _schedule_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, A
         rate, muon_rate = CONTINUED_RATE * rate, None if muon_rate is None else CONTINUED_RATE * muon_rate
     else:
         rate, muon_rate, optimizer = GENTLE_RATE, None, given.get("training.optimizer", "adamw")
+    head = {} if hasattr(start.model, "token_head") else {"training.head_learning_rate": NEW_HEAD_RATE}
+    if head and not start.recipe.task.kind:
+        rate = HEADLESS_RATE
     return {
         "training.phases": [],
         "training.optimizer": optimizer,
         "training.learning_rate": rate,
         "training.muon_learning_rate": muon_rate,
+        **head,
     }
 
 
@@ -271,9 +278,9 @@ def _reasons(
     inner = inner_weights(recipe, prepared)
     tokens = steps * cost.tokens
     passed = f"{passes:,.1f} passes" + ("" if recipe.data.weights is None else " over the source read most")
-    duration = "" if cost.seconds is None else f", about {_minutes(steps * cost.seconds)}"
+    duration = "" if cost.seconds is None else f", about {span(steps * cost.seconds)}"
     dropout = f"; dropout {model.dropout:g}, since the text repeats" if model.dropout else ""
-    room = _minutes(budget.amount) if budget.kind == "time" else str(budget)
+    room = span(budget.amount) if budget.kind == "time" else str(budget)
     why = f": {MOST_PASSES} passes over the text are enough" if limited else f" within {room}"
     start = training.initialize_from
     reason = (
@@ -281,7 +288,9 @@ def _reasons(
     )
     more = []
     if start is not None and "training.learning_rate" not in given:
-        more.append(f"rate: {training.learning_rate:g} ({training.optimizer}), gentler than from scratch")
+        head = training.head_learning_rate
+        why_rate = "gentler than from scratch" if head is None else f"{head:g} for the new head"
+        more.append(f"rate: {training.learning_rate:g} ({training.optimizer}), {why_rate}")
     if not any(key.startswith(("objective.", "training.phases")) for key in given):
         order = "left to right for a third of the steps, then pseudo-masked"
         if start is not None:
@@ -296,16 +305,6 @@ def _reasons(
         f"tokens, {passed}{duration}",
         *more,
     ]
-
-
-def _minutes(seconds: float) -> str:
-    return (
-        f"{seconds:,.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:,.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:,.1f} h"
-    )
 
 
 def expectation(tokens: float, limit: Literal["budget", "text"] = "budget") -> list[str]:

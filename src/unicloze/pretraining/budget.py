@@ -144,7 +144,9 @@ def _counted(
         model = shape_model(recipe, prepared.tokenizer.vocabulary.size)
     flops = tokens = 0.0
     for phase, share in _phases(recipe):
-        sampled = _some_steps(recipe, phase, sampler_of, most)
+        count = min(most, phase.last_step - phase.first_step)
+        numbers = np.linspace(phase.first_step, phase.last_step - 1, count).round().astype(int)
+        sampled = [next(training_steps(recipe, sampler_of, int(number))) for number in numbers]
         batches = [micro_batch for step in sampled for micro_batch in step]
         flops += share * sum(flops_of(model, batch.examples) for batch in batches) / len(sampled)
         if teacher is not None:
@@ -158,12 +160,6 @@ def _phases(recipe: Recipe) -> list[tuple[Phase, float]]:
     """The phases that have steps, each with its share of all steps."""
     known = [(phase, phase.last_step - phase.first_step) for phase in phases(recipe)]
     return [(phase, steps / recipe.training.steps) for phase, steps in known if steps]
-
-
-def _some_steps(recipe: Recipe, phase: Phase, sampler_of: SamplerOf, most: int) -> list[list[MicroBatch]]:
-    count = min(most, phase.last_step - phase.first_step)
-    numbers = np.linspace(phase.first_step, phase.last_step - 1, count).round().astype(int)
-    return [next(training_steps(recipe, sampler_of, int(number))) for number in numbers]
 
 
 def flops_of(model: Model, examples: Examples) -> float:
@@ -209,38 +205,39 @@ def _mean_keys(intervals: Intervals, real: Flags) -> float:
     return float((bounds[:, 1] - bounds[:, 0] + bounds[:, 3] - bounds[:, 2]).mean()) if len(bounds) else 0.0
 
 
+def step_seconds(
+    state: TrainState, micro_batches: list[MicroBatch], recipe: Recipe, compute: Compute
+) -> tuple[float, float]:
+    """Seconds of the passes and of the update of a training step, which is made."""
+
+    def now() -> float:
+        if compute.device.type == "cuda":
+            torch.cuda.synchronize(compute.device)
+        return time.perf_counter()
+
+    begun = now()
+    accumulate_gradients(state, micro_batches, recipe.training, compute, lambda _: f"the timed steps of {recipe.name}")
+    passed = now()
+    clip_gradient(state.model, recipe.training.clip_norm)
+    for optimizer in state.optimizers:
+        optimizer.step()
+    return passed - begun, now() - passed
+
+
 def _seconds_of_a_step(
     recipe: Recipe, prepared: Prepared, sampler_of: SamplerOf, teacher: Teacher | None, longest: float
 ) -> float:
     """Wall-clock seconds per training step, measured in every phase on temporary weights."""
-    training = recipe.training
-    device = choose_device(training)
+    training, device = recipe.training, choose_device(recipe.training)
     compute = Compute(device=device, precision=training.precision, soften=teacher)
     model = ready_model(recipe, prepared.tokenizer.vocabulary.size, device)
     spell_tokens(model, prepared.tokenizer.symbols)
-    state = TrainState(model=model, optimizers=build_optimizers(model, training))
-    return sum(
-        share * _seconds_in(phase, recipe, state, compute, sampler_of, longest) for phase, share in _phases(recipe)
-    )
-
-
-def _seconds_in(
-    phase: Phase, recipe: Recipe, state: TrainState, compute: Compute, sampler_of: SamplerOf, longest: float
-) -> float:
-    steps = training_steps(recipe, sampler_of, phase.first_step)
-    taken = []
-    for _ in range(min(phase.last_step - phase.first_step, _WARMING_STEPS + _TIMED_STEPS)):
-        started = time.perf_counter()
-        accumulate_gradients(
-            state, next(steps), recipe.training, compute, lambda _: f"the timed steps of {recipe.name}"
-        )
-        clip_gradient(state.model, recipe.training.clip_norm)
-        for optimizer in state.optimizers:
-            optimizer.step()
-        if compute.device.type == "cuda":
-            torch.cuda.synchronize(compute.device)
-        taken.append(time.perf_counter() - started)
-        if sum(taken) > longest:
-            break
-    timed = taken[_WARMING_STEPS:] or taken[-1:]
-    return sum(timed) / len(timed)
+    state, seconds = TrainState(model=model, optimizers=build_optimizers(model, training)), 0.0
+    for phase, share in _phases(recipe):
+        steps, taken = training_steps(recipe, sampler_of, phase.first_step), list[float]()
+        most = min(phase.last_step - phase.first_step, _WARMING_STEPS + _TIMED_STEPS)
+        while len(taken) < most and sum(taken) <= longest:
+            taken.append(sum(step_seconds(state, next(steps), recipe, compute)))
+        timed = taken[_WARMING_STEPS:] or taken[-1:]
+        seconds += share * sum(timed) / len(timed)
+    return seconds

@@ -21,8 +21,7 @@ from unicloze.example import Examples, Kind, predicts_tokens
 from unicloze.files import BASELINES, write_file
 from unicloze.objectives.row_builder import unknown_words
 from unicloze.settings import Recipe
-from unicloze.text.content_words import ContentWords, content_words
-from unicloze.text.counts import ABSENT, Counts, Neighbours, open_counts
+from unicloze.text.counts import ABSENT, ContentWords, Counts, Neighbours, content_words, open_counts
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import evenly_spaced
 from unicloze.text.shards import TokenSource
@@ -70,17 +69,24 @@ def by_figure(blocks: Mapping[str, MicroBatch]) -> dict[str, tuple[MicroBatch, s
 
 
 def perplexities_of(
-    counts: Counts, examples: Examples, name: str, windows: Windows | None, *, memory: bool = False
+    counts: Counts,
+    examples: Examples,
+    name: str,
+    windows: Windows | None,
+    *,
+    memory: bool = False,
+    before: Int64s | None = None,
 ) -> dict[str, float] | None:
     """Perplexities of counts on the predictions of a target that a perplexity counts; None if there are none.
 
-    With `memory`, rows that continue others are predicted from the end of these too.
+    With `memory`, rows that continue others are predicted from the end of these too; with `before`, from the two tokens that
+    it has for each row. *Shape:* (rows, 2), `ABSENT` where there is none
     """
     target = examples.targets[name].of_ordinary(counts.vocabulary.ordinary)
     counted = target.weights > 0 if target.counted is None else target.counted & (target.weights > 0)
     if not counted.any() or not target.counted_weight:
         return None
-    around = _around(examples, name, counted, counts.vocabulary, windows, memory=memory)
+    around = _around(examples, name, counted, counts.vocabulary, windows, memory=memory, before=before)
     labels, weights = target.labels[counted].astype(np.int64), target.weights[counted].astype(np.float64)
     scale = weights.sum() / target.counted_weight  # 1 unless the objective weighs its predictions
     chosen = np.arange(len(labels))
@@ -105,17 +111,18 @@ def _around(
     windows: Windows | None,
     *,
     memory: bool = False,
+    before: Int64s | None = None,
 ) -> Neighbours:
     """The neighbours that the row shows to each counted prediction of a target."""
     target, columns = examples.targets[name], [[np.zeros(0, np.int64)] for _ in Neighbours._fields]
     shown = _shown(examples, vocabulary, windows)
-    before = _before(shown, windows if memory else None)
+    past = _before(shown, windows if memory else None) if before is None else before
     for row in np.flatnonzero(counted.any(axis=1)).tolist():
         length = int(examples.lengths[row])
         slots = target.slots[row, counted[row]].reshape(counted[row].sum(), -1)
         if name.startswith("lm"):
-            text = np.concatenate([np.where(shown[row, :1] < 0, before[row, 1:], shown[row, :1]), shown[row, 1:length]])
-            near: Sequence[Int64s] = _next_to(slots[:, 0], text, before[row, :1], examples, row, vocabulary)
+            text = np.concatenate([np.where(shown[row, :1] < 0, past[row, 1:], shown[row, :1]), shown[row, 1:length]])
+            near: Sequence[Int64s] = _next_to(slots[:, 0], text, past[row, :1], examples, row, vocabulary)
         else:
             sees = (bool_mask(examples.intervals[row, slots], length) & (slots >= 0)[:, :, None]).any(axis=1)
             positions = examples.position_ids[row, :length]
@@ -123,6 +130,10 @@ def _around(
             near = [
                 _at(place + shift, positions, sees & (shown[row, :length] >= 0), shown[row]) for shift in (-2, -1, 1, 2)
             ]
+            for shift in (-2, -1) if before is not None else ():  # the text of a row begins at position 1
+                first = (place + shift).clip(-1, 0)
+                unseen = (near[shift + 2] == ABSENT) & (place + shift == first)
+                near[shift + 2] = np.where(unseen, past[row, first + 1], near[shift + 2])
         for column, values in zip(columns, near, strict=True):
             column.append(values)
     left2, left1, right1, right2 = (np.concatenate(column) for column in columns)

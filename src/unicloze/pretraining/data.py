@@ -16,7 +16,7 @@ from unicloze.mixtures import parts, phases
 from unicloze.recipes import validate
 from unicloze.recipes.schema import flatten
 from unicloze.settings import Recipe
-from unicloze.text.lineage import CODE, LOADED_TOKENIZER, is_corpus, known_settings, read_lineage
+from unicloze.text.lineage import LOADED_TOKENIZER, is_corpus, known_settings, read_lineage
 from unicloze.text.phrases import PhraseTable, open_phrases
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sampler import RandomLengthSampler, WindowSampler
@@ -62,17 +62,13 @@ def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
         section, _, name = key.partition(".")
         value = getattr(getattr(recipe, section), name)
         loaded = section == "tokenizer" and recipe.tokenizer.path is not None
-        if key in given and not loaded and not _agree(lineage, key, value, made_with):
+        agree = is_corpus(lineage, value) if key == "data.corpus" else value == made_with
+        agree = agree or (key == "tokenizer.vocab_size" and value == lineage["tokenizer"]["vocab_size"])
+        if key in given and not loaded and not agree:
             raise UsageError(
                 f"{given[key]}: {key} is {value!r}, but data.prepared {recipe.data.prepared} was made with {made_with!r}: "
                 f"leave out {key} to use the prepared corpus, or data.prepared to prepare again."
             )
-
-
-def _agree(lineage: Mapping[str, Any], key: str, value: Any, made_with: Any) -> bool:
-    if key == "data.corpus":
-        return is_corpus(lineage, value)
-    return value == made_with or (key == "tokenizer.vocab_size" and value == lineage["tokenizer"]["vocab_size"])
 
 
 def as_prepared(recipe: Recipe, lineage: Mapping[str, Any]) -> Recipe:
@@ -143,8 +139,6 @@ def open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress
         return open_or_prepare(recipe.data, recipe.tokenizer, folder, progress=progress, verify=verify)
     trained_on = checkpoint.state.get("fingerprint", "")
     was_there = (folder / LINEAGE).is_file()
-    if was_there and recipe.data.prepared is None and _of_older_code(read_lineage(folder), trained_on, recipe):
-        return Prepared.load(folder, verify=verify)
     cure = (
         f"give this corpus another --out; the run in {out} can only resume with its old one (--data.prepared {folder})"
     )
@@ -163,12 +157,6 @@ def open_data(recipe: Recipe, out: Path, checkpoint: Checkpoint | None, progress
         f"{checkpoint.path} was trained on data with fingerprint {trained_on[:16]}, but this data has "
         f"{prepared.fingerprint[:16]}: {cure}."
     )
-
-
-def _of_older_code(lineage: Mapping[str, Any], trained_on: str, recipe: Recipe) -> bool:
-    """Whether an older version prepared this run's data from the same corpus; its settings may differ from today's."""
-    older = lineage["settings"]["code"] < CODE and lineage["fingerprint"] == trained_on
-    return older and is_corpus(lineage, recipe.data.corpus)
 
 
 def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from unicloze import cores
+from unicloze.characters import spell
 from unicloze.example import Examples, predicts_tokens
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import shapes_only
 from unicloze.model.layers import Layer
+from unicloze.pretraining.budget import step_seconds
 from unicloze.pretraining.data import teacher_of
-from unicloze.progress import short
+from unicloze.progress import short, span
 from unicloze.settings import Recipe
-from unicloze.spelling import spell
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
@@ -31,7 +30,7 @@ from unicloze.text.vocabulary import Boundaries, Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.gradients import Node, PartialSums, share
 from unicloze.training.loading import compiles, ready_model, shape_model, spell_tokens
-from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
+from unicloze.training.loop import Compute, TrainState
 from unicloze.training.memory import MOMENTS, memory_of, shards
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import owners_of_layers
@@ -42,7 +41,7 @@ _SPECIAL = 8
 _ROWS = 2
 """Rows of the micro-batches whose memory is counted."""
 _TIMED_ROWS = 16
-"""Most rows of those that are timed on a CPU, where a row of a larger micro-batch takes as long."""
+"""Most rows of a micro-batch that are timed on a CPU, where a row of a larger one takes as long."""
 _KEPT = 0.35
 """Memory of a CPU that the allocator keeps after it was freed and that operations use inside, relative to the tensors."""
 _FIXED = 64 * _MIB
@@ -71,7 +70,7 @@ class Plan:
         sharded: Whether each holds a share of the model.
         memory: Bytes of weights, gradients, moments, activations and buffers of a process at the largest moment of a step,
             above what the program itself takes.
-        available: Bytes of the device; None if unknown.
+        available: Bytes of the device; infinite if unknown.
         rows: Rows of a micro-batch.
         steps: Number of steps.
         tokens: Largest number of tokens in all steps.
@@ -86,7 +85,7 @@ class Plan:
     processes: int
     sharded: bool
     memory: Mapping[str, int]
-    available: int | None
+    available: float
     rows: int
     steps: int
     tokens: int
@@ -105,10 +104,11 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
-        return {**asdict(self), "memory": {**self.memory, "total": self.total}}
+        available = None if math.isinf(self.available) else self.available
+        return {**asdict(self), "available": available, "memory": {**self.memory, "total": self.total}}
 
     def __str__(self) -> str:
-        there = "" if self.available is None else f" of {self.available / _GIB:,.1f} GiB"
+        there = "" if math.isinf(self.available) else f" of {self.available / _GIB:,.1f} GiB"
         each = ", ".join(f"{name} {_amount(size)}" for name, size in self.memory.items())
         shares = f", each with {'a share' if self.sharded else 'all'} of them" if self.processes > 1 else ""
         several = f", {self.processes} processes{shares}" if self.processes > 1 else ""
@@ -118,7 +118,7 @@ class Plan:
             f"tokens   up to {short(self.tokens)} in {self.steps:,} steps",
         ]
         if self.seconds is not None:
-            lines.append(f"time     about {_time(self.seconds)} on this machine, without preparation and evaluation")
+            lines.append(f"time     about {span(self.seconds)} on this machine, without preparation and evaluation")
         return "\n".join([*lines, f"does not fit: {self.cure}"] if self.cure else lines)
 
 
@@ -139,7 +139,7 @@ def plan_run(recipe: Recipe, vocab_size: int, processes: int | None = None) -> P
     forecasts = [_Forecast(phase, vocab_size, compute, held, beside, processes) for phase in phases(recipe)]
     worst = max(forecasts, key=lambda each: each.total(each.rows))
     available = memory_of(device)
-    cure = "" if available is None else worst.cure(available)
+    cure = worst.cure(available)
     steps = [(each.phase.last_step - each.phase.first_step, each) for each in forecasts]
     return Plan(
         recipe=recipe.name,
@@ -176,9 +176,8 @@ class _Forecast:
         self._vocab_size, self._compute, self._processes = vocab_size, compute, processes
         self._held, self._beside = held, beside
         with _random_text(phase.recipe, vocab_size) as sampler_of:
-            counted = _few_rows(phase.recipe, sampler_of, _ROWS)
-            self._timed_rows = min(self.rows, _TIMED_ROWS) if compute.device.type == "cpu" else self.rows
-            self._batches = _few_rows(phase.recipe, sampler_of, self._timed_rows)
+            few = min(self.rows, _TIMED_ROWS) if compute.device.type == "cpu" else self.rows
+            counted, self._batches = (_few_rows(phase.recipe, sampler_of, rows) for rows in (_ROWS, few))
         self._of_a_row = max(
             activations(phase.recipe, batch.examples, vocab_size, compute) / _ROWS for batch in counted.values()
         )
@@ -214,20 +213,16 @@ class _Forecast:
         state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
         found, updates = 0.0, list[float]()
         for part, settings in enumerate(parts(recipe.objective)):
-            passes = list[float]()
+            batch, passes = self._batches[part], list[float]()
             while len(passes) < 3 and sum(passes) < _LONG:
-                begun = time.perf_counter()
-                accumulate_gradients(state, [self._batches[part]], recipe.training, compute, lambda _: "random tokens")
-                passes.append(_elapsed(begun, compute))
-                begun = time.perf_counter()
-                clip_gradient(model, recipe.training.clip_norm)
-                for optimizer in state.optimizers:
-                    optimizer.step()
-                updates.append(_elapsed(begun, compute))
-            found += settings.share * min(passes)
-        return found / self._timed_rows * math.ceil(recipe.training.batch_size / self._processes) + min(updates)
+                for times, seconds in zip(
+                    (passes, updates), step_seconds(state, [batch], recipe, compute), strict=True
+                ):
+                    times.append(seconds)
+            found += settings.share * min(passes) / len(batch.examples)
+        return found * math.ceil(recipe.training.batch_size / self._processes) + min(updates)
 
-    def cure(self, available: int) -> str:
+    def cure(self, available: float) -> str:
         """What to change if the run does not fit; empty if it does."""
         if self.total(self.rows) <= available:
             return ""
@@ -269,12 +264,6 @@ def _gathered(model: nn.Module) -> int:
     sizes = [sum(weight.numel() for weight in layer.parameters()) for layer in layers]
     outside, largest = sum(weight.numel() for weight in model.parameters()) - sum(sizes), max(sizes, default=0)
     return 4 * (outside + 2 * largest + max(outside, largest))
-
-
-def _elapsed(begun: float, compute: Compute) -> float:
-    if compute.device.type == "cuda":
-        torch.cuda.synchronize(compute.device)
-    return time.perf_counter() - begun
 
 
 def gradients_held(leaves: int, processes: int = 1) -> int:
@@ -343,10 +332,3 @@ def _vocabulary(size: int, extra: int) -> Vocabulary:
 
 def _amount(size: float) -> str:
     return f"{size / _GIB:,.1f} GiB" if size >= _GIB else f"{size / _MIB:,.0f} MiB"
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:,.0f} seconds"

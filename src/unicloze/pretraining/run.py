@@ -11,36 +11,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.example import predicts_tokens
+from unicloze.example import collate, predicts_tokens, select_rows
 from unicloze.files import CHECKPOINTS, LEDGER, RECIPE, digest
 from unicloze.interop.read import open_model
-from unicloze.mixtures import parts, phases, windows_before
+from unicloze.mixtures import parts, phases
 from unicloze.model.build import Model
+from unicloze.objectives import make_examples
 from unicloze.pretraining.count_baselines import open_baselines, trained_sources
 from unicloze.pretraining.data import as_prepared, build_sampler, open_data, phrases_for, teacher_of, tokens_per_byte
-from unicloze.pretraining.filled_samples import heldout_samples
 from unicloze.progress import say
 from unicloze.recipes import load_recipe
-from unicloze.settings import Recipe
+from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.lineage import read_lineage
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared
-from unicloze.text.sampler import WindowSampler
+from unicloze.text.sampler import WindowSampler, evenly_spaced
+from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch, check_vocabulary, check_windows, heldout_examples, training_steps
-from unicloze.training.checkpoint import Checkpoint, checkpoint_name, drop_newer, load_checkpoint, load_newest
+from unicloze.training.checkpoint import Checkpoint, load_newest
 from unicloze.training.copies import Copies
-from unicloze.training.distillation import Teacher
 from unicloze.training.initial import initialize_from, require_vectors, start_from_vectors
 from unicloze.training.ledger import Figure, read_ledger, stopped_by_error
 from unicloze.training.loading import compile_layers, compiles, ready_model, spell_tokens
 from unicloze.training.lock import FREE_AFTER_OUT_OF_MEMORY, free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState, evaluate
-from unicloze.training.meeting import joined
 from unicloze.training.memory import refuse_what_cannot_fit, shards
 from unicloze.training.optimizers import NtAsgd, averaged, build_optimizers
 from unicloze.training.pace import Clock, decided, decided_steps, recorded_decays
-from unicloze.training.parallel import gathered, shard
+from unicloze.training.parallel import World, gathered, joined, shard
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads, write_settings
 from unicloze.training.verdict import (
@@ -53,7 +57,6 @@ from unicloze.training.verdict import (
     verdict_on,
     way_to_ask,
 )
-from unicloze.training.world import World
 
 CURE_OF_LITTLE = "a model needs 1 MB or more to learn a language, so give more text"
 TOO_SMALL = "the corpus is too small to hold anything out: {}; give more text, or a larger data.heldout_share"
@@ -163,10 +166,10 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
         former = as_prepared(former, lineage)
     recipe = with_precision(recipe, former.training.precision)
     free = free_after(stopped_by_error(out / LEDGER))
+    if None in (training.head_learning_rate, former.training.head_learning_rate):
+        free -= {"training.head_learning_rate"}  # decides which weights the optimiser keeps together
     if recipe.model.memory:
         free -= FREE_AFTER_OUT_OF_MEMORY  # memories belong to micro-batches
-    if training.on_spike == "go_back":
-        free -= {"training.save_every"}  # decides which checkpoint is the last
     if training.optimizer == "nt_asgd":
         free -= {"training.evaluate_every", "training.evaluate_windows"}  # evaluations decide when it starts to average
     refuse_changes(former, recipe, out, f"continue the old one with unicloze pretrain --out {out}", free=free)
@@ -206,11 +209,16 @@ class _Run(RunProcess):
         clock: Clock | None,
     ) -> None:
         self.prepared, self.phrases = prepared, phrases
-        self.clock = clock if checkpoint is None and world.size == 1 else None
+        goes_on = checkpoint is None or (clock is not None and clock.planned)
+        self.clock = clock if goes_on and world.size == 1 else None
         training = recipe.training
-        device = world.device(choose_device(training))
+        device = choose_device(training)
         self.teacher = world.in_turn(lambda: teacher_of(recipe, prepared.tokenizer))
-        _refuse_other_teacher(checkpoint, self.teacher, out)
+        if checkpoint is not None and checkpoint.state.get("teacher") != (self.teacher and self.teacher.digest):
+            raise UniclozeError(
+                f"{out} holds a run with another distillation.teacher, or one that has changed since: give the run its own "
+                "teacher, or another --out"
+            )
         compute = Compute(
             device=device,
             world=world,
@@ -233,7 +241,8 @@ class _Run(RunProcess):
             training.evaluate_windows,
             lanes=training.micro_batch_size or training.batch_size,
         )
-        if heldout is not None and not any(map(_predicts, self.heldout_examples.values())):
+        targets = [each for block in self.heldout_examples.values() for each in block.examples.targets.values()]
+        if heldout is not None and not any((target.weights > 0).any() for target in targets):
             warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
         self.baselines = None
         if heldout is not None:
@@ -294,17 +303,15 @@ class _Run(RunProcess):
         if compiles(training, self.compute.device) and not self.world.sharded:
             compile_layers(model)
         steps = self._steps()
-        self.learn(steps, training, self._evaluate, self._save, self._describe, self._spiked, self._decide)
+        self.learn(steps, training, self._evaluate, self._save, self._describe, self._decide)
         if self.state.step < self.state.last_step(training):
             self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
         return self._finish(already=False)
 
     def _steps(self) -> Iterator[list[MicroBatch]]:
-        ahead = self.state.spikes.windows_ahead
-
         def steps_of(recipe: Recipe, step: int) -> Iterator[list[MicroBatch]]:
-            return training_steps(recipe, self._sampler, step, self.own, windows_ahead=ahead)
+            return training_steps(recipe, self._sampler, step, self.own)
 
         return decided_steps(self.recipe, tuple(self.state.decays), self.state.step, steps_of)
 
@@ -318,29 +325,9 @@ class _Run(RunProcess):
             return None
         self.ledger.write("decay", step=decay.first, end=decay.end, planned=self.recipe.training.steps)
         self.ledger.sync()
-        state.decays.append(decay)
+        # without those that a process that was killed recorded for steps that are now repeated, see `recorded_decays`
+        state.decays = [*(one for one in state.decays if one.first < decay.first), decay]
         self.bar.end_at(decay.end)
-        return self._steps()
-
-    def _spiked(self, state: TrainState, reason: str) -> Iterator[list[MicroBatch]] | None:
-        """Skip the update, or go back to the last regular checkpoint and read the text after that of this step."""
-        to = self.step_to_go_back_to
-        if to is None:
-            self.skip(state, reason)
-            return None
-        recipe = decided(self.recipe, state.decays)
-        ahead = state.spikes.windows_ahead + windows_before(recipe, state.step + 1) - windows_before(recipe, to)
-        in_a_row = state.spikes.in_a_row
-        self.finish_saving()
-        self.note_spike("go_back", reason, to=to, windows_ahead=ahead)
-        self.bar.update(to - self.bar.done)
-        path = self.out / CHECKPOINTS / checkpoint_name(to)
-        checkpoint = self.world.in_turn(lambda: load_checkpoint(path))
-        self.world.only_first(lambda: drop_newer(path))
-        self.restore(checkpoint)
-        self._hear_again()
-        state.memories = {}  # of text that the next rows do not continue
-        state.spikes.in_a_row, state.spikes.windows_ahead = in_a_row, ahead
         return self._steps()
 
     def _finish(self, *, already: bool) -> RunResult:
@@ -457,9 +444,6 @@ class _Run(RunProcess):
         training, step = self.recipe.training, self.state.step
         if training.optimizer != "nt_asgd":
             return
-        for optimizer in self.state.optimizers:
-            if isinstance(optimizer, NtAsgd):
-                optimizer.heard = []
         evaluations = {event["step"]: event for event in self.former_events() if event["event"] == "evaluate"}
         for done in sorted(number for number in evaluations if number <= step):
             self._hear(evaluations[done]["loss"])
@@ -489,15 +473,63 @@ class _Run(RunProcess):
         )
 
 
-def _refuse_other_teacher(checkpoint: Checkpoint | None, teacher: Teacher | None, out: Path) -> None:
-    """Reject resuming a run with another teacher."""
-    now = None if teacher is None else teacher.digest
-    if checkpoint is not None and checkpoint.state.get("teacher") != now:
-        raise UniclozeError(
-            f"{out} holds a run with another distillation.teacher, or one that has changed since: give the run its own "
-            "teacher, or another --out"
+SAMPLES = 6
+CANDIDATES = 3
+"""Number of most likely tokens kept per prediction."""
+AT_THEIR_PLACE = "ae", "par", "diffusion"
+"""Targets predicted at slots with the position of the predicted token."""
+
+
+def heldout_samples(
+    model: Model, sampler: WindowSampler, tokenizer: Tokenizer, objective: ObjectiveSettings, compute: Compute
+) -> list[dict[str, Any]]:
+    """The most likely tokens at each masked position of a few held-out windows, with the truth, by target."""
+    part = next((part for part in parts(objective) if part.evaluate), parts(objective)[0])
+    windows = varied(sampler.sequential(4 * SAMPLES, pairs=part.settings.windows.pairs, lanes=4 * SAMPLES), SAMPLES)
+    examples = make_examples(windows, sampler.vocabulary, part.settings.without_noise())
+    batch = collate(examples, device=compute.device)
+    model.eval()
+    with torch.no_grad(), compute.autocast():
+        logits = {name: values for name, values in model.logits(batch).items() if name in AT_THEIR_PLACE}
+    best = {name: values.float().softmax(-1).topk(CANDIDATES, dim=-1) for name, values in logits.items()}
+    samples = []
+    for row in range(len(examples)):
+        masked: dict[int, dict[str, Any]] = {}
+        for name, (probabilities, tokens) in best.items():
+            target = examples.targets[name]
+            for j in range(int((target.weights[row] > 0).sum())):
+                slot = target.slots[row, j]
+                position = int(examples.position_ids[row, slot])
+                place = masked.setdefault(position, {"position": position, "step": int(examples.steps[row, slot])})
+                truth = int(target.labels[row, j])
+                place["truth"] = tokenizer.tokens([truth])[0]
+                place["word"] = any(map(str.isalpha, tokenizer.decode([truth])))
+                likely = tokenizer.tokens(tokens[row, j].tolist())
+                place[name] = likely[0]
+                shares = [round(value, 4) for value in probabilities[row, j].tolist()]
+                place.setdefault("top", {})[name] = list(zip(likely, shares, strict=True))
+        shown = windows.token_ids[row, : windows.lengths[row]].copy()
+        shown[list(masked)] = sampler.vocabulary.mask
+        samples.append(
+            {
+                "document": str(sampler.name(int(windows.source[row]), int(windows.index[row]))),
+                "tokens": tokenizer.tokens(shown),
+                "masked": [masked[position] for position in sorted(masked)],
+            }
         )
+    return samples
 
 
-def _predicts(block: MicroBatch) -> bool:
-    return any(bool((target.weights > 0).any()) for target in block.examples.targets.values())
+def varied(windows: Windows, count: int) -> Windows:
+    """Select up to `count` evenly spread windows, without those where one token makes up more than half of the text.
+
+    If all windows are like that (underlines, tables of numbers), they are used anyway.
+    """
+    texts = (ids[real] for ids, real in zip(windows.token_ids, windows.maskable, strict=True))
+    kept = np.flatnonzero([not _is_one_token(text) for text in texts])
+    kept = kept if len(kept) else np.arange(len(windows))
+    return select_rows(windows, kept[evenly_spaced(min(count, len(kept)), len(kept))])
+
+
+def _is_one_token(text: npt.NDArray[np.int32]) -> bool:
+    return len(text) > 0 and int(np.unique(text, return_counts=True)[1].max()) > len(text) / 2

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import glob
+import hashlib
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from typing import Any
 import yaml
 
 from unicloze.errors import UsageError, did_you_mean, option_of
-from unicloze.files import read_bytes, write_file
+from unicloze.files import RECIPE, read_bytes, write_file
 from unicloze.recipes.schema import (
     KEYS,
     SECTIONS,
@@ -39,17 +43,9 @@ from unicloze.settings import Recipe
 from unicloze.yaml_loader import LARGEST_FILE, Loader
 
 __all__ = [
-    "given_beside",
-    "given_in_task_files",
-    "load_recipe",
-    "parse_options",
-    "recipe_names",
-    "save_recipe",
-    "task_names",
-    "toy_overrides",
-    "validate",
-    "with_overrides",
-]
+    "keep_summaries", "kept_summaries", "load_recipe", "parse_options", "read_recipe", "recipe_names", "recipes_of",
+    "save_recipe", "task_names", "toy_overrides", "validate", "with_overrides",
+]  # fmt: skip
 
 SCHEMA = 2
 """Schema version of written recipes, which hold the settings of their own objective and task."""
@@ -83,38 +79,60 @@ def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, An
         UsageError: No such recipe or file, broken YAML, an unknown key, a wrong type or an invalid value. The message
             names the file and line, or the option.
     """
-    layers = _layers(_find(name_or_file), ())
-    layers.append(flatten(overrides or {}, lambda key: f"option {option_of(key)}"))
-    return _built(layers)
+    return read_recipe(name_or_file).recipe(overrides)
 
 
-def given_beside(key: str, name_or_file: str | os.PathLike[str], overrides: Mapping[str, Any]) -> dict[str, str]:
-    """Settings given together with another one or later: in the same file, in a file based on it, or by the caller."""
-    layers = _layers(_find(name_or_file), ())
-    layers.append(flatten(overrides, lambda name: f"option --{name}"))
-    first = max((number for number, layer in enumerate(layers) if key in layer), default=len(layers))
-    return {name: setting.origin for layer in layers[first:] for name, setting in layer.items() if name != key}
+def read_recipe(name_or_file: str | os.PathLike[str]) -> RecipeFiles:
+    """Read a recipe's files, from which a command builds the recipe with any overrides."""
+    return RecipeFiles(tuple(_files(_find(name_or_file), ())))
 
 
-def given_in_task_files(name_or_file: str | os.PathLike[str]) -> dict[str, str]:
-    """Settings of a task that were written by hand, in the file itself or in a task it is based on.
+@dataclass(frozen=True)
+class _File:
+    """A recipe file."""
 
-    A recipe for pre-training, or one that a run wrote, also sets the shape of a model; but that is the model it trained, not
-    a wish for another one. Such a file contributes nothing.
-    """
-    found: dict[str, str] = {}
-    kind: Any = ""
-    for file in _files(_find(name_or_file), ()):
-        kind = file.settings["task.kind"].value if "task.kind" in file.settings else kind
-        if kind and not file.of_a_run:
-            found |= {key: setting.origin for key, setting in file.settings.items()}
-    return found
+    settings: dict[str, Setting]  # its settings by dotted key
+    of_a_run: bool  # whether a run wrote it
+
+
+@dataclass(frozen=True)
+class RecipeFiles:
+    """A recipe as it is written: the files of its bases, then its own."""
+
+    files: tuple[_File, ...]
+
+    def recipe(self, overrides: Mapping[str, Any] | None = None) -> Recipe:
+        """The recipe with overrides; arguments and errors as for `load_recipe`."""
+        return _built([*(file.settings for file in self.files), _options(overrides or {})])
+
+    def given_beside(self, key: str, overrides: Mapping[str, Any]) -> dict[str, str]:
+        """Settings given together with another one or later: in the same file, in a file based on it, or by the caller."""
+        layers = [*(file.settings for file in self.files), _options(overrides)]
+        first = max((number for number, layer in enumerate(layers) if key in layer), default=len(layers))
+        return {name: setting.origin for layer in layers[first:] for name, setting in layer.items() if name != key}
+
+    def given_for_a_task(self) -> dict[str, str]:
+        """Settings of a task that were written by hand, in the file itself or in a task it is based on.
+
+        A recipe for pre-training, or one that a run wrote, also sets the shape of a model; but that is the model it trained,
+        not a wish for another one. Such a file contributes nothing.
+        """
+        origins: dict[str, str] = {}
+        kind: Any = ""
+        for file in self.files:
+            kind = file.settings["task.kind"].value if "task.kind" in file.settings else kind
+            if kind and not file.of_a_run:
+                origins |= {key: setting.origin for key, setting in file.settings.items()}
+        return origins
 
 
 def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe with single values changed, with types and values checked; arguments and errors as for `load_recipe`."""
-    own = flatten(_plain(recipe), lambda key: f"recipe {recipe.name}")
-    return _built([own, flatten(overrides, lambda key: f"option --{key}")])
+    return _built([flatten(_plain(recipe), lambda key: f"recipe {recipe.name}"), _options(overrides)])
+
+
+def _options(overrides: Mapping[str, Any]) -> dict[str, Setting]:
+    return flatten(overrides, lambda key: f"option {option_of(key)}")
 
 
 def _built(layers: Sequence[Mapping[str, Setting]]) -> Recipe:
@@ -124,28 +142,25 @@ def _built(layers: Sequence[Mapping[str, Setting]]) -> Recipe:
     task, settings that the new one lacks are dropped: a recipe may be based on one with another objective.
     """
     settings: dict[str, Setting] = {}
-    names = {section: KEYS[f"{section}.{key}"].default for section, (_, key) in VARIED.items()}
+    kinds = {section: KEYS[f"{section}.{key}"].default for section, (_, key) in VARIED.items()}
     for layer in layers:
         for section, (_, key) in VARIED.items():
             if f"{section}.{key}" in layer:
-                names[section] = layer[f"{section}.{key}"].value
-            for one, setting in layer.items():
-                if one.startswith(f"{section}."):
-                    kind_of(names[section], setting.origin, (one,), section)
+                kinds[section] = layer[f"{section}.{key}"].value
+            for name, setting in layer.items():
+                if name.startswith(f"{section}."):
+                    kind_of(kinds[section], setting.origin, (name,), section)
         settings |= layer
-    kinds = {section: kind_of(name, "the recipe", (), section) for section, name in names.items()}
-    own = {key for section, kind in kinds.items() for key in keys_of(section, kind)}
-    settings = {key: one for key, one in settings.items() if key in own or key.partition(".")[0] not in kinds}
-    values, objective = parsed(settings, kinds), names["objective"]
-    if "objective.mixture" in settings:
-        mixture = typed_mixture(values["objective"]["mixture"], settings["objective.mixture"].origin, objective)
-        values["objective"]["mixture"] = mixture
-    if "training.phases" in settings:
-        phases = typed_phases(values["training"]["phases"], settings["training.phases"].origin, objective)
-        values["training"]["phases"] = phases
+    classes: dict[str, Any] = {section: kind_of(kind, "the recipe", (), section) for section, kind in kinds.items()}
+    own = {key for section, kind in classes.items() for key in keys_of(section, kind)}
+    settings = {key: one for key, one in settings.items() if key in own or key.partition(".")[0] not in classes}
+    values, objective = parsed(settings, classes), kinds["objective"]
+    for section, name, typed in (("objective", "mixture", typed_mixture), ("training", "phases", typed_phases)):
+        if f"{section}.{name}" in settings:
+            values[section][name] = typed(values[section][name], settings[f"{section}.{name}"].origin, objective)
+    classes = {**SECTIONS, **classes}
     for section, (_, key) in VARIED.items():
-        values.setdefault(section, {}).setdefault(key, names[section])
-    classes = {**SECTIONS, **kinds}
+        values.setdefault(section, {}).setdefault(key, kinds[section])
     recipe = Recipe(**{key: classes[key](**value) if key in classes else value for key, value in values.items()})
     validate(recipe, {key: setting.origin for key, setting in settings.items()})
     return recipe
@@ -169,32 +184,8 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 def toy_overrides() -> dict[str, Any]:
     """Overrides by dotted key with which any recipe, its objective unchanged, runs two steps on a laptop in seconds."""
-    return {
-        "data.window": 32,
-        "tokenizer.path": None,
-        "tokenizer.vocab_size": 512,
-        "model.hidden_size": 32,
-        "model.num_layers": 2,
-        "model.num_heads": 2,
-        "model.intermediate_size": 64,
-        "model.max_positions": None,
-        "model.character_filters": [8, 8, 16],
-        "training.steps": 2,
-        "training.batch_size": 8,
-        "training.phases": [],
-        "training.initialize_from": None,
-        "training.word_vectors": None,
-        "training.micro_batch_size": None,
-        "training.warmup_steps": 1,
-        "training.decay_steps": None,
-        "training.device": "cpu",
-        "training.compile": False,
-        "training.evaluate_every": 0,
-        "training.evaluate_windows": 4,
-        "training.log_every": 1,
-        "training.save_every": 0,
-        "training.copy_to": None,
-    }
+    overlay = yaml.safe_load((_shelf() / "overlays" / "toy.yaml").read_text(encoding="utf-8"))
+    return {f"{section}.{key}": value for section, values in overlay.items() for key, value in values.items()}
 
 
 def _shelf() -> Path:
@@ -215,19 +206,6 @@ def _find(name_or_file: str | os.PathLike[str]) -> Path:
         raise UsageError(f"{path}: {cure}; `unicloze recipes` lists the built-in recipes.")
     guess = did_you_mean(name, [*recipe_names(), *task_names()])
     raise UsageError(f"No recipe is named '{name}'{guess} `unicloze recipes` lists all.")
-
-
-@dataclass(frozen=True)
-class _File:
-    """A recipe file."""
-
-    settings: dict[str, Setting]  # its settings by dotted key
-    of_a_run: bool  # whether a run wrote it
-
-
-def _layers(path: Path, seen: tuple[Path, ...]) -> list[dict[str, Setting]]:
-    """The settings of a recipe file, preceded by those of its bases."""
-    return [file.settings for file in _files(path, seen)]
 
 
 def _files(path: Path, seen: tuple[Path, ...]) -> list[_File]:
@@ -298,3 +276,62 @@ def _collect_lines(node: yaml.MappingNode, path: Path, prefix: str, lines: dict[
         lines[key] = line
         if not prefix and isinstance(value_node, yaml.MappingNode):
             _collect_lines(value_node, path, f"{key}.", lines)
+
+
+TABLES: Mapping[str, Sequence[str]] = {
+    "table-6": tuple(f"unilmv2-ablation-{row}" for row in ("ae-par-relpos", "ae-par", "ae-ar", "ae", "par", "ar")),
+}
+"""Recipes for the rows of tables in the UniLMv2 paper, in order."""
+
+
+def recipes_of(words: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Expand words to distinct recipes: a table, a pattern of names or files, a run, a name or a file."""
+    return list(dict.fromkeys(name for word in words for name in _expanded(os.fspath(word))))
+
+
+def _expanded(word: str) -> list[str]:
+    if word in TABLES:
+        return list(TABLES[word])
+    if not glob.has_magic(word):
+        return [_file(word)]
+    fitting = [name for name in recipe_names() if fnmatchcase(name, word)]
+    fitting = fitting or [_file(path) for path in sorted(glob.glob(word)) if _is_recipe(Path(path))]
+    if not fitting:
+        raise UsageError(f"no recipe or run matches '{word}': `unicloze recipes` lists the recipes.")
+    return fitting
+
+
+def _is_recipe(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml") or (path / RECIPE).is_file()
+
+
+def _file(word: str) -> str:
+    """The recipe file of a run; any other word unchanged."""
+    path = Path(word)
+    return str(path / RECIPE) if word not in recipe_names() and (path / RECIPE).is_file() else word
+
+
+KEPT = Path(__file__).with_name("summaries.json")
+
+
+def kept_summaries() -> list[dict[str, Any]] | None:
+    """The fields of each stored summary; None if a recipe has changed since."""
+    if not KEPT.is_file():
+        return None
+    kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8"))
+    return kept["recipes"] if kept["of"] == _digest() else None
+
+
+def keep_summaries(summaries: Sequence[Any]) -> None:
+    """Store summaries of the current recipes."""
+    kept = {"of": _digest(), "recipes": summaries}
+    KEPT.write_text(json.dumps(kept, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _digest() -> str:
+    """Digest of the names and contents of all recipes of the package."""
+    content = hashlib.sha256()
+    for file in sorted(KEPT.parent.rglob("*.yaml")):
+        text = file.read_text(encoding="utf-8")
+        content.update(f"{file.relative_to(KEPT.parent).as_posix()}\0{len(text)}\0{text}".encode())
+    return content.hexdigest()

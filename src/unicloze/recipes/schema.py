@@ -24,6 +24,7 @@ from unicloze.errors import UsageError, did_you_mean
 from unicloze.mixtures import PART_KEYS, PHASE_SETTINGS
 from unicloze.objectives import OBJECTIVES
 from unicloze.registry import Registry
+from unicloze.rules import Rule, listed, rules_of
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.tasks import TASKS
 
@@ -41,11 +42,12 @@ class Setting(NamedTuple):
 
 
 class Key(NamedTuple):
-    """Type, default and description of a key."""
+    """Type, default, description and rules of a key."""
 
     type: Any
     default: Any
     description: str
+    rules: tuple[Rule, ...] = ()
 
     @property
     def optional(self) -> bool:
@@ -67,17 +69,15 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _schema() -> tuple[dict[str, Any], dict[str, Key]]:
-    defaults = Recipe()
-    sections: dict[str, Any] = {}
-    keys: dict[str, Key] = {}
-    for name, hint in typing.get_type_hints(Recipe).items():
-        if not dataclasses.is_dataclass(hint):
-            keys[name] = Key(hint, getattr(defaults, name), "Name of the run.")
-            continue
-        sections[name] = hint
-        keys |= keys_of(name, hint)
-    return sections, keys
+@functools.cache
+def _keys_of(section: str, kind: Any) -> Mapping[str, Key]:
+    hints, described = typing.get_type_hints(kind), docstrings.arguments(kind)
+    keys = {}
+    for field in dataclasses.fields(kind):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        rules = rules_of(kind, field.name)
+        keys[f"{section}.{field.name}"] = Key(hints[field.name], default, described.get(field.name, ""), rules)
+    return keys
 
 
 def keys_of(section: str, kind: Any) -> Mapping[str, Key]:
@@ -85,36 +85,31 @@ def keys_of(section: str, kind: Any) -> Mapping[str, Key]:
     return _keys_of(section, kind)
 
 
-@functools.cache
-def _keys_of(section: str, kind: Any) -> Mapping[str, Key]:
-    hints, described = typing.get_type_hints(kind), docstrings.arguments(kind)
-    found = {}
-    for field in dataclasses.fields(kind):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        found[f"{section}.{field.name}"] = Key(hints[field.name], default, described.get(field.name, ""))
-    return found
-
-
-SECTIONS, KEYS = _schema()
-"""The dataclass of each section, and all dotted keys; for `objective` and `task`, only the common ones."""
+SECTIONS: Mapping[str, Any] = {
+    name: hint for name, hint in typing.get_type_hints(Recipe).items() if dataclasses.is_dataclass(hint)
+}
+"""The dataclass of each section; for `objective` and `task`, that of their common settings."""
+KEYS = {"name": Key(str, Recipe().name, "Name of the run.")} | {
+    key: known for section, kind in SECTIONS.items() for key, known in keys_of(section, kind).items()
+}
+"""All dotted keys of these."""
 
 
 def every_key() -> Mapping[str, Key]:
     """Every dotted key, including those of single objectives or tasks."""
-    found: dict[str, Key] = {key: known for key, known in KEYS.items() if "." not in key}
+    keys = {"name": KEYS["name"]}
     for section, kind in SECTIONS.items():
-        found |= keys_of(section, kind)
-        for one in _classes(section):
-            found |= {key: known for key, known in keys_of(section, one).items() if key not in found}
-    return found
+        for one in (kind, *_classes(section)):
+            keys = {**keys, **{key: known for key, known in keys_of(section, one).items() if key not in keys}}
+    return keys
 
 
 def find_key(key: str) -> Key | None:
     """Look up a dotted key; None if unknown. Imports objectives or tasks only if the key is not common to all."""
-    if key in KEYS:
-        return KEYS[key]
     section = key.partition(".")[0]
-    return next((keys_of(section, kind)[key] for kind in _classes(section) if key in keys_of(section, kind)), None)
+    return KEYS.get(key) or next(
+        (keys_of(section, kind)[key] for kind in _classes(section) if key in keys_of(section, kind)), None
+    )
 
 
 def _classes(section: str) -> list[type]:
@@ -135,8 +130,7 @@ def foreign_key(key: str, owner: str) -> str:
     """Message text: the objective or task lacks this setting, and which ones have it."""
     names = having(key)
     have = "has" if len(names) == 1 else "have"
-    names_of_choices = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f"{key.partition('.')[2]} is not a setting of {owner}; {names_of_choices} {have} it"
+    return f"{key.partition('.')[2]} is not a setting of {owner}; {listed(names, 'and')} {have} it"
 
 
 @functools.cache
@@ -188,7 +182,7 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
     settings: dict[str, Setting] = {}
     for key, value in values.items():
         if find_key(key) is not None:
-            settings[key] = Setting(names_of_choices(key, value), origin(key))
+            settings[key] = Setting(as_list(key, value), origin(key))
         elif key not in SECTIONS:
             raise unknown_key(str(key), origin(key))
         elif isinstance(value, Mapping):
@@ -199,21 +193,12 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
     return settings
 
 
-def names_of_choices(key: str, value: Any) -> Any:
+def as_list(key: str, value: Any) -> Any:
     """The value of a key, wrapped in a list if the key expects a list."""
     known = find_key(key)
     takes_list = known is not None and any(get_origin(member) is list for member in _members(known.type))
     spells_list = isinstance(value, str) and SPELLED_LIST.fullmatch(value) is not None
     return value if not takes_list or value is None or spells_list or isinstance(value, list | tuple) else [value]
-
-
-def nested(settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Settings by dotted key as nested values."""
-    result: dict[str, Any] = {}
-    for key, setting in settings.items():
-        section, _, name = key.rpartition(".")
-        (result.setdefault(section, {}) if section else result)[name] = setting.value
-    return result
 
 
 def unknown_key(key: str, origin: str) -> UsageError:
@@ -305,7 +290,7 @@ def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[
             if find_key(key) is None:
                 raise unknown_key(key, place)
         kind = kind_of(name, place, changes)
-        given = {key: names_of_choices(key, value) for key, value in changes.items()}
+        given = {key: as_list(key, value) for key, value in changes.items()}
         values = typed(given, place, objective=kind).get("objective", {})
         label = beside.get("label", values.get("name", f"part-{number}"))
         if not isinstance(label, str) or not label.strip():
@@ -378,50 +363,38 @@ def _check_share(entry: Mapping[str, Any], place: str) -> None:
 
 def typed(values: Mapping[str, Any], place: str, *, objective: type = ObjectiveSettings) -> dict[str, Any]:
     """Convert values by dotted key to nested values of their settings' types."""
-    settings = {key: Setting(value, place) for key, value in values.items()}
-    found = parsed(settings, {"objective": objective})
-    return {section: found[section] for section in dict.fromkeys(key.partition(".")[0] for key in values)}
+    return parsed({key: Setting(value, place) for key, value in values.items()}, {"objective": objective})
 
 
 def parsed(settings: Mapping[str, Setting], kinds: Mapping[str, Any]) -> dict[str, Any]:
     """Convert settings by dotted key to nested values of their types."""
-    kinds = {"": str, **SECTIONS, **kinds}
     result: dict[str, Any] = {}
     for section in dict.fromkeys(key.rpartition(".")[0] for key in settings):
         given = {key: setting for key, setting in settings.items() if key.rpartition(".")[0] == section}
-        for key, setting in given.items():
-            if setting.value is None and not _key(key, kinds).optional:
-                raise _wrong_type(key, setting, kinds)
-        values = _values(given, kinds)
-        result |= {section: values} if section else values
-    return result
-
-
-def _values(given: Mapping[str, Setting], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    kind = kinds[next(iter(given)).rpartition(".")[0]]
-    try:
-        return _parse(given, kind)
-    except ArgumentError as error:
-        for key, setting in given.items():
+        kind = {"": str, **SECTIONS, **kinds}[section]
+        keys = keys_of(section, kind) if section else KEYS
+        wrong = [key for key, setting in given.items() if setting.value is None and not keys[key].optional]
+        if not wrong:
             try:
-                _parse({key: setting}, kind)
+                values = _parse(given, kind)
+                result |= {section: values} if section else values
+                continue
             except ArgumentError:
-                raise _wrong_type(key, setting, kinds) from error
-        raise UsageError(f"{next(iter(given.values())).origin}: {error}") from error
+                wrong = [key for key, setting in given.items() if not _fits(key, setting, kind)]
+        (value, origin), hint = given[wrong[0]], keys[wrong[0]].type
+        end = NOTES.get(wrong[0], "") + guess(hint, value)
+        raise UsageError(f"{origin}: {wrong[0]} is {value!r}; expected {expected(hint)}{end}")
+    return result
 
 
 def _parse(given: Mapping[str, Setting], kind: Any) -> dict[str, Any]:
     values = {key.rpartition(".")[2]: setting.value for key, setting in given.items()}
-    found: dict[str, Any] = parser_of(kind).parse_object(values, defaults=False).as_dict()
-    return found
+    parsed_values: dict[str, Any] = parser_of(kind).parse_object(values, defaults=False).as_dict()
+    return parsed_values
 
 
-def _key(key: str, kinds: Mapping[str, Any]) -> Key:
-    section = key.rpartition(".")[0]
-    return keys_of(section, kinds[section])[key] if section else KEYS[key]
-
-
-def _wrong_type(key: str, setting: Setting, kinds: Mapping[str, Any]) -> UsageError:
-    kind = _key(key, kinds).type
-    end = NOTES.get(key, "") + guess(kind, setting.value)
-    return UsageError(f"{setting.origin}: {key} is {setting.value!r}; expected {expected(kind)}{end}")
+def _fits(key: str, setting: Setting, kind: Any) -> bool:
+    try:
+        return bool(_parse({key: setting}, kind))
+    except ArgumentError:
+        return False

@@ -1,65 +1,37 @@
-"""Rejects recipes with values of the right type that are invalid or do not work together."""
+"""Rejects recipes with values of the right type that are invalid or do not work together.
+
+The valid values of a single setting are declared with its field, and those of an objective or a task in its `problems`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unicloze.characters import LONGEST
 from unicloze.errors import UsageError
-from unicloze.mixtures import parts, phases
+from unicloze.mixtures import parts, phases, positions
 from unicloze.objectives import OBJECTIVES
-from unicloze.recipes.checks import model_problems, task_problems
-from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE, Problem, Range, declared
+from unicloze.recipes.schema import keys_of
+from unicloze.rules import Problem, Range
 from unicloze.settings import DEVICE, Recipe
 from unicloze.storage import is_url, problem_with, shown
+from unicloze.tasks import TASKS
+from unicloze.tasks.task import Headed
 
 SMALLEST_VOCABULARY = 16
 """The special tokens and a few word pieces."""
-
+LONGEST_DISTANCE = 16384
+BOTH_DIRECTIONS = "classification", "regression", "tagging"
+"""Kinds of tasks whose rows can be read in both directions, one apart from the other."""
 _NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
 """A single path component that is not hidden."""
 
-_POSITIVE = (
-    "data.window", "model.hidden_size", "model.num_layers", "model.num_heads", "model.intermediate_size",
-    "model.head_size", "model.max_positions", "model.embedding_size", "model.relative_buckets", "model.relative_max_distance",
-    "model.layer_norm_eps", "model.initializer_range", "training.steps", "training.batch_size",
-    "training.micro_batch_size", "training.learning_rate", "training.muon_learning_rate", "training.epsilon",
-    "training.decay_steps", "training.evaluate_windows", "training.log_every", "training.keep_checkpoints",
-    "training.threads", "model.cell_clip", "model.projection_clip", "data.decontaminate_ngram",
-    "distillation.temperature", "training.layer_decay", "training.average_patience", "model.character_size",
-)  # fmt: skip
-_NOT_NEGATIVE = (
-    "model.decoder_layers", "model.num_segments", "model.memory", "model.adapter_size", "training.weight_decay",
-    "training.warmup_steps",
-    "training.clip_norm", "training.seed", "training.evaluate_every", "training.save_every", "tokenizer.extra_tokens",
-    "model.activation_penalty", "model.temporal_penalty", "model.character_highways",
-)  # fmt: skip
-_BELOW_ONE = (
-    "data.heldout_share",
-    "model.dropout",
-    "model.attention_dropout",
-    "model.embedding_dropout",
-    "model.input_dropout",
-    "model.hidden_dropout",
-    "model.weight_dropout",
-    "model.activation_dropout",
-    "model.final_dropout",
-    "training.muon_momentum",
-    "training.momentum",
-    "training.label_smoothing",
-    "training.final_rate",
-)
-_RANGES: Mapping[str, Range] = {
-    **dict.fromkeys(_POSITIVE, POSITIVE),
-    **dict.fromkeys(_NOT_NEGATIVE, NOT_NEGATIVE),
-    **dict.fromkeys(_BELOW_ONE, BELOW_ONE),
-    "training.spike_factor": AT_LEAST_ONE,
-    "use.separators": AT_LEAST_ONE,
-}
+Check = tuple[str, Any, str]
+"""Dotted key, whether its value is invalid, and what it must be."""
 
 
 def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
@@ -77,9 +49,11 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
     for variant, first in zip(found, firsts, strict=True):
         if first is not None:
             key, problem = first
-            having = [other for one, other in zip(found, firsts, strict=True) if _has(one.recipe, key)]
+            having = [
+                other for one, other in zip(found, firsts, strict=True) if value_of(one.recipe, key, ...) is not ...
+            ]
             of_all = key not in variant.set_by and all(other == first for other in having)
-            said = f"{key} is {_without_secrets(_value(variant.recipe, key))!r}; {problem}"
+            said = f"{key} is {_without_secrets(value_of(variant.recipe, key))!r}; {problem}"
             raise error(variant.set_by.get(key, key), said, "" if of_all else variant.place)
         rows = variant.share * variant.recipe.training.batch_size
         if rows < 1 and not recipe.task.kind:  # a task has its own rows; the mixture is that of its model
@@ -158,144 +132,296 @@ def _problems_of_phases(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-_MOST = {
-    "tokenizer.vocab_size": 2**22, "tokenizer.extra_tokens": 2**16, "data.window": 2**18, "training.batch_size": 2**20,
-    "training.steps": 2**40, "training.evaluate_windows": 2**24, "model.num_layers": 2**10, "model.hidden_size": 2**17,
-    "model.decoder_layers": 2**10, "model.head_size": 2**17,
-    "model.num_heads": 2**12, "model.intermediate_size": 2**19, "model.embedding_size": 2**17, "model.max_positions": 2**18,
-    "model.memory": 2**18, "decoding.beams": 2**10, "decoding.batch_size": 2**16, "decoding.max_length": 2**18,
-}  # fmt: skip
-"""What no model here comes near; larger values take a machine down before anything else is said."""
-
-
 def unshardable(recipe: Recipe) -> Iterator[Problem]:
     """Why the processes of a run cannot hold a share of the model each (`training.parallel: shard`)."""
-    training = recipe.training
-    if training.optimizer not in ("adamw", "adamax"):
-        yield (
-            "training.parallel",
-            f"training.optimizer {training.optimizer} needs whole matrices: set it to adamw or adamax",
-        )
-    if recipe.model.kind == "recurrent":
-        yield "training.parallel", "a recurrent model cannot be sharded: set it to replicate"
-    if any(len(parts(phase.recipe.objective)) > 1 for phase in phases(recipe)):
-        yield "training.parallel", "parts of a mixture use different weights at the same time: set it to replicate"
-    if training.compile:
-        yield "training.parallel", "a sharded model is not compiled here: set training.compile to false"
+    training, mixed = recipe.training, any(len(parts(phase.recipe.objective)) > 1 for phase in phases(recipe))
+    yield from _invalid(
+        ("training.parallel", training.optimizer not in ("adamw", "adamax"),
+         f"training.optimizer {training.optimizer} needs whole matrices: set it to adamw or adamax"),
+        ("training.parallel", recipe.model.kind == "recurrent", "a recurrent model cannot be sharded: set it to replicate"),
+        ("training.parallel", mixed, "parts of a mixture use different weights at the same time: set it to replicate"),
+        ("training.parallel", training.compile, "a sharded model is not compiled here: set training.compile to false"),
+    )  # fmt: skip
 
 
-def _has(recipe: Recipe, key: str) -> bool:
-    """Whether a recipe has a setting; objectives differ in their settings."""
+def value_of(recipe: Recipe, key: str, default: Any = None) -> Any:
+    """The value of a dotted key; the default if the recipe's objective or task lacks the setting."""
     section, _, name = key.rpartition(".")
-    return hasattr(getattr(recipe, section) if section else recipe, name)
+    return getattr(getattr(recipe, section) if section else recipe, name, default)
 
 
-def _value(recipe: Recipe, key: str) -> Any:
-    section, _, name = key.rpartition(".")
-    return getattr(getattr(recipe, section) if section else recipe, name)
+def _invalid(*checks: Check) -> Iterator[Problem]:
+    return ((key, rule) for key, invalid, rule in checks if invalid)
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
     """Invalid values: the key and what the value must be."""
-    data, tokenizer, objective = recipe.data, recipe.tokenizer, recipe.objective
-    model, training = recipe.model, recipe.training
-    own = {
-        f"{section}.{name}": allowed
-        for section, settings in (("objective", objective), ("task", recipe.task))
-        for name, allowed in declared(type(settings), "ranges").items()
-    }
-    for key, allowed in {**_RANGES, **own}.items():
-        value = _value(recipe, key)
-        if value is not None and value != "auto" and not allowed.fits(value):
-            yield key, allowed.rule
+    for section in dataclasses.fields(recipe)[1:]:
+        settings = getattr(recipe, section.name)
+        for key, known in keys_of(section.name, type(settings)).items():
+            value = getattr(settings, key.rpartition(".")[2])
+            for rule in known.rules:
+                if isinstance(rule, Range) and value is not None and value != "auto" and not rule.fits(value):
+                    yield key, rule.rule
+    yield from _data_problems(recipe)
+    if recipe.objective.name not in OBJECTIVES:
+        yield "objective.name", OBJECTIVES.unknown()
+        return
+    yield from recipe.objective.problems(recipe)
+    yield from _lstm_problems(recipe) if recipe.model.kind == "recurrent" else _transformer_problems(recipe)
+    yield from _task_problems(recipe)
+    yield from _training_problems(recipe)
 
-    if not data.corpus and data.prepared is None:
-        yield "data.corpus", "name at least one file, folder or glob, or 'python-docs'"
+
+def _data_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Of the corpus, its windows and its tokens."""
+    data, pairs, weights = recipe.data, recipe.objective.windows.pairs, recipe.data.weights
     for key, names in (("data.corpus", data.corpus), ("data.decontaminate", data.decontaminate)):
         refused = next(filter(None, map(problem_with, filter(is_url, names))), None)
         if refused is not None:
             yield key, refused
-    if data.weights is not None and len(data.weights) != len(data.corpus):
-        yield "data.weights", f"give one weight for each of the {len(data.corpus)} sources of data.corpus"
-    if data.weights is not None and not all(0 < weight < math.inf for weight in data.weights):
-        yield "data.weights", "every weight must be above 0; remove the source from data.corpus instead"
-    if data.weights is not None and max(data.weights, default=0) > 1e6:
-        yield "data.weights", "a weight is how often an epoch passes over a source, at most 1,000,000 times"
-    for key, most in _MOST.items():
-        value = _value(recipe, key)
-        if value is not None and value != "auto" and value > most:
-            yield key, f"it must be at most {most:,}"
-    if not data.text_field:
-        yield "data.text_field", "name the field that holds the text"
-    shortest = 1 + 2 * data.segments
-    if data.window < shortest:
-        yield "data.window", f"{data.segments} segment(s) and their special tokens need {shortest} or more"
-    streamed = data.order == "streams" and data.documents == "joined" and data.segments == 1
-    if data.lengths == "random" and (not streamed or data.weights is not None):
-        yield (
-            "data.lengths",
-            "it needs data.order streams, data.documents joined, data.segments 1 and data.weights null",
-        )
-    pairs = objective.windows.pairs
-    if data.order == "streams" and pairs != "contiguous" and not (pairs == "next_sentence" and data.overlap):
-        yield (
-            "data.order",
-            "streams need consecutive text: set objective.pairs to contiguous, or to next_sentence with data.overlap",
-        )
-    text = data.window - 3
-    if not 0 <= data.overlap < 1 or (data.overlap and not 2 <= round(data.overlap * text) < text):
-        yield "data.overlap", "it must be 0, or a share below 1 that leaves two tokens of a window to read again"
-    if data.overlap and data.order == "streams" and (data.documents != "joined" or data.segments == 1):
-        yield "data.overlap", "it needs data.documents joined and data.segments 2"
-    if tokenizer.vocab_size < SMALLEST_VOCABULARY:
-        yield "tokenizer.vocab_size", f"the special tokens and some text need {SMALLEST_VOCABULARY} or more"
+    shortest, text, streams = 1 + 2 * data.segments, data.window - 3, data.order == "streams"
+    again = round(data.overlap * text) if 0 <= data.overlap < 1 else 0
+    consecutive = pairs == "contiguous" or (pairs == "next_sentence" and data.overlap)
+    running = streams and data.documents == "joined" and data.segments == 1
+    yield from _invalid(
+        ("data.corpus", not data.corpus and data.prepared is None,
+         "name at least one file, folder or glob, or 'python-docs'"),
+        ("data.weights", weights is not None and len(weights) != len(data.corpus),
+         f"give one weight for each of the {len(data.corpus)} sources of data.corpus"),
+        ("data.weights", not all(weight > 0 for weight in weights or ()),
+         "every weight must be above 0; remove the source from data.corpus instead"),
+        ("data.weights", max(weights or (), default=0) > 1e6,
+         "a weight is how often an epoch passes over a source, at most 1,000,000 times"),
+        ("data.text_field", not data.text_field, "name the field that holds the text"),
+        ("data.window", data.window < shortest,
+         f"{data.segments} segment(s) and their special tokens need {shortest} or more"),
+        ("data.lengths", data.lengths == "random" and (not running or weights is not None),
+         "it needs data.order streams, data.documents joined, data.segments 1 and data.weights null"),
+        ("data.order", streams and not consecutive,
+         "streams need consecutive text: set objective.pairs to contiguous, or to next_sentence with data.overlap"),
+        ("data.overlap", data.overlap and not 2 <= again < text,
+         "it must be 0, or a share below 1 that leaves two tokens of a window to read again"),
+        ("data.overlap", data.overlap and streams and (data.documents != "joined" or data.segments == 1),
+         "it needs data.documents joined and data.segments 2"),
+        ("tokenizer.vocab_size", recipe.tokenizer.vocab_size < SMALLEST_VOCABULARY,
+         f"the special tokens and some text need {SMALLEST_VOCABULARY} or more"),
+    )  # fmt: skip
 
-    if objective.name not in OBJECTIVES:
-        yield "objective.name", OBJECTIVES.unknown()
-        return
-    yield from objective.problems(recipe)
-    yield from model_problems(recipe)
-    yield from task_problems(recipe)
-    if not 0 < recipe.distillation.weight <= 1:
-        yield "distillation.weight", "it must be above 0 and at most 1"
-    if training.attention == "flex" and model.attention_dropout > 0:
-        yield "training.attention", "it needs model.attention_dropout 0"
-    elif training.attention == "flex" and model.relative_bias and training.deterministic:
-        yield "training.attention", "with model.relative_bias it needs training.deterministic false"
+
+def _training_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Of the optimiser, its schedule, the kernels and the processes."""
+    training, model = recipe.training, recipe.model
     if training.parallel == "shard":
         yield from unshardable(recipe)
-    if training.decay_steps is not None and training.decay_steps > training.steps - training.warmup_steps:
-        yield (
-            "training.decay_steps",
-            f"after {training.warmup_steps} warm-up steps it ends beyond step {training.steps}",
-        )
     if training.copy_to is not None:
-        refused = (
-            problem_with(training.copy_to) if is_url(training.copy_to) else "give a URL such as s3://bucket/runs/mine"
-        )
+        url = training.copy_to
+        refused = problem_with(url) if is_url(url) else "give a URL such as s3://bucket/runs/mine"
         if refused is not None:
             yield "training.copy_to", refused
-    if training.leaves < 1 or training.leaves & (training.leaves - 1):
-        yield "training.leaves", "it must be a power of 2, such as 64"
-    micro = training.micro_batch_size
-    if micro is not None and micro > 0 and training.batch_size % micro:
-        yield "training.micro_batch_size", f"it must divide training.batch_size, {training.batch_size}"
-    if training.learning_rate == "auto" and not recipe.task.kind:
-        yield "training.learning_rate", "only fine-tuning supports auto: give a number"
-    if training.word_vectors is not None and training.initialize_from is not None:
-        yield "training.word_vectors", "the embeddings of training.initialize_from are trained: leave out one of them"
-    if training.on_spike == "go_back" and recipe.task.kind:
-        yield "training.on_spike", "fine-tuning has no other records to continue with: set it to skip"
-    elif training.on_spike == "go_back" and not training.save_every:
-        yield "training.on_spike", "there would be no checkpoint to go back to: set training.save_every above 0"
-    if training.optimizer == "nt_asgd" and recipe.task.kind:
-        yield "training.optimizer", "nt_asgd follows the evaluations of pre-training: use adamw to fine-tune"
-    if training.optimizer in ("adamax", "sgd") and training.weight_decay:
-        name = {"adamax": "Adamax", "sgd": "SGD"}[training.optimizer]
-        yield "training.weight_decay", f"{name} does not support decoupled weight decay: set it to 0"
-    if not all(0 <= beta < 1 for beta in training.betas):
-        yield "training.betas", "both must be at least 0 and below 1"
-    if training.seed >= 2**63:
-        yield "training.seed", "it must be below 2**63"
-    if not re.fullmatch(DEVICE, training.device):
-        yield "training.device", "known devices: auto, cpu, cuda, cuda:N, xpu, xpu:N, mps"
+    flex, task = training.attention == "flex", recipe.task.kind
+    without_decay = {"adamax": "Adamax", "sgd": "SGD"}.get(training.optimizer)
+    steps = training.steps - training.warmup_steps
+    yield from _invalid(
+        ("training.attention", flex and model.attention_dropout > 0, "it needs model.attention_dropout 0"),
+        ("training.attention", flex and model.relative_bias and training.deterministic,
+         "with model.relative_bias it needs training.deterministic false"),
+        ("training.decay_steps", training.decay_steps is not None and training.decay_steps > steps,
+         f"after {training.warmup_steps} warm-up steps it ends beyond step {training.steps}"),
+        ("training.leaves", training.leaves < 1 or training.leaves & (training.leaves - 1),
+         "it must be a power of 2, such as 64"),
+        ("training.micro_batch_size", training.batch_size % (training.micro_batch_size or 1),
+         f"it must divide training.batch_size, {training.batch_size}"),
+        ("training.learning_rate", training.learning_rate == "auto" and not task,
+         "only fine-tuning supports auto: give a number"),
+        ("training.word_vectors", training.word_vectors is not None and training.initialize_from is not None,
+         "the embeddings of training.initialize_from are trained: leave out one of them"),
+        ("training.optimizer", training.optimizer == "nt_asgd" and task,
+         "nt_asgd follows the evaluations of pre-training: use adamw to fine-tune"),
+        ("training.weight_decay", without_decay and training.weight_decay,
+         f"{without_decay} does not support decoupled weight decay: set it to 0"),
+        ("training.betas", not all(0 <= beta < 1 for beta in training.betas), "both must be at least 0 and below 1"),
+        ("training.seed", training.seed >= 2**63, "it must be below 2**63"),
+        ("training.device", not re.fullmatch(DEVICE, training.device),
+         "known devices: auto, cpu, cuda, cuda:N, xpu, xpu:N, mps"),
+    )  # fmt: skip
+
+
+def _transformer_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Settings of a Transformer that contradict each other, the objective or the windows."""
+    data, objective, model, task = recipe.data, recipe.objective, recipe.model, recipe.task.kind
+    needed, local = positions(objective, data.window), "local" in model.layer_visibility
+    rows = "data.window" if needed == data.window else f"the positions of a row of objective {objective.name}"
+    buckets, distance = model.relative_buckets, model.relative_max_distance
+    xl, learns_rtd = model.positions == "transformer_xl", "rtd" in objective.targets and objective.trains and not task
+    yield from _invalid(
+        ("model.embeddings", model.embeddings == "characters",
+         "only LSTMs read characters: set model.kind recurrent, or this to table"),
+        ("model.hidden_size", model.head_size is None and model.hidden_size % model.num_heads,
+         f"it must be a multiple of model.num_heads, {model.num_heads}"),
+        ("model.generator_size", model.generator_size and "rtd" not in objective.targets,
+         "only a model with the target 'rtd' has a generator; it must be 0"),
+        ("model.generator_size", not model.generator_size and learns_rtd,
+         "the target 'rtd' needs a generator; it must be above 0"),
+        ("model.adapter_size", model.adapter_size and not task,
+         "only fine-tuning adds adapters (finetuning.adapter_size); it must be 0"),
+        ("model.max_positions", not task and model.max_positions is not None and model.max_positions < needed,
+         f"it must be at least {rows}, {needed}"),
+        ("model.num_segments", not model.num_segments and data.segments > 1,
+         "two segments need a segment table: set data.segments to 1, or this to 2 or more"),
+        ("model.num_segments", 0 < model.num_segments < data.segments,
+         f"it must be at least data.segments, {data.segments}"),
+        ("model.layer_visibility", not model.layer_visibility, "name at least one of 'full' and 'local'"),
+        ("model.layer_visibility", local and not objective.in_order,
+         "'local' needs rows in text order, such as those of objective.name causal: in other rows, such as pseudo-masked "
+         "ones, nearby positions are not contiguous slots"),
+        ("model.layer_visibility", local and objective.reading.local_width is None,
+         "'local' needs objective.local_width, the number of slots to the left it attends to"),
+        ("model.positions", model.positions == "sinusoidal" and (model.embedding_size or model.hidden_size) % 2,
+         "sinusoids are pairs of sine and cosine: give embeddings of an even width"),
+        ("model.positions", xl and model.relative_bias,
+         "it already encodes distances: set model.relative_bias to false"),
+        ("model.hidden_size", xl and model.hidden_size % 2,
+         "it must be even: model.positions transformer_xl uses pairs of sine and cosine"),
+        ("model.head_size", xl and model.head_size not in (None, model.hidden_size // model.num_heads),
+         "model.positions transformer_xl divides the hidden size by the heads: leave it out"),
+        ("training.attention", xl and recipe.training.attention == "flex",
+         "it does not support model.positions transformer_xl; leave it auto"),
+        ("model.memory", model.memory and (not xl or data.order != "streams"),
+         "it needs model.positions transformer_xl and data.order streams"),
+        ("model.memory", model.memory and objective.forgets, f"{objective.forgets}; it must be 0"),
+        ("model.memory", model.memory and model.generator_size,
+         "generator and discriminator models do not support a memory; it must be 0"),
+    )  # fmt: skip
+    if model.relative_bias:
+        yield from _invalid(
+            ("model.relative_buckets", not 4 <= buckets <= 256 or buckets % 2,
+             "it must be even, half for either direction, and from 4 to 256"),
+            ("model.relative_start", model.relative_start == "neighbours" and buckets < 12,
+             f"distance 2 needs a bucket of its own: model.relative_buckets {buckets} must be at least 12"),
+            ("model.relative_max_distance", distance <= buckets // 4,
+             f"it must exceed model.relative_buckets {buckets} / 4"),
+            ("model.relative_max_distance", distance > LONGEST_DISTANCE,
+             f"it is the size of a table used in every step: give {LONGEST_DISTANCE:,} or less"),
+        )  # fmt: skip
+    if model.decoder_layers:
+        yield from _decoder_problems(recipe)
+
+
+def _decoder_problems(recipe: Recipe) -> Iterator[Problem]:
+    """What an encoder-decoder does not support, and what its rows need."""
+    model, objective = recipe.model, recipe.objective
+    start = getattr(objective, "starts", None)
+    yield from _invalid(
+        ("model.decoder_layers", start is None,
+         f"the rows of objective {objective.name} have no source and target: use span_corruption, denoising, masked_span "
+         "or prefix, or set it to 0"),
+        ("objective.target_start", start is not None and not start,
+         "a decoder needs a start slot before the target: give one or more of pad, sos, eos and mask"),
+        ("model.positions", model.positions == "transformer_xl", "an encoder-decoder does not support transformer_xl"),
+        ("model.generator_size", model.generator_size, "an encoder-decoder has no generator; it must be 0"),
+        ("model.layer_visibility", {*model.layer_visibility} != {"full"},
+         "an encoder-decoder has no local layers; it must name 'full' alone"),
+        ("use.visibility", recipe.use.visibility != "bidirectional", "an encoder reads in both directions"),
+        ("training.attention", recipe.training.attention == "flex",
+         "it does not support an encoder-decoder; leave it auto"),
+    )  # fmt: skip
+
+
+def _lstm_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Settings of a recurrent model that contradict each other, the objective or the way its text is read."""
+    data, model, training = recipe.data, recipe.model, recipe.training
+    both_ways, filters = model.directions == "bidirectional", model.character_filters
+    outputs, half = (model.hidden_size // 2, "half of ") if both_ways else (model.hidden_size, "")
+    carries = data.order == "streams" and model.directions != "both" and data.directions == model.directions
+    yield from _invalid(
+        ("model.layer_mix", model.layer_mix and not model.projection and model.num_layers > 1,
+         "it mixes layers of one width: it needs model.projection true"),
+        ("model.layer_mix", model.layer_mix and model.embedding_size not in (None, model.hidden_size),
+         "it mixes layers of one width: it needs model.embedding_size null"),
+        ("model.hidden_size", both_ways and model.hidden_size % 2,
+         "it must be even: each direction makes half of a bidirectional layer's output"),
+        ("model.projection", model.projection and model.intermediate_size <= outputs,
+         f"it projects model.intermediate_size cells to fewer outputs, {half}model.hidden_size"),
+        *((f"model.{name}", getattr(model, name) and not model.projection, "it needs model.projection true")
+          for name in ("residual", "projection_clip")),
+        ("model.generator_size", model.generator_size, "a recurrent model has no generator; it must be 0"),
+        ("model.memory", model.memory > 1, "a recurrent model carries one state; it must be 0 or 1"),
+        ("model.memory", model.memory and not carries,
+         "a carried state needs data.order streams, and data.directions and model.directions both forward or both "
+         "backward; set it to 0 otherwise"),
+        ("training.optimizer", training.optimizer == "muon",
+         "Muon must not take the stacked gates of LSTMs: use another optimiser"),
+        ("training.attention", training.attention != "auto", "a recurrent model has no attention; leave it auto"),
+        ("training.compile", training.compile, "LSTMs are compiled already; it must be false"),
+    )  # fmt: skip
+    if model.embeddings == "characters":
+        yield from _invalid(
+            ("model.tied_output", model.tied_output,
+             "embeddings made of characters cannot be shared with the output: set it to false"),
+            ("model.character_filters", not 1 <= len(filters) <= LONGEST or min(filters) < 1,
+             f"list a number of filters, at least 1, for each of up to {LONGEST} widths"),
+        )  # fmt: skip
+    yield from _translation_problems(recipe) if model.decoder_layers else _direction_problems(recipe)
+
+
+def _translation_problems(recipe: Recipe) -> Iterator[Problem]:
+    """What an LSTM encoder-decoder (CoVe) does not support, and what its layers need."""
+    model = recipe.model
+    yield from _decoder_problems(recipe)
+    yield from _invalid(
+        ("model.decoder_layers", model.decoder_layers != model.num_layers,
+         "each layer of an LSTM decoder starts with the state of an encoder layer: set it to model.num_layers, "
+         f"{model.num_layers}"),
+        ("model.directions", model.directions != "both",
+         "the encoder of an LSTM encoder-decoder reads in both directions: set it to both"),
+        *((f"model.{name}", getattr(model, name) % 2,
+           "half of the cells of an encoder layer read in each direction: give an even number")
+          for name in ("hidden_size", "intermediate_size")),
+        *((f"model.{name}", getattr(model, name), "an LSTM encoder-decoder does not support it; leave it out") for name in (
+            "projection", "weight_dropout", "activation_penalty", "temporal_penalty", "cell_clip", "layer_mix")),
+    )  # fmt: skip
+
+
+def _direction_problems(recipe: Recipe) -> Iterator[Problem]:
+    """LSTMs that read in other directions than the objective or the task."""
+    directions, both_ways = recipe.model.directions, recipe.model.directions == "bidirectional"
+    task = bool(recipe.task.kind)
+    key, visibility = ("use" if task else "objective") + ".visibility", recipe.objective.reading.visibility
+    visibility = recipe.use.visibility if task else visibility
+    read = {
+        "left_to_right": "forward", "right_to_left": "backward", "both_directions": "both",
+        "bidirectional": "bidirectional",
+    }.get(visibility)  # fmt: skip
+    if read is None or (read == "bidirectional" and not both_ways):
+        yield "model.kind", f"it reads left_to_right or right_to_left, but {key} is {visibility}"
+    elif both_ways and read != "bidirectional":
+        yield "model.directions", f"{key} is {visibility}, and bidirectional layers read whole texts: set it to {read}"
+    elif read == "both" and directions != "both":
+        yield "model.directions", f"objective {recipe.objective.name} reads in both directions: set it to both"
+    elif directions not in (read, "both"):
+        yield "model.directions", f"{key} is {visibility}, which is read {read}: set it to {read} or both"
+
+
+def _task_problems(recipe: Recipe) -> Iterator[Problem]:
+    """Of the task and its fine-tuning."""
+    task, finetuning = recipe.task, recipe.finetuning
+    if not task.kind:
+        return
+    if task.kind not in TASKS:
+        yield "task.kind", TASKS.unknown()
+        return
+    yield from task.problems(recipe)
+    both, hidden = recipe.use.visibility == "both_directions", recipe.model.hidden_size
+    pooled = isinstance(task, Headed) and task.pooling not in (None, "mean")
+    yield from _invalid(
+        ("use.visibility", both and task.kind not in BOTH_DIRECTIONS,
+         f"only {' and '.join(BOTH_DIRECTIONS)} read both directions: set it to another"),
+        ("task.pooling", both and pooled, "the slots of either direction are averaged: set it to mean, or leave it out"),
+        ("finetuning.auxiliary", both and finetuning.auxiliary,
+         "rows read in both directions have none: set it to {}"),
+        ("finetuning.lora_rank", (finetuning.lora_rank or 0) > hidden,
+         f"it must be at least 1 and at most model.hidden_size, {hidden}"),
+        ("finetuning.lora_rank", finetuning.lora_rank is not None and finetuning.adapter_size is not None,
+         "a run trains either low-rank updates or adapters: leave out one of them"),
+    )  # fmt: skip

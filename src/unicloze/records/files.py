@@ -106,50 +106,39 @@ def separated(
     text: str, path: Path, *, delimiter: str, quoted: bool, blank: bool = False
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Records of a file with a header and one record per line."""
-    csv.field_size_limit(LARGEST_FIELD)
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if quoted else _Unquoted(text, delimiter)
     names: list[str] | None = None
-    first = 1
-    while True:
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            raise UniclozeError(f"{path}, line {first}: {error}") from error
-        if row is None:
-            return
-        if blank and not row:
-            row = [""]
-        if row and names is None:
+    for line, row in _rows(text, path, delimiter, quoted):
+        if not row and not blank:
+            continue
+        row = row or [""]
+        if names is None:
             names = row
             twice = next((name for name in names if name and names.count(name) > 1), None)
             if twice is not None:
-                raise UniclozeError(f"{path}, line {first}: two columns have the name '{twice}': rename one")
-        elif row and names is not None:
-            if len(row) != len(names):
-                raise UniclozeError(
-                    f"{path}, line {first}: {len(row)} columns where {len(names)} are expected ({', '.join(names)})"
-                )
-            yield first, dict(zip(names, row, strict=True))
-        first = rows.line_num + 1
+                raise UniclozeError(f"{path}, line {line}: two columns have the name '{twice}': rename one")
+        elif len(row) != len(names):
+            raise UniclozeError(
+                f"{path}, line {line}: {len(row)} columns where {len(names)} are expected ({', '.join(names)})"
+            )
+        else:
+            yield line, dict(zip(names, row, strict=True))
 
 
-class _Unquoted:
-    """The columns of each line without quoting, where a carriage return within a line is text."""
-
-    def __init__(self, text: str, delimiter: str) -> None:
-        self.lines, self.delimiter, self.line_num = (
-            iter(text.removesuffix("\n").split("\n") if text else ()),
-            delimiter,
-            0,
-        )
-
-    def __iter__(self) -> Iterator[list[str]]:
-        return self
-
-    def __next__(self) -> list[str]:
-        line = next(self.lines).removesuffix("\r")
-        self.line_num += 1
-        return line.split(self.delimiter) if line else []
+def _rows(text: str, path: Path, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+    """The columns of each row with its first line; without quoting, a carriage return within a line is text."""
+    if not quoted:
+        lines = text.removesuffix("\n").split("\n") if text else []
+        for number, line in enumerate((line.removesuffix("\r") for line in lines), 1):
+            yield number, line.split(delimiter) if line else []
+        return
+    csv.field_size_limit(LARGEST_FIELD)
+    rows, first = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 1
+    try:
+        for row in rows:
+            yield first, row
+            first = rows.line_num + 1
+    except csv.Error as error:
+        raise UniclozeError(f"{path}, line {first}: {error}") from error
 
 
 def tsv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

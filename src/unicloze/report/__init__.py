@@ -4,11 +4,11 @@ r"""Shows one example as the model sees it, and writes a page about a run.
                               |
                            picture  -> svg -> SVG, PNG
                               |
-    RUN -> history  ->       page   -> RUN/report.html
-                   \          |
-                    \      charts
-                     \        |
-    RUN of a task  ->      task_page -> report.html
+    RUN -> history  ->       page    ---\
+             |   \                        frame, templates/ -> report.html
+             |    charts                /
+             |        \                /
+             +-----> task_page --------
 
-`unicloze inspect` shows `example_view` and `picture`; `unicloze report` writes `page`.
+`unicloze inspect` shows `example_view` and `picture`; `unicloze report` writes `page`. `frame` fills the templates.
 """

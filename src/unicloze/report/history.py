@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 
 from unicloze.errors import UniclozeError, folder_meant
 from unicloze.evaluation.metrics.registry import METRICS
+from unicloze.evaluation.metrics.result import shown
 from unicloze.files import DEV_PREDICTIONS, DEV_SAMPLES, LEDGER
 from unicloze.training.ledger import read_ledger
 from unicloze.training.pace import recorded_decays
@@ -65,13 +66,11 @@ class History:
 
     def _add(self, event: Event) -> None:
         name, step = event.get("event"), event.get("step")
-        now, before = number(event.get("time")), number(self.last.get("time"))
+        now, before = moment(event.get("time")), moment(self.last.get("time"))
         if name == "start":
             self._begin(event)
         elif not self.start or not isinstance(step, int):
             return
-        elif name == "spike" and isinstance(event.get("to"), int):
-            self._forget(event["to"])
         elif name == "step":
             self.steps[step] = event
         elif name == "evaluate":
@@ -128,12 +127,8 @@ class History:
     @property
     def counts(self) -> dict[str, dict[str, float]]:
         """Held-out perplexities of counts of the training text by target and kind; empty for a run without them."""
-        found = mapping(mapping(self.start.get("baselines")).get("perplexity"))
-        read = {
-            target: {kind: value for kind, given in mapping(kinds).items() if (value := number(given)) is not None}
-            for target, kinds in found.items()
-        }
-        return {target: kinds for target, kinds in read.items() if kinds}
+        counted = mapping(mapping(self.start.get("baselines")).get("perplexity"))
+        return {target: kinds for target, given in counted.items() if (kinds := _numbers(given))}
 
     @property
     def content_words(self) -> Event:
@@ -169,9 +164,85 @@ class History:
         event = next(reversed(self.evaluations.values()), {})
         return number(mapping(event.get(key)).get(target))
 
+    # Of a fine-tuning
+
+    @property
+    def task(self) -> Event:
+        """The recipe's task; without a kind for a pre-training."""
+        return mapping(self.recipe.get("task"))
+
+    @functools.cached_property
+    def answers(self) -> Sequence[Event]:
+        """Predictions of the best checkpoint on the development file, with references; empty if there is no such file."""
+        return [one for one in _lines(self.run / DEV_PREDICTIONS) if "prediction" in one and "reference" in one]
+
+    @functools.cached_property
+    def answered_records(self) -> Sequence[Event]:
+        """A sample of these predictions with their records."""
+        return _lines(self.run / DEV_SAMPLES)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Its metrics; the first one selects the best checkpoint. Of several tasks, those of each and their mean."""
+        if sequence(self.task.get("parts")):
+            return [str(name) for name in mapping(self.best.get("results"))]
+        return [str(name) for name in sequence(self.task.get("metrics"))]
+
+    @property
+    def measured(self) -> list[str]:
+        """These metrics, and what else was measured at the best evaluation: the calibration of confidences."""
+        return list(dict.fromkeys([*self.metrics, *mapping(self.best.get("results"))]))
+
+    @property
+    def best_step(self) -> int | None:
+        """Step of the best checkpoint; None if nothing was evaluated."""
+        if kept := [step for step, event in self.evaluations.items() if event.get("kept")]:
+            return max(kept)
+        values = _numbers({step: event.get("headline") for step, event in self.evaluations.items()})
+        return max(map(int, values), key=lambda step: values[str(step)], default=None)
+
+    @property
+    def best(self) -> Event:
+        """The best evaluation."""
+        return self.evaluations.get(self.best_step or 0, {})
+
+    @property
+    def rivals(self) -> list[Event]:
+        """Baselines without a model, the simplest first: each a `name`, and `results` as in an evaluation."""
+        return [event for event in map(mapping, sequence(self.start.get("rivals"))) if event]
+
+    def values(self, metric: str, event: Event | None = None) -> dict[str, float]:
+        """The values of one metric in an evaluation; default: the best evaluation."""
+        results = mapping((self.best if event is None else event).get("results"))
+        return _numbers(mapping(results.get(metric)).get("values"))
+
+    def errors(self, metric: str) -> dict[str, float]:
+        """Standard errors of a metric's values, which the end of the run records; empty before or if unknown."""
+        return _numbers(mapping(self.end.get("errors")).get(metric))
+
+    def points(self, metric: str, key: str) -> Points:
+        """One value of a metric over the steps."""
+        each = ((step, self.values(metric, event)) for step, event in self.evaluations.items())
+        return [(float(step), values[key]) for step, values in each if key in values]
+
+    def shown(self, metric: str, key: str, value: float) -> str:
+        """A value of a metric with its unit, which is omitted for percent."""
+        unit = str(mapping(mapping(mapping(self.best.get("results")).get(metric)).get("units")).get(key, "%"))
+        return shown(value, unit)
+
 
 def _targets(events: Iterable[Event]) -> list[str]:
     return list(dict.fromkeys(str(name) for event in events for name in mapping(event.get("loss"))))
+
+
+def _lines(path: Path) -> list[Event]:
+    """The objects of a .jsonl file, skipping incomplete lines; empty if the file is missing."""
+    return list(read_ledger(path)) if path.is_file() else []
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    """The numbers of a mapping in a ledger."""
+    return {str(key): read for key, value in mapping(values).items() if (read := number(value)) is not None}
 
 
 def number(value: Any) -> float | None:
@@ -179,6 +250,12 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         return None
     return float(value) if isinstance(value, float) or abs(value) < 2**63 else None
+
+
+def moment(value: Any) -> float | None:
+    """A ledger value as seconds since 1970; None if it is no time before the year 10,000."""
+    seconds = number(value)
+    return seconds if seconds is not None and 0 <= seconds < 253_402_300_800 else None
 
 
 def mapping(value: Any) -> Event:
@@ -191,108 +268,10 @@ def sequence(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-Answers = Sequence[Event]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskRun:
-    """The recorded data of a fine-tuning run."""
-
-    history: History  # the ledger's history
-    # predictions of the best checkpoint on the development file, with references; empty if there is no such file
-    answers: Answers
-    samples: Answers  # A sample of them with their records
-
-    @classmethod
-    def read(cls, run: Path) -> TaskRun:
-        """Read the directory of a finished or unfinished run."""
-        return cls.of(History.read(run))
-
-    @classmethod
-    def of(cls, history: History) -> TaskRun:
-        """The run of a history."""
-        answers = [one for one in _lines(history.run / DEV_PREDICTIONS) if "prediction" in one and "reference" in one]
-        return cls(history=history, answers=answers, samples=_lines(history.run / DEV_SAMPLES))
-
-    @property
-    def metrics(self) -> list[str]:
-        """Its metrics; the first one selects the best checkpoint. Of several tasks, those of each and their mean."""
-        task = mapping(self.history.recipe.get("task"))
-        if sequence(task.get("parts")):
-            return [str(name) for name in mapping(self.best.get("results"))]
-        return [str(name) for name in sequence(task.get("metrics"))]
-
-    @property
-    def best_step(self) -> int | None:
-        """Step of the best checkpoint; None if nothing was evaluated."""
-        chosen = [step for step, event in self.history.evaluations.items() if event.get("kept")]
-        if chosen:
-            return max(chosen)
-        values = {step: number(event.get("headline")) for step, event in self.history.evaluations.items()}
-        found = {step: value for step, value in values.items() if value is not None}
-        return max(found, key=lambda step: found[step]) if found else None
-
-    @property
-    def best(self) -> Event:
-        """The best evaluation."""
-        return self.history.evaluations.get(self.best_step or 0, {})
-
-    def values(self, metric: str, event: Event | None = None) -> dict[str, float]:
-        """The values of one metric in an evaluation; default: the best evaluation."""
-        results = mapping((self.best if event is None else event).get("results"))
-        found = {str(key): number(value) for key, value in mapping(mapping(results.get(metric)).get("values")).items()}
-        return {key: value for key, value in found.items() if value is not None}
-
-    @property
-    def verdict(self) -> str:
-        """The verdict recorded at the end of the run; empty before."""
-        return str(self.history.last.get("verdict") or "")
-
-    @property
-    def baseline(self) -> Event:
-        """The baseline without a model: its `name`, and `results` as in an evaluation; empty if unknown."""
-        return mapping(self.history.start.get("baseline"))
-
-    def unit(self, metric: str, key: str) -> str:
-        """The unit of a value."""
-        result = mapping(mapping(self.best.get("results")).get(metric))
-        return str(mapping(result.get("units")).get(key, "%"))
-
-    def errors(self, metric: str) -> dict[str, float]:
-        """Standard errors of a metric's values, which the end of the run records; empty before or if unknown."""
-        found = mapping(mapping(self.history.last.get("errors")).get(metric))
-        return {str(key): error for key, value in found.items() if (error := number(value)) is not None}
-
-    def points(self, metric: str, key: str) -> list[tuple[float, float]]:
-        """One value of a metric over the steps."""
-        each = ((step, self.values(metric, event)) for step, event in self.history.evaluations.items())
-        return [(float(step), values[key]) for step, values in each if key in values]
-
-
 def headline_of(metric: str, values: Mapping[str, Any]) -> str:
     """The name of a metric's main value."""
     known = METRICS.get(metric)
     return known.headline if known and known.headline in values else next(iter(values), "")
-
-
-def shown(value: float, unit: str = "%") -> str:
-    """A value with its unit, which is omitted for percent."""
-    return f"{value:.2f}" if unit == "%" else f"{value:.4g} {unit}".rstrip()
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file, skipping incomplete lines; empty if the file is missing."""
-    if not path.is_file():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
 
 
 SUFFIX = ".unicloze"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from unicloze.objectives.groups import Shown
 from unicloze.recipes import load_recipe
 from unicloze.report.example_view import ExampleView, Slot, example_of, view_of
 from unicloze.report.history import History, mapping, sequence
-from unicloze.report.svg import MONO_WIDTH, SANS_WIDTH, Drawing, Label
+from unicloze.report.svg import MONO_WIDTH, SANS_WIDTH, Drawing
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 from unicloze.visibility import Intervals, bool_mask
 
@@ -82,22 +82,21 @@ def draw_mask(view: ExampleView) -> Drawing:
     headline = _fit(view.title, 15 * SANS_WIDTH, width - 2 * _MARGIN)
     order = _fit(f"Factorization steps, by position: {view.order}", 12 * SANS_WIDTH, width - 2 * _MARGIN)
     drawing = Drawing(width=width, height=0, title=f"{view.title}. {order}")
-    drawing.labels += [
-        Label(x=_MARGIN, y=_MARGIN + 8, text=headline, size=15, bold=True),
-        Label(x=_MARGIN, y=_MARGIN + 30, text=order, size=12, role="muted"),
-    ]
+    drawing.write(headline, _MARGIN, _MARGIN + 8, size=15, bold=True)
+    drawing.write(order, _MARGIN, _MARGIN + 30, role="muted")
     above = top - _MARGIN - 60
     for layers, intervals in view.visibilities.items():
         if layers:
             label = _fit(layers[0].upper() + layers[1:], 12 * SANS_WIDTH, width - 2 * _MARGIN)
-            drawing.labels.append(Label(x=_MARGIN, y=top - above + 2, text=label, size=12, bold=True))
+            drawing.write(label, _MARGIN, top - above + 2, bold=True)
             top += 20
-        _fill(drawing, view, intervals, offsets, cell, left, top)
-        _name_groups(drawing, view, offsets, cell, left, top, top - above)
+        matrix = _Matrix(drawing, view, offsets, cell, left, top)
+        matrix.fill(intervals)
+        matrix.name_groups(top - above)
         if labelled:
-            _name_slots(drawing, slots, names, says, offsets + cell / 2, font, (left, top, side))
+            matrix.name_slots(names, says, font)
         else:
-            _name_ticks(drawing, slots, offsets, cell, left, top)
+            matrix.name_ticks()
         bottom, top = top + side + 26, top + side + above + 26
     drawing.height = _legend(drawing, view, bottom) + _MARGIN
     return drawing
@@ -122,61 +121,97 @@ def _offsets(slots: list[Slot], cell: float) -> npt.NDArray[np.float64]:
     return offsets
 
 
-def _fill(
-    drawing: Drawing,
-    view: ExampleView,
-    intervals: Intervals,
-    offsets: npt.NDArray[np.float64],
-    cell: float,
-    left: float,
-    top: float,
-) -> None:
-    """Draw the cells: the background between gaps, then the filled cells, then a grid on top."""
-    stretches = _stretches(offsets, cell)
-    for y0, y1 in stretches:
-        for x0, x1 in stretches:
-            drawing.rectangles.append((left + x0, top + y0, x1 - x0, y1 - y0, "empty"))
-    filled = list(_filled(view, intervals, offsets, cell))
-    for x, y, w, h, kind in sorted(filled, key=lambda block: block[4]):
-        drawing.rectangles.append((left + x, top + y, w, h, kind))
-    if cell >= _GRID_CELL:
-        line, side = max(1.0, cell * 0.07), float(offsets[-1] + cell)
-        for offset in offsets[1:]:
-            drawing.rectangles.append((left, top + offset - line / 2, side, line, "paper"))
-            drawing.rectangles.append((left + offset - line / 2, top, line, side, "paper"))
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix of a picture whose first cell begins at `left` and `top`."""
+
+    drawing: Drawing
+    view: ExampleView
+    offsets: npt.NDArray[np.float64]
+    cell: float
+    left: float
+    top: float
+
+    def fill(self, intervals: Intervals) -> None:
+        """Draw the cells: the background between gaps, then the filled cells, then a grid on top."""
+        stretches = _stretches(self.offsets, self.cell)
+        for y0, y1 in stretches:
+            for x0, x1 in stretches:
+                self.drawing.rectangles.append((self.left + x0, self.top + y0, x1 - x0, y1 - y0, "empty"))
+        filled = list(self._filled(intervals))
+        for x, y, w, h, kind in sorted(filled, key=lambda block: block[4]):
+            self.drawing.rectangles.append((self.left + x, self.top + y, w, h, kind))
+        if self.cell >= _GRID_CELL:
+            line, side = max(1.0, self.cell * 0.07), float(self.offsets[-1] + self.cell)
+            for offset in self.offsets[1:]:
+                self.drawing.rectangles.append((self.left, self.top + offset - line / 2, side, line, "paper"))
+                self.drawing.rectangles.append((self.left + offset - line / 2, self.top, line, side, "paper"))
+
+    def _filled(self, intervals: Intervals) -> Iterator[tuple[float, float, float, float, str]]:
+        """Blocks of equal colour, merged along rows and then along columns: x, y, width, height, kind."""
+        kinds = np.array([slot.holds for slot in self.view.slots])
+        apart = np.diff(self.offsets, prepend=-np.inf) > self.cell + 1e-6
+        fresh = apart.copy()
+        fresh[1:] |= kinds[1:] != kinds[:-1]
+        columns = np.split(np.arange(len(kinds)), np.flatnonzero(fresh)[1:])
+        growing: dict[tuple[int, int], int] = {}
+        visible: npt.NDArray[np.bool_] = bool_mask(intervals, len(kinds))
+        runs: set[tuple[int, int]] = set()
+        for row in range(len(kinds) + 1):
+            if row == len(kinds):
+                runs = set()
+            elif row == 0 or (visible[row] != visible[row - 1]).any():
+                runs = set(_runs(visible[row], columns))
+            for run, first in list(growing.items()):
+                if run not in runs or (row < len(kinds) and apart[row]):
+                    del growing[run]
+                    x, y = float(self.offsets[run[0]]), float(self.offsets[first])
+                    right, lower = float(self.offsets[run[1]]) + self.cell, float(self.offsets[row - 1]) + self.cell
+                    yield x, y, right - x, lower - y, str(kinds[run[0]])
+            for run in runs:
+                growing.setdefault(run, row)
+
+    def name_groups(self, above: float) -> None:
+        first = 0
+        for name, size in self.view.groups:
+            middle = float(self.offsets[first] + self.offsets[first + size - 1] + self.cell) / 2
+            self.drawing.write(name, self.left + middle, above, size=14, bold=True, anchor="middle")
+            self.drawing.write(name, _MARGIN + 4, self.top + middle, size=14, bold=True, anchor="middle")
+            first += size
+
+    def name_slots(self, names: list[str], says: dict[int, str], font: float) -> None:
+        """Label rows and columns with position, token and step, and the ends of rows with predictions."""
+        write, step_width, small = self.drawing.write, 2.6 * font, {"role": "muted", "anchor": "middle"}
+        right, above = self.left + float(self.offsets[-1]) + self.cell + 8, self.top - 9
+        for slot, name, middle in zip(self.view.slots, names, self.offsets + self.cell / 2, strict=True):
+            role = "ink" if slot.step is not None else "muted"
+            across, down = float(self.left + middle), float(self.top + middle)
+            write(name, self.left - 8, down, size=font, role=role, anchor="end", mono=True)
+            write(name, across, self.top - 8 - step_width * 0.6, size=font, role=role, mono=True, upwards=True)
+            if slot.step is not None:
+                write(str(slot.step), across, above, size=font * 0.86, **small)
+                write(str(slot.step), right + step_width / 2, down, size=font * 0.86, **small)
+            if slot.slot in says:
+                write(says[slot.slot], right + step_width, down, size=font, mono=True)
+        if any(slot.step is not None for slot in self.view.slots):
+            write("step", right + step_width / 2, above, size=10, **small)
+        if says:
+            write("predicts", right + step_width + 4, above, size=10, role="muted")
+
+    def name_ticks(self) -> None:
+        """If tokens would not be legible, label some positions of the context instead."""
+        apart = next(step for step in (8, 16, 32, 64, 128, 256, 512, 1024) if step * self.cell >= 2.2 * _TICKS_APART)
+        for slot, offset in zip(self.view.slots, self.offsets, strict=True):
+            if slot.group == "C" and slot.position % apart == 0:
+                middle, text = float(offset + self.cell / 2), str(slot.position)
+                self.drawing.write(text, self.left - 6, self.top + middle, size=10, role="muted", anchor="end")
+                self.drawing.write(text, self.left + middle, self.top - 10, size=10, role="muted", anchor="middle")
 
 
 def _stretches(offsets: npt.NDArray[np.float64], cell: float) -> list[tuple[float, float]]:
     breaks = np.flatnonzero(np.diff(offsets) > cell + 1e-6) + 1
     parts = np.split(offsets, breaks)
     return [(float(part[0]), float(part[-1] + cell)) for part in parts if len(part)]
-
-
-def _filled(
-    view: ExampleView, intervals: Intervals, offsets: npt.NDArray[np.float64], cell: float
-) -> Iterator[tuple[float, float, float, float, str]]:
-    """Blocks of equal colour, merged along rows and then along columns: x, y, width, height, kind."""
-    kinds = np.array([slot.holds for slot in view.slots])
-    apart = np.diff(offsets, prepend=-np.inf) > cell + 1e-6
-    fresh = apart.copy()
-    fresh[1:] |= kinds[1:] != kinds[:-1]
-    columns = np.split(np.arange(len(kinds)), np.flatnonzero(fresh)[1:])
-    growing: dict[tuple[int, int], int] = {}
-    visible: npt.NDArray[np.bool_] = bool_mask(intervals, len(kinds))
-    runs: set[tuple[int, int]] = set()
-    for row in range(len(kinds) + 1):
-        if row == len(kinds):
-            runs = set()
-        elif row == 0 or (visible[row] != visible[row - 1]).any():
-            runs = set(_runs(visible[row], columns))
-        for run, first in list(growing.items()):
-            if run not in runs or (row < len(kinds) and apart[row]):
-                del growing[run]
-                x, y = float(offsets[run[0]]), float(offsets[first])
-                width, height = float(offsets[run[1]]) + cell - x, float(offsets[row - 1]) + cell - y
-                yield x, y, width, height, str(kinds[run[0]])
-        for run in runs:
-            growing.setdefault(run, row)
 
 
 def _runs(reads: npt.NDArray[np.bool_], columns: list[npt.NDArray[np.intp]]) -> Iterator[tuple[int, int]]:
@@ -186,75 +221,6 @@ def _runs(reads: npt.NDArray[np.bool_], columns: list[npt.NDArray[np.intp]]) -> 
         for run in np.split(read, np.flatnonzero(np.diff(read) > 1) + 1):
             if len(run):
                 yield int(run[0]), int(run[-1])
-
-
-def _name_groups(
-    drawing: Drawing,
-    view: ExampleView,
-    offsets: npt.NDArray[np.float64],
-    cell: float,
-    left: float,
-    top: float,
-    above: float,
-) -> None:
-    first = 0
-    for name, size in view.groups:
-        middle = float(offsets[first] + offsets[first + size - 1] + cell) / 2
-        drawing.labels += [
-            Label(x=left + middle, y=above, text=name, size=14, bold=True, anchor="middle"),
-            Label(x=_MARGIN + 4, y=top + middle, text=name, size=14, bold=True, anchor="middle"),
-        ]
-        first += size
-
-
-def _name_slots(
-    drawing: Drawing,
-    slots: list[Slot],
-    names: list[str],
-    says: dict[int, str],
-    middles: npt.NDArray[np.float64],
-    font: float,
-    place: tuple[float, float, float],
-) -> None:
-    """Label rows and columns with position, token and step, and the ends of rows with predictions."""
-    left, top, side = place
-    right = left + side + 8
-    step_width = 2.6 * font
-    for slot, name, middle in zip(slots, names, middles, strict=True):
-        role = "ink" if slot.step is not None else "muted"
-        across, down = float(left + middle), float(top + middle)
-        drawing.labels += [
-            Label(x=left - 8, y=down, text=name, size=font, role=role, anchor="end", mono=True),
-            Label(x=across, y=top - 8 - step_width * 0.6, text=name, size=font, role=role, mono=True, upwards=True),
-        ]
-        if slot.step is not None:
-            number, small = str(slot.step), font * 0.86
-            drawing.labels += [
-                Label(x=across, y=top - 9, text=number, size=small, role="muted", anchor="middle"),
-                Label(x=right + step_width / 2, y=down, text=number, size=small, role="muted", anchor="middle"),
-            ]
-        if slot.slot in says:
-            drawing.labels.append(Label(x=right + step_width, y=down, text=says[slot.slot], size=font, mono=True))
-    if any(slot.step is not None for slot in slots):
-        drawing.labels.append(
-            Label(x=right + step_width / 2, y=top - 9, text="step", size=10, role="muted", anchor="middle")
-        )
-    if says:
-        drawing.labels.append(Label(x=right + step_width + 4, y=top - 9, text="predicts", size=10, role="muted"))
-
-
-def _name_ticks(
-    drawing: Drawing, slots: list[Slot], offsets: npt.NDArray[np.float64], cell: float, left: float, top: float
-) -> None:
-    """If tokens would not be legible, label some positions of the context instead."""
-    apart = next(step for step in (8, 16, 32, 64, 128, 256, 512, 1024) if step * cell >= 2.2 * _TICKS_APART)
-    for slot, offset in zip(slots, offsets, strict=True):
-        if slot.group == "C" and slot.position % apart == 0:
-            middle, text = float(offset + cell / 2), str(slot.position)
-            drawing.labels += [
-                Label(x=left - 6, y=top + middle, text=text, size=10, role="muted", anchor="end"),
-                Label(x=left + middle, y=top - 10, text=text, size=10, role="muted", anchor="middle"),
-            ]
 
 
 def _legend(drawing: Drawing, view: ExampleView, y: float) -> float:
@@ -268,12 +234,12 @@ def _legend(drawing: Drawing, view: ExampleView, y: float) -> float:
         if x > _MARGIN and x + needed > drawing.width - _MARGIN:
             x, y = _MARGIN, y + 21
         drawing.rectangles.append((x, y - 6, 12, 12, kind))
-        drawing.labels.append(Label(x=x + 19, y=y, text=words, size=size, role="muted"))
+        drawing.write(words, x + 19, y, size=size, role="muted")
         x += needed
     note = "A row reads the filled columns."
     if x > _MARGIN and x + len(note) * size * SANS_WIDTH > drawing.width - _MARGIN:
         x, y = _MARGIN, y + 21
-    drawing.labels.append(Label(x=x, y=y, text=note, size=size, role="muted"))
+    drawing.write(note, x, y, size=size, role="muted")
     return y
 
 
@@ -306,53 +272,38 @@ _ORIGINALS: Mapping[tuple[bool, bool], str] = {
 """Meaning of O, by whether its slots predict and whether they have steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fed:
-    """One row of a run."""
+def example_of_run(history: History) -> dict[str, Any]:
+    """A row of the first tokens of a held-out sample, or of a sentence if there is none.
 
-    view: ExampleView  # the row
-    caption: str  # origin of its text, and its part of a mixture
-    noisy: bool  # whether masked positions may show a random or the original token, which happens in training only
-
-    @classmethod
-    def of(cls, history: History) -> Fed:
-        """A row of the first tokens of a held-out sample, or of a sentence if there is none."""
-        recipe = load_recipe(history.run / RECIPE)
-        trained_on = recipe.data.window
-        if (history.run / TOKENIZER).is_file():
-            tokenizer = Tokenizer.load(history.run)
-        else:
-            tokenizer = whitespace_tokenizer(_SENTENCE, recipe.tokenizer.extra_tokens)
-        window = min(trained_on, _PICTURE_WINDOW)
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, window=window))
-        text, origin = _sample_text(history, tokenizer)
-        token_ids = tokenizer.encode_batch([text])[0]
-        view = view_of(recipe, token_ids, recipe.training.seed, tokenizer)
-        caption = f"{origin}, cut to {window} tokens; this recipe trains on windows of {trained_on} tokens."
-        part, *others = parts(recipe.objective)
-        if others:
-            names = ", ".join(f"“{other.label}”" for other in others)
-            caption += f" The row is of the part “{part.label}”; other rows: {names}."
-        noisy = isinstance(part.settings, Shown) and part.settings.mask_share < 1
-        if isinstance(part.settings, Shown) and noisy:
-            noise = [dataclasses.replace(part.settings, mask_share=share, random_share=0.0) for share in (0.0, 1.0)]
-            kept, hidden = (
-                example_of(
-                    dataclasses.replace(recipe, objective=made), token_ids, recipe.training.seed, tokenizer
-                ).input_ids
-                for made in noise
-            )
-            noisy = not np.array_equal(kept, hidden)
-        return cls(view=view, caption=caption, noisy=noisy)
-
-    def to_html(self) -> str:
-        """The picture, with an explanation of its groups above and the origin of its text below."""
-        lead = f"Each row of the matrix is a slot that reads, each column a slot that is read. {groups_in_words(self.view)}"
-        return (
-            f'<p class="lead">{escape(lead)}</p><figure class="panel">'
-            f'<div class="picture">{draw_mask(self.view).to_svg()}</div>'
-            f"<figcaption>{escape(self.caption)}</figcaption></figure>"
+    Its `picture`, the `groups` in words, a `caption` on the origin of its text and its part of a mixture, and whether it is
+    `noisy`: whether masked positions may show a random or the original token, which happens in training only.
+    """
+    recipe = load_recipe(history.run / RECIPE)
+    trained_on = recipe.data.window
+    if (history.run / TOKENIZER).is_file():
+        tokenizer = Tokenizer.load(history.run)
+    else:
+        tokenizer = whitespace_tokenizer(_SENTENCE, recipe.tokenizer.extra_tokens)
+    window = min(trained_on, _PICTURE_WINDOW)
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, window=window))
+    text, origin = _sample_text(history, tokenizer)
+    token_ids = tokenizer.encode_batch([text])[0]
+    view = view_of(recipe, token_ids, recipe.training.seed, tokenizer)
+    caption = f"{origin}, cut to {window} tokens; this recipe trains on windows of {trained_on} tokens."
+    part, *others = parts(recipe.objective)
+    if others:
+        names = ", ".join(f"“{other.label}”" for other in others)
+        caption += f" The row is of the part “{part.label}”; other rows: {names}."
+    noisy = False
+    if isinstance(part.settings, Shown) and part.settings.mask_share < 1:
+        noise = [dataclasses.replace(part.settings, mask_share=share, random_share=0.0) for share in (0.0, 1.0)]
+        kept, hidden = (
+            example_of(dataclasses.replace(recipe, objective=made), token_ids, recipe.training.seed, tokenizer)
+            for made in noise
         )
+        noisy = not np.array_equal(kept.input_ids, hidden.input_ids)
+    picture = draw_mask(view).to_svg()
+    return {"groups": groups_in_words(view), "picture": picture, "caption": caption, "noisy": noisy}
 
 
 def groups_in_words(view: ExampleView) -> str:

@@ -1,100 +1,21 @@
-"""Writes SVG elements as text, with escaping and rounded numbers."""
+"""Drawings of rectangles and labels, as SVG and as PNG."""
 
 from __future__ import annotations
 
-import html
 import importlib.util
 import io
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+from markupsafe import Markup
 
 from unicloze.errors import UniclozeError
+from unicloze.report.frame import render
 
 if TYPE_CHECKING:
     from PIL import ImageFont
-
-Attribute = str | float | None
-"""A string, a number in SVG units, or None to omit the attribute."""
-
-
-def element(name: str, *content: str, **attributes: Attribute) -> str:
-    """An element."""
-    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
-    written = "".join(
-        f' {key}="{escape(value) if isinstance(value, str) else number(value)}"' for key, value in given.items()
-    )
-    return f"<{name}{written}>{''.join(content)}</{name}>" if content else f"<{name}{written}/>"
-
-
-def picture(
-    content: Iterable[str],
-    *,
-    title: str,
-    width: float,
-    height: float,
-    own_size: bool = False,
-    **attributes: Attribute,
-) -> str:
-    """An `<svg>` element with one child element per line."""
-    attributes["viewBox"] = f"0 0 {number(width)} {number(height)}"
-    attributes |= {"width": width, "height": height} if own_size else {}
-    return element("svg", "\n".join(["", *content, ""]), **attributes, role="img", aria_label=title)
-
-
-def line(points: Iterable[tuple[float, float]], class_: str, **attributes: Attribute) -> str:
-    """A line through some points."""
-    return element("path", class_=class_, d="M" + "L".join(f"{number(x)} {number(y)}" for x, y in points), **attributes)
-
-
-def text(
-    content: str,
-    x: float,
-    y: float,
-    class_: str,
-    *,
-    size: float | None = None,
-    anchor: str = "start",
-    bold: bool = False,
-    turned: float = 0,
-) -> str:
-    """A line of text.
-
-    Args:
-        content: The text, as plain text.
-        x: Horizontal position of the anchor.
-        y: Vertical centre.
-        class_: Class in the style sheet.
-        size: Font size; default: that of the style sheet.
-        anchor: Part of the text at (x, y): `start`, `middle` or `end`.
-        bold: In bold.
-        turned: Rotation around (x, y), in degrees clockwise.
-    """
-    # Not dominant-baseline, which many renderers do not support.
-    return element(
-        "text",
-        escape(content),
-        class_=class_,
-        x=x,
-        y=y,
-        dy=".35em",
-        font_size=size,
-        text_anchor=anchor if anchor != "start" else None,
-        font_weight="600" if bold else None,
-        transform=f"rotate({number(turned)} {number(x)} {number(y)})" if turned else None,
-    )
-
-
-def escape(content: str) -> str:
-    """Escape text for XML, with control characters replaced by spaces."""
-    return html.escape("".join(character if character >= " " else " " for character in content))
-
-
-def number(value: float) -> str:
-    """A number with at most two decimals."""
-    return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
-
 
 COLOURS = {
     "paper": ("#ffffff", "#161a22"),
@@ -113,10 +34,7 @@ COLOURS = {
 MONO_WIDTH, SANS_WIDTH = 0.605, 0.56
 """Width of a character in ems: exact for fixed-width fonts, an upper average for others."""
 
-_MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
-_SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 _PIXELS = 2
-_LINE = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +54,7 @@ class Label:
 
 @dataclass
 class Drawing:
-    """Shapes drawn in this order: rectangles (x, y, width, height, role), lines (points, role), labels.
+    """Shapes drawn in this order: rectangles (x, y, width, height, role), labels.
 
     Notebooks display it as PNG if Pillow is installed, otherwise as SVG.
     """
@@ -145,21 +63,16 @@ class Drawing:
     height: float  # height in SVG units
     title: str  # alternative text
     rectangles: list[tuple[float, float, float, float, str]] = field(default_factory=list)
-    lines: list[tuple[list[tuple[float, float]], str]] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
 
-    def to_svg(self) -> str:
+    def write(self, text: str, x: float, y: float, **style: Any) -> None:
+        """Add a label."""
+        self.labels.append(Label(x=x, y=y, text=text, **style))
+
+    def to_svg(self) -> Markup:
         """The drawing as a self-contained `<svg>` element whose styles do not affect the rest of a page."""
-        styles = element("style", _style(sorted({role for _, role in self.lines})))
-        parts = [styles, element("rect", class_="paper", width=self.width, height=self.height, rx=10)]
-        for role, run in _runs(self.rectangles):
-            parts.append(element("path", class_=role, d="".join(_rectangle(*place) for place in run)))
-        parts += [line(points, f"line {role}", stroke_width=_LINE) for points, role in self.lines]
-        parts += [_svg_label(label) for label in self.labels]
-        return picture(
-            parts, title=self.title, width=self.width, height=self.height,
-            xmlns="http://www.w3.org/2000/svg", class_="unicloze", own_size=True,
-        )  # fmt: skip
+        runs = ((role, list(run)) for role, run in groupby(self.rectangles, key=itemgetter(4)))
+        return render("report/templates/drawing.svg", **vars(self), colours=COLOURS, runs=runs)
 
     def to_png(self) -> bytes:
         """The drawing as PNG, in light colours."""
@@ -174,9 +87,6 @@ class Drawing:
             left, top, right, bottom = (round(edge * _PIXELS) for edge in (x, y, x + w, y + h))
             if right > left and bottom > top:
                 pen.rectangle((left, top, right - 1, bottom - 1), fill=COLOURS[role][0])
-        for points, role in self.lines:
-            path = [(x * _PIXELS, y * _PIXELS) for x, y in points]
-            pen.line(path, fill=COLOURS[role][0], width=round(_LINE * _PIXELS), joint="curve")
         for label in self.labels:
             font = _font(label)
             start, _, end, _ = font.getbbox(label.text)
@@ -213,48 +123,3 @@ def _font(label: Label) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
         return ImageFont.truetype(name, size)
     except OSError:
         return ImageFont.load_default(size)
-
-
-def _style(lined: Iterable[str]) -> str:
-    """CSS with the fill colours of all roles, and the stroke colours of roles used by lines."""
-    light, dark = (
-        "".join(f".unicloze .{role}{{fill:{colours[i]}}}" for role, colours in COLOURS.items())
-        + "".join(f".unicloze .line.{role}{{fill:none;stroke:{COLOURS[role][i]}}}" for role in lined)
-        for i in (0, 1)
-    )
-    fonts = f".unicloze text{{font-family:{_SANS}}}.unicloze .mono{{font-family:{_MONO};white-space:pre}}"
-    return f"{fonts}{light}@media(prefers-color-scheme:dark){{{dark}}}"
-
-
-def _runs(
-    rectangles: Iterable[tuple[float, float, float, float, str]],
-) -> list[tuple[str, list[tuple[float, float, float, float]]]]:
-    runs: list[tuple[str, list[tuple[float, float, float, float]]]] = []
-    for x, y, w, h, role in rectangles:
-        if not runs or runs[-1][0] != role:
-            runs.append((role, []))
-        runs[-1][1].append((x, y, w, h))
-    return runs
-
-
-def _rectangle(x: float, y: float, width: float, height: float) -> str:
-    """A rectangle as part of a path."""
-    return f"M{number(x)} {number(y)}h{number(width)}v{number(height)}h{number(-width)}z"
-
-
-def _svg_label(label: Label) -> str:
-    return text(
-        label.text,
-        label.x,
-        label.y,
-        f"{label.role} mono" if label.mono else label.role,
-        size=label.size,
-        anchor=label.anchor,
-        bold=label.bold,
-        turned=-90 if label.upwards else 0,
-    )
-
-
-def series_class(name: str) -> str:
-    """Style class of a series, by its target: `s-ae` for `ae` and for `one part.ae`."""
-    return "s-" + re.sub(r"[^\w-]", "-", name.rpartition(".")[2])

@@ -1,407 +1,298 @@
-"""The page about a fine-tuning run: scores, curves, predictions and errors."""
+"""The page about a fine-tuning run, or several seeds of one: scores, curves, predictions and errors."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+
+from markupsafe import Markup
 
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.files import BEST, CHECKPOINTS, DEV_PREDICTIONS, LEDGER
 from unicloze.report.charts import Line, by_class, confusion, deviations, lengths, line_chart, scatter
-from unicloze.report.frame import (
-    REPORT,
-    card,
-    colophon,
-    count,
-    frame,
-    heading_of,
-    machine_card,
-    origin_of,
-    panel,
-    recipe_section,
-    score_row,
-    score_table,
-    status_of,
-    time_card,
-)
-from unicloze.report.history import Event, TaskRun, headline_of, mapping, number, sequence, shown
+from unicloze.report.frame import Card, cards_of_the_process, count, head_of, heading_of, render, status_of
+from unicloze.report.history import Event, History, headline_of, mapping, number, sequence
 
 STYLES = "s-plain", "s-par", "s-ae", "s-lm", "s-pair", "s-rtd"
-"""Style classes of the curves in one chart."""
-SMALL, LARGE = (380, 220), (560, 300)
-"""Width and height of a chart that takes a third or half of the page."""
+"""Style classes of the curves in one chart; of more seeds, the first are drawn."""
+SMALL, LARGE = (380.0, 220.0), (560.0, 300.0)
+"""Size of a chart that takes a third or half of the page."""
+Panel = tuple[str, Markup]
+"""Title and content of a part of a page."""
 
 
-def task_page(run: TaskRun) -> str:
+def task_page(run: History, refresh: int | None = None) -> str:
     """The page of one run as HTML."""
-    history = run.history
-    name = heading_of(history.run)
-    errors = {metric: run.errors(metric) for metric in run.metrics}
-    sections = [
-        ("Scores", scores(run, errors)),
-        ("Curves", _curves(run)),
-        ("Predictions on the development file", answers_chart([run])),
-        ("Samples", samples(run)),
-        ("Use it", _commands(run)),
-        ("Recipe", recipe_section(history)),
-    ]
-    return frame(
-        name=name,
-        window_title=f"{name} - unicloze report",
-        status=status_of(history),
-        subtitle=origin_of(history),
-        verdict=history.verdict,
-        cards=_cards(run, errors),
-        sections=sections,
-        footer=colophon(history),
+    measures = ("learning_rate", "Learning rate", False), ("gradient_norm", "Gradient norm", True)
+    return render(
+        "report/templates/task.html",
+        name=heading_of(run.run),
+        status=status_of(run),
+        verdict=run.verdict,
+        cards=_cards(run),
+        first_seed="",
+        refresh=refresh,
+        scores=_scores(run),
+        large=_curves(run),
+        small=small_charts(run, (*measures, ("text_tokens_per_second", "Tokens per second", True))),
+        answers=answer_panels([run]),
+        samples=[_sample(sample) for sample in run.answered_records],
+        lines=_commands(run),
+        **head_of(run),
     )
 
 
-def _cards(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
-    history, start = run.history, run.history.start
-    records = mapping(start.get("records"))
-    cards = []
+def _cards(run: History) -> list[Card]:
+    start, planned = run.start, run.planned_steps
+    cards: list[Card] = []
     for metric in run.metrics[:3]:
-        values = run.values(metric)
-        key = headline_of(metric, values)
-        if not key:
-            cards.append(card(metric, "-", "not evaluated yet"))
-            continue
-        error = errors.get(metric, {}).get(key)
-        spread = "" if error is None else f"\u00b1 {shown(error, run.unit(metric, key))} standard error, "
-        cards.append(
-            card(key, shown(values[key], run.unit(metric, key)), f"{spread}{count(run.best.get('records'))} records")
-        )
-    planned = history.planned_steps
-    best = "nothing evaluated yet" if run.best_step is None else f"of {history.step:,}; its checkpoint is kept"
-    done = f"{history.step:,}" + (f" of {planned:,} planned" if planned not in (None, history.step) else "")
-    epochs = number(mapping(history.recipe.get("finetuning")).get("epochs"))
+        values, errors = run.values(metric), run.errors(metric)
+        if key := headline_of(metric, values):
+            error = f"\u00b1 {run.shown(metric, key, errors[key])} standard error, " if key in errors else ""
+            cards.append((key, run.shown(metric, key, values[key]), f"{error}{count(run.best.get('records'))} records"))
+        else:
+            cards.append((metric, "-", "not evaluated yet"))
+    best = "nothing evaluated yet" if run.best_step is None else f"of {run.step:,}; its checkpoint is kept"
+    done = f"{run.step:,}" + (f" of {planned:,} planned" if planned not in (None, run.step) else "")
+    epochs = number(mapping(run.recipe.get("finetuning")).get("epochs"))
     passes = f"{epochs or 0:g} epoch{'s' * (epochs != 1)}"
-    batch = count(mapping(history.recipe.get("training")).get("batch_size"))
-    cards += [
-        card("best step", "-" if run.best_step is None else f"{run.best_step:,}", best),
-        card("training records", count(records.get("train")), f"{passes}, {batch} at a time"),
-        card("steps", done, f"from {Path(str(start.get('model', '-'))).name} of {_short_path(start.get('model'))}"),
-        card(
-            "parameters",
-            count(start.get("parameters")),
-            f"{len(sequence(start.get('drawn')))} tensors newly initialised",
-        ),
-        time_card(history),
-        machine_card(history),
+    batch = count(mapping(run.recipe.get("training")).get("batch_size"))
+    model = Path(str(start.get("model", "-")))
+    folders = [part for part in model.parts if part not in (CHECKPOINTS, BEST)]
+    drawn = f"{len(sequence(start.get('drawn')))} tensors newly initialised"
+    return [
+        *cards,
+        ("best step", "-" if run.best_step is None else f"{run.best_step:,}", best),
+        ("training records", count(mapping(start.get("records")).get("train")), f"{passes}, {batch} at a time"),
+        ("steps", done, f"from {model.name} of {'/'.join(folders[-3:-1]) or '-'}"),
+        ("parameters", count(start.get("parameters")), drawn),
+        *cards_of_the_process(run),
     ]
-    return "".join(cards)
 
 
-def _short_path(value: Any) -> str:
-    """The last folders of a model's path, without those of its checkpoints."""
-    parts = [part for part in Path(str(value)).parts if part not in (CHECKPOINTS, BEST)]
-    return "/".join(parts[-3:-1]) or "-"
-
-
-def scores(run: TaskRun, errors: Mapping[str, Mapping[str, float]]) -> str:
-    """Table of all values of all metrics at the best and the last step."""
+def _scores(run: History) -> str | dict[str, Any]:
+    """Table of all values of all metrics at the best and the last step; or why there are none."""
     if not run.best:
-        return '<p class="nothing">Nothing was evaluated: there is no development file, or no evaluation yet.</p>'
-    last_step, last = next(reversed(run.history.evaluations.items()))
-    rows = []
-    for metric in run.metrics:
-        values, at_last = run.values(metric), run.values(metric, last)
-        without = run.values(metric, run.baseline) if run.baseline else {}
+        return "Nothing was evaluated: there is no development file, or no evaluation yet."
+    last_step, last = next(reversed(run.evaluations.items()))
+    rows: list[Sequence[str]] = []
+    best, notes = None, []
+    for metric in run.measured:
+        values, errors = run.values(metric), run.errors(metric)
+        others = [run.values(metric, event) for event in (last, *run.rivals)]
         for key, value in values.items():
-            unit, error = run.unit(metric, key), errors.get(metric, {}).get(key)
-            cells = [shown(value, unit), "-" if error is None else f"\u00b1 {shown(error, unit)}"]
-            cells += [shown(each[key], unit) if key in each else "-" for each in (at_last, without)]
-            is_first = metric == run.metrics[0] and key == headline_of(metric, values)
-            rows.append(score_row([escape(metric), escape(key)], cells, bold=is_first))
-    heads = [
-        "metric",
-        "value",
-        f"best, step {run.best_step:,}",
-        "standard error",
-        f"last, step {last_step:,}",
-        "without a model",
-    ]
-    table = score_table(heads, rows, names=2)
-    notes = [str(mapping(mapping(run.best.get("results")).get(metric)).get("note") or "") for metric in run.metrics]
-    said = "".join(f'<p class="note">{escape(note)}</p>' for note in notes if note)
+            if metric == run.metrics[0] and key == headline_of(metric, values):
+                best = len(rows)
+            error = f"\u00b1 {run.shown(metric, key, errors[key])}" if key in errors else "-"
+            more = [run.shown(metric, key, each[key]) if key in each else "-" for each in others]
+            rows.append([metric, key, run.shown(metric, key, value), error, *more])
+        notes.append(mapping(mapping(run.best.get("results")).get(metric)).get("note"))
     lead = "In percent unless a unit is given; the value in bold selected the best checkpoint"
-    found = [number(event.get("headline")) for event in run.history.evaluations.values()]
-    known = [value for value in found if value is not None]
-    if known and number(run.best.get("headline")) != max(known):
+    headlines = [number(event.get("headline")) for event in run.evaluations.values()]
+    if number(run.best.get("headline")) != max((value for value in headlines if value is not None), default=None):
         lead += ", the likeliest of those within a standard error of its highest"
     lead += "."
-    if run.baseline:
-        lead += f" Without a model: {run.baseline.get('name')}."
-    if run.verdict:
-        lead = f"Verdict: {run.verdict}. {lead}"
-    return f'<p class="lead">{escape(lead)}</p><div class="panel scroll">{table}{said}</div>'
+    steps = f"best, step {run.best_step:,}", "standard error", f"last, step {last_step:,}"
+    heads = ["metric", "value", *steps, *(str(event.get("name")) for event in run.rivals)]
+    return {"lead": lead, "heads": heads, "rows": rows, "names": 2, "best": best, "notes": filter(None, notes)}
 
 
-def _curves(run: TaskRun) -> str:
-    history = run.history
+def _curves(run: History) -> list[Panel]:
     mark = None if run.best_step is None else (float(run.best_step), "best")
-    several = STYLES if len(history.trained) > 1 else (None,)
-    losses = [
-        Line(name=target, style=style, points=history.curve("loss", target), smooth=True)
-        for target, style in zip(history.trained, itertools.cycle(several), strict=False)
-    ]
+    several = STYLES if len(run.trained) > 1 else (None,)
     size = chart_size(1 + len(run.metrics))
-    large = [
-        panel(
-            "Training loss",
-            line_chart(losses, title="training loss over steps", mark=mark, width=size[0], height=size[1]),
-        )
+    losses = [
+        Line(name=target, style=style, points=run.curve("loss", target), smooth=True)
+        for target, style in zip(run.trained, itertools.cycle(several), strict=False)
     ]
-    large += [panel(f"Development {metric}", metric_chart(run, metric, mark, size)) for metric in run.metrics]
-    wide, high = SMALL
-    small = []
-    for key, title, smooth in (
-        ("learning_rate", "Learning rate", False),
-        ("gradient_norm", "Gradient norm", True),
-        ("text_tokens_per_second", "Tokens per second", True),
-    ):
-        line = Line(name="", points=history.curve(key), smooth=smooth)
-        small.append(panel(title, line_chart([line], title=title, width=wide, height=high)))
-    return f'{chart_grid(large)}<div class="grid small">{"".join(small)}</div>'
+    panels = [("Training loss", line_chart(losses, title="training loss over steps", mark=mark, size=size))]
+    for metric in run.metrics:  # the main value and at most three more
+        values = run.values(metric)
+        keys = dict.fromkeys([headline_of(metric, values), *values])
+        lines = [
+            Line(name=key, style=style, points=run.points(metric, key))
+            for key, style in zip(keys, STYLES[:4], strict=False)
+        ]
+        title = f"{metric} on the development file over steps"
+        panels.append((f"Development {metric}", line_chart(lines, title=title, mark=mark, size=size)))
+    return panels
 
 
-def chart_size(charts: int) -> tuple[int, int]:
+def small_charts(run: History, measures: Iterable[tuple[str, str, bool]]) -> list[Panel]:
+    """A small chart of each measure over the steps, given by its key, its title and whether to smooth it."""
+    return [
+        (title, line_chart([Line(name="", points=run.curve(key), smooth=smooth)], title=title, size=SMALL))
+        for key, title, smooth in measures
+    ]
+
+
+def chart_size(charts: int) -> tuple[float, float]:
     """Size of a chart: small if the number of charts is a multiple of three, which fills rows of three."""
     return SMALL if charts % 3 == 0 else LARGE
 
 
-def chart_grid(panels: Sequence[str]) -> str:
-    """Panels with charts of `chart_size`, in rows of two or three."""
-    return f'<div class="grid{" small" if chart_size(len(panels)) == SMALL else ""}">{"".join(panels)}</div>'
-
-
-def metric_chart(run: TaskRun, metric: str, mark: tuple[float, str] | None, size: tuple[int, int]) -> str:
-    """The values of a metric over the steps: the main one and at most three more."""
-    keys = list(run.values(metric))
-    first = headline_of(metric, dict.fromkeys(keys))
-    lines = [
-        Line(name=key, style=style, points=run.points(metric, key))
-        for key, style in zip([first, *(key for key in keys if key != first)], STYLES[:4], strict=False)
-    ]
-    return line_chart(
-        lines, title=f"{metric} on the development file over steps", mark=mark, width=size[0], height=size[1]
-    )
-
-
-def answers_chart(runs: Sequence[TaskRun]) -> str:
+def answer_panels(runs: Sequence[History]) -> list[Panel]:
     """Predictions against references over all runs, in charts that fit what the first metric compares."""
     answers = [one for run in runs for one in run.answers]
     if not answers:
-        return '<p class="nothing">No predictions are kept: there is no development file, or no evaluation yet.</p>'
+        return []
+    task, several = runs[0].task, f", over all {len(runs)} seeds" if len(runs) > 1 else ""
     metric = METRICS.get(runs[0].metrics[0]) if runs[0].metrics else None
-    task = mapping(runs[0].history.recipe.get("task"))
     compares = metric.compares if metric else "tags" if task.get("kind") == "tagging" else "texts"
-    said, right = [one["prediction"] for one in answers], [one["reference"] for one in answers]
-    several = f", over all {len(runs)} seeds" if len(runs) > 1 else ""
+    sides = [[one[side] for one in answers] for side in ("prediction", "reference")]
     if compares == "numbers":
-        quantities = [_quantity(one) for one in said], [_quantity(one) for one in right]
-        return _beside(
-            (f"Predicted over gold quantities{several}", scatter(*quantities)), ("Deviations", deviations(*quantities))
-        )
+        said, gold = ([math.nan if (read := number(one)) is None else read for one in side] for side in sides)
+        title = f"Predicted over gold quantities{several}"
+        return [(title, scatter(said, gold)), ("Deviations", deviations(said, gold))]
     if compares in ("labels", "tags"):
-        labels = [str(label) for label in sequence(task.get("labels"))]
         if compares == "tags":
-            said, right = ([tag for tags in side for tag in sequence(tags)] for side in (said, right))
-        answers_as_text = [str(one) for one in said], [str(one) for one in right]
-        return _beside(
-            (f"Counts, shaded by the share of each row{several}", confusion(*answers_as_text, labels)),
-            ("By class", by_class(*answers_as_text, labels)),
-        )
-    words = [len(_text(one).split()) for one in said], [len(_text(one).split()) for one in right]
-    return panel(f"Lengths in words{several}", lengths(*words))
-
-
-def _quantity(value: Any) -> float:
-    """The value as a number; NaN if it is not one."""
-    found = number(value)
-    return math.nan if found is None else found
-
-
-def _beside(wide: tuple[str, str], narrow: tuple[str, str]) -> str:
-    """Two panels side by side, each given as title and HTML content."""
-    return f'<div class="beside">{panel(*wide)}{panel(*narrow)}</div>'
+            sides = [[tag for tags in side for tag in sequence(tags)] for side in sides]
+        labels = [str(label) for label in sequence(task.get("labels"))]
+        predicted, references = ([str(one) for one in side] for side in sides)
+        title = f"Counts, shaded by the share of each row{several}"
+        return [
+            (title, confusion(predicted, references, labels)),
+            ("By class", by_class(predicted, references, labels)),
+        ]
+    said_words, gold_words = ([len(_text(one).split()) for one in side] for side in sides)
+    return [(f"Lengths in words{several}", lengths(said_words, gold_words))]
 
 
 def _text(value: Any) -> str:
     """The value as a text: the first of several, or empty."""
     several = mapping(value).get("answers", value)
-    first = next(iter(several), "") if isinstance(several, list) else several
-    return str(first)
+    return str(next(iter(several), "") if isinstance(several, list) else several)
 
 
-def samples(run: TaskRun) -> str:
-    """Predictions with their records, wrong ones first; ticks and crosses mark them besides colours."""
-    if not run.samples:
-        return '<p class="nothing">No samples are kept: there is no development file, or no evaluation yet.</p>'
-    lead = "Predictions of the best checkpoint on the development file; wrong or least accurate ones come first."
-    return f'<p class="lead">{lead}</p><div class="answers">{"".join(map(_sample, run.samples))}</div>'
-
-
-def _sample(sample: Event) -> str:
-    right = sample.get("right")
-    style = {True: " right", False: " wrong"}.get(right, "") if isinstance(right, bool) else ""
-    rows = [_row(str(role), value) for role, value in mapping(sample.get("fields")).items()]
+def _sample(sample: Event) -> tuple[str, list[tuple[str, str, str]]]:
+    """A prediction with its record; ticks and crosses mark it besides colours."""
+    right = sample.get("right") if isinstance(sample.get("right"), bool) else None
+    style, sign = {True: ("right", " \u2713"), False: ("wrong", " \u2717"), None: ("", "")}[right]
     confidence = number(sample.get("confidence"))
     sure = "" if confidence is None else f" ({confidence:.0%})"
-    verdict = {True: " \u2713", False: " \u2717"}.get(right, "") if isinstance(right, bool) else ""
-    rows += ["<hr/>", _row("predicted", sample.get("prediction"), f"{sure}{verdict}", "said")]
+    rows = [(str(role), _spelled(value), "") for role, value in mapping(sample.get("fields")).items()]
+    rows.append(("predicted", f"{_spelled(sample.get('prediction'))}{sure}{sign}", "said"))
     if right is not True:
-        rows.append(_row("gold", sample.get("reference")))
-    rows.append(_row("record", sample.get("id"), style="id"))
-    return f'<div class="answer{style}"><dl>{"".join(rows)}</dl></div>'
+        rows.append(("gold", _spelled(sample.get("reference")), ""))
+    return style, [*rows, ("record", _spelled(sample.get("id")), "id")]
 
 
-def _row(name: str, value: Any, more: str = "", style: str = "") -> str:
+def _spelled(value: Any) -> str:
     parts = value if isinstance(value, list) else [value]
-    text = " | ".join(f"{part:.4g}" if isinstance(part, float) else str(part) for part in parts) or "(nothing)"
-    return f'<dt>{escape(name)}</dt><dd class="{style}">{escape(text)}{escape(more)}</dd>'
+    return " | ".join(f"{part:.4g}" if isinstance(part, float) else str(part) for part in parts) or "(nothing)"
 
 
-def _commands(run: TaskRun) -> str:
-    folder, kept = shlex.quote(str(run.history.run)), shlex.quote(str(run.history.run / DEV_PREDICTIONS))
+def _commands(run: History) -> list[tuple[str, str]]:
+    folder, kept = shlex.quote(str(run.run)), shlex.quote(str(run.run / DEV_PREDICTIONS))
     predicting = f"unicloze predict --model {folder} --file records.jsonl --out said.jsonl"
     lines = [("Predict your own records", predicting)]
     metric = METRICS.get(run.metrics[0]) if run.metrics else None
     if run.answers and metric is not None and metric.compares in ("labels", "numbers", "texts", "tags"):
         measuring = f"unicloze measure {run.metrics[0]} --predictions {kept} --references {kept}"
         lines.append(("Measure its predictions on the development file, with this or another metric", measuring))
-    commands = "".join(f"<p>{title}</p><pre>{escape(command)}</pre>" for title, command in lines)
-    return f'<div class="panel">{commands}</div>'
-
-
-MOST_CURVES = len(STYLES)
+    return lines
 
 
 def seed_folders(folder: Path) -> list[Path]:
     """The run directories in a folder of seeds, ordered by seed; may be empty."""
     ledgers = [path / LEDGER for path in folder.glob("seed-*")]
-    found = [ledger.parent for ledger in ledgers if ledger.is_file() and ledger.stat().st_size]
-    return sorted(found, key=lambda path: (len(path.name), path.name))
+    started = [ledger.parent for ledger in ledgers if ledger.is_file() and ledger.stat().st_size]
+    return sorted(started, key=lambda path: (len(path.name), path.name))
 
 
-def seeds_page(folder: Path, runs: Sequence[TaskRun], place: Path) -> str:
-    """The page of all seeds as HTML, with links to the page of each seed."""
+def seeds_page(folder: Path, runs: Sequence[History], links: Sequence[str], refresh: int | None = None) -> str:
+    """The page of all seeds as HTML, with links to the pages of the seeds."""
     first = runs[0]
-    sections = [
-        ("Scores", _scores(runs, place)),
-        ("Curves", _seed_curves(runs)),
-        ("Predictions on the development file", answers_chart(runs)),
-        (f"Samples of {escape(first.history.run.name)}", samples(first)),
-        ("Recipe", recipe_section(first.history)),
-    ]
-    name = heading_of(folder)
-    return frame(
-        name=name,
-        window_title=f"{name} - unicloze report",
+    return render(
+        "report/templates/task.html",
+        name=heading_of(folder),
         status=f"{len(runs)} seeds",
-        subtitle=origin_of(first.history),
         cards=_seed_cards(runs),
-        sections=sections,
-        footer=colophon(first.history),
+        first_seed=first.run.name,
+        refresh=refresh,
+        scores=_seed_scores(runs, links),
+        large=_seed_curves(runs),
+        small=[],
+        more_seeds=len(STYLES) if len(runs) > len(STYLES) else 0,
+        answers=answer_panels(runs),
+        samples=[_sample(sample) for sample in first.answered_records],
+        lines=[],
+        **head_of(first),
     )
 
 
-def _values(runs: Sequence[TaskRun], metric: str, key: str) -> list[float]:
-    """One value at the best checkpoint of every seed that has it."""
-    return [values[key] for run in runs if key in (values := run.values(metric))]
+def _over_seeds(runs: Sequence[History], metric: str, key: str) -> tuple[list[float], float | None, str]:
+    """One value at the best checkpoint of every seed that has it, its sample deviation if finite, and both in words."""
+    values = [values[key] for run in runs if key in (values := run.values(metric))]
+    if not values:
+        return values, None, "-"
+    deviation = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+    mean = runs[0].shown(metric, key, statistics.fmean(values))
+    return values, deviation, mean if deviation is None else f"{mean} \u00b1 {runs[0].shown(metric, key, deviation)}"
 
 
-def _deviation(values: Sequence[float]) -> float | None:
-    """Sample standard deviation; None for a single value or non-finite values."""
-    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
-
-
-def _mean(values: Sequence[float], unit: str) -> str:
-    deviation = _deviation(values)
-    spread = "" if deviation is None else f" \u00b1 {shown(deviation, unit)}"
-    return f"{shown(statistics.fmean(values), unit)}{spread}"
-
-
-def _seed_cards(runs: Sequence[TaskRun]) -> str:
-    first, cards = runs[0], []
+def _seed_cards(runs: Sequence[History]) -> list[Card]:
+    first = runs[0]
+    cards: list[Card] = []
     for metric in first.metrics[:3]:
         key = headline_of(metric, first.values(metric))
-        values, unit = _values(runs, metric, key), first.unit(metric, key)
+        values, deviation, mean = _over_seeds(runs, metric, key)
         if not values:
-            cards.append(card(metric, "-", "not evaluated yet"))
+            cards.append((metric, "-", "not evaluated yet"))
             continue
-        ends = f"{shown(min(values), unit)} to {shown(max(values), unit)}"
-        deviation, error = _deviation(values), ""
+        ends = " to ".join(first.shown(metric, key, value) for value in (min(values), max(values)))
+        error = ""
         if deviation is not None:
-            error = f", standard error of the mean {shown(deviation / math.sqrt(len(values)), unit)}"
+            error = f", standard error of the mean {first.shown(metric, key, deviation / math.sqrt(len(values)))}"
         known = f"{len(values)} of {len(runs)}" if len(values) < len(runs) else f"{len(values)}"
-        cards.append(card(f"{key}, mean and deviation", _mean(values, unit), f"{known} seeds, {ends}{error}"))
-    records = mapping(first.history.start.get("records"))
-    cards += [
-        card(
-            "training records",
-            count(records.get("train")),
-            f"{count(records.get('dev'))} to evaluate on; {count(first.history.start.get('parameters'))} parameters",
-        ),
-        machine_card(first.history),
-    ]
-    return "".join(cards)
+        cards.append((f"{key}, mean and deviation", mean, f"{known} seeds, {ends}{error}"))
+    records, parameters = mapping(first.start.get("records")), first.start.get("parameters")
+    more = f"{count(records.get('dev'))} to evaluate on; {count(parameters)} parameters"
+    return [*cards, ("training records", count(records.get("train")), more), cards_of_the_process(first)[1]]
 
 
-def _scores(runs: Sequence[TaskRun], place: Path) -> str:
+def _seed_scores(runs: Sequence[History], links: Sequence[str]) -> str | dict[str, Any]:
     first = runs[0]
-    columns = [(metric, key) for metric in first.metrics for key in first.values(metric)]
+    columns = list(
+        dict.fromkeys((metric, key) for run in runs for metric in run.measured for key in run.values(metric))
+    )
     if not columns:
-        return '<p class="nothing">Nothing was evaluated yet.</p>'
-    rows = []
-    for run in runs:
-        cells = [(run.values(metric).get(key), first.unit(metric, key)) for metric, key in columns]
-        said = ["-" if value is None else shown(value, unit) for value, unit in cells]
-        name = escape(run.history.run.name)
-        best = "-" if run.best_step is None else f"{run.best_step:,}"
-        link = quote(os.path.relpath(run.history.run / REPORT, place))
-        rows.append(score_row([f'<a href="{link}">{name}</a>'], [best, *said]))
-    means = [_mean(values, first.unit(*column)) if (values := _values(runs, *column)) else "-" for column in columns]
-    rows.append(score_row(["mean and deviation"], ["", *means], bold=True))
-    keys = [key if len(first.metrics) == 1 else f"{metric}: {key}" for metric, key in columns]
-    table = score_table(["seed", "best step", *keys], rows, names=1)
+        return "Nothing was evaluated yet."
+
+    def cells(event: Event | None, run: History = first) -> list[str]:
+        known = [run.values(metric, event).get(key) for metric, key in columns]
+        return ["-" if value is None else run.shown(*at, value) for at, value in zip(columns, known, strict=True)]
+
+    rows: list[Sequence[str]] = []
+    for run, link in zip(runs, links, strict=True):
+        name = Markup('<a href="{}">{}</a>').format(link, run.run.name)
+        rows.append([name, "-" if run.best_step is None else f"{run.best_step:,}", *cells(None, run)])
+    rows.append(["mean and deviation", "", *(_over_seeds(runs, *column)[2] for column in columns)])
+    rows += [[str(rival.get("name")), "", *cells(rival)] for rival in first.rivals]
+    keys = [key if len({metric for metric, _ in columns}) == 1 else f"{metric}: {key}" for metric, key in columns]
     lead = "Each seed at its own best step; in percent unless a unit is given; sample standard deviation."
-    return f'<p class="lead">{lead}</p><div class="panel scroll">{table}</div>'
+    heads = ["seed", "best step", *keys]
+    return {"lead": lead, "heads": heads, "rows": rows, "names": 1, "best": len(runs), "notes": []}
 
 
-def _seed_curves(runs: Sequence[TaskRun]) -> str:
+def _seed_curves(runs: Sequence[History]) -> list[Panel]:
     """Charts with one line per seed, for the first few seeds."""
-    drawn = list(zip(runs, STYLES, strict=False))[:MOST_CURVES]
-    panels, targets = [], runs[0].history.trained
-    size = chart_size(len(runs[0].metrics) + len(targets))
-    for metric in runs[0].metrics:
-        key = headline_of(metric, runs[0].values(metric))
-        lines = [Line(name=run.history.run.name, style=style, points=run.points(metric, key)) for run, style in drawn]
-        panels.append(
-            panel(
-                f"Development {key or metric}",
-                line_chart(lines, title=f"{key} over steps by seed", width=size[0], height=size[1]),
-            )
-        )
-    for target in targets:
+    first, drawn = runs[0], list(zip(runs, STYLES, strict=False))
+    size = chart_size(len(first.metrics) + len(first.trained))
+    panels = []
+    for metric in first.metrics:
+        key = headline_of(metric, first.values(metric))
+        lines = [Line(name=run.run.name, style=style, points=run.points(metric, key)) for run, style in drawn]
+        panels.append((f"Development {key or metric}", line_chart(lines, title=f"{key} over steps by seed", size=size)))
+    for target in first.trained:
         lines = [
-            Line(name=run.history.run.name, style=style, points=run.history.curve("loss", target), smooth=True)
-            for run, style in drawn
+            Line(name=run.run.name, style=style, points=run.curve("loss", target), smooth=True) for run, style in drawn
         ]
-        panels.append(
-            panel(
-                f"Training loss, {target}",
-                line_chart(lines, title=f"loss of {target} over steps by seed", width=size[0], height=size[1]),
-            )
-        )
-    note = f'<p class="note">The first {MOST_CURVES} seeds.</p>' if len(runs) > MOST_CURVES else ""
-    return chart_grid(panels) + note
+        title = f"loss of {target} over steps by seed"
+        panels.append((f"Training loss, {target}", line_chart(lines, title=title, size=size)))
+    return panels

@@ -5,137 +5,39 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
-from html import escape
+from functools import partial
 from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse
 from starlette.exceptions import HTTPException
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.report.frame import PAGE_STYLE
+from unicloze.report.frame import PAGE_STYLE, render
 from unicloze.serving.endpoints import hugging_face_router, openai_router, own_router
-from unicloze.serving.guard import FAILED, Guard, Limits, Refused, answer_of
+from unicloze.serving.guard import FAILED, Guard, Limits, Refused, answer_of, too_large
 from unicloze.serving.served_model import ServedModel
-from unicloze.serving.service import Service
 from unicloze.version import __version__
 
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>unicloze: endpoints</title>
-<link rel="icon" href="/favicon.ico" type="image/svg+xml">
-<link rel="stylesheet" href="/page/report.css">
-<link rel="stylesheet" href="/page/page.css">
-</head>
-<body>
-<main>
-<header>
-<h1>Endpoints</h1>
-<p class="subtitle">The same as <a href="/openapi.json">/openapi.json</a>, for people. <a href="/">Back to the page</a>.</p>
-</header>
-"""
-_TAIL = "</main>\n</body>\n</html>\n"
-
-
-def reference_page(openapi: Mapping[str, Any]) -> str:
-    """The page as HTML."""
-    schemas = openapi.get("components", {}).get("schemas", {})
-    parts = []
-    for path, operations in openapi["paths"].items():
-        for method, operation in operations.items():
-            parts.append(_endpoint(path, method, operation, schemas))
-    return _HEAD + "".join(parts) + _TAIL
-
-
-def _endpoint(path: str, method: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
-    name = f"{method.upper()} {path}"
-    parts = [f"<h2><code>{escape(name)}</code></h2><p>{escape(operation.get('summary', ''))}.</p>"]
-    request = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
-    if request is not None:
-        schema = _resolved(request, schemas)
-        parts.append(_fields("Request", schema, schemas))
-        example = _example(schema, schemas)
-        if example:
-            parts.append(
-                f"<pre tabindex='0'>curl localhost:8000{escape(path)} --json '{escape(json.dumps(example))}'</pre>"
-            )
-    for status, answer in operation.get("responses", {}).items():
-        shape = answer.get("content", {}).get("application/json", {}).get("schema")
-        if status == "200" and shape and _resolved(shape, schemas).get("properties"):
-            parts.append(_fields("Answer", _resolved(shape, schemas), schemas))
-    return f'<section class="panel endpoint">{"".join(parts)}</section>\n'
-
-
-def _resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = schemas.get(schema.get("$ref", "").rpartition("/")[2], schema)
-    return found
-
-
-def _fields(caption: str, schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
-    required = schema.get("required", ())
-    rows = "".join(
-        f"<tr><th scope='row'><code>{escape(name)}</code></th><td>{escape(_type(field, schemas))}"
-        f"{_default(field) if name not in required and caption == 'Request' else ''}</td>"
-        f"<td>{escape(field.get('description', ''))}</td></tr>"
-        for name, field in schema.get("properties", {}).items()
-    )
-    return (
-        f"<div class='scroll' tabindex='0' role='group' aria-label='{caption}'><table><caption>{caption}</caption>"
-        f"<tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _default(field: Mapping[str, Any]) -> str:
-    value = field.get("default")
-    return "" if value is None else f" = <code>{escape(json.dumps(value))}</code>"
-
-
-def _type(field: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
-    if "$ref" in field:
-        return str(field["$ref"]).rpartition("/")[2].lower()
-    if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_type(one, schemas) for one in field["anyOf"]))
-    if "enum" in field or "const" in field:
-        return " | ".join(map(str, field.get("enum", [field.get("const")])))
-    if field.get("type") == "array":
-        inner = field.get("items")
-        return f"list of {_type(inner, schemas)}" if inner else "list"
-    name = str(field.get("type", "anything"))
-    return {"string": "text", "null": "nothing"}.get(name, name)
-
-
-def _example(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
-    properties = schema.get("properties", {})
-    return {name: field["examples"][0] for name, field in properties.items() if field.get("examples")}
-
-
-FILES: Mapping[str, tuple[str, str, str]] = {
-    "/": ("unicloze.serving", "page/index.html", "text/html"),
-    "/page/report.css": (*PAGE_STYLE, "text/css"),
-    "/page/page.css": ("unicloze.serving", "page/page.css", "text/css"),
-    "/page/page.js": ("unicloze.serving", "page/page.js", "text/javascript"),
-    "/favicon.ico": ("unicloze.serving", "page/icon.svg", "image/svg+xml"),
-}
-"""Package, file and type of each path of the page."""
+PAGE = resources.files("unicloze.serving") / "page"
+FILES = {"/": "index.html", "/page/page.css": "page.css", "/page/page.js": "page.js", "/favicon.ico": "icon.svg"}
+"""File of each path of the page."""
+NO_CACHE = {"Cache-Control": "no-cache"}
 NOT_JSON = "The request is not valid JSON: send a JSON object."
 
 
-def build_app(model: ServedModel, limits: Limits | None = None, token: str | None = None) -> Guard:
+def build_app(model: ServedModel, token: str | None = None) -> Guard:
     """The application that serves a model."""
-    limits = limits or Limits()
-    service = Service(model, limits)
 
     @contextlib.asynccontextmanager
     async def computing(_: FastAPI) -> AsyncIterator[None]:
-        service.batcher.start()
+        model.batcher.start()
         try:
             yield
         finally:
-            service.batcher.stop()
+            model.batcher.stop()
 
     app = FastAPI(
         title="unicloze",
@@ -144,31 +46,78 @@ def build_app(model: ServedModel, limits: Limits | None = None, token: str | Non
         docs_url=None,
         redoc_url=None,
         lifespan=computing,
+        max_body_size=model.limits.body,
     )
     for router_of in (own_router, openai_router, hugging_face_router):
-        app.include_router(router_of(service))
+        app.include_router(router_of(model))
     _add_page(app)
-    _add_errors(app)
-    return Guard(app, limits, token)
+    _add_errors(app, model.limits)
+    return Guard(app, model.limits, token)
 
 
 def _add_page(app: FastAPI) -> None:
-    for path, (package, file, kind) in FILES.items():
-        content = resources.files(package).joinpath(file).read_bytes()
-
-        def served(content: bytes = content, kind: str = kind) -> Response:
-            return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
-
-        app.add_api_route(path, served, methods=["GET", "HEAD"], include_in_schema=False, response_class=Response)
-    reference = reference_page(app.openapi())
-
-    def documented() -> Response:
-        return Response(reference, media_type="text/html", headers={"Cache-Control": "no-cache"})
-
-    app.add_api_route("/docs", documented, methods=["GET", "HEAD"], include_in_schema=False, response_class=Response)
+    rendered = {
+        "/docs": HTMLResponse(reference_page(app.openapi()), headers=NO_CACHE),
+        "/page/report.css": Response(render(PAGE_STYLE), media_type="text/css", headers=NO_CACHE),
+    }
+    answers = rendered | {path: FileResponse(str(PAGE / file), headers=NO_CACHE) for path, file in FILES.items()}
+    for path, answer in answers.items():
+        app.add_route(path, partial(_same, answer), include_in_schema=False)
 
 
-def _add_errors(app: FastAPI) -> None:
+async def _same(answer: Response, request: Request) -> Response:
+    return answer
+
+
+def reference_page(openapi: Mapping[str, Any]) -> str:
+    """The page about the endpoints as HTML."""
+    schemas = openapi.get("components", {}).get("schemas", {})
+
+    def resolved(content: Mapping[str, Any]) -> Mapping[str, Any]:
+        schema = content.get("content", {}).get("application/json", {}).get("schema") or {}
+        found: Mapping[str, Any] = schemas.get(schema.get("$ref", "").rpartition("/")[2], schema)
+        return found
+
+    endpoints = []
+    for path, operations in openapi["paths"].items():
+        for method, operation in operations.items():
+            request, answer = resolved(operation.get("requestBody", {})), resolved(operation["responses"]["200"])
+            fields = request.get("properties", {}).items()
+            endpoints.append(
+                {
+                    "name": f"{method.upper()} {path}",
+                    "path": path,
+                    "summary": operation.get("summary", ""),
+                    "tables": [("Request", _fields(request, defaults=True)), ("Answer", _fields(answer))],
+                    "example": {name: field["examples"][0] for name, field in fields if field.get("examples")},
+                }
+            )
+    return render("serving/page/endpoints.html", endpoints=endpoints)
+
+
+def _fields(schema: Mapping[str, Any], *, defaults: bool = False) -> list[tuple[str, str, str, str]]:
+    """Name, type, default and description of each field."""
+    found = []
+    for name, field in schema.get("properties", {}).items():
+        value = field.get("default") if defaults and name not in schema.get("required", ()) else None
+        found.append((name, _type(field), "" if value is None else json.dumps(value), field.get("description", "")))
+    return found
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2].lower()
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(map(_type, field["anyOf"])))
+    if "enum" in field or "const" in field:
+        return " | ".join(map(str, field.get("enum", [field.get("const")])))
+    if field.get("type") == "array":
+        return f"list of {_type(field['items'])}" if field.get("items") else "list"
+    name = str(field.get("type", "anything"))
+    return {"string": "text", "null": "nothing"}.get(name, name)
+
+
+def _add_errors(app: FastAPI, limits: Limits) -> None:
     def answer(request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
         return answer_of(request.url.path, Refused(status, sentence, headers))
 
@@ -190,6 +139,8 @@ def _add_errors(app: FastAPI) -> None:
     async def impossible(request: Request, error: HTTPException) -> Response:
         if error.status_code == 400:  # the body is not UTF-8
             return answer(request, 422, NOT_JSON)
+        if error.status_code == 413:
+            return answer_of(request.url.path, too_large(limits))
         said = {404: "There is nothing here", 405: "This path does not take this method"}
         sentence = f"{said.get(error.status_code, str(error.detail).removesuffix('.'))}: /docs lists what there is."
         return answer(request, error.status_code, sentence, error.headers)

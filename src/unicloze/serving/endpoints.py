@@ -23,8 +23,7 @@ from unicloze.decoding.infill import FillResult
 from unicloze.decoding.likelihood import TextScore
 from unicloze.errors import UniclozeError
 from unicloze.serving.guard import LONGEST_OUTPUT, MOST_CANDIDATES, MOST_TEXTS_OUT, Refused
-from unicloze.serving.served_model import MaskPicture
-from unicloze.serving.service import Service
+from unicloze.serving.served_model import MaskPicture, ServedModel
 from unicloze.settings import Order, Pooling
 from unicloze.tasks.task import Prediction
 from unicloze.version import __version__
@@ -137,6 +136,8 @@ ScoreAnswer = create_model("ScoreAnswer", __doc__="Likelihoods of texts.", score
 class Generated(BaseModel):
     """A generated text."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     text: str
     log_probability: float
     score: float = Field(description="Log-probability after the length penalty.")
@@ -230,10 +231,9 @@ def event(content: Any) -> str:
     return f"data: {to_json(content, inf_nan_mode='null').decode()}\n\n"
 
 
-def own_router(service: Service) -> APIRouter:
-    """The endpoints of a service."""
+def own_router(model: ServedModel) -> APIRouter:
+    """The endpoints of a model."""
     router = APIRouter(responses=ERRORS)
-    model = service.model
 
     @router.get("/health", summary="State of the server, and what its model can do", tags=["unicloze"])
     async def health() -> Health:
@@ -248,31 +248,32 @@ def own_router(service: Service) -> APIRouter:
             example=model.example,
             longest_text=model.longest,
             vectors=model.vectors.precision,
-            waiting=service.batcher.waiting,
+            waiting=model.batcher.waiting,
         )
 
     @router.post("/fill", summary="Fill the masks of a text", tags=["unicloze"], response_model=FillAnswer)
     async def fill(request: FillRequest) -> Response:
-        (found,) = await service.fill([request.text], top_k=request.top_k, order=request.order, picture=request.picture)
-        picture = None if found.picture is None else dataclasses.asdict(found.picture)
-        return as_json({**found.result.to_dict(), "picture": picture})
+        ((result, picture),) = await model.fill(
+            [request.text], top_k=request.top_k, order=request.order, picture=request.picture
+        )
+        return as_json({**result.to_dict(), "picture": picture})
 
     @router.post("/score", summary="Log-likelihoods of texts", tags=["unicloze"], response_model=ScoreAnswer)
     async def score(request: ScoreRequest) -> Response:
-        return as_json({"scores": [one.to_dict() for one in await service.score(as_list(request.text))]})
+        return as_json({"scores": [one.to_dict() for one in await model.score(as_list(request.text))]})
 
     @router.post("/generate", summary="Generate a text", tags=["unicloze"], response_model=GenerateAnswer)
     async def generate(request: GenerateRequest) -> Response:
         decoding = request.decoding()
         if request.stream:
-            pieces = await begun(service.stream(request.text, decoding, truncate=request.truncate))
+            pieces = await begun(model.stream(request.text, decoding, truncate=request.truncate))
             return StreamingResponse(_events(pieces), media_type="text/event-stream")
-        (texts,) = await service.write([request.text], decoding, truncate=request.truncate)
-        return as_json({"texts": [_generated(one) for one in texts]})
+        (texts,) = await model.write([request.text], decoding, truncate=request.truncate)
+        return as_json({"texts": [Generated.model_validate(one) for one in texts]})
 
     @router.post("/predict", summary="Predict with a fine-tuned model", tags=["unicloze"], response_model=PredictAnswer)
     async def predict(request: PredictRequest) -> Response:
-        (prediction,) = await service.predict([request.text])
+        (prediction,) = await model.predict([request.text])
         return as_json(prediction)
 
     @router.post(
@@ -282,7 +283,7 @@ def own_router(service: Service) -> APIRouter:
         response_model=list[list[float]],
     )
     async def embed(request: EmbedRequest) -> Response:
-        vectors = await service.embed(
+        vectors = await model.embed(
             as_list(request.inputs), normalize=request.normalize, truncate=request.truncate, pooling=request.pooling
         )
         return as_json(as_numbers(vectors))
@@ -290,20 +291,11 @@ def own_router(service: Service) -> APIRouter:
     return router
 
 
-def _generated(candidate: Candidate) -> dict[str, Any]:
-    return {
-        "text": candidate.text,
-        "log_probability": candidate.log_probability,
-        "score": candidate.score,
-        "ended": candidate.ended,
-    }
-
-
 async def _events(pieces: AsyncIterator[str | Candidate]) -> AsyncIterator[str]:
     """Pieces of a text as events `{"piece": ...}`, then `{"done": ...}`; an error after the first piece is the last event."""
     try:
         async for piece in pieces:
-            yield event({"piece": piece} if isinstance(piece, str) else {"done": _generated(piece)})
+            yield event({"piece": piece} if isinstance(piece, str) else {"done": Generated.model_validate(piece)})
     except (UniclozeError, Refused) as error:
         yield event({"error": str(error)})
 
@@ -361,10 +353,9 @@ class CompletionsRequest(OpenAIRequest):
         return [text for text in as_list(self.stop or []) if text]
 
 
-def openai_router(service: Service) -> APIRouter:
-    """The endpoints of a service."""
+def openai_router(model: ServedModel) -> APIRouter:
+    """The endpoints of a model."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
-    model = service.model
     created = int(time.time())
     described = {"id": model.name, "object": "model", "created": created, "owned_by": "unicloze"}
 
@@ -388,7 +379,7 @@ def openai_router(service: Service) -> APIRouter:
         words = [text for text in texts if isinstance(text, str)]
         if len(words) < len(texts):
             raise Refused(422, TOKENS)
-        vectors = (await service.embed(words, normalize=True)).astype("<f4")
+        vectors = (await model.embed(words, normalize=True)).astype("<f4")
         tokens = model.count_tokens(words)
         coded: list[Any] = (
             as_numbers(vectors)
@@ -417,9 +408,9 @@ def openai_router(service: Service) -> APIRouter:
         if request.stream:
             if len(prompts) != 1:
                 raise Refused(422, "Only one prompt can be streamed: send one, or do not stream.")
-            pieces = await begun(service.stream(prompts[0], request.decoding()))
+            pieces = await begun(model.stream(prompts[0], request.decoding()))
             return StreamingResponse(_completion_events(head, pieces, stops), media_type="text/event-stream")
-        candidates = [one for texts in await service.write(prompts, request.decoding()) for one in texts]
+        candidates = [one for texts in await model.write(prompts, request.decoding()) for one in texts]
         cut = [_cut(one, stops) for one in candidates]
         written = sum(model.count_spelled(one, len(text)) for one, (text, _) in zip(candidates, cut, strict=True))
         read = model.count_tokens(prompts)
@@ -491,17 +482,16 @@ class InferenceRequest(BaseModel):
     truncate: bool = Field(False, description="Read only the beginning of a text that is too long.")
 
 
-def hugging_face_router(service: Service) -> APIRouter:
-    """The endpoint of a service."""
+def hugging_face_router(model: ServedModel) -> APIRouter:
+    """The endpoint of a model."""
     router = APIRouter(responses=ERRORS, tags=["Hugging Face"])
-    model = service.model
 
     @router.post("/", summary="What the model does with a text, in the form of Hugging Face's inference client")
     async def infer(request: InferenceRequest) -> Response:
         texts, given = as_list(request.inputs), request.parameters or Parameters(top_k=None, max_new_tokens=None)
         alone = isinstance(request.inputs, str)
         if "predict" in model.abilities:
-            predictions = await service.predict(texts)
+            predictions = await model.predict(texts)
             if not request.truncate and any("truncated" in one for one in predictions):
                 raise Refused(
                     400,
@@ -515,14 +505,14 @@ def hugging_face_router(service: Service) -> APIRouter:
         writes = "generate" in model.abilities and request.parameters is not None and given.top_k is None
         if model.task == "generation" or given.max_new_tokens is not None or (writes and not has_mask):
             decoding = {} if given.max_new_tokens is None else {"max_length": given.max_new_tokens}
-            written = await service.write(texts, decoding, truncate=request.truncate)
+            written = await model.write(texts, decoding, truncate=request.truncate)
             names = ["generated_text"] + ["summary_text", "translation_text"] * (model.task == "generation")
             return as_json([dict.fromkeys(names, candidates[0].text) for candidates in written])
         if has_mask:
-            return as_json(await _filled(service, texts, given.top_k or 5, alone=alone))
+            return as_json(await _filled(model, texts, given.top_k or 5, alone=alone))
         if request.parameters is not None:
             raise Refused(422, f"The text has no mask: put {masks[0]} in place of a word.")
-        return as_json(as_numbers(await service.embed(texts, normalize=request.normalize, truncate=request.truncate)))
+        return as_json(as_numbers(await model.embed(texts, normalize=request.normalize, truncate=request.truncate)))
 
     return router
 
@@ -536,18 +526,22 @@ def _classes(prediction: Prediction, top_k: int | None) -> Any:
     return [{"label": label, "score": share} for label, share in classes[:top_k]]
 
 
-async def _filled(service: Service, texts: list[str], top_k: int, *, alone: bool) -> list[Any]:
+async def _filled(model: ServedModel, texts: list[str], top_k: int, *, alone: bool) -> list[Any]:
     """Candidates of each mask: a list per text unless it is alone, and one per mask if a text has several."""
     answers: list[Any] = []
-    for found in await service.fill(texts, top_k=top_k):
-        result = found.result
+    for result, _ in await model.fill(texts, top_k=top_k):
         lists = []
-        for number, mask in enumerate(result.masks):
+        for mask in result.masks:
             before, after = result.text[: mask.start], result.text[mask.end :]
             lists.append(
                 [
-                    {"score": share, "token": token, "token_str": word, "sequence": _joined(before, word) + after}
-                    for token, word, (_, share) in zip(found.ids[number], mask.readable, mask.top, strict=True)
+                    {
+                        "score": share,
+                        "token": model.model.tokenizer.token_id(token) or 0,
+                        "token_str": word,
+                        "sequence": _joined(before, word) + after,
+                    }
+                    for word, (token, share) in zip(mask.readable, mask.top, strict=True)
                 ]
             )
         answers.append(lists[0] if len(lists) == 1 else lists)

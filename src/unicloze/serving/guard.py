@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import json
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Response
+from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -76,8 +76,6 @@ def check_texts(texts: Sequence[str], most: int, characters: int) -> None:
         raise Refused(422, f"{which} is empty: give it at least one word.")
 
 
-OPEN = "/health", "/docs", "/openapi.json"
-"""Paths that need no token, beside the page's own files."""
 FAILED = "The server failed: its log says where."
 SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -98,18 +96,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def error_body(path: str, status: int, sentence: str, code: str | None = None) -> bytes:
-    """An error as JSON, in the form that the clients of a path expect."""
-    if path.startswith("/v1/"):
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        return json.dumps({"error": {"message": sentence, "type": kind, "param": None, "code": code}}).encode()
-    return json.dumps({"error": sentence}).encode()
-
-
 def answer_of(path: str, refused: Refused) -> Response:
-    """The answer to a refused request."""
-    body = error_body(path, refused.status, refused.sentence, refused.code)
-    return Response(body, refused.status, headers=dict(refused.headers), media_type="application/json")
+    """The answer to a refused request, in the form that the clients of its path expect."""
+    error: Any = refused.sentence
+    if path.startswith("/v1/"):
+        kind = "server_error" if refused.status >= 500 else "invalid_request_error"
+        error = {"message": refused.sentence, "type": kind, "param": None, "code": refused.code}
+    return JSONResponse({"error": error}, refused.status, headers=refused.headers)
+
+
+def too_large(limits: Limits) -> Refused:
+    """The refusal of a request with too many bytes."""
+    return Refused(413, f"The request has more than {limits.body:,} bytes: send it in parts.")
 
 
 class Guard:
@@ -141,11 +139,10 @@ class Guard:
                 MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
-        path = str(scope["path"])
         try:
             async with asyncio.timeout(self.limits.seconds):
-                self._check(scope, path)
-                await self.app(scope, await self._whole(scope, receive), send_on)
+                self._check(scope)
+                await self.app(scope, receive, send_on)
             return
         except Refused as error:
             refused = error
@@ -156,50 +153,25 @@ class Guard:
             _log(error)
             refused = Refused(500, FAILED)
         if not begun:
-            await answer_of(path, refused)(scope, receive, send_on)
+            await answer_of(scope["path"], refused)(scope, receive, send_on)
 
-    def _check(self, scope: Scope, path: str) -> None:
-        headers = Headers(scope=scope)
+    def _check(self, scope: Scope) -> None:
+        headers, path = Headers(scope=scope), str(scope["path"])
         host = headers.get("host", "")
-        if self.token is None and not is_loopback(_name_of(host)):
+        name = host.rpartition(":")[0] if host.rpartition("]")[2].count(":") == 1 else host
+        if self.token is None and not is_loopback(name):
             # A page of another site whose name was pointed at this machine.
             raise Refused(403, "The server answers only requests to localhost: give it a token to open it to others.")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
             raise Refused(403, "The request comes from a page of another site: send it from this server's own page.")
-        if self.token is None or path in OPEN or (scope["method"] in ("GET", "HEAD") and not path.startswith("/v1/")):
-            return
-        given = headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+        free = self.token is None or (scope["method"] in ("GET", "HEAD") and not path.startswith("/v1/"))
+        given, known = headers.get("authorization", ""), f"Bearer {self.token}"
+        if not free and not hmac.compare_digest(given.encode(), known.encode()):
             sentence = "The token is missing or wrong: send it as 'Authorization: Bearer TOKEN'."
             raise Refused(401, sentence, {"WWW-Authenticate": "Bearer"})
-
-    async def _whole(self, scope: Scope, receive: Receive) -> Receive:
-        """Read the body up to the limit; returns what gives it to the application."""
-        if scope["method"] in ("GET", "HEAD"):
-            return receive
-        body = bytearray()
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                return receive
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self.limits.body:
-                sentence = f"The request has more than {self.limits.body:,} bytes: send it in parts."
-                raise Refused(413, sentence, {"Connection": "close"})
-        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
-
-        async def replay() -> Message:
-            return whole.pop() if whole else await receive()
-
-        return replay
-
-
-def _name_of(host: str) -> str:
-    """A Host header without the port."""
-    return host.rpartition(":")[0] if host.rpartition("]")[2].count(":") == 1 else host
+        if int(headers.get("content-length", 0)) > self.limits.body:  # FastAPI counts the bytes of others
+            raise too_large(self.limits)
 
 
 def _log(error: Exception) -> None:
@@ -210,68 +182,26 @@ def _log(error: Exception) -> None:
 
 
 class Connection(H11Protocol):
-    """An HTTP/1.1 connection of a server whose application is a `Guard`.
+    """An HTTP/1.1 connection that is closed if the headers of a request do not come in time.
 
-    A request's body and answer are bounded by the guard; this bounds what comes before the guard sees the request.
+    uvicorn bounds the number of connections and their idle time, and the guard the time from the headers on.
     """
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.limits: Limits = self.config.app.limits  # type: ignore[union-attr]
-        self.late: asyncio.TimerHandle | None = None
+    late: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request, unless too many connections are open."""
+        """Wait for a request."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections:
-            sentence = f"{self.limits.connections} connections are open already: try again later."
-            self._refuse("503 Service Unavailable", sentence, "retry-after: 1\r\n")
-        else:
-            self._wait()
+        self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Stop waiting once the headers of a request are complete."""
+        """Stop waiting once the headers are complete, and wait again from the beginning of the next request."""
         super().data_received(data)
-        if self._is_answering:
-            self._stop_waiting()
-        elif self.late is None and not self.transport.is_closing():
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.late.cancel()
+        elif self.late.cancelled():
             self._wait()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP in one sentence."""
-        if self._is_answering:
-            self.transport.close()
-        else:
-            self._refuse("400 Bad Request", "The request is not valid HTTP, or its headers are too long: send another.")
-
-    @property
-    def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
     def _wait(self) -> None:
-        self.late = self.loop.call_later(self.limits.head_seconds, self._is_late)
-
-    def _stop_waiting(self) -> None:
-        if self.late is not None:
-            self.late.cancel()
-            self.late = None
-
-    def _is_late(self) -> None:
-        if self.conn.trailing_data[0]:
-            sentence = f"The headers took longer than {self.limits.head_seconds:g} seconds: send them at once."
-            self._refuse("408 Request Timeout", sentence)
-        else:
-            self.transport.close()
-
-    def _refuse(self, status: str, sentence: str, headers: str = "") -> None:
-        if self.transport.is_closing():
-            return
-        body = error_body("", int(status[:3]), sentence)
-        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{headers}"
-        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
-        self.transport.close()
+        limits: Limits = self.config.app.limits  # type: ignore[union-attr]
+        self.late = self.loop.call_later(limits.head_seconds, self.transport.close)

@@ -90,8 +90,8 @@ def serve_model(
     model: LoadedModel, vectors: VectorPrecision, *, host: str, port: int, token: str | None, limits: Limits
 ) -> Served:
     """Serve a model until SIGTERM or Ctrl-C; requests that have begun are finished first."""
-    served = ServedModel(model, vectors.model)
-    app = build_app(served, limits, token)
+    served = ServedModel(model, vectors.model, limits)
+    app = build_app(served, token)
     with _listening(host, port) as listening:
         name = f"[{host}]" if ":" in host else host
         url = f"http://{name}:{listening.getsockname()[1]}"
@@ -113,7 +113,7 @@ def config_of(app: Guard, **options: Any) -> uvicorn.Config:
     """The configuration of a server."""
     return uvicorn.Config(
         app, http=Connection, ws="none", log_level="error", access_log=False, server_header=False, lifespan="on",
-        timeout_keep_alive=30, backlog=BACKLOG, **options,
+        timeout_keep_alive=30, limit_concurrency=app.limits.connections, backlog=BACKLOG, **options,
     )  # fmt: skip
 
 

@@ -1,18 +1,16 @@
-"""A model that is served: what it can do, computations of many items at once, and the precision of its vectors."""
+"""A served model: what it can do, answers to requests, whatever client they come from, and the precision of its vectors."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import math
-import threading
+import secrets
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +37,8 @@ from unicloze.records.record import Record
 from unicloze.report.example_view import ExampleView
 from unicloze.report.page import example_texts
 from unicloze.report.picture import draw_mask, groups_in_words
-from unicloze.serving.guard import Refused
+from unicloze.serving.batching import Batcher
+from unicloze.serving.guard import Limits, Refused, check_texts
 from unicloze.settings import Order, Pooling, TrainingSettings
 from unicloze.tasks import generation
 from unicloze.tasks.columns import roles_of
@@ -47,189 +46,6 @@ from unicloze.tasks.task import Prediction
 from unicloze.training.loading import LoadedModel
 from unicloze.training.precision import choose_precision
 from unicloze.training.verdict import is_beaten
-
-Steps = Generator[Any, None, Sequence[Any]]
-Compute = Callable[[Sequence[Any]], Sequence[Any] | Steps]
-"""Results of some items, one per item and in their order."""
-Event = tuple[Literal["piece", "result", "error"], Any]
-
-ITEMS_AT_ONCE = 256
-"""Items of several requests that are computed together; a single request may have more."""
-STEPPING_AT_ONCE = 4
-"""Generators that take turns; further ones wait."""
-
-
-# A computation either returns its results at once, or is a generator that works in steps; generators take turns, so
-# that a long text being generated does not keep other requests waiting.
-
-
-@dataclass(eq=False)
-class _Job:
-    """A request's computation."""
-
-    key: Hashable  # jobs with equal keys may be computed together
-    items: Sequence[Any]  # what to compute
-    compute: Compute  # computes items of jobs with this key
-    stepwise: bool  # whether `compute` is a generator
-    loop: asyncio.AbstractEventLoop  # the loop of the request
-    # receives the results, or pieces of a single item followed by its result
-    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
-    abandoned: bool = False  # whether nobody waits for it any more
-
-    def tell(self, event: Event) -> None:
-        """Pass an event to the request's loop, from the thread that computes."""
-        if not self.abandoned:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self.events.put_nowait, event)
-
-
-@dataclass(eq=False)
-class _Running:
-    jobs: list[_Job]
-    steps: Steps
-
-
-class Batcher:
-    """A thread that computes, and the requests that wait for it.
-
-    Args:
-        waiting: Requests that may wait; more are refused.
-    """
-
-    def __init__(self, waiting: int) -> None:
-        self._most = waiting
-        self._jobs: deque[_Job] = deque()
-        self._running: list[_Running] = []
-        self._changed = threading.Condition()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._work, name="unicloze-serve", daemon=True)
-
-    def start(self) -> None:
-        """Start computing."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Compute what waits, then end the thread."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests that wait."""
-        return len(self._jobs)
-
-    async def ask(self, key: Hashable, items: Sequence[Any], compute: Compute, *, stepwise: bool = False) -> list[Any]:
-        """Results of some items, computed together with those of other requests with the same key."""
-        job = self._add(_Job(key, items, compute, stepwise, asyncio.get_running_loop()))
-        try:
-            kind, value = await job.events.get()
-            if kind == "error":
-                raise value
-            return list(value)
-        finally:
-            job.abandoned = True
-
-    async def stream(self, item: Any, compute: Compute) -> AsyncIterator[Any]:
-        """The pieces that a generator yields for an item, and its result as the last piece."""
-        job = self._add(_Job(object(), [item], compute, True, asyncio.get_running_loop()))
-        try:
-            while True:
-                kind, value = await job.events.get()
-                if kind == "error":
-                    raise value
-                yield value if kind == "piece" else value[0]
-                if kind == "result":
-                    return
-        finally:
-            job.abandoned = True
-
-    def _add(self, job: _Job) -> _Job:
-        with self._changed:
-            if self._stopping:
-                raise Refused(503, "The server is stopping: send the request to another one.")
-            if len(self._jobs) >= self._most:
-                raise Refused(
-                    429, f"{self._most} requests are waiting already: send this one again later.", {"Retry-After": "1"}
-                )
-            self._jobs.append(job)
-            self._changed.notify()
-        return job
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._jobs or self._running or self._stopping):
-                    self._changed.wait()
-                if not (self._jobs or self._running):
-                    return
-                together = self._next()
-            if together:
-                self._begin(together)
-            for running in list(self._running):
-                self._advance(running)
-
-    def _next(self) -> list[_Job]:
-        """Take the first job that may start, and those that can be computed with it."""
-        full = len(self._running) >= STEPPING_AT_ONCE
-        waiting = [job for job in self._jobs if not job.abandoned]
-        first = next((job for job in waiting if not (full and job.stepwise)), None)
-        taken: list[_Job] = []
-        count = 0
-        for job in waiting if first is not None else ():
-            if first is not None and job.key == first.key and (not taken or count + len(job.items) <= ITEMS_AT_ONCE):
-                taken.append(job)
-                count += len(job.items)
-        self._jobs = deque(job for job in waiting if job not in taken)
-        return taken
-
-    def _begin(self, jobs: list[_Job]) -> None:
-        try:
-            found = jobs[0].compute([item for job in jobs for item in job.items])
-        except Exception as error:
-            self._fail(jobs, error)
-            return
-        if isinstance(found, Generator):
-            self._running.append(_Running(jobs, found))
-        else:
-            _share(jobs, found)
-
-    def _advance(self, running: _Running) -> None:
-        """One step of a generator."""
-        if all(job.abandoned for job in running.jobs):
-            self._running.remove(running)
-            running.steps.close()
-            return
-        try:
-            piece = next(running.steps)
-        except StopIteration as end:
-            self._running.remove(running)
-            _share(running.jobs, end.value)
-        except Exception as error:
-            self._running.remove(running)
-            self._fail(running.jobs, error)
-        else:
-            if piece is not None:
-                for job in running.jobs:
-                    job.tell(("piece", piece))
-
-    def _fail(self, jobs: list[_Job], error: Exception) -> None:
-        """Report an error to the request that caused it: of several, each is computed alone."""
-        if len(jobs) == 1:
-            jobs[0].tell(("error", error))
-            return
-        for job in jobs:
-            self._begin([job])
-
-
-def _share(jobs: Sequence[_Job], found: Sequence[Any]) -> None:
-    first = 0
-    for job in jobs:
-        job.tell(("result", found[first : first + len(job.items)]))
-        first += len(job.items)
-
 
 LEAST_COSINE = 0.999
 LEAST_SPEED_UP = 1.1
@@ -304,14 +120,17 @@ VECTORS_AT_ONCE = 64
 """Rows of a forward pass for vectors: with 32, small models are slower, and with more, large ones."""
 LARGEST_PICTURE = 48
 """Tokens of a text whose mask picture is drawn."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Blanks:
-    """A text whose masks are filled."""
-
-    asked: ToFill  # the text and how to fill it
-    picture: bool  # whether to draw the mask picture of that order
+DOES = {
+    "fill": "fill masks",
+    "orders": "fill masks in an order",
+    "score": "score texts",
+    "generate": "generate text",
+    "embed": "turn texts into vectors",
+    "predict": "predict labels",
+}
+"""What each ability does, for messages."""
+Source = str | Sequence[str]
+"""A text to generate from or to label; a list where the model reads several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,21 +148,13 @@ class MaskPicture:
     caption: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilledBlanks:
-    """A filled text."""
-
-    result: FillResult  # the text with its masks
-    ids: list[list[int]]  # token ids of the candidates of each mask
-    picture: MaskPicture | None  # the mask picture; None if it was not asked for or the text is too long
-
-
 class ServedModel:
-    """A model with its name and abilities.
+    """A model with its name and abilities, behind a queue of requests.
 
     Args:
         model: The model.
         vectors: The same model in the precision in which vectors are computed; default: that of the model.
+        limits: Limits of requests.
 
     Attributes:
         name: Name of its run, folder or package.
@@ -355,8 +166,9 @@ class ServedModel:
         task: Kind of task it was fine-tuned for; empty if it was not.
     """
 
-    def __init__(self, model: LoadedModel, vectors: LoadedModel | None = None) -> None:
-        self.model, self.vectors = model, vectors or model
+    def __init__(self, model: LoadedModel, vectors: LoadedModel | None = None, limits: Limits | None = None) -> None:
+        self.model, self.vectors, self.limits = model, vectors or model, limits or Limits()
+        self.batcher = Batcher(self.limits.waiting)
         place = Path(place_of(model))
         packages = {folder: name for name, folder in installed_models().items()}
         self.name = packages.get(place) or place.name or "model"
@@ -373,6 +185,13 @@ class ServedModel:
         """Tokens of text it reads at once."""
         return longest_text(self.model)
 
+    def need(self, ability: str) -> None:
+        """Refuse what the model cannot do."""
+        if ability not in self.abilities:
+            *able, last = [DOES[one] for one in self.abilities]
+            can = f"{', '.join(able)}{' and ' * bool(able)}{last}"
+            raise Refused(422, f"This model cannot {DOES[ability]}; it can {can}.")
+
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Number of tokens of some texts."""
         return sum(map(len, self.model.tokenizer.encode_batch(texts)))
@@ -383,34 +202,65 @@ class ServedModel:
             return len(candidate.tokens)
         texts = (self.model.tokenizer.decode(candidate.tokens[:count]) for count in range(len(candidate.tokens)))
         asked = len("".join(candidate.text[:characters].split()))
-        found = (count for count, text in enumerate(texts) if len("".join(text.split())) >= asked)
-        return next(found, len(candidate.tokens))
+        counts = (count for count, text in enumerate(texts) if len("".join(text.split())) >= asked)
+        return next(counts, len(candidate.tokens))
 
-    def embed(
-        self, texts: Sequence[str], pooling: Pooling | None, *, truncate: bool = False
-    ) -> list[npt.NDArray[np.float32]]:
-        """A vector for each text."""
-        return list(embed(self.vectors, texts, pooling=pooling, batch_size=VECTORS_AT_ONCE, truncate=truncate))
+    async def embed(
+        self, texts: Sequence[str], *, normalize: bool = False, truncate: bool = False, pooling: Pooling | None = None
+    ) -> npt.NDArray[np.float32]:
+        """The vectors of some texts. *Shape:* (texts, hidden size)"""
+        check_texts(texts, self.limits.texts, self.limits.characters)
 
-    def score(self, texts: Sequence[str]) -> list[TextScore]:
-        """The likelihood of each text."""
-        return score(self.model, texts)
+        def work(some: Sequence[str]) -> list[npt.NDArray[np.float32]]:
+            return list(embed(self.vectors, some, pooling=pooling, batch_size=VECTORS_AT_ONCE, truncate=truncate))
 
-    def ready_to_fill(self, text: str, *, top_k: int, order: Order | Sequence[int] | None) -> ToFill:
-        """A text to fill."""
-        return ready_to_fill(self.model, text, top_k=top_k, order=order)
+        vectors = np.stack(await self.batcher.ask(("embed", pooling, truncate), texts, work))
+        if normalize:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+        return vectors
 
-    def fill(self, texts: Sequence[Blanks]) -> Generator[None, None, list[FilledBlanks]]:
+    async def score(self, texts: Sequence[str]) -> list[TextScore]:
+        """The likelihood of some texts."""
+        self.need("score")
+        check_texts(texts, self.limits.texts, self.limits.careful_characters)
+        return await self.batcher.ask("score", texts, partial(score, self.model))
+
+    async def fill(
+        self,
+        texts: Sequence[str],
+        *,
+        top_k: int = 5,
+        order: Order | Sequence[int] | None = None,
+        picture: bool = False,
+    ) -> list[tuple[FillResult, MaskPicture | None]]:
+        """Fill the masks of some texts; texts of all waiting requests are filled together, each in its own order.
+
+        There is no picture if it was not asked for or the text is too long.
+        """
+        self.need("fill")
+        if order is not None:
+            self.need("orders")
+        check_texts(texts, self.limits.texts, self.limits.careful_characters)
+        masks = max(sum(text.count(mask) for mask in self.model.tokenizer.masks) for text in texts)
+        if masks > self.limits.masks:
+            raise Refused(
+                413, f"The text has {masks} masks, but at most {self.limits.masks} are filled: leave some out."
+            )
+        asked = [(ready_to_fill(self.model, text, top_k=top_k, order=order), picture) for text in texts]
+        return await self.batcher.ask("fill", asked, self._fill, stepwise=True)
+
+    def _fill(
+        self, texts: Sequence[tuple[ToFill, bool]]
+    ) -> Generator[None, None, list[tuple[FillResult, MaskPicture | None]]]:
         """Fill texts together, one forward pass per step, and then draw one picture per step."""
-        results = yield from fill_together(self.model, [text.asked for text in texts])
-        found = []
-        for text, result in zip(texts, results, strict=True):
-            ids = [[self.model.tokenizer.token_id(token) or 0 for token, _ in mask.top] for mask in result.masks]
-            picture = self._picture(result) if text.picture else None
-            found.append(FilledBlanks(result=result, ids=ids, picture=picture))
-            if text.picture:
+        results = yield from fill_together(self.model, [asked for asked, _ in texts])
+        filled = []
+        for (_, picture), result in zip(texts, results, strict=True):
+            filled.append((result, self._picture(result) if picture else None))
+            if picture:
                 yield None
-        return found
+        return filled
 
     def _picture(self, result: FillResult) -> MaskPicture | None:
         if len(self.model.tokenizer.encode(result.text)) > min(self.longest, LARGEST_PICTURE):
@@ -421,23 +271,68 @@ class ServedModel:
             filled_row(self.model, result), self.model.tokenizer, title=f"Filled {order.replace('-', ' ')}"
         )
         drawing = draw_mask(view)
-        return MaskPicture(svg=drawing.to_svg(), title=drawing.title, caption=groups_in_words(view))
+        return MaskPicture(svg=str(drawing.to_svg()), title=drawing.title, caption=groups_in_words(view))
 
-    def record(self, text: str | Sequence[str]) -> Record:
-        """The record of one source, given in parts."""
-        return record_of(self.model, text)
+    async def predict(self, sources: Sequence[Source]) -> list[Prediction]:
+        """A prediction for each source, without its id."""
+        self.need("predict")
+        check_texts(_parts(sources), self.limits.texts, self.limits.characters)
+        records = [record_of(self.model, source) for source in sources]
+        kinds = frozenset(len(record.fields) for record in records)
+        return await self.batcher.ask(("predict", kinds), records, self._predict)
 
-    def predict(self, records: Sequence[Record]) -> list[Prediction]:
-        """A prediction for each record, without its id."""
+    def _predict(self, records: Sequence[Record]) -> list[Prediction]:
         numbered = [dataclasses.replace(record, id=str(number)) for number, record in enumerate(records)]
         return [
             {key: value for key, value in prediction.items() if key != "id"}
             for prediction in predict_given(self.model, numbered)
         ]
 
+    async def write(
+        self, sources: Sequence[Source], decoding: Mapping[str, Any], *, truncate: bool = False
+    ) -> list[list[Candidate]]:
+        """Generated texts for each source, with settings of `decoding`."""
+        model = self._writer(sources, decoding, truncate=truncate)
+        records = [record_of(self.model, source) for source in sources]
+        # What a text draws depends on the equal sources of its request, so requests that draw are computed alone.
+        key = object() if model.recipe.decoding.sample else ("write", repr(dataclasses.astuple(model.recipe.decoding)))
+        return await self.batcher.ask(key, records, partial(write, model), stepwise=True)
+
+    def stream(
+        self, source: Source, decoding: Mapping[str, Any], *, truncate: bool = False
+    ) -> AsyncIterator[str | Candidate]:
+        """The pieces of a generated text as they become final, then the whole text; see `write`."""
+        model = self._writer([source], decoding, truncate=truncate)
+        if model.recipe.decoding.num_results > 1:
+            raise Refused(422, "Only one text can be streamed: ask for one, or do not stream.")
+        return self.batcher.stream(record_of(self.model, source), lambda records: stream(model, records[0]))
+
     def writer(self, decoding: Mapping[str, Any]) -> LoadedModel:
         """The model with these settings of `decoding`."""
         return ready_to_write(self.model, {f"decoding.{name}": value for name, value in decoding.items()})
+
+    def _writer(self, sources: Sequence[Source], decoding: Mapping[str, Any], *, truncate: bool) -> LoadedModel:
+        self.need("generate")
+        check_texts(_parts(sources), self.limits.texts, self.limits.careful_characters)
+        settings = dict(decoding)
+        if settings.get("sample") and settings.get("seed") is None:
+            settings["seed"] = secrets.randbelow(1 << 31)
+        model = self.writer(settings)
+        room, longest = room_for_source(model), model.recipe.decoding.max_length
+        for parts in () if truncate else [_parts([source]) for source in sources]:
+            count = self.count_tokens(parts) + len(parts) - 1
+            if count > room:
+                raise Refused(
+                    400,
+                    f"The model reads and writes {room + longest} tokens at most, but the text has {count} and up to "
+                    f"{longest} are to be written: shorten the text, or ask for fewer tokens.",
+                    code="context_length_exceeded",
+                )
+        return model
+
+
+def _parts(sources: Sequence[Source]) -> list[str]:
+    return [text for source in sources for text in ([source] if isinstance(source, str) else source)]
 
 
 def write(model: LoadedModel, records: Sequence[Record]) -> Generator[None, None, list[list[Candidate]]]:

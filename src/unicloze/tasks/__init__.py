@@ -1,7 +1,7 @@
 """Tasks: turn labelled records into examples, with one module per kind of task.
 
-A task is a few functions, listed in `TASKS` here; fine-tuning runs the same loop for all of them. Importing this package
-imports none of these modules.
+A task is an object with a few methods, listed in `TASKS` here; fine-tuning runs the same loop for all of them. Importing this
+package imports none of these modules.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 TASKS: Registry[Task] = Registry(
     "task",
     "TASKS",
-    dict.fromkeys(
-        ("classification", "regression", "generation", "choice", "tagging", "extraction", "conversation"),
-        "unicloze.tasks.kinds",
-    ),
+    {
+        "classification": "unicloze.tasks.classification",
+        "regression": "unicloze.tasks.classification",
+        "generation": "unicloze.tasks.generation",
+        "choice": "unicloze.tasks.classification",
+        "tagging": "unicloze.tasks.tagging",
+        "extraction": "unicloze.tasks.extraction",
+        "conversation": "unicloze.tasks.extraction",
+    },
 )
 """Every kind of task, by `TaskSettings.kind`."""
 

@@ -1,22 +1,50 @@
-"""Classification and regression of texts and text pairs (Devlin et al. 2019, Section 4.1; UniLMv2, Table 3)."""
+"""Classes, quantities and choices, predicted from the pooled slots of texts (Devlin et al. 2019; UniLMv2, Table 3).
+
+A text or a pair is one row. A multiple-choice record (RACE, SWAG, COPA, WSC) is one row too: its choices are packed
+sequences that see only themselves. A head scores the first slot of each, or the last slot if the model reads from left to
+right, and a softmax runs over the scores (Radford et al. 2018, Section 3.3; Devlin et al. 2019, Section 4.4).
+
+| record | sequence of a choice |
+|---|---|
+| `context`, `choices` | [SOS] context [EOS] choice [EOS] |
+| `context`, `question`, `choices` | [SOS] context [EOS] question choice [EOS] |
+| `cloze`, a text with the gap `_`, and `choices` | [SOS] the text with the choice in its gap [EOS] |
+
+`label` is the text of the right choice, or its index from 0. A label that matches both a choice's text and an index means
+the text.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError, option_of
 from unicloze.mixtures import parts
 from unicloze.objectives.seq2seq import SourceTarget, start_ids
+from unicloze.records.published import GAP
 from unicloze.records.record import Record
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
-from unicloze.tasks.groups import Labelled, Paired, task_of
-from unicloze.tasks.rows import Row, RowTarget, pooled_slots, pooling_of, read_again, task_format
-from unicloze.tasks.task import Outputs, Prediction, cut_note
+from unicloze.tasks.rows import (
+    Row,
+    RowTarget,
+    RowTask,
+    packed_row,
+    pooled_slots,
+    pooling_of,
+    read_again,
+    task_format,
+)  # fmt: skip
+from unicloze.tasks.task import Baseline, Delimited, Headed, Labelled, Outputs, Paired, Prediction, cut_note, task_of
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
 
@@ -38,157 +66,339 @@ class RegressionSettings(Paired):
     kind: str = "regression"
 
 
-def with_labels(settings: Labelled, records: Sequence[Record]) -> Labelled:
-    """The settings with the classes of the training records and their weights, unless given."""
-    if settings.labels is not None and settings.class_weights != "balanced":
-        return settings
-    answers = [label_of(record, settings) for record in records]
-    if settings.labels is None and len(set(answers)) < 2:
-        raise UniclozeError(
-            f"{records[0].place}: all records have the label '{answers[0]}'; give records of at least two classes"
+@dataclass(frozen=True, kw_only=True)
+class ChoiceSettings(Headed, Delimited):
+    """Settings of multiple choice."""
+
+    kind: str = "choice"
+
+    one_slot = "a choice is scored"
+
+
+class _OfTexts(RowTask):
+    """A prediction for a text or a pair of texts: a class or a quantity."""
+
+    def heads(self, settings: Any) -> Mapping[str, HeadSettings]:
+        """One head, for the class or the quantity."""
+        outputs = len(settings.labels or ()) if isinstance(settings, Labelled) else 1
+        kind: Literal["quantities", "classes"] = "quantities" if settings.kind == "regression" else "classes"
+        pooling: Literal["mean", "sum", "concat"] = "mean"
+        if settings.pooling == "concat":
+            pooling = "concat"
+        elif settings.both_orders and settings.pooling != "mean":
+            pooling = "sum"
+        texts = 2 if "pair" in (settings.optional or ()) else 1
+        values = {"outputs": outputs, "pooling": pooling, "texts": texts, "size": settings.head_size}
+        return {"label": settings.head_settings(kind, **values)}
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
+        """One row per record: "[SOS] text [EOS]" or "[SOS] text [EOS] pair [EOS]", predicted from its pooled slots.
+
+        With `task.both_orders` a pair is packed in both orders and predicted from both (Radford et al. 2018, Section 3.3).
+        """
+        task = task_of(recipe, Paired)
+        pairs, labelled = (any(record.get(task, role) is not None for record in records) for role in ("pair", "label"))
+        roles = ("text", "pair") if pairs else ("text",)
+        texts = [tokenizer.encode_batch([record.text(task, role) for record in records]) for role in roles]
+        written, pooling, apart = (
+            task_format(recipe, tokenizer.vocabulary),
+            pooling_of(recipe),
+            task.head == "biattentive",
         )
-    return settings.with_classes(answers)
+        rows = []
+        for number, (record, *whole) in enumerate(zip(records, *texts, strict=True)):
+            shown = written.fit(whole, spare=apart * (len(whole) - 1))
+            orders: Sequence[Sequence[Int32s]] = [(text,) for text in shown] if apart else [shown]
+            if task.both_orders and len(shown) == 2:
+                orders = (shown, shown[::-1])
+            pieces = [written.row(order) for order in orders]
+            length = source = len(pieces[0][0])
+            pooled = pooled_slots(length, pooling, leftward=recipe.use.visibility == "right_to_left")
+            slots = [start + slot for start in range(0, len(pieces) * length, length) for slot in pooled]
+            if apart:
+                slots = alternating([len(ids) for ids, _ in pieces])
+            if pooling == "decoder":
+                pieces = [read_again(*pieces[0], start=start_of_decoder(recipe, tokenizer.vocabulary))]
+            target = RowTarget(slots=[slots], labels=[self.answer(record, task)] if labelled else None)
+            row = packed_row(number, pieces, cut=_size(shown) < _size(whole), label=target)
+            rows.append(dataclasses.replace(row, source=source) if pooling == "decoder" else row)
+        cut_note(sum(row.cut for row in rows), len(records), task.max_length)
+        return rows
+
+    def answer(self, record: Record, settings: Any) -> Any:
+        """What a record's row learns."""
+        return self.reference(record, settings)
 
 
-def label_of(record: Record, settings: Labelled) -> str:
+class Classification(_OfTexts):
+    """Predicts one of several classes."""
+
+    def resolve(self, settings: Any, records: Sequence[Record]) -> Labelled:
+        """The settings with the classes of the training records and their weights, unless given."""
+        labelled: Labelled = settings
+        if labelled.labels is not None and labelled.class_weights != "balanced":
+            return labelled
+        answers = [label_of(record, labelled) for record in records]
+        if labelled.labels is None and len(set(answers)) < 2:
+            raise UniclozeError(
+                f"{records[0].place}: all records have the label '{answers[0]}'; give records of at least two classes"
+            )
+        return labelled.with_classes(answers)
+
+    def answer(self, record: Record, settings: Any) -> int:
+        """The index of a record's class."""
+        return list(settings.labels or ()).index(label_of(record, settings))
+
+    def predict(self, record: Record, rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe) -> Prediction:
+        """The most likely class, with the probabilities of all classes."""
+        labels, scores = task_of(recipe, Labelled).labels or [], outputs[0]["label"][0]
+        return {
+            "prediction": labels[int(scores.argmax())],
+            "probabilities": dict(zip(labels, _probabilities(scores), strict=True)),
+        }
+
+    def reference(self, record: Record, settings: Any) -> str:
+        """The class of a record."""
+        return label_of(record, settings)
+
+    def baseline(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+        """The most common class of the training records."""
+        return Baseline.always(Counter(label_of(record, recipe.task) for record in train), len(records))
+
+    def rival(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline | None:
+        """The classes that logistic regression predicts from TF-IDF; None if the training records have a single class."""
+        seen = _some(train)
+        labels = [label_of(record, recipe.task) for record in seen]
+        if len(set(labels)) < 2:
+            return None
+        model = importlib.import_module("sklearn.linear_model").LogisticRegression(C=10.0, max_iter=1000)
+        return _linear_model("logistic regression", model, labels, (train, seen, records), recipe)
+
+
+class Regression(_OfTexts):
+    """Predicts a quantity."""
+
+    def predict(self, record: Record, rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe) -> Prediction:
+        """The quantity."""
+        return {"prediction": float(outputs[0]["label"][0, 0])}
+
+    def reference(self, record: Record, settings: Any) -> float:
+        """The quantity that labels a record."""
+        value = record.get(settings, "label")
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = np.nan
+        if isinstance(value, bool) or not abs(number) <= LARGEST:
+            raise UniclozeError(f"{record.place}: the label {value!r:.40} is not a number that a regression can learn")
+        return number
+
+    def baseline(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+        """The mean quantity of the training records."""
+        value = statistics.fmean(self.reference(record, recipe.task) for record in train)
+        return Baseline(f"always answering the mean, {value:.4g}", [value] * len(records))
+
+    def rival(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+        """The quantities that ridge regression predicts from TF-IDF."""
+        seen, model = _some(train), importlib.import_module("sklearn.linear_model").Ridge()
+        labels = [self.reference(record, recipe.task) for record in seen]
+        return _linear_model("ridge regression", model, labels, (train, seen, records), recipe)
+
+
+class Choice(RowTask):
+    """Picks one of several choices."""
+
+    def heads(self, settings: Any) -> Mapping[str, HeadSettings]:
+        """One head, which scores the choices."""
+        return {"choice": settings.head_settings("choice")}
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
+        """One row per record."""
+        task, pooling = task_of(recipe, ChoiceSettings), pooling_of(recipe)
+        texts = [sequences(record, task) for record in records]
+        tokens = iter(tokenizer.encode_batch([text for choices in texts for choice in choices for text in choice]))
+        labelled = any(record.get(task, "label") is not None for record in records)
+        written, rows = task_format(recipe, tokenizer.vocabulary), []
+        for number, (record, choices) in enumerate(zip(records, texts, strict=True)):
+            whole = [[next(tokens) for _ in choice] for choice in choices]
+            shown = [written.fit(choice) for choice in whole]
+            pieces = [written.row(choice) for choice in shown]
+            starts = np.cumsum([0, *(len(ids) for ids, _ in pieces)])
+            slots = [
+                int(start) + slot
+                for start, (ids, _) in zip(starts, pieces, strict=False)
+                for slot in pooled_slots(len(ids), pooling)
+            ]
+            target = RowTarget(slots=[slots], labels=[self.reference(record, task)] if labelled else None)
+            rows.append(packed_row(number, pieces, cut=sum(map(_size, shown)) < sum(map(_size, whole)), choice=target))
+        cut_note(sum(row.cut for row in rows), len(records), task.max_length)
+        return rows
+
+    def predict(self, record: Record, rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe) -> Prediction:
+        """Index and text of the best choice, with the probabilities of all choices."""
+        choices = record.texts(recipe.task, "choices")
+        scores = outputs[0]["choice"][0, : len(choices)]
+        best = int(scores.argmax())
+        return {"prediction": best, "choice": choices[best], "probabilities": _probabilities(scores)}
+
+    def reference(self, record: Record, settings: Any) -> int:
+        """Index of the right choice."""
+        return choice_of(record.get(settings, "label"), record.texts(settings, "choices"), record.place)
+
+    def baseline(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+        """The index of the choice that is right most often."""
+        common = Counter(self.reference(record, recipe.task) for record in train).most_common(1)[0][0]
+        return Baseline(f"always taking choice {common + 1}", [common] * len(records))
+
+
+def _size(texts: Sequence[Int32s]) -> int:
+    return sum(map(len, texts))
+
+
+def _probabilities(scores: npt.NDArray[np.float32]) -> list[float]:
+    """The softmax of scores, rounded."""
+    powers = np.exp(scores.astype(np.float64) - scores.max())
+    return [round(float(share), 6) for share in powers / powers.sum()]
+
+
+def label_of(record: Record, settings: TaskSettings) -> str:
     """The label of a record as text, without surrounding white space."""
-    value = record.get(settings, "label")
+    value, labels = record.get(settings, "label"), settings.labels if isinstance(settings, Labelled) else None
     if isinstance(value, float):
         raise UniclozeError(
             f"{record.place}: the label {value} is a quantity, not a class: give classes as text or whole numbers, or use "
             "--task regression"
         )
     label = str(value) if isinstance(value, int) else record.text(settings, "label").strip()
-    if settings.labels is None and not label:
+    if labels is None and not label:
         raise UniclozeError(f"{record.place}: the label is empty: fill it in, or leave the record out")
-    if settings.labels is not None and label not in settings.labels:
-        known = ", ".join(settings.labels)
+    if labels is not None and label not in labels:
         raise UniclozeError(
-            f"{record.place}: the label '{label}' is not a label of the task ({known}): correct the record, or fine-tune "
-            f"with {option_of('task.labels')} listing all labels"
+            f"{record.place}: the label '{label}' is not a label of the task ({', '.join(labels)}): correct the record, or "
+            f"fine-tune with {option_of('task.labels')} listing all labels"
         )
     return label
-
-
-def heads(settings: Paired) -> Mapping[str, HeadSettings]:
-    """One head, for the class or the quantity."""
-    outputs = len(settings.labels or ()) if isinstance(settings, Labelled) else 1
-    kind: Literal["quantities", "classes"] = "quantities" if settings.kind == "regression" else "classes"
-    texts = 2 if "pair" in (settings.optional or ()) else 1
-    head = settings.head_settings(
-        kind, outputs=outputs, pooling=_pooling(settings), texts=texts, size=settings.head_size
-    )
-    return {"label": head}
-
-
-def _pooling(settings: Paired) -> Literal["mean", "sum", "concat"]:
-    if settings.pooling == "concat":
-        return "concat"
-    return "sum" if settings.both_orders and settings.pooling != "mean" else "mean"
-
-
-def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
-    """One row per record: "[SOS] text [EOS]" or "[SOS] text [EOS] pair [EOS]", predicted from its pooled slots.
-
-    With `task.both_orders` a pair is packed in both orders and predicted from both (Radford et al. 2018, Section 3.3).
-    """
-    task = task_of(recipe, Paired)
-    texts = [tokenizer.encode_batch([record.text(task, "text") for record in records])]
-    if any(record.get(task, "pair") is not None for record in records):
-        texts.append(tokenizer.encode_batch([record.text(task, "pair") for record in records]))
-    answers = _answers(records, task)
-    written = task_format(recipe, tokenizer.vocabulary)
-    rows, cut, pooling = [], 0, pooling_of(recipe)
-    for number, given in enumerate(zip(*texts, strict=True)):
-        apart = task.head == "biattentive"
-        shown = written.fit(given, spare=apart * (len(given) - 1))
-        is_cut = sum(map(len, shown)) < sum(map(len, given))
-        cut += is_cut
-        orders: Sequence[Sequence[Int32s]] = (shown,)
-        if task.both_orders and len(shown) == 2:
-            orders = (shown, shown[::-1])
-        elif apart:
-            orders = [(each,) for each in shown]
-        pieces = [written.row(order) for order in orders]
-        length = len(pieces[0][0])
-        pooled = pooled_slots(length, pooling, leftward=recipe.use.visibility == "right_to_left")
-        if pooling == "decoder":
-            pieces = [read_again(*pieces[0], start=start_of_decoder(recipe, tokenizer.vocabulary))]
-        slots = [start + slot for start in range(0, len(pieces) * length, length) for slot in pooled]
-        if apart:
-            slots = alternating([len(ids) for ids, _ in pieces])
-        rows.append(
-            Row(
-                record=number,
-                input_ids=np.concatenate([ids for ids, _ in pieces]),
-                segment_ids=np.concatenate([ids for _, ids in pieces]),
-                lengths=[] if pooling == "decoder" else [len(ids) for ids, _ in pieces],
-                source=length if pooling == "decoder" else 0,
-                cut=is_cut,
-                targets={"label": RowTarget(slots=[slots], labels=None if answers is None else [answers[number]])},
-            )
-        )
-    cut_note(cut, len(records), task.max_length)
-    return rows
 
 
 def alternating(lengths: Sequence[int]) -> list[int]:
     """The slots of some sequences that follow one another: the first of each, the second of each, -1 where one has ended."""
     starts = [sum(lengths[:number]) for number in range(len(lengths))]
     return [
-        start + place if place < length else -1
-        for place in range(max(lengths))
+        start + slot if slot < length else -1
+        for slot in range(max(lengths))
         for start, length in zip(starts, lengths, strict=True)
     ]
 
 
 def start_of_decoder(recipe: Recipe, vocabulary: Vocabulary) -> int:
     """The first start slot of an encoder-decoder's targets."""
-    found = (part.settings for part in parts(recipe.objective))
-    settings = next(each for each in found if isinstance(each, SourceTarget))
+    settings = next(part.settings for part in parts(recipe.objective) if isinstance(part.settings, SourceTarget))
     return start_ids(vocabulary, settings)[0]
 
 
-def _answers(records: Sequence[Record], settings: TaskSettings) -> list[int] | list[float] | None:
-    """The answers of all records, or None if no record has one."""
-    if all(record.get(settings, "label") is None for record in records):
-        return None
-    if not isinstance(settings, Labelled):
-        return [quantity_of(record, settings) for record in records]
-    numbers = {label: number for number, label in enumerate(settings.labels or ())}
-    return [numbers[label_of(record, settings)] for record in records]
+def sequences(record: Record, settings: TaskSettings) -> list[list[str]]:
+    """The texts in the sequence of each choice."""
+    choices = record.texts(settings, "choices")
+    if len(choices) < 2:
+        raise UniclozeError(f"{record.place}: {len(choices)} choice(s); two or more are expected")
+    if record.get(settings, "cloze") is not None:
+        before, *after = record.text(settings, "cloze").split(GAP)
+        if len(after) != 1:
+            raise UniclozeError(f"{record.place}: the sentence has {len(after)} gaps '{GAP}'; one is expected")
+        return [[f"{before}{choice}{after[0]}"] for choice in choices]
+    asked = record.get(settings, "question") is not None
+    question = record.text(settings, "question").rstrip() + " " if asked else ""
+    return [[record.text(settings, "context"), question + choice] for choice in choices]
 
 
-def quantity_of(record: Record, settings: TaskSettings) -> float:
-    """The quantity that labels a record."""
-    value = record.get(settings, "label")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = np.nan
-    if isinstance(value, bool) or not abs(number) <= LARGEST:
-        raise UniclozeError(f"{record.place}: the label {value!r:.40} is not a number that a regression can learn")
-    return number
+def choice_of(label: Any, choices: Sequence[str], place: str) -> int:
+    """Index of the choice that a label names by its text or else by its index from 0."""
+    known = f"a number from 0 to {len(choices) - 1}, or the text of one choice"
+    if isinstance(label, str) and choices.count(label) > 1:
+        raise UniclozeError(f"{place}: the label {label!r} is the text of several choices: it must be {known}")
+    if isinstance(label, str) and label in choices:
+        return choices.index(label)
+    numbers = [str(number) for number in range(len(choices))]
+    if isinstance(label, bool) or not isinstance(label, int | str) or str(label) not in numbers:
+        raise UniclozeError(f"{place}: the label {label!r} is not one of the choices: it must be {known}")
+    return int(label)
 
 
-def predict(
-    records: Sequence[Record], rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe
-) -> list[Prediction]:
-    """The most likely class of each record with the probabilities of all classes, or its quantity."""
-    labels = recipe.task.labels or [] if isinstance(recipe.task, Labelled) else []
-    found: list[Prediction] = []
-    for record, output in zip(records, outputs, strict=True):
-        scores = output["label"][0].astype(np.float64)
-        if recipe.task.kind == "regression":
-            found.append({"id": record.id, "prediction": float(scores[0])})
+MOST_RECORDS = 10_000
+"""Maximum training records of a linear model, which then takes less than a minute."""
+MOST_FEATURES = 1 << 17
+"""Maximum words and pairs of words, and maximum character n-grams."""
+LONGEST_TEXT = 4_000
+"""Characters of a text that a linear model reads."""
+
+
+def _some(train: Sequence[Record]) -> Sequence[Record]:
+    """At most `MOST_RECORDS` records, evenly spaced."""
+    count = min(len(train), MOST_RECORDS)
+    return [train[number * len(train) // count] for number in range(count)]
+
+
+def _linear_model(
+    name: str, model: Any, labels: Sequence[Any], records: Sequence[Sequence[Record]], recipe: Recipe
+) -> Baseline:
+    """What a linear model predicts from TF-IDF; `records` are all training ones, those to fit, and those to predict."""
+    train, seen, asked = records
+    features, wanted = _word_features(seen, asked, recipe)
+    less = f" on {len(seen):,} of the records" if len(seen) < len(train) else ""
+    answers = model.fit(features, labels).predict(wanted).tolist()
+    return Baseline(f"{name} on TF-IDF of words and characters{less}", answers)
+
+
+def _word_features(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> tuple[Any, Any]:
+    """TF-IDF of word 1- and 2-grams and of character 2- to 4-grams; of pairs also their product and cosine."""
+    text, sparse = importlib.import_module("sklearn.feature_extraction.text"), importlib.import_module("scipy.sparse")
+    roles = [role for role in ("text", "pair") if train[0].get(recipe.task, role) is not None]
+    texts = [
+        [[record.text(recipe.task, role)[:LONGEST_TEXT] for record in each] for role in roles]
+        for each in (train, records)
+    ]
+    sides: tuple[list[Any], list[Any]] = [], []
+    for analyzer, pattern, sizes in (("word", r"(?u)\b\w+\b|[^\w\s]", (1, 2)), ("char_wb", None, (2, 4))):
+        counts = text.TfidfVectorizer(
+            analyzer=analyzer, token_pattern=pattern, ngram_range=sizes, sublinear_tf=True, max_features=MOST_FEATURES
+        )
+        try:
+            counts.fit([text for column in texts[0] for text in column])
+        except ValueError:  # no text has a word
             continue
-        probabilities = np.exp(scores - scores.max())
-        probabilities /= probabilities.sum()
-        each = {label: round(float(share), 6) for label, share in zip(labels, probabilities, strict=True)}
-        found.append({"id": record.id, "prediction": labels[int(scores.argmax())], "probabilities": each})
-    return found
+        for side, columns in zip(sides, texts, strict=True):
+            features = [counts.transform(column) for column in columns]
+            if len(features) == 2:
+                product = features[0].multiply(features[1])
+                features += [product, product.sum(axis=1)]
+            side += features
+    empty = [sparse.csr_matrix((len(each), 1)) for each in (train, records)]
+    seen, asked = (sparse.hstack([*side, none]).tocsr() for side, none in zip(sides, empty, strict=True))
+    return seen, asked
 
 
-def reference(record: Record, settings: TaskSettings) -> Any:
-    """The reference for a record's prediction."""
-    return label_of(record, settings) if isinstance(settings, Labelled) else quantity_of(record, settings)
+_TEXTS: Mapping[str, Any] = {
+    "roles": ("text", "pair", "label"), "answers": ("label",), "optional": ("pair",), "texts": ("text", "pair"),
+}  # fmt: skip
+TASKS = {
+    "classification": Classification(
+        purpose="Predicts one of several classes for a text or a pair of texts.",
+        settings=ClassificationSettings,
+        compares=("labels",),
+        **_TEXTS,
+    ),
+    "regression": Regression(
+        purpose="Predicts a quantity for a text or a pair of texts.",
+        settings=RegressionSettings,
+        compares=("numbers",),
+        **_TEXTS,
+    ),
+    "choice": Choice(
+        purpose="Picks the best of several choices, each read with its context or within its sentence.",
+        settings=ChoiceSettings,
+        roles=("context", "question", "cloze", "choices", "label"),
+        answers=("label",),
+        optional=("question",),
+        compares=("labels",),
+    ),
+}

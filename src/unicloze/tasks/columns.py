@@ -142,11 +142,7 @@ def _is_quantity(values: Sequence[Any]) -> bool:
 def resolved(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
     """The settings completed from the training records: classes, optional roles."""
     task = TASKS[settings.kind]
-    return with_optional(task.resolve(settings, records), task, records)
-
-
-def with_optional(settings: TaskSettings, task: Task, records: Sequence[Record]) -> TaskSettings:
-    """The settings with the optional roles found in the training records, unless given."""
+    settings = task.resolve(settings, records)
     if settings.optional is not None:
         return settings
     held = [role for role in task.optional if any(record.get(settings, role) is not None for record in records)]

@@ -18,26 +18,27 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from unicloze import keyed, visibility
 from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError
 from unicloze.example import Examples
+from unicloze.keyed import Bits
 from unicloze.mixtures import parts
 from unicloze.objectives import OBJECTIVES, masked, masking, seq2seq, unilmv2
 from unicloze.objectives.groups import Corruption
 from unicloze.objectives.row_builder import MaskedTokens, without_unknown
 from unicloze.records.record import Record
-from unicloze.rules import AT_LEAST_ONE, Needs, Problem, Range
-from unicloze.settings import HeadSettings, Reading, Recipe, TaskSettings
-from unicloze.tasks.columns import TARGET, has_target, targets_of, texts_of
-from unicloze.tasks.extraction import encode_passages
-from unicloze.tasks.several import part_problems, parts_of
+from unicloze.rules import AT_LEAST_ONE, Problem, needs, setting
+from unicloze.settings import Reading, Recipe, TaskSettings
+from unicloze.tasks.columns import TARGET, has_target, reference, targets_of, texts_of
+from unicloze.tasks.extraction import encode_passages, sentences
+from unicloze.tasks.several import has_parts, most_common, part_problems
+from unicloze.tasks.task import Baseline, Task
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows, windows_of
@@ -59,31 +60,22 @@ def cut_texts(
     anchors: Mapping[int, tuple[int, int]] | None = None,
 ) -> list[Int32s]:
     """Shorten the longest parts, to equal length if necessary, until all fit with separators between them."""
-    lengths = np.array([len(part) for part in parts])
+    lengths = [len(part) for part in parts]
     left = max(0, room - (len(parts) - 1))
-    if lengths.sum() <= left:
+    if sum(lengths) <= left:
         return list(parts)
-    allowed = np.zeros_like(lengths)
+    kept = list(parts)
     for done, number in enumerate(np.argsort(lengths, kind="stable")):  # longer parts share what shorter ones leave
-        allowed[number] = min(int(lengths[number]), left // (len(parts) - done))
-        left -= int(allowed[number])
-    choosing = range(len(parts)) if chunk_by is None else chunk_by
-    return [
-        _kept(
-            part,
-            [parts[other] for other in choosing if other != number],
-            int(allowed[number]),
-            keep if isinstance(keep, str) else keep[number],
-            (anchors or {}).get(number),
-        )
-        for number, part in enumerate(parts)
-    ]
-
-
-def _kept(part: Int32s, others: Sequence[Int32s], size: int, keep: Keep, anchor: tuple[int, int] | None) -> Int32s:
-    if keep == "chunk":
-        return chunk(part, others, size, anchor)
-    return part[:size] if keep == "beginning" else part[len(part) - size :]
+        part, size = parts[number], min(lengths[number], left // (len(parts) - done))
+        left -= size
+        how = keep if isinstance(keep, str) else keep[number]
+        kept[number] = part[:size] if how == "beginning" else part[len(part) - size :]
+        if how == "chunk":
+            others = [
+                parts[other] for other in (range(len(parts)) if chunk_by is None else chunk_by) if other != number
+            ]
+            kept[number] = chunk(part, others, size, (anchors or {}).get(int(number)))
+    return kept
 
 
 def chunk(part: Int32s, others: Sequence[Int32s], size: int, anchor: tuple[int, int] | None = None) -> Int32s:
@@ -132,12 +124,14 @@ class SourceTarget:
         source: *Shape:* (tokens,)
         target: None if unknown. *Shape:* (tokens,)
         slots: Slots of their training row.
+        cut: Whether the source lacks a part of the record's texts.
     """
 
     record: int
     source: Int32s
     target: Int32s | None
     slots: int
+    cut: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,16 +147,9 @@ class WritingSettings(TaskSettings):
     """
 
     kind: str = "generation"
-    parts: list[dict[str, Any]] = field(default_factory=list)
-    mixing_cap: int | None = None
-    mixing_temperature: float = 1.0
-
-    ranges: ClassVar[Mapping[str, Range]] = {"mixing_cap": AT_LEAST_ONE, "mixing_temperature": AT_LEAST_ONE}
-    needs: ClassVar[Mapping[str, tuple[Needs, ...]]] = {
-        **dict.fromkeys(
-            ("mixing_cap", "mixing_temperature"), (Needs("task.parts", lambda recipe: bool(parts_of(recipe.task))),)
-        ),
-    }
+    parts: list[dict[str, Any]] = setting([])
+    mixing_cap: int | None = setting(None, AT_LEAST_ONE, needs("task.parts"))
+    mixing_temperature: float = setting(1.0, AT_LEAST_ONE, needs("task.parts"))
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject invalid values of `generation` and of `parts`."""
@@ -185,13 +172,8 @@ class WritingSettings(TaskSettings):
             yield "generation.max_target", "a token and [EOS] need 2 or more"
         if generation.max_source is not None and generation.max_source < SHORTEST_SOURCE:
             yield "generation.max_source", f"[SOS], some text and [EOS] need {SHORTEST_SOURCE} or more"
-        for name in ("mask_rate", "mask_share", "random_share", "target_noise"):
-            if not 0 <= getattr(generation, name) <= 1:
-                yield f"generation.{name}", "it must lie between 0 and 1"
         if generation.mask_share + generation.random_share > 1:
             yield "generation.random_share", "with generation.mask_share it must be at most 1"
-        if generation.block_size < 1:
-            yield "generation.block_size", "it must be at least 1"
         if recipe.model.decoder_layers and learning_of(recipe) != "next":
             yield "generation.learning", "an encoder-decoder learns to predict the next token: set it to next"
         if generation.segment_ids is not None and len(generation.segment_ids) not in (1, 2):
@@ -257,55 +239,88 @@ def room(recipe: Recipe) -> tuple[int, int]:
     return min(generation.max_source or longest, longest - target), target
 
 
-def with_targets(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
-    """The unchanged settings, once every training record has a target."""
-    for record in records:
-        targets_of(record, settings)
-    return settings
+class Generation(Task):
+    """Generates text from text."""
+
+    def resolve(self, settings: Any, records: Sequence[Record]) -> TaskSettings:
+        """The unchanged settings, once every training record has a target."""
+        for record in records:
+            targets_of(record, settings)
+        return super().resolve(settings, records)
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[SourceTarget]:
+        """One row per record, or per target; without a target if the record has none."""
+        task, generation = recipe.task, recipe.generation
+        texts = [[" ".join(texts_of(record, task, role)) for role in generation.source] for record in records]
+        tokens = iter(tokenizer.encode_batch([text for parts in texts for text in parts]))
+        targets = [targets_of(record, task) if has_target(record, task) else [] for record in records]
+        answers = iter(tokenizer.encode_batch([text for several in targets for text in several]))
+        for_source, for_target = room(recipe)
+        keep: list[Keep] = ["end" if role == HISTORY else generation.keep for role in generation.source]
+        choosing = None
+        if generation.chunk_by is not None:
+            choosing = [number for number, role in enumerate(generation.source) if role in generation.chunk_by]
+        copies = 1 + (learning_of(recipe) == "pseudo")
+        specials = SOURCE_SPECIALS + len(format_of(recipe).starts)
+        rows, cut = [], [0, 0]
+        for number, record in enumerate(records):
+            parts = [next(tokens) for _ in texts[number]]
+            several = [next(answers) for _ in targets[number]]
+            anchors, size = {}, sum(map(len, parts))
+            if generation.keep == "chunk" and size + len(parts) - 1 > for_source - SOURCE_SPECIALS:
+                anchors = _anchors(record, texts[number], tokenizer, recipe)
+            kept = cut_texts(parts, for_source - SOURCE_SPECIALS, keep, choosing, anchors)
+            source, is_cut = join_texts(kept, tokenizer.vocabulary.eos), sum(map(len, kept)) < size
+            cut[0] += is_cut
+            cut[1] += any(len(target) >= for_target for target in several)
+            used = several if generation.targets == "all" else several[:1]
+            shown: list[Int32s | None] = [target[: for_target - 1] for target in used]
+            for target in shown or [None]:
+                slots = len(source) + specials + copies * (1 + (0 if target is None else len(target)))
+                rows.append(SourceTarget(record=number, source=source, target=target, slots=slots, cut=is_cut))
+        if any(cut):
+            warnings.warn(
+                f"{cut[0]} of {len(records)} sources are longer than {for_source} tokens, special tokens included, and "
+                f"{cut[1]} targets longer than {for_target}: they were cut (generation.max_source and max_target, within "
+                "task.max_length)",
+                stacklevel=2,
+            )
+        return rows
+
+    def lay_out(self, rows: Sequence[Any], vocabulary: Vocabulary, recipe: Recipe, keys: Bits | None) -> Examples:
+        """Examples with the prediction target `target`."""
+        learning, windows = learning_of(recipe), _windows(rows, vocabulary, keys)
+        if learning == "next":
+            examples = _next(windows, rows, vocabulary, recipe)
+        elif learning == "masked" and keys is not None:
+            examples = _masked(windows, vocabulary, recipe)
+        else:
+            examples = _pseudo(windows, vocabulary, recipe, drawn=keys is not None)
+        (target,) = examples.targets.values()
+        return dataclasses.replace(examples, targets={TARGET: without_unknown(target, vocabulary)})
+
+    def reference(self, record: Record, settings: Any) -> list[str]:
+        """The texts to compare a prediction with."""
+        return reference(record, settings)
+
+    def baseline(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+        """The first sentence of the source; of several tasks the most common target of each."""
+        if has_parts(recipe.task):
+            return most_common(train, records)
+        return Baseline("repeating the first sentence of the source", _first_sentences(records, recipe, 1))
+
+    def rival(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline | None:
+        """LEAD-3 of the papers' tables of summaries; None if most sources have no more than three sentences."""
+        three, four = (_first_sentences(records, recipe, count) for count in (3, 4))
+        longer = sum(one != other for one, other in zip(three, four, strict=True))
+        if has_parts(recipe.task) or 2 * longer <= len(records):
+            return None
+        return Baseline("repeating the first three sentences (LEAD-3)", three)
 
 
-def heads(_settings: TaskSettings) -> Mapping[str, HeadSettings]:
-    """No heads: the pre-training head predicts tokens."""
-    return {}
-
-
-def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[SourceTarget]:
-    """One row per record, or per target; without a target if the record has none."""
-    task, generation = recipe.task, recipe.generation
-    texts = [[" ".join(texts_of(record, task, role)) for role in generation.source] for record in records]
-    tokens = iter(tokenizer.encode_batch([text for each in texts for text in each]))
-    given = [[next(tokens) for _ in each] for each in texts]
-    several = [targets_of(record, task) if has_target(record, task) else [] for record in records]
-    answers = iter(tokenizer.encode_batch([text for each in several for text in each]))
-    for_source, for_target = room(recipe)
-    keep: list[Keep] = ["end" if role == HISTORY else generation.keep for role in generation.source]
-    choosing = None
-    if generation.chunk_by is not None:
-        choosing = [number for number, role in enumerate(generation.source) if role in generation.chunk_by]
-    copies = 1 + (learning_of(recipe) == "pseudo")
-    specials = SOURCE_SPECIALS + len(format_of(recipe).starts)
-    rows, cut = [], [0, 0]
-    for number, (ids, targets) in enumerate(
-        zip(given, [[next(answers) for _ in each] for each in several], strict=True)
-    ):
-        anchors = {}
-        if generation.keep == "chunk" and sum(map(len, ids)) + len(ids) - 1 > for_source - SOURCE_SPECIALS:
-            anchors = _anchors(records[number], texts[number], tokenizer, recipe)
-        kept = cut_texts(ids, for_source - SOURCE_SPECIALS, keep, choosing, anchors)
-        source = join_texts(kept, tokenizer.vocabulary.eos)
-        shown: list[Int32s | None] = [target[: for_target - 1] for target in targets]
-        cut[0] += sum(map(len, kept)) < sum(map(len, ids))
-        cut[1] += any(len(target) >= for_target for target in targets)
-        for target in (shown if generation.targets == "all" else shown[:1]) or [None]:
-            slots = len(source) + specials + copies * (1 + len(() if target is None else target))
-            rows.append(SourceTarget(record=number, source=source, target=target, slots=slots))
-    if any(cut):
-        warnings.warn(
-            f"{cut[0]} of {len(records)} sources are longer than {for_source} tokens, special tokens included, and {cut[1]} "
-            f"targets longer than {for_target}: they were cut (generation.max_source and max_target, within task.max_length)",
-            stacklevel=2,
-        )
-    return rows
+def _first_sentences(records: Sequence[Record], recipe: Recipe, count: int) -> list[str]:
+    sources = [" ".join(texts_of(record, recipe.task, recipe.generation.source[0])).strip() for record in records]
+    return [" ".join(sentences(source, count)) for source in sources]
 
 
 def _anchors(record: Record, texts: Sequence[str], tokenizer: Tokenizer, recipe: Recipe) -> dict[int, tuple[int, int]]:
@@ -323,23 +338,7 @@ def _anchors(record: Record, texts: Sequence[str], tokenizer: Tokenizer, recipe:
     return found
 
 
-def lay_out(
-    rows: Sequence[SourceTarget], vocabulary: Vocabulary, recipe: Recipe, keys: npt.NDArray[np.uint64] | None
-) -> Examples:
-    """Examples with the prediction target `target`."""
-    learning = learning_of(recipe)
-    windows = _windows(rows, vocabulary, keys)
-    if learning == "next":
-        examples = _next(windows, rows, vocabulary, recipe)
-    elif learning == "masked" and keys is not None:
-        examples = _masked(windows, vocabulary, recipe)
-    else:
-        examples = _pseudo(windows, vocabulary, recipe, drawn=keys is not None)
-    (target,) = examples.targets.values()
-    return dataclasses.replace(examples, targets={TARGET: without_unknown(target, vocabulary)})
-
-
-def _windows(rows: Sequence[SourceTarget], vocabulary: Vocabulary, keys: npt.NDArray[np.uint64] | None) -> Windows:
+def _windows(rows: Sequence[SourceTarget], vocabulary: Vocabulary, keys: Bits | None) -> Windows:
     """Windows "[SOS] source [EOS] target [EOS]" whose target is maskable, its [EOS] included."""
     sequences = []
     for row in rows:
@@ -416,3 +415,14 @@ def _next(windows: Windows, rows: Sequence[SourceTarget], vocabulary: Vocabulary
     width = recipe.objective.reading.local_width
     local = None if width is None else visibility.nearby(intervals, width)
     return dataclasses.replace(examples, intervals=intervals, local=local, mutual=np.zeros_like(examples.mutual))
+
+
+TASKS = {
+    "generation": Generation(
+        purpose="Generates text from text: a summary, a question, an answer, a response, a translation.",
+        settings=WritingSettings,
+        roles=("source", "context", "history", "question", "answer", "target", "references"),
+        answers=("target", "references"),
+        token_targets=(TARGET,),
+    )
+}

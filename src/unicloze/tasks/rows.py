@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze.arrays import Int32s
 from unicloze.example import Examples, Kind, Target
+from unicloze.keyed import Bits
 from unicloze.settings import Recipe, TaskPooling, TaskSettings
-from unicloze.tasks.groups import Delimited, Headed, Labelled
+from unicloze.tasks.task import Delimited, Headed, Labelled, Task
 from unicloze.text.vocabulary import Vocabulary
-from unicloze.visibility import Intervals, TextVisibility, nearby, packed_rows, prefix_rows
+from unicloze.visibility import Intervals, nearby, packed_rows, prefix_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,33 +50,51 @@ class Row:
         return len(self.input_ids)
 
 
+def packed_row(record: int, pieces: Sequence[tuple[Int32s, Int32s]], *, cut: bool, **targets: RowTarget) -> Row:
+    """A row of sequences, tokens and segments of each, that see only themselves."""
+    input_ids, segment_ids = map(np.concatenate, zip(*pieces, strict=True))
+    lengths = [len(ids) for ids, _ in pieces]
+    return Row(record=record, input_ids=input_ids, segment_ids=segment_ids, lengths=lengths, cut=cut, targets=targets)
+
+
+class RowTask(Task):
+    """A task whose rows are laid out as they are, without random draws."""
+
+    def lay_out(self, rows: Sequence[Any], vocabulary: Vocabulary, recipe: Recipe, keys: Bits | None) -> Examples:
+        """Pad rows to one length."""
+        return lay_out(rows, vocabulary, recipe)
+
+
 def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Examples:
     """Pad rows to one length."""
-    reads: list[TextVisibility] | TextVisibility
-    if recipe.use.visibility == "both_directions":
-        rows, reads = [in_both_directions(row) for row in rows], ["left_to_right", "right_to_left"]
-    else:
-        reads = recipe.use.visibility
+    reads = recipe.use.visibility
+    if reads == "both_directions":
+        rows = [in_both_directions(row) for row in rows]
     lengths = np.array([row.slots for row in rows], dtype=np.int32)
     shape = len(rows), int(lengths.max(initial=1))
     slot = np.arange(shape[1], dtype=np.int32)
     real = slot < lengths[:, None]
     input_ids = np.full(shape, vocabulary.pad, dtype=np.int32)
-    segment_ids = np.zeros(shape, dtype=np.int32)
+    segment_ids, begins = np.zeros((2, *shape), dtype=np.int32)
     input_ids[real] = np.concatenate([row.input_ids for row in rows])
     segment_ids[real] = np.concatenate([row.segment_ids for row in rows])
     packed = [row.lengths or (row.slots,) for row in rows]
-    both_ways = recipe.use.visibility == "bidirectional"
-    if isinstance(reads, list):  # the halves of a row are read in either direction
-        intervals = _halves(packed, reads, capacity=shape[1])
+    for row, sizes in zip(begins, packed, strict=True):  # first slot of the sequence of each slot
+        row[: sum(sizes)] = np.repeat(np.cumsum([0, *sizes[:-1]], dtype=np.int32), sizes)
+    if reads == "both_directions":  # the halves of a row are read in either direction
+        middle = np.array([sum(sizes) // 2 for sizes in packed], dtype=np.int32)
+        halves = [packed_rows(packed, reads=way, capacity=shape[1]) for way in ("left_to_right", "right_to_left")]
+        intervals: Intervals = np.where((slot < middle[:, None])[..., None], *halves)
     else:
         intervals = packed_rows(packed, reads=reads, capacity=shape[1])
+    both_ways = reads == "bidirectional"
     width = None if both_ways else recipe.objective.reading.local_width
     sources = np.array([row.source for row in rows], dtype=np.int32)
     if sources.any():
         intervals = prefix_rows(sources, lengths, capacity=shape[1])
-    positions = slot - np.where(slot < sources[:, None], 0, sources[:, None]) - _begins(packed, shape[1])
-    alone = np.array([len(inner) == 1 for inner in packed])
+    positions = slot - np.where(slot < sources[:, None], 0, sources[:, None]) - begins
+    alone = np.array([len(sizes) == 1 for sizes in packed])
+    names = {name: None for row in rows for name in row.targets}
     return Examples(
         input_ids=input_ids,
         position_ids=np.where(real, positions, 0).astype(np.int32),
@@ -86,10 +106,7 @@ def lay_out(rows: Sequence[Row], vocabulary: Vocabulary, recipe: Recipe) -> Exam
         mutual=np.where(sources > 0, sources, np.where(alone & both_ways, lengths, 0)).astype(np.int32),
         text_tokens=lengths,
         local=None if width is None else nearby(intervals, width),
-        targets={
-            name: _weighted(_target([row.targets.get(name, _NONE) for row in rows]), recipe.task)
-            for name in _names(rows)
-        },
+        targets={name: _target([row.targets.get(name, _NONE) for row in rows], recipe.task) for name in names},
     )
 
 
@@ -97,52 +114,25 @@ _NONE = RowTarget(slots=(), labels=None)
 """No predictions."""
 
 
-def _names(rows: Sequence[Row]) -> dict[str, None]:
-    """The targets of all rows, in order."""
-    return {name: None for row in rows for name in row.targets}
-
-
-def _begins(packed: Sequence[Sequence[int]], capacity: int) -> Int32s:
-    """First slot of the sequence of each slot. *Shape:* (rows, capacity)"""
-    begins = np.zeros((len(packed), capacity), dtype=np.int32)
-    for row, sizes in zip(begins, packed, strict=True):
-        row[: sum(sizes)] = np.repeat(np.cumsum([0, *sizes[:-1]], dtype=np.int32), sizes)
-    return begins
-
-
 def in_both_directions(row: Row) -> Row:
     """The row twice: each prediction is made from its slots in the first half and those in the second."""
-
-    def doubled(target: RowTarget) -> RowTarget:
-        slots = [[*inner, *(int(slot) + row.slots for slot in inner)] for inner in target.slots]
-        return RowTarget(slots=slots, labels=target.labels)
-
-    return Row(
-        record=row.record,
-        input_ids=np.tile(row.input_ids, 2),
-        segment_ids=np.tile(row.segment_ids, 2),
-        targets={name: doubled(target) for name, target in row.targets.items()},
-        lengths=[*(row.lengths or (row.slots,))] * 2,
-    )
+    targets = {
+        name: dataclasses.replace(
+            target, slots=[[*inner, *(int(slot) + row.slots for slot in inner)] for inner in target.slots], units=()
+        )
+        for name, target in row.targets.items()
+    }
+    tokens, segments, lengths = np.tile(row.input_ids, 2), np.tile(row.segment_ids, 2), row.lengths or (row.slots,)
+    return dataclasses.replace(row, input_ids=tokens, segment_ids=segments, targets=targets, lengths=[*lengths] * 2)
 
 
-def _halves(packed: Sequence[Sequence[int]], reads: Sequence[TextVisibility], *, capacity: int) -> Intervals:
-    """Visibility of rows whose first half of sequences is read one way and whose second half another."""
-    first, second = (packed_rows(packed, reads=each, capacity=capacity) for each in reads)
-    middle = np.array([sum(row) // 2 for row in packed], dtype=np.int32)
-    result: Intervals = np.where((np.arange(capacity) < middle[:, None])[..., None], first, second)
-    return result
-
-
-def _target(targets: Sequence[RowTarget]) -> Target:
+def _target(targets: Sequence[RowTarget], task: TaskSettings) -> Target:
     """Predictions of all rows, padded to the same number of predictions and of slots per prediction."""
     rows, most = len(targets), max(1, *(len(target.slots) for target in targets))
     together = max((len(slots) for target in targets for slots in target.slots), default=1)
     quantities = any(isinstance(label, float) for target in targets for label in target.labels or ())
     slots = np.full((rows, most, together), -1, dtype=np.int32)
-    labels: Int32s | npt.NDArray[np.float32] = np.zeros((rows, most), dtype=np.int32)
-    if quantities:
-        labels = labels.astype(np.float32)
+    labels: Any = np.zeros((rows, most), dtype=np.float32 if quantities else np.int32)
     weights = np.zeros((rows, most), dtype=np.float32)
     for row, target in enumerate(targets):
         for prediction, at in enumerate(target.slots):
@@ -150,15 +140,10 @@ def _target(targets: Sequence[RowTarget]) -> Target:
         weights[row, : len(target.slots)] = 1.0
         if target.labels is not None:
             labels[row, : len(target.labels)] = target.labels
+    if isinstance(task, Labelled) and isinstance(task.class_weights, dict):
+        of_classes = [task.class_weights.get(label, 1.0) for label in task.labels or ()]
+        weights *= np.array(of_classes, dtype=np.float32)[labels]
     return Target(slots=slots[:, :, 0] if together == 1 else slots, labels=labels, weights=weights)
-
-
-def _weighted(target: Target, task: TaskSettings) -> Target:
-    """The target with the weight of each prediction's class."""
-    if not isinstance(task, Labelled) or not isinstance(task.class_weights, dict):
-        return target
-    of_classes = np.array([task.class_weights.get(label, 1.0) for label in task.labels or ()], dtype=np.float32)
-    return dataclasses.replace(target, weights=target.weights * of_classes[target.labels])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ has its own tags and head, and every step trains one of them.
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from unicloze.records.record import Record
 from unicloze.rules import Problem
 from unicloze.settings import TaskSettings
 from unicloze.tasks.columns import TARGET
-from unicloze.tasks.task import Baseline
+from unicloze.tasks.task import Baseline, Task
 
 TAGGING = "tagging"
 TASK = "task"
@@ -40,10 +39,10 @@ NO_CLASS = "(no class)"
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPart:
-    """One of several tasks: an entry of `task.parts`."""
+    """One of several tasks, an entry of `task.parts`; or the whole of a single task, which has no label."""
 
     label: str  # its name, which begins its sources
-    train: str  # its training file, in the folder `--train`
+    train: str = ""  # its training file, in the folder `--train`
     dev: str | None = None  # its development file, in the folder `--dev`; without one it is not evaluated
     format: str = "auto"  # file format, as `task.format`
     # field of each text of the source, by the name shown before it; of a tagger, `{tokens: FIELD}`
@@ -59,15 +58,30 @@ class TaskPart:
     unsupervised: bool = False
 
     @property
-    def compares(self) -> Collection[str]:
-        """What the metrics of its predictions may compare, see `unicloze.evaluation.metrics.registry`."""
-        return ("tags",) if {*self.source} == {"tokens"} else ("texts", "labels", "numbers")
+    def tags(self) -> bool:
+        """Whether it is one of several taggers."""
+        return bool(self.label) and {*self.source} == {"tokens"}
 
     @property
     def digits(self) -> int:
         """Decimals that multiples of the step need."""
         exponent = Decimal(repr(self.step or 1)).normalize().as_tuple().exponent
         return max(0, -int(exponent))
+
+    @property
+    def where(self) -> str:
+        """What names its metrics, for messages."""
+        return f"{self.label} of task.parts" if self.label else "task.metrics"
+
+    def name(self, value: str) -> str:
+        """Name of one of its values among those of all parts."""
+        return f"{self.label} {value}".strip()
+
+    def compares(self, task: Task) -> Collection[str]:
+        """What the metrics of its predictions may compare, see `unicloze.evaluation.metrics.registry`; empty for anything."""
+        if not self.label:
+            return task.compares
+        return ("tags",) if self.tags else ("texts", "labels", "numbers")
 
     def target_of(self, record: Record) -> str | None:
         """The target text of a record; None without an answer."""
@@ -89,8 +103,8 @@ class TaskPart:
         return str(value) if self.classes is None else self.classes[str(value)]
 
     def reference_of(self, record: Record, reference: Any, *, compares: str) -> Any:
-        """The right answer of a record of this part, in the form of `answer_of`: numbers are not rounded."""
-        if compares not in ("labels", "numbers"):
+        """The right answer of one of its records, in the form of `answer_of`: numbers are not rounded."""
+        if not self._reads(compares):
             return reference
         if GOLD in record.fields:
             gold = record.fields[GOLD]
@@ -99,7 +113,7 @@ class TaskPart:
 
     def answer_of(self, text: Any, *, compares: str) -> Any:
         """The class or number that a text stands for, to compare it by a metric."""
-        if compares not in ("labels", "numbers"):
+        if not self._reads(compares):
             return text
         bare = _bare(text)
         if compares == "numbers":
@@ -112,94 +126,99 @@ class TaskPart:
             return bare
         return {_bare(each): name for name, each in self.classes.items()}.get(bare, NO_CLASS)
 
+    def _reads(self, compares: str) -> bool:
+        """Whether its texts stand for what a metric compares."""
+        return bool(self.label) and compares in ("labels", "numbers")
+
 
 def _bare(text: str) -> str:
     """A text without case and white space, which tokenizers change."""
     return "".join(text.lower().split())
 
 
-_KINDS = typing.get_type_hints(TaskPart)
-
-
-_OF_TEXTS = "classes", "step", "unsupervised"
-"""Fields of an entry that taggers do not have."""
 _OF_TAGGERS: Mapping[str, Any] = {"source": {"tokens": "tokens"}, "target": "tags", "metrics": ("tag-accuracy",)}
 """Defaults of a tagger's entry."""
 
 
 def part_problems(entries: Sequence[Mapping[str, Any]], *, taggers: bool = False) -> Iterator[Problem]:
     """Invalid entries of `task.parts`: the key and what they must be."""
-    foreign = _OF_TEXTS if taggers else ("labels",)
-    fields = {each.name for each in dataclasses.fields(TaskPart)} - {*foreign}
+    wrong = (f"entry {number}{said}" for number, entry in enumerate(entries, 1) if (said := _wrong(entry, taggers)))
     labels = [entry.get("label") for entry in entries]
-    for number, entry in enumerate(entries, 1):
-        said = f"entry {number}"
-        if unknown := sorted(entry.keys() - fields):
-            yield "task.parts", f"{said} has '{unknown[0]}'; an entry has {', '.join(sorted(fields))}"
-            return
-        if missing := [name for name in ("label", "train") if not isinstance(entry.get(name), str)]:
-            yield "task.parts", f"{said} has no text '{missing[0]}'"
-            return
-        if labels.count(entry["label"]) > 1:
-            yield "task.parts", f"two entries are labelled '{entry['label']}'"
-            return
-        tags = entry.get("labels")
-        if tags is not None and (not isinstance(tags, list) or len(set(map(str, tags))) < max(1, len(tags))):
-            yield "task.parts", f"{said}: labels is not a list of different tags"
-            return
-        if taggers and not {*entry.get("source", ())} <= {"tokens"}:
-            yield "task.parts", f"{said}: the source of a tagger is {{tokens: FIELD}}"
-            return
-        for name in ("source", "classes"):
-            if name in entry and not isinstance(entry[name], Mapping):
-                yield "task.parts", f"{said}: {name} is not a mapping"
-                return
-        texts = [_bare(str(text)) for text in (entry.get("classes") or {}).values()]
-        if len(set(texts)) < len(texts):
-            yield "task.parts", f"{said}: two classes have the same text"
-            return
-        for name in ("step", "share"):
-            value = entry.get(name, 1e-9)
-            limit = 1 if name == "share" else np.inf
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < limit:
-                yield "task.parts", f"{said}: {name} must be above 0" + " and below 1" * (name == "share")
-                return
-        if not entry.get("unsupervised") and not entry.get("metrics", ["accuracy"]):
-            yield "task.parts", f"{said}: name at least one metric"
-            return
+    again = (f"two entries are labelled '{label}'" for label in labels if labels.count(label) > 1)
+    problem = next(wrong, None) or next(again, None)
+    if problem is not None:
+        yield "task.parts", problem
+        return
     fixed = [float(entry["share"]) for entry in entries if "share" in entry]
     if entries and (sum(fixed) >= 1 or len(fixed) == len(entries)):
         yield "task.parts", "the shares must leave something to an entry without one"
 
 
+def _wrong(entry: Mapping[str, Any], taggers: bool) -> str:
+    """What is wrong with an entry; empty if nothing is."""
+    foreign = {"classes", "step", "unsupervised"} if taggers else {"labels"}
+    fields = sorted({each.name for each in dataclasses.fields(TaskPart)} - foreign)
+    if unknown := sorted(entry.keys() - {*fields}):
+        return f" has '{unknown[0]}'; an entry has {', '.join(fields)}"
+    if missing := [name for name in ("label", "train") if not entry.get(name) or not isinstance(entry[name], str)]:
+        return f" has no text '{missing[0]}'"
+    tags = entry.get("labels")
+    if tags is not None and (not isinstance(tags, list) or len(set(map(str, tags))) < max(1, len(tags))):
+        return ": labels is not a list of different tags"
+    for name in ("source", "classes"):
+        if name in entry and not isinstance(entry[name], Mapping):
+            return f": {name} is not a mapping"
+    if taggers and not {*entry.get("source", ())} <= {"tokens"}:
+        return ": the source of a tagger is {tokens: FIELD}"
+    texts = [_bare(str(text)) for text in entry.get("classes", {}).values()]
+    if len(set(texts)) < len(texts):
+        return ": two classes have the same text"
+    for name, limit in (("step", np.inf), ("share", 1)):
+        value = entry.get(name, 1e-9)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < limit:
+            return f": {name} must be above 0" + " and below 1" * (name == "share")
+    if not entry.get("unsupervised") and not entry.get("metrics", ["accuracy"]):
+        return ": name at least one metric"
+    return ""
+
+
 def parts_of(settings: TaskSettings) -> list[TaskPart]:
-    """The parts of a task; empty for a single task."""
+    """The parts of a task; of a single task, the whole."""
     entries: Sequence[Mapping[str, Any]] = getattr(settings, "parts", [])
+    if not entries:
+        return [TaskPart(label="", metrics=settings.metrics, labels=getattr(settings, "labels", None))]
     defaults = _OF_TAGGERS if settings.kind == TAGGING else {}
     return [TaskPart(**{**defaults, **entry, **_as_texts(entry)}) for entry in entries]
 
 
+def has_parts(settings: TaskSettings) -> bool:
+    """Whether several tasks are trained together."""
+    return bool(getattr(settings, "parts", []))
+
+
 def part_of(record: Record, settings: TaskSettings) -> TaskPart | None:
-    """The part that a record names; None for a single task or a record that names none."""
-    return next((part for part in parts_of(settings) if part.label == record.fields.get(TASK)), None)
+    """The part that a record names; the whole of a single task; None if it names none of several."""
+    named = record.fields.get(TASK) if has_parts(settings) else ""
+    return next((part for part in parts_of(settings) if part.label == named), None)
 
 
 def metrics_of(settings: TaskSettings) -> list[str]:
-    """The metrics of a task, or of all its parts."""
-    parts = parts_of(settings)
-    return list(dict.fromkeys(name for part in parts for name in part.metrics)) if parts else list(settings.metrics)
+    """The metrics of all parts."""
+    return list(dict.fromkeys(name for part in parts_of(settings) for name in part.metrics))
 
 
 def _as_texts(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The names of an entry as texts: YAML reads 0 and 1, which may be columns, classes or tags, as numbers."""
-    mappings = {
+    texts: dict[str, Any] = {
         key: {str(name): str(text) for name, text in entry[key].items()}
         for key in ("source", "classes")
         if entry.get(key) is not None
     }
-    target = {"target": str(entry["target"])} if "target" in entry else {}
-    labels = {} if entry.get("labels") is None else {"labels": [str(label) for label in entry["labels"]]}
-    return {**mappings, **target, **labels}
+    if "target" in entry:
+        texts["target"] = str(entry["target"])
+    if entry.get("labels") is not None:
+        texts["labels"] = [str(label) for label in entry["labels"]]
+    return texts
 
 
 def records_of(path: Path, settings: TaskSettings, *, dev: bool = False) -> list[Record]:
@@ -208,64 +227,59 @@ def records_of(path: Path, settings: TaskSettings, *, dev: bool = False) -> list
     Those of several tasks are read from the files of the parts in a folder, or from one file whose records name their part
     in the field `task`.
     """
-    parts = parts_of(settings)
-    if not parts:
+    if not has_parts(settings):
         return read_records(path, settings)
+    parts = parts_of(settings)
     if not path.is_dir():
         known = {part.label: part for part in parts}
-        read = read_records(path, _reading("auto"))
-        return [_converted(record, _named(record, known), settings.kind) for record in read]
-    found = []
-    for part in parts:
-        name = part.dev if dev else part.train
-        if name is not None:
-            texts = read_records(path / name, _reading(part.format), cure=None)
-            found += [one for record in texts if (one := _converted(record, part, settings.kind)).fields]
-    if not found:
+        records = read_records(path, TaskSettings(format="auto"))
+        unnamed = next((record for record in records if record.fields.get(TASK) not in known), None)
+        if unnamed is not None:
+            raise UniclozeError(f"{unnamed.place}: the field 'task' must name one of {', '.join(known)}")
+        return [_converted(record, known[record.fields[TASK]], settings.kind) for record in records]
+    converted = [
+        _converted(record, part, settings.kind)
+        for part in parts
+        if (name := part.dev if dev else part.train) is not None
+        for record in read_records(path / name, TaskSettings(format=part.format), cure=None)
+    ]
+    if not any(record.fields for record in converted):
         raise UniclozeError(f"{path}: no entry of task.parts has records there: name a `dev` file in one")
-    return found
-
-
-def _reading(format: str) -> TaskSettings:
-    return TaskSettings(format=format)
-
-
-def _named(record: Record, known: Mapping[str, TaskPart]) -> TaskPart:
-    label = record.fields.get(TASK)
-    if label not in known:
-        raise UniclozeError(f"{record.place}: the field 'task' must name one of {', '.join(known)}")
-    return known[str(label)]
+    return [record for record in converted if record.fields]
 
 
 def _converted(record: Record, part: TaskPart, kind: str) -> Record:
     """The record as source and target, or as words and tags; without fields if an unsupervised text has a single word."""
-    if kind == TAGGING:
-        named = TaskSettings(fields={**part.source, "tags": part.target})
-        roles = {role: record.get(named, role) for role in ("tokens", "tags")}
-        fields = {TASK: part.label, **{role: value for role, value in roles.items() if value is not None}}
-        return dataclasses.replace(record, id=f"{part.label}-{record.id}", fields=fields)
     settings = TaskSettings(fields=dict(part.source))
-    texts = {name: record.text(settings, name) for name in part.source}
-    if part.unsupervised:
-        words = next(iter(texts.values())).split()
-        drawn = keyed.uniform(keyed.key(len(words), *map(len, words[:8])))[0]
-        cut = 1 + int(drawn * (len(words) - 1))
-        fields = {SOURCE: f"{part.label} {' '.join(words[:cut])}", TARGET: " ".join(words[cut:]), TASK: part.label}
-        return dataclasses.replace(record, id=f"{part.label}-{record.id}", fields=fields if len(words) > 1 else {})
-    source = " ".join([part.label, *(f"{name}: {text}" for name, text in texts.items())])
-    target = part.target_of(record)
-    fields = {SOURCE: source, TASK: part.label, **({} if target is None else {TARGET: target})}
-    if target is not None and (part.step is not None or part.classes is not None):
-        fields[GOLD] = record.get(TaskSettings(), part.target)
-    return dataclasses.replace(record, id=f"{part.label}-{record.id}", fields=fields)
+    if kind == TAGGING:
+        words, tags = record.get(settings, "tokens"), record.get(TaskSettings(), part.target)
+        fields = {role: value for role, value in (("tokens", words), ("tags", tags)) if value is not None}
+    else:
+        texts = {name: record.text(settings, name) for name in part.source}
+        shown, target = [f"{name}: {text}" for name, text in texts.items()], None
+        if part.unsupervised:
+            words = next(iter(texts.values())).split()
+            if len(words) < 2:
+                return dataclasses.replace(record, fields={})
+            drawn = keyed.uniform(keyed.key(len(words), *map(len, words[:8])))[0]
+            cut = 1 + int(drawn * (len(words) - 1))
+            shown, target = words[:cut], " ".join(words[cut:])
+        else:
+            target = part.target_of(record)
+        fields = {SOURCE: " ".join([part.label, *shown])} | ({} if target is None else {TARGET: target})
+        if target is not None and not part.unsupervised and (part.step is not None or part.classes is not None):
+            fields[GOLD] = record.get(TaskSettings(), part.target)
+    return dataclasses.replace(record, id=f"{part.label}-{record.id}", fields={TASK: part.label, **fields})
 
 
-def by_part(records: Sequence[Record]) -> dict[str, list[int]]:
+def by_part(records: Sequence[Record], settings: TaskSettings) -> dict[str, list[int]]:
     """Indices of the records of each part, by label, in order."""
-    found: dict[str, list[int]] = {}
+    if not has_parts(settings):
+        return {"": [*range(len(records))]}
+    numbers: dict[str, list[int]] = {}
     for number, record in enumerate(records):
-        found.setdefault(str(record.fields[TASK]), []).append(number)
-    return found
+        numbers.setdefault(str(record.fields[TASK]), []).append(number)
+    return numbers
 
 
 def rows_per_epoch(counts: Mapping[str, int], settings: TaskSettings, rows: int) -> dict[str, int]:
@@ -281,12 +295,11 @@ def rows_per_epoch(counts: Mapping[str, int], settings: TaskSettings, rows: int)
         label: min(count, cap or count) ** (1 / temperature) for label, count in counts.items() if label not in fixed
     }
     rest, total = 1.0 - sum(fixed.values()), sum(rates.values())
-    shares = {label: fixed.get(label, rest * rates.get(label, 0.0) / (total or 1.0)) for label in counts}
-    exact = {label: share * rows for label, share in shares.items()}
-    found = {label: max(1, int(value)) for label, value in exact.items()}
-    for label in sorted(exact, key=lambda name: int(exact[name]) - exact[name])[: max(0, rows - sum(found.values()))]:
-        found[label] += 1
-    return found
+    exact = {label: rows * fixed.get(label, rest * rates.get(label, 0.0) / (total or 1.0)) for label in counts}
+    whole = {label: max(1, int(value)) for label, value in exact.items()}
+    for label in sorted(exact, key=lambda name: int(exact[name]) - exact[name])[: max(0, rows - sum(whole.values()))]:
+        whole[label] += 1
+    return whole
 
 
 def most_common(train: Sequence[Record], dev: Sequence[Record]) -> Baseline:

@@ -20,21 +20,21 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.records.record import Record
-from unicloze.rules import AT_LEAST_ONE, NOT_NEGATIVE, Needs, Problem
-from unicloze.settings import HeadSettings, Recipe, TaskPooling, TaskSettings
-from unicloze.tasks.groups import Delimited, Headed, Labelled, task_of
-from unicloze.tasks.rows import Row, RowTarget, TextFormat, pooled_slots, pooling_of, task_format
-from unicloze.tasks.several import TAGGING, TASK, by_part, part_problems, parts_of
-from unicloze.tasks.task import Outputs, Prediction
+from unicloze.rules import AT_LEAST_ONE, NOT_NEGATIVE, Problem, needs, setting
+from unicloze.settings import HeadSettings, Recipe, TaskSettings
+from unicloze.tasks.rows import Row, RowTarget, RowTask, pooled_slots, pooling_of, task_format
+from unicloze.tasks.several import TAGGING, TASK, by_part, part_of, part_problems, parts_of
+from unicloze.tasks.task import Baseline, Delimited, Headed, Labelled, Outputs, Prediction, task_of
 from unicloze.text.tokenizers import Tokenizer
 
 TARGET = "tags"
@@ -63,23 +63,12 @@ class TaggingSettings(Headed, Delimited, Labelled):
 
     kind: str = TAGGING
     predicate: Literal["segment", "repeat"] = "segment"
-    encoder_size: int = 0
+    delimiter: bool = setting(False, needs("task.predicate", "repeat"))
+    encoder_size: int = setting(0, NOT_NEGATIVE)
     output_mix: bool = False
-    parts: list[dict[str, Any]] = field(default_factory=list)
-    mixing_cap: int | None = None
-    mixing_temperature: float = 2.0
-
-    ranges: ClassVar = {
-        "encoder_size": NOT_NEGATIVE,
-        "mixing_cap": AT_LEAST_ONE,
-        "mixing_temperature": AT_LEAST_ONE,
-    }
-    needs: ClassVar = {
-        "delimiter": (Needs("task.predicate repeat", lambda recipe: recipe.task.predicate == "repeat"),),
-        **dict.fromkeys(
-            ("mixing_cap", "mixing_temperature"), (Needs("task.parts", lambda recipe: bool(recipe.task.parts)),)
-        ),
-    }
+    parts: list[dict[str, Any]] = setting([])
+    mixing_cap: int | None = setting(None, AT_LEAST_ONE, needs("task.parts"))
+    mixing_temperature: float = setting(2.0, AT_LEAST_ONE, needs("task.parts"))
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject invalid parts, and a second mix without a first."""
@@ -99,21 +88,109 @@ class TaggingSettings(Headed, Delimited, Labelled):
             )
 
 
-def with_tags(settings: TaggingSettings, records: Sequence[Record]) -> TaggingSettings:
-    """The settings with the tags of the training records as labels and their weights, unless set, for each part."""
-    if settings.parts:
-        parts, numbers = [], by_part(records)
-        for part, entry in zip(parts_of(settings), settings.parts, strict=True):
+class Tagging(RowTask):
+    """Tags each word of a sentence."""
+
+    def resolve(self, settings: Any, records: Sequence[Record]) -> TaggingSettings:
+        """The settings with the tags of the training records as labels and their weights, unless set, for each part."""
+        tagging: TaggingSettings = settings
+        if not tagging.parts:
+            fixed = tagging.labels is not None and tagging.class_weights != "balanced"
+            return tagging if fixed else tagging.with_classes(_tags_in(records, tagging))
+        entries, numbers = [], by_part(records, tagging)
+        for part, entry in zip(parts_of(tagging), tagging.parts, strict=True):
             if part.label not in numbers:
                 raise UniclozeError(
                     f"{records[0].place}: no training record is of {part.label}, an entry of task.parts"
                 )
-            labels = part.labels or sorted(set(_tags_in([records[number] for number in numbers[part.label]], settings)))
-            parts.append({**entry, "labels": list(labels)})
-        return dataclasses.replace(settings, parts=parts)
-    if settings.labels is not None and settings.class_weights != "balanced":
-        return settings
-    return settings.with_classes(_tags_in(records, settings))
+            labels = part.labels or sorted(set(_tags_in([records[number] for number in numbers[part.label]], tagging)))
+            entries.append({**entry, "labels": list(labels)})
+        return dataclasses.replace(tagging, parts=entries)
+
+    def heads(self, settings: Any) -> Mapping[str, HeadSettings]:
+        """One head for the tag of a word, or one for each part."""
+        values = {"encoder_size": settings.encoder_size, "output_mix": settings.output_mix}
+        return {
+            name: settings.head_settings("classes", outputs=len(labels), **values)
+            for name, labels in taggers_of(settings).items()
+        }
+
+    def encode(self, records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
+        """One row per record, or several for a long one."""
+        task = task_of(recipe, TaggingSettings)
+        answers, predicates = _answers(records, task), _predicates(records, recipe)
+        written, pooling = task_format(recipe, tokenizer.vocabulary), pooling_of(recipe)
+        rows, windowed = [], 0
+        for number, (record, predicate) in enumerate(zip(records, predicates, strict=True)):
+            words = word_tokens(record.texts(task, "tokens"), tokenizer)
+            room, repeated = task.max_length - written.specials(), []
+            if predicate is not None and task.predicate == "repeat":
+                repeated = [words[predicate][: room // 2]]
+                room -= len(repeated[0]) + len(written.between)
+            parts = list(windows([min(len(word), room) for word in words], room))
+            windowed += len(parts) > 1 or any(len(word) > room for word in words)
+            for window, predicted in parts:
+                shown = [words[word][:room] for word in window]
+                ends = 1 + np.cumsum([0, *map(len, shown)])
+                units = [(int(ends[word - window.start]), int(ends[word - window.start + 1])) for word in predicted]
+                sentence = np.concatenate([*shown, np.zeros(0, np.int32)])
+                input_ids, segment_ids = written.row([sentence, *repeated])
+                if predicate is not None and predicate in window and not repeated:
+                    segment_ids[ends[predicate - window.start] : ends[predicate - window.start + 1]] = 1
+                target = RowTarget(
+                    slots=[[first + slot for slot in pooled_slots(end - first, pooling)] for first, end in units],
+                    labels=None if answers is None else [answers[number][word] for word in predicted],
+                    units=units,
+                )
+                targets = dict.fromkeys(_targets(record, task), target)
+                rows.append(Row(record=number, input_ids=input_ids, segment_ids=segment_ids, targets=targets))
+        if windowed:
+            warnings.warn(
+                f"{windowed} of {len(records)} sentences are longer than the {task.max_length} tokens of a row "
+                "(task.max_length) and are read in windows",
+                stacklevel=2,
+            )
+        return rows
+
+    def predict(self, record: Record, rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe) -> Prediction:
+        """The most likely tag of each word; by part if all tag it."""
+        task = task_of(recipe, TaggingSettings)
+        taggers = taggers_of(task)
+        tags = {
+            name: [taggers[name][number] for output in outputs for number in output[name].argmax(axis=-1)]
+            for name in _targets(record, task)
+        }
+        if len(tags) == 1:
+            return {"prediction": next(iter(tags.values()))}
+        return {"prediction": {name.removeprefix(f"{TARGET}:"): own for name, own in tags.items()}}
+
+    def reference(self, record: Record, settings: Any) -> list[str]:
+        """The tags of a record."""
+        return tags_of(record, settings)
+
+    def baseline(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
+        """The most common tag of each word, else of its longest known ending of at most four letters, else of all words."""
+        task = recipe.task
+        seen: defaultdict[tuple[str | None, str], Counter[str]] = defaultdict(Counter)
+        for record in train:
+            part = record.fields.get(TASK)  # of several taggers
+            for word, tag in zip(record.texts(task, "tokens"), tags_of(record, task), strict=True):
+                for form in _forms(word):
+                    seen[part, form][tag] += 1
+        answers = []
+        for record in records:
+            part = record.fields.get(TASK)
+            known = [
+                next((seen[part, form] for form in _forms(word) if (part, form) in seen), Counter[str]())
+                for word in record.texts(task, "tokens")
+            ]
+            answers.append([counts.most_common(1)[0][0] if counts else "" for counts in known])
+        return Baseline("the most common tag of each word or its ending", answers)
+
+
+def _forms(word: str) -> list[str]:
+    """A word, its last four to one letters, the longest first, and what all words have in common."""
+    return [f" {word}", *(word[-size:] for size in (4, 3, 2, 1) if size < len(word)), ""]
 
 
 def _tags_in(records: Sequence[Record], settings: TaskSettings) -> list[str]:
@@ -126,17 +203,13 @@ def _tags_in(records: Sequence[Record], settings: TaskSettings) -> list[str]:
 
 def taggers_of(settings: TaggingSettings) -> dict[str, Sequence[str]]:
     """The tags of each tagger by its target."""
-    parts = parts_of(settings)
-    if not parts:
-        return {TARGET: settings.labels or ()}
-    return {f"{TARGET}:{part.label}": part.labels or () for part in parts}
+    return {":".join(filter(None, (TARGET, part.label))): part.labels or () for part in parts_of(settings)}
 
 
 def _targets(record: Record, settings: TaggingSettings) -> list[str]:
     """The targets of a record: that of the part it names, or all."""
     named = record.fields.get(TASK)
-    every = list(taggers_of(settings))
-    return [f"{TARGET}:{named}"] if settings.parts and named is not None else every
+    return [f"{TARGET}:{named}"] if settings.parts and named is not None else [*taggers_of(settings)]
 
 
 def tags_of(record: Record, settings: TaskSettings) -> list[str]:
@@ -144,65 +217,15 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
     tags, words = [tag.strip() for tag in record.texts(settings, "tags")], record.texts(settings, "tokens")
     if len(tags) != len(words):
         raise UniclozeError(f"{record.place}: {len(tags)} tags for {len(words)} tokens; give one for each")
-    own = {part.label: part.metrics for part in parts_of(settings)}
-    metrics = own.get(str(record.fields.get(TASK)), ()) if own else settings.metrics
-    wrong = next((tag for tag in tags if not _BIO.fullmatch(tag)), None) if "entity-f1" in metrics else None
+    part = part_of(record, settings)
+    chunks = part is not None and "entity-f1" in part.metrics
+    wrong = next((tag for tag in tags if not _BIO.fullmatch(tag)), None) if chunks else None
     if wrong is not None:
         raise UniclozeError(
             f"{record.place}: the tag '{wrong}' is not one of B-KIND, I-KIND and O, which entity-f1 needs; for tags of "
             f"single words fine-tune with {option_of('task.metrics')} tag-accuracy"
         )
     return tags
-
-
-def heads(settings: TaggingSettings) -> Mapping[str, HeadSettings]:
-    """One head for the tag of a word, or one for each part."""
-    return {
-        name: settings.head_settings(
-            "classes",
-            outputs=len(labels),
-            encoder_size=settings.encoder_size,
-            output_mix=settings.output_mix,
-        )
-        for name, labels in taggers_of(settings).items()
-    }
-
-
-def encode(records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
-    """One row per record, or several for a long one."""
-    task = task_of(recipe, TaggingSettings)
-    answers = _answers(records, task)
-    predicates = _predicates(records, recipe)
-    written = task_format(recipe, tokenizer.vocabulary)
-    rows, windowed = [], 0
-    for number, record in enumerate(records):
-        words = word_tokens(record.texts(task, "tokens"), tokenizer)
-        predicate = predicates[number]
-        repeated = words[predicate] if predicate is not None and task.predicate == "repeat" else None
-        room = task.max_length - written.specials()
-        if repeated is not None:
-            repeated = repeated[: room // 2]
-            room -= len(repeated) + len(written.between)
-        parts = list(windows([min(len(word), room) for word in words], room))
-        windowed += len(parts) > 1 or any(len(word) > room for word in words)
-        for window, predicted in parts:
-            tags = None if answers is None else [answers[number][word] for word in predicted]
-            shown = [words[word][:room] for word in window]
-            places = [word - window.start for word in predicted]
-            input_ids, segment_ids, slots, units = _row(shown, places, repeated, written, pooling_of(recipe))
-            if predicate is not None and predicate in window and repeated is None:
-                first = 1 + sum(len(word) for word in shown[: predicate - window.start])
-                segment_ids[first : first + len(shown[predicate - window.start])] = 1
-            target = RowTarget(slots=slots, labels=tags, units=units)
-            targets = dict.fromkeys(_targets(record, task), target)
-            rows.append(Row(record=number, input_ids=input_ids, segment_ids=segment_ids, targets=targets))
-    if windowed:
-        warnings.warn(
-            f"{windowed} of {len(records)} sentences are longer than the {task.max_length} tokens of a row "
-            "(task.max_length) and are read in windows",
-            stacklevel=2,
-        )
-    return rows
 
 
 def windows(sizes: Sequence[int], room: int) -> Iterator[tuple[range, range]]:
@@ -226,24 +249,6 @@ def windows(sizes: Sequence[int], room: int) -> Iterator[tuple[range, range]]:
         start, predicted = following, boundary
 
 
-def _row(
-    words: Sequence[Int32s],
-    predicted: Sequence[int],
-    repeated: Int32s | None,
-    written: TextFormat,
-    pooling: TaskPooling,
-) -> tuple[Int32s, Int32s, list[list[int]], list[tuple[int, int]]]:
-    """Tokens and segments of a window, and the pooled slots and the range of slots of each word predicted in it."""
-    sizes = [len(word) for word in words]
-    sentence = np.concatenate([*words, np.zeros(0, np.int32)])
-    texts = [sentence] if repeated is None else [sentence, repeated]
-    input_ids, segment_ids = written.row(texts)
-    starts = 1 + np.cumsum([0, *sizes[:-1]])
-    slots = [[int(starts[word]) + slot for slot in pooled_slots(sizes[word], pooling)] for word in predicted]
-    units = [(int(starts[word]), int(starts[word]) + sizes[word]) for word in predicted]
-    return input_ids, segment_ids, slots, units
-
-
 def word_tokens(words: Sequence[str], tokenizer: Tokenizer) -> list[Int32s]:
     """The sub-tokens of each word as within a sentence: byte-level vocabularies spell a word with its leading space."""
     unknown = np.array([tokenizer.vocabulary.unk], dtype=np.int32)
@@ -254,25 +259,23 @@ def _answers(records: Sequence[Record], settings: TaggingSettings) -> list[list[
     """Tag indices of all records, or None if no record has tags."""
     if all(record.get(settings, "tags") is None for record in records):
         return None
-    of_tagger = {
-        name: {label: number for number, label in enumerate(labels)} for name, labels in taggers_of(settings).items()
-    }
-    found = []
+    taggers = taggers_of(settings)
+    answers = []
     for record in records:
         tags, (target, *others) = tags_of(record, settings), _targets(record, settings)
         if others:
             raise UniclozeError(
                 f"{record.place}: the field 'task' must name the part of task.parts that the tags are of"
             )
-        numbers = of_tagger[target]
+        numbers = {label: number for number, label in enumerate(taggers[target])}
         unknown = next((tag for tag in tags if tag not in numbers), None)
         if unknown is not None:
             raise UniclozeError(
                 f"{record.place}: the tag '{unknown}' is not a tag of the task ({', '.join(numbers)}): correct the "
                 f"record, or fine-tune with {option_of('task.labels')} listing all tags"
             )
-        found.append([numbers[tag] for tag in tags])
-    return found
+        answers.append([numbers[tag] for tag in tags])
+    return answers
 
 
 def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
@@ -294,26 +297,14 @@ def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
     return found
 
 
-def predict(
-    records: Sequence[Record], rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe
-) -> list[Prediction]:
-    """The most likely tag of each word of each record; by part if all tag it."""
-    task = task_of(recipe, TaggingSettings)
-    taggers = taggers_of(task)
-    found: list[dict[str, list[str]]] = [{name: [] for name in _targets(record, task)} for record in records]
-    for row, output in zip(rows, outputs, strict=True):
-        for name, tags in found[row.record].items():
-            tags += [taggers[name][number] for number in output[name].argmax(axis=-1)]
-    return [
-        {"id": record.id, "prediction": _by_part(tags) if len(tags) > 1 else next(iter(tags.values()))}
-        for record, tags in zip(records, found, strict=True)
-    ]
-
-
-def _by_part(tags: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    return {name.removeprefix(f"{TARGET}:"): each for name, each in tags.items()}
-
-
-def reference(record: Record, settings: TaskSettings) -> Any:
-    """The reference for a record's prediction."""
-    return tags_of(record, settings)
+TASKS = {
+    TAGGING: Tagging(
+        purpose="Tags each word of a sentence.",
+        settings=TaggingSettings,
+        roles=("tokens", "tags", "predicate"),
+        answers=("tags",),
+        optional=("predicate",),
+        texts=("tokens",),
+        compares=("tags",),
+    )
+}

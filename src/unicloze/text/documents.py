@@ -219,13 +219,12 @@ def find_files(path: str | Path) -> Sequence[File]:
         return found
     if is_url(path) and any(file.suffix == ".ds" for file in files):
         raise UniclozeError(f"{path} holds token shards, which are read in place: copy them to a disk.")
-    if is_url(path):
-        raise UniclozeError(f"There is no text file at {path}: name a file, folder or glob of {known}.")
-    if place.is_file():
+    if not is_url(path) and place.is_file():
         raise UniclozeError(f"{place} is not of a known file type: rename or convert it to one of {known}.")
-    if place.is_dir():
+    if not is_url(path) and place.is_dir():
         raise UniclozeError(f"The folder {place} holds no text files: add files that end in one of {known}.")
-    raise UniclozeError(f"There is no text file at {place}: name a file, folder or glob of {known}.")
+    where = path if is_url(path) else place
+    raise UniclozeError(f"There is no text file at {where}: name a file, folder or glob of {known}.")
 
 
 def other_files(path: str | Path) -> dict[str, int]:
@@ -233,26 +232,19 @@ def other_files(path: str | Path) -> dict[str, int]:
 
     Broken links count as `broken link`, pipes and devices as `pipe or device`, hidden text files as `hidden`.
     """
-    if is_url(path):
-        return _other_stored_files(str(path))
-    place = Path(path).expanduser()
-    if place.is_file():
-        return {}
     kinds = []
-    for file in _names_at(place):
-        if not file.exists():
+    place = Path(path).expanduser()
+    shown: Sequence[File] = stored_files(str(path)) if is_url(path) else [] if place.is_file() else _names_at(place)
+    hidden = stored_files(str(path), hidden=True) if is_url(path) else _names_at(place, hidden=True)
+    for file in shown:
+        if isinstance(file, Path) and not file.exists():
             kinds.append("broken link")
-        elif not file.is_file():
+        elif isinstance(file, Path) and not file.is_file():
             kinds.append("pipe or device")
         elif not file.name.endswith(SUFFIXES):
             kinds.append(file.suffix or "without an ending")
-    kinds += ["hidden" for file in _names_at(place, hidden=True) if file.name.endswith(SUFFIXES) and file.is_file()]
-    return dict(Counter(kinds).most_common())
-
-
-def _other_stored_files(url: str) -> dict[str, int]:
-    kinds = [file.suffix or "without an ending" for file in stored_files(url) if not file.name.endswith(SUFFIXES)]
-    kinds += ["hidden" for file in stored_files(url, hidden=True) if file.name.endswith(SUFFIXES)]
+    texts = (file for file in hidden if file.name.endswith(SUFFIXES))
+    kinds += ["hidden" for file in texts if not isinstance(file, Path) or file.is_file()]
     return dict(Counter(kinds).most_common())
 
 
@@ -264,11 +256,7 @@ def read_documents(path: str | Path, text_field: str = "text", *, tally: Tally |
 
 
 def read_file(
-    file: File,
-    text_field: str,
-    tally: Tally,
-    spans_field: str | None = None,
-    field_option: str = "--data.text_field",
+    file: File, text_field: str, tally: Tally, spans_field: str | None = None, field_option: str = "--data.text_field"
 ) -> Iterator[Document]:
     """The documents of one file; `tally.digest` is reset for each file."""
     tally.digest = hashlib.blake2b(digest_size=16)
@@ -328,17 +316,29 @@ def _open(file: File, tally: Tally) -> BinaryIO:
 
 
 def _text(raw: bytes, place: str, tally: Tally) -> str:
-    """Decode and repair a document: invalid UTF-8 becomes U+FFFD, NUL characters are dropped."""
+    """Decode a document; invalid UTF-8 becomes U+FFFD."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
         text = raw.decode(errors="replace")
         tally.replaced += text.count("\ufffd") - raw.count("\ufffd".encode())
         tally.first_bad = tally.first_bad or f"{place}, byte {error.start} of the text"
+    return _mended(text, place, tally)
+
+
+def _mended(text: str, place: str, tally: Tally) -> str:
+    """A text in which unpaired surrogates become U+FFFD, without NUL characters."""
+    before = text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        tally.replaced += text.count("\ufffd") - before.count("\ufffd")
     if "\0" in text:
         tally.nul += text.count("\0")
-        tally.first_bad = tally.first_bad or place
         text = text.replace("\0", "")
+    if text != before:
+        tally.first_bad = tally.first_bad or place
     return text
 
 
@@ -446,29 +446,9 @@ def _read_jsonl(
 
 def mended_document(text: str, path: str, line: int, tally: Tally, spans: Spans = NO_SPANS) -> Iterator[Document]:
     """Make a document of decoded text, unless it is empty: unpaired surrogates become U+FFFD, NUL characters are dropped."""
-    place = f"{path}:{line}"
-    if "\0" in text or not _is_encodable(text):
+    if "\0" in text:
         spans = spans.without(text, "\0")
-        text = _text(_bytes(text, place, tally), place, tally)
-    yield from _document(text, path, line, tally, spans)
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether a text has no unpaired surrogates."""
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def _bytes(text: str, place: str, tally: Tally) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        tally.replaced += mended.count("\ufffd") - text.count("\ufffd")
-        tally.first_bad = tally.first_bad or place
-        return mended.encode()
+    yield from _document(_mended(text, f"{path}:{line}", tally), path, line, tally, spans)
 
 
 def _read_parquet(

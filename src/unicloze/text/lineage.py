@@ -11,18 +11,15 @@ from typing import Any, cast
 
 from unicloze.errors import UniclozeError
 from unicloze.files import LINEAGE, digest, misfit, parse_json
-from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
+from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.storage import File, Status
-from unicloze.text import python_docs
 from unicloze.text.digests import SCHEMA, SEAL, seal
-from unicloze.text.documents import files_at, find_files
-from unicloze.text.sources import DatasetSource, find_shards, is_dataset
+from unicloze.text.documents import files_at
+from unicloze.text.sources import corpus_files, read_as
 from unicloze.text.tokenizers import Tokenizer
 
 CODE = 5
 """Version of the rules that turn text into shards; part of the fingerprint."""
-STILL_OPENED = (4,)
-"""Earlier versions whose folders are still used; they missed duplicates with about a million documents between them."""
 LOADED_TOKENIZER = "tokenizer.loaded"
 """Setting that holds the fingerprint of a tokenizer that was loaded, not trained."""
 
@@ -31,13 +28,14 @@ _SHAPE = {
     "fingerprint": str,
     "settings": {"code": int},
     "tokenizer": {"fingerprint": str, "vocab_size": int},
-    "digests?": str,
+    "digests": str,
+    "seal": str,
     "decontamination?": {"names": [str], "ngram": int},
     "sources": [
         {
             "name": str,
             "corpus": str,
-            "files": [{"path": str, "size": int, "mtime_ns": int, "hash": str, "read_as?": str, "etag?": str}],
+            "files": [{"path": str, "size": int, "mtime_ns": int, "hash": str, "read_as": str, "etag?": str}],
             "train": _COUNTS,
             "heldout": _COUNTS,
             "shards?": [str],
@@ -74,32 +72,24 @@ def version(file: File) -> dict[str, Any]:
     return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, **etag}
 
 
-def describe_file(file: File, digest: str, read_as: str | None = None) -> dict[str, Any]:
+def describe_file(file: File, hashed: str, how: str | None = None) -> dict[str, Any]:
     """Entry of a file: path or URL, its version, hash of its raw bytes, and how it is read."""
-    return {"path": str(file), **version(file), "hash": digest, "read_as": read_as or _format(file)}
+    return {"path": str(file), **version(file), "hash": hashed, "read_as": read_as(file) if how is None else how}
 
 
-def describe_name(name: str) -> dict[str, Any]:
-    """Entry of something that is not a file and whose name determines its content."""
-    return {"path": name, "size": 0, "mtime_ns": 0, "hash": name, "read_as": ""}
-
-
-def describe_dataset(source: DatasetSource) -> list[dict[str, Any]]:
-    """Entries of a dataset."""
+def describe_dataset(corpus: str) -> list[dict[str, Any]]:
+    """Entries of a dataset: its files, and names that determine its content."""
     return [
-        describe_name(name) if file is None else describe_file(file, file_hash(file), read_as)
-        for name, file, read_as in _dataset_files(source)
+        {"path": name, "size": 0, "mtime_ns": 0, "hash": name, "read_as": ""}
+        if file is None
+        else describe_file(file, file_hash(file), how)
+        for name, file, how in corpus_files(corpus)
     ]
-
-
-def corpus_files(corpus: str) -> Sequence[File]:
-    """Files of one entry of `data.corpus`, either text or token shards."""
-    return find_shards(corpus) or find_files(corpus)
 
 
 def fingerprint(settings: dict[str, Any], sources: Iterable[dict[str, Any]]) -> str:
     """Hash of the settings and the files' content, independent of where the files are."""
-    content = [[[file["hash"], file.get("read_as")] for file in source["files"]] for source in sources]
+    content = [[[file["hash"], file["read_as"]] for file in source["files"]] for source in sources]
     return digest([settings, content])
 
 
@@ -127,7 +117,7 @@ def read_lineage(folder: Path) -> dict[str, Any]:
         wrong = "sources"
     if wrong is not None:
         raise UniclozeError(f"{path} is damaged at {wrong.lstrip('.')}: remove the folder and prepare again.")
-    if SEAL in lineage and lineage[SEAL] != seal(lineage):
+    if lineage[SEAL] != seal(lineage):
         raise UniclozeError(f"{path} is damaged (its seal does not fit it): remove the folder and prepare again.")
     return cast(dict[str, Any], lineage)
 
@@ -142,8 +132,6 @@ def known_settings(lineage: Mapping[str, Any]) -> dict[str, Any]:
     known["data.decontaminate"] = cut["names"] if cut else []
     if cut:
         known["data.decontaminate_ngram"] = cut["ngram"]
-    if "tokenizer.lowercase" in known:  # before version 3, lower-casing implied stripping accents
-        known.setdefault("tokenizer.strip_accents", known["tokenizer.lowercase"])
     return {"data.corpus": [source["corpus"] for source in lineage["sources"]], **known}
 
 
@@ -153,24 +141,17 @@ def is_corpus(lineage: Mapping[str, Any], corpus: Sequence[str]) -> bool:
     if [Path(source["corpus"]).resolve() for source in sources] == [Path(name).resolve() for name in corpus]:
         return True
     try:
-        current = [_current_files(name) for name in corpus]
+        current = [corpus_files(name) for name in corpus]
     except UniclozeError:
         return False
     recorded = [source["files"] for source in sources]
-    if [len(files) for files in recorded] != [len(files) for files in current]:
+    if list(map(len, recorded)) != list(map(len, current)):
         return False
     pairs = list(zip(itertools.chain(*recorded), itertools.chain(*current), strict=True))
-    return all(_looks_like(*pair) for pair in pairs) and all(
-        file is None or file_hash(file) == before["hash"] for before, (_, file, _) in pairs
-    )
-
-
-def _looks_like(before: Mapping[str, Any], now: tuple[str, File | None, str]) -> bool:
-    """Whether everything but a file's content matches; before version 4, `read_as` was not recorded."""
-    path, file, read_as = now
-    if file is None:
-        return bool(before["path"] == path)
-    return bool(before["size"] == file.stat().st_size and before.get("read_as", read_as) == read_as)
+    return all(
+        before["path"] == path if file is None else (before["size"], before["read_as"]) == (file.stat().st_size, how)
+        for before, (path, file, how) in pairs
+    ) and all(file is None or file_hash(file) == before["hash"] for before, (_, file, _) in pairs)
 
 
 def check_lineage(
@@ -189,18 +170,16 @@ def check_lineage(
         recorded = lineage["sources"][position]["files"] if position < len(lineage["sources"]) else []
         files = []
         known = {file["path"]: file for file in recorded}
-        for path, file, read_as in _current_files(corpus):
+        for path, file, how in corpus_files(corpus):
             before = known.pop(path, None)
             if before and (file is None or not verify) and _unchanged(before, file):
                 files.append(before)
                 continue
-            files.append({"hash": path if file is None else file_hash(file), "read_as": read_as})
+            files.append({"hash": path if file is None else file_hash(file), "read_as": how})
             if before is None or before["hash"] != files[-1]["hash"]:
                 changes.append(f"{path} {'is new' if before is None else 'has changed'}")
         changes += [f"{path} is gone" for path in known]
         sources.append({"files": files})
-    if lineage["settings"]["code"] in STILL_OPENED:
-        settings = {**settings, "code": lineage["settings"]["code"]}
     changes += _changed_settings(lineage["settings"], settings)
     now = fingerprint(settings, sources)
     if now != lineage["fingerprint"]:
@@ -214,44 +193,18 @@ def check_lineage(
 
 def _changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs, in words; a tokenizer is loaded (`tokenizer.loaded` holds its fingerprint) or trained."""
-    names, found = before.keys() | now.keys(), []
+    names, changes = before.keys() | now.keys(), []
     was, loaded = before.get(LOADED_TOKENIZER), now.get(LOADED_TOKENIZER)
     if was != loaded:
-        if was is None:
-            found.append("the tokenizer is loaded (--tokenizer.path or --init) instead of trained")
-        elif loaded is None:
-            found.append("the tokenizer is trained instead of loaded (--tokenizer.path or --init)")
-        else:
-            found.append("another tokenizer is loaded (--tokenizer.path or --init)")
+        loading = "loaded (--tokenizer.path or --init)"
+        kinds = f"{loading} instead of trained" if was is None else f"trained instead of {loading}"
+        changes = [f"the tokenizer is {kinds}" if None in (was, loaded) else f"another tokenizer is {loading}"]
         names = {name for name in names if not name.startswith("tokenizer.")}
-    return found + [
+    return changes + [
         f"{name} is {now.get(name)} instead of {before.get(name)}"
         for name in sorted(names)
         if now.get(name) != before.get(name)
     ]
-
-
-def _current_files(corpus: str) -> Sequence[tuple[str, File | None, str]]:
-    """Path, file if there is one, and `read_as` of each entry."""
-    if corpus == PYTHON_DOCS:
-        return [(python_docs.file_name(), None, _format(Path(python_docs.file_name())))]
-    if is_dataset(corpus):
-        return _dataset_files(DatasetSource.of(corpus))
-    return [(str(file), file, _format(file)) for file in corpus_files(corpus)]
-
-
-def _dataset_files(source: DatasetSource) -> list[tuple[str, Path | None, str]]:
-    """`_current_files` of a dataset; its `read_as` is the relative path, which may determine the split."""
-    folder = source.folder
-    return [
-        (name, file, "" if file is None or folder is None else file.relative_to(folder).as_posix())
-        for name, file in source.described()
-    ]
-
-
-def _format(file: File) -> str:
-    """File suffix without compression."""
-    return Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def _unchanged(before: dict[str, Any], file: File | None) -> bool:

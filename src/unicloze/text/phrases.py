@@ -1,14 +1,11 @@
 """Phrase tables: multi-word phrases to mask as a unit (ERNIE), stored as token ids.
 
-FOLDER/phrases.npy         token ids of all phrases, concatenated, int32
-FOLDER/phrases.ends.npy    end of each phrase, int64
-FOLDER/phrases.txt         the phrases as text, to read, edit and pass to --data.phrases
-FOLDER/phrases.json        their origin; written last
+FOLDER/phrases.txt     the phrases as text, to read, edit and pass to --data.phrases
+FOLDER/phrases.json    their token ids and their origin
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +19,7 @@ import numpy.typing as npt
 from unicloze import keyed
 from unicloze.arrays import Flags
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import read_bytes, replace_file
+from unicloze.files import digest, parse_json, read_bytes, replace_file
 from unicloze.progress import each
 from unicloze.settings import DataSettings
 from unicloze.text.lineage import file_hash
@@ -32,10 +29,9 @@ from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary, has_letter
 
 FACTS = "phrases.json"
-SCHEMA = 1
+SCHEMA = 2
 """Schema version of a phrase table."""
 
-_ARRAYS = "phrases.npy", "phrases.ends.npy"
 _PIECE_FACTOR, _WORD_FACTOR = int(keyed.GOLDEN), 0xD6E8FEB86659FD93
 _SIEVE_BITS = 20
 MOST_WORDS = 64
@@ -150,46 +146,29 @@ class PhraseTable:
     def save(self, folder: Path, tokenizer: Tokenizer, origin: Mapping[str, Any]) -> None:
         """Write the table and its origin, see the top of this module."""
         folder.mkdir(parents=True, exist_ok=True)
-        flat = [token for phrase in self.phrases for token in phrase]
-        np.save(folder / "phrases.npy", np.array(flat, dtype=np.int32), allow_pickle=False)
-        ends = np.cumsum([len(phrase) for phrase in self.phrases], dtype=np.int64)
-        np.save(folder / "phrases.ends.npy", ends, allow_pickle=False)
         texts = "".join(f"{tokenizer.decode(phrase).strip()}\n" for phrase in self.phrases)
         (folder / "phrases.txt").write_text(texts, encoding="utf-8")
-        sums = {name: _sha256(folder / name) for name in _ARRAYS}
-        content = {
-            "schema": SCHEMA,
-            "origin": dict(origin),
-            "phrases": len(self.phrases),
-            "tokens": len(flat),
-            "sha256": sums,
-        }
-        replace_file(folder / FACTS, json.dumps(content, indent=1) + "\n")
+        content = {"schema": SCHEMA, "origin": dict(origin), "phrases": self.phrases}
+        replace_file(folder / FACTS, json.dumps(content | {"sha256": digest(content)}) + "\n")
 
     @classmethod
     def load(cls, folder: Path, vocabulary: Vocabulary, origin: Mapping[str, Any]) -> PhraseTable:
         """Load a saved table."""
         cure = f"remove {folder} to make it again, or start another --out."
         try:
-            content = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-            flat = np.load(folder / "phrases.npy", allow_pickle=False)
-            ends = np.load(folder / "phrases.ends.npy", allow_pickle=False)
-        except (ValueError, OSError) as error:
+            content = parse_json(read_bytes(folder / FACTS))
+            whole = content.pop("sha256") == digest(content) and content["schema"] == SCHEMA
+        except (ValueError, OSError, AttributeError, KeyError, TypeError) as error:
             raise UniclozeError(f"the phrase table in {folder} is damaged ({error}): {cure}") from error
-        if content.get("schema") != SCHEMA or [len(ends), len(flat)] != [content["phrases"], content["tokens"]]:
-            raise UniclozeError(f"the phrase table in {folder} is damaged or does not have schema {SCHEMA}: {cure}")
-        for name, expected in content.get("sha256", {}).items():  # older versions wrote none
-            if name not in _ARRAYS or _sha256(folder / name) != expected:
-                raise UniclozeError(f"{folder / name} is damaged (its SHA-256 is not the one in phrases.json): {cure}")
+        if not whole:
+            raise UniclozeError(
+                f"{folder / FACTS} is damaged (its SHA-256 is not the one in it) or does not have schema {SCHEMA}: {cure}"
+            )
         if content["origin"] != dict(origin):
             raise UniclozeError(
                 f"the phrase table in {folder} is from {content['origin']}, but the run needs {dict(origin)}: {cure}"
             )
-        return cls(np.split(flat, ends[:-1]) if len(ends) else [], vocabulary)
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+        return cls([np.array(phrase, dtype=np.int32) for phrase in content["phrases"]], vocabulary)
 
 
 def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
@@ -349,7 +328,7 @@ class _Text:
                 if (part - 1) % self._every:
                     continue
                 bounds = zip(starts.tolist(), ends.tolist(), strict=True)
-                tokens = shard.read(starts, ends)
+                tokens = shard.tokens.ranges(starts, ends)
                 token_ids = np.concatenate([tokens[start:end] for start, end in bounds])
                 rows = np.repeat(np.arange(len(starts)), ends - starts)
                 words = Words.of(token_ids, rows, self._is_text[token_ids], self._vocabulary)
@@ -359,34 +338,22 @@ class _Text:
 
 def _parts(shard: TokenShard) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Starts and ends of documents, or of pieces of long ones, in parts of about TOKENS_AT_ONCE tokens."""
-    held: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
-    total, current = 0, -1
-    for span in parts_of(len(shard.ends)):
-        first, lengths = shard.starts[span], shard.lengths(span)
-        pieces = -(-lengths // TOKENS_AT_ONCE)
+    starts = ends = np.zeros(0, dtype=np.int64)
+    before = 0  # tokens before these pieces
+    for documents in parts_of(len(shard)):
+        first, last = shard.bounds(documents)
+        pieces = -(-(last - first) // TOKENS_AT_ONCE)
         place = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        starts = np.repeat(first, pieces) + place * TOKENS_AT_ONCE
-        ends = np.minimum(np.repeat(first + lengths, pieces), starts + TOKENS_AT_ONCE)
-        sums = np.cumsum(ends - starts) + total
-        numbers = sums // TOKENS_AT_ONCE
-        total = int(sums[-1]) if len(sums) else total
-        for chosen in np.split(np.arange(len(starts)), np.flatnonzero(np.diff(numbers)) + 1):
-            if not len(chosen):
-                continue
-            if held and int(numbers[chosen[0]]) != current:
-                yield _merged(held)
-                held = []
-            current = int(numbers[chosen[0]])
-            held.append((starts[chosen], ends[chosen]))
-    if held:
-        yield _merged(held)
-
-
-def _merged(
-    held: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    starts, ends = zip(*held, strict=True)
-    return np.concatenate(starts), np.concatenate(ends)
+        begins = np.repeat(first, pieces) + place * TOKENS_AT_ONCE
+        starts = np.append(starts, begins)
+        ends = np.append(ends, np.minimum(np.repeat(last, pieces), begins + TOKENS_AT_ONCE))
+        numbers = (np.cumsum(ends - starts) + before) // TOKENS_AT_ONCE
+        *whole, rest = np.split(np.arange(len(starts)), np.flatnonzero(np.diff(numbers)) + 1)
+        yield from ((starts[part], ends[part]) for part in whole)
+        before += int((ends - starts)[: len(starts) - len(rest)].sum())
+        starts, ends = starts[rest], ends[rest]
+    if len(starts):
+        yield starts, ends
 
 
 class _Counts:

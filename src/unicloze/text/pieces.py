@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.arrays import Flags, Int64s
-from unicloze.text.columns import Kept, Sums
-from unicloze.text.marks import Marks
-from unicloze.text.shards import TokenShard, TokenSource
+from unicloze.arrays import Flags, Int32s, Int64s
+from unicloze.text.digests import Mapped
+from unicloze.text.shards import Marks, TokenShard, TokenSource
 
-Tokens = npt.NDArray[np.unsignedinteger]
+Column = Callable[[TokenShard], Mapped | None]
+"""One of the two columns of a shard with a value for each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Places:
     last: Int64s  # number of the first piece after the run
 
 
-class Pieces(Protocol):
+class Pieces(ABC):
     """The pieces of a source, numbered in the order of its text.
 
     Pieces are cut from runs of text, consecutively or, with a stride, overlapping: each document is a run, or all documents
@@ -36,27 +36,42 @@ class Pieces(Protocol):
     document.
 
     Args:
-        count: Number of pieces.
-        tokens: Number of tokens in all pieces.
+        source: The source.
+        piece: Number of tokens in a piece.
     """
 
-    count: int
-    tokens: int
+    count: int  # number of pieces
 
+    def __init__(self, source: TokenSource, piece: int) -> None:
+        self._source, self._piece = source, piece
+
+    @abstractmethod
     def place(self, index: Int64s) -> Places:
         """Locations of pieces, by number. *Shape:* (pieces,)"""
 
-    def take(self, run: Int64s, start: Int64s) -> npt.NDArray[np.int32]:
-        """The tokens of pieces; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
-
-    def take_marks(self, run: Int64s, start: Int64s) -> Marks:
-        """The bytes of their spans; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
-
+    @abstractmethod
     def whole(self, places: Places) -> tuple[Flags, Flags]:
         """Whether a document begins where each piece begins, and ends where it ends. *Shape:* (pieces,) each"""
 
+    @abstractmethod
     def document(self, run: int, start: int) -> tuple[TokenShard, int, int]:
         """Shard, document index and token index at which a piece begins."""
+
+    def take(self, run: Int64s, start: Int64s) -> Int32s:
+        """The tokens of pieces; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
+        tokens = np.empty((len(run), self._piece), dtype=np.int32)
+        self._read(tokens, run, start, lambda shard: shard.tokens)
+        return tokens
+
+    def take_marks(self, run: Int64s, start: Int64s) -> Marks:
+        """The bytes of their spans; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
+        marks = np.zeros((len(run), self._piece), dtype=np.uint8)
+        self._read(marks, run, start, lambda shard: shard.marks)
+        return marks
+
+    @abstractmethod
+    def _read(self, values: npt.NDArray[np.integer], run: Int64s, start: Int64s, column: Column) -> None:
+        """Read the values of pieces from a column. *Shape:* (pieces, piece)"""
 
 
 def cut(
@@ -68,19 +83,13 @@ def cut(
     return _Joined(source, piece, least, separator, stride or piece)
 
 
-class _Separate:
+class _Separate(Pieces):
     """The pieces of documents, each of which is a run."""
 
     def __init__(self, source: TokenSource, piece: int, least: int) -> None:
-        self._source, self._piece, self._least = source, piece, least
-        self._sums = Sums(
-            lambda documents: self._pieces(source.lengths(documents)),
-            self._between,
-            source.num_documents,
-            kept=_kept(source, f"{piece}-{least}"),
-            what=f"indexing {source.name}",
-        )
-        self.count, self.tokens = self._sums.total, self._sums.beside
+        super().__init__(source, piece)
+        self._sums = source.sums(f"{piece}-{least}", lambda lengths: lengths // piece + (lengths % piece >= least))
+        self.count = self._sums.total
 
     def place(self, index: Int64s) -> Places:
         document, first, pieces = self._sums.find(index)
@@ -88,75 +97,41 @@ class _Separate:
         length = np.minimum(self._piece, self._source.lengths(document) - start)
         return Places(run=document, start=start, length=length, first=first, last=first + pieces)
 
-    def take(self, run: Int64s, start: Int64s) -> npt.NDArray[np.int32]:
-        text = np.empty((len(run), self._piece), dtype=np.int32)
-        for shard, mine, begins in self._begins(run, start):
-            text[mine] = _rows(shard.read(begins, begins + self._piece), begins, self._piece)
-        return text
-
-    def take_marks(self, run: Int64s, start: Int64s) -> Marks:
-        marks = np.zeros((len(run), self._piece), dtype=np.uint8)
-        for shard, mine, begins in self._begins(run, start):
-            read = shard.read_marks(begins, begins + self._piece)
-            if read is not None:
-                marks[mine] = _rows(read, begins, self._piece)
-        return marks
-
-    def _begins(self, run: Int64s, start: Int64s) -> Iterator[tuple[TokenShard, Int64s | slice, Int64s]]:
-        """Each shard, the pieces it holds, and where these begin in it."""
-        for number, mine in self._source.by_shard(run):
-            shard = self._source.shards[number]
-            yield shard, mine, shard.starts[run[mine] - self._source.bounds[number]] + start[mine]
-
     def whole(self, places: Places) -> tuple[Flags, Flags]:
         return np.equal(places.start, 0), np.equal(places.start + places.length, self._source.lengths(places.run))
 
     def document(self, run: int, start: int) -> tuple[TokenShard, int, int]:
-        number = int(np.searchsorted(self._source.bounds, run, side="right")) - 1
-        return self._source.shards[number], run - int(self._source.bounds[number]), start
+        ((shard, _, inside),) = self._source.by_shard(np.array([run]))
+        return shard, int(inside[0]), start
 
-    def _pieces(self, lengths: Int64s) -> Int64s:
-        whole, rest = np.divmod(lengths, self._piece)
-        return whole + (rest >= self._least)
-
-    def _between(self, start: int, end: int) -> tuple[Int64s, int]:
-        lengths = self._source.lengths_between(start, end)
-        pieces = self._pieces(lengths)
-        return pieces, int(np.minimum(pieces * self._piece, lengths).sum())
-
-
-def _rows(tokens: Tokens, begins: Int64s, count: int) -> npt.NDArray[np.integer]:
-    """`count` values of a shard from each place. *Shape:* (rows, count)"""
-    if len(tokens) >= count and int(begins.max()) <= len(tokens) - count:
-        return np.lib.stride_tricks.sliding_window_view(tokens, count)[begins]
-    return np.asarray(tokens[np.minimum(begins[:, None] + np.arange(count), len(tokens) - 1)])
+    def _read(self, values: npt.NDArray[np.integer], run: Int64s, start: Int64s, column: Column) -> None:
+        for shard, mine, inside in self._source.by_shard(run):
+            if (read := column(shard)) is not None:
+                begins, count = shard.bounds(inside)[0] + start[mine], self._piece
+                found = read.ranges(begins, begins + count)
+                if len(found) >= count and int(begins.max()) <= len(found) - count:
+                    values[mine] = np.lib.stride_tricks.sliding_window_view(found, count)[begins]
+                else:
+                    values[mine] = found[np.minimum(begins[:, None] + np.arange(count), len(found) - 1)]
 
 
-class _Joined:
+class _Joined(Pieces):
     """The pieces of shards, in each of which the documents form one run, joined by separators; empty ones are dropped.
 
     Each document counts as its tokens and the separator after it, which the last document of a run does not have.
     """
 
     def __init__(self, source: TokenSource, piece: int, least: int, separator: int, stride: int) -> None:
-        self._source, self._piece, self._separator, self._stride = source, piece, separator, stride
-        self._sums = Sums(
-            lambda documents: _with_separator(source.lengths(documents)),
-            lambda start, end: (_with_separator(source.lengths_between(start, end)), 0),
-            source.num_documents,
-            kept=_kept(source, "joined"),
-            what=f"indexing {source.name}",
-        )
+        super().__init__(source, piece)
+        self._separator, self._stride = separator, stride
+        self._sums = source.sums("joined", _with_separator)
         self._before = self._sums.before(source.bounds)
         self._lengths = np.maximum(np.diff(self._before) - 1, 0)
         pieces = np.where(self._lengths >= least, 1 - np.minimum(0, piece - self._lengths) // stride, 0)
-        last = self._lengths - (pieces - 1) * stride
         if stride == piece:  # nothing of a shorter last piece is in the one before it, but a few tokens are no piece
-            pieces -= (pieces > 0) & (last < least)
+            pieces -= (pieces > 0) & (self._lengths - (pieces - 1) * stride < least)
         self._ends: Int64s = np.cumsum(pieces)
         self.count = int(pieces.sum())
-        last = np.minimum(self._lengths - (pieces - 1) * stride, piece)
-        self.tokens = int((((pieces - 1) * piece + last) * (pieces > 0)).sum())
 
     def place(self, index: Int64s) -> Places:
         run = np.searchsorted(self._ends, index, side="right")
@@ -164,21 +139,6 @@ class _Joined:
         start = (index - first) * self._stride
         length = np.minimum(self._piece, self._lengths[run] - start)
         return Places(run=run, start=start, length=length, first=first, last=self._ends[run])
-
-    def take(self, run: Int64s, start: Int64s) -> npt.NDArray[np.int32]:
-        text = np.empty((len(run), self._piece), dtype=np.int32)
-        for number in np.unique(run).tolist():
-            mine = run == number
-            text[mine] = self._rows(number, start[mine], self._source.shards[number].read, self._separator)
-        return text
-
-    def take_marks(self, run: Int64s, start: Int64s) -> Marks:
-        marks = np.zeros((len(run), self._piece), dtype=np.uint8)
-        for number in np.unique(run).tolist():
-            shard, mine = self._source.shards[number], run == number
-            if shard.marks is not None:
-                marks[mine] = self._rows(number, start[mine], shard.read_marks, 0)
-        return marks
 
     def whole(self, places: Places) -> tuple[Flags, Flags]:
         starts = self._before[places.run] + places.start
@@ -192,10 +152,15 @@ class _Joined:
         within = int(self._before[run]) + start - int(before[0])
         return self._source.shards[run], int(document[0] - self._source.bounds[run]), within
 
-    def _rows(
-        self, run: int, starts: Int64s, read: Callable[[Int64s, Int64s], Tokens | None], separator: int
-    ) -> npt.NDArray[np.integer]:
-        """A piece of a run from each place: the values that `read` returns, and a value between two documents.
+    def _read(self, values: npt.NDArray[np.integer], run: Int64s, start: Int64s, column: Column) -> None:
+        for number in np.unique(run).tolist():
+            shard, mine = self._source.shards[number], run == number
+            if (read := column(shard)) is not None:
+                separator = self._separator if read is shard.tokens else 0
+                values[mine] = self._rows(number, start[mine], read, separator)
+
+    def _rows(self, run: int, starts: Int64s, column: Mapped, separator: int) -> npt.NDArray[np.integer]:
+        """A piece of a run from each place: the values of a column, and a value between two documents.
 
         *Shape:* (rows, piece)
         """
@@ -206,23 +171,22 @@ class _Joined:
         sizes = np.diff(documents.reshape(2, rows), axis=0)[0] + 1
         row = np.repeat(np.arange(rows), sizes)
         within = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        local = documents[:rows][row] + within - self._source.bounds[run]
-        shard = self._source.shards[run]
-        begins_in_shard = shard.starts[local]
-        values = _with_separator(shard.ends[local] - begins_in_shard)
+        begins_in_shard, ends = self._source.shards[run].bounds(
+            documents[:rows][row] + within - self._source.bounds[run]
+        )
+        values = _with_separator(ends - begins_in_shard)
         sums = np.cumsum(values) - values
         begins_in_run = sums - sums[within == 0][row] + before[:rows][row] - self._before[run]
         some = values > 0
         row, begins_in_shard, begins_in_run, values = (
-            column[some] for column in (row, begins_in_shard, begins_in_run, values)
+            each[some] for each in (row, begins_in_shard, begins_in_run, values)
         )
         shift = row * count - starts[row]  # from positions in the run to positions in the block of rows
         begins = np.maximum(begins_in_run + shift, row * count)
         parts = np.diff(begins, append=rows * count)
         shifts = begins_in_shard - begins_in_run - shift
         index = np.arange(rows * count) + np.repeat(shifts, parts)
-        tokens = read(begins + shifts, begins + shifts + parts)
-        assert tokens is not None
+        tokens = column.ranges(begins + shifts, begins + shifts + parts)
         block = np.asarray(tokens[np.minimum(index, len(tokens) - 1)])
         separators = begins_in_run + values - 1 + shift
         block[separators[separators < (row + 1) * count]] = separator
@@ -231,13 +195,3 @@ class _Joined:
 
 def _with_separator(lengths: Int64s) -> Int64s:
     return lengths + (lengths > 0)
-
-
-def _kept(source: TokenSource, kind: str) -> Kept | None:
-    """Where the sums of a source are kept for one way of cutting it."""
-    if source.index is None:
-        return None
-    file = source.index.file
-    return replace(
-        source.index, file=file.with_name(f"{file.name}-{kind}.sums"), made_from=f"{source.index.made_from} {kind}"
-    )

@@ -8,7 +8,7 @@
 
 The folder is created atomically: it is written under a temporary name and renamed. An existing folder is reused only if
 the corpus, the settings and the version of this code still yield its fingerprint. A large source is divided into portions,
-each with a shard of its own (`unicloze.text.portions`).
+each with a shard of its own (`unicloze.text.pipeline`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,15 +28,13 @@ from filelock import FileLock, Timeout
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import LEDGER, LINEAGE, TOKENIZER, TOKENIZER_CONFIG, release_and_remove, sync, write_file
 from unicloze.progress import say
-from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
+from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import lineage, sources
-from unicloze.text.columns import Kept
 from unicloze.text.digests import SEAL, Digests
-from unicloze.text.documents import find_files, read_documents
+from unicloze.text.documents import find_files
 from unicloze.text.pipeline import Preparation
-from unicloze.text.python_docs import python_docs
 from unicloze.text.shards import TokenShard, TokenSource, shard_paths
-from unicloze.text.sources import find_shards, is_dataset
+from unicloze.text.sources import beginning, kind_of
 from unicloze.text.tokenizers import Tokenizer
 
 ENOUGH = 500_000
@@ -45,36 +43,22 @@ ENOUGH = 500_000
 
 def beginning_of(data: DataSettings, folder: Path) -> Path | None:
     """Write the beginnings of a corpus's sources, in equal shares, to one file in a folder."""
-    if data.prepared is not None or not data.corpus or any(map(is_dataset, data.corpus)):
+    kinds = {corpus: kind_of(corpus) for corpus in data.corpus}
+    if data.prepared is not None or not kinds or {"dataset", "shards"} & set(kinds.values()):
         return None
-    sizes = [ENOUGH if each == PYTHON_DOCS else _size(each) for each in data.corpus]
-    if None in sizes or sum(size or 0 for size in sizes) < ENOUGH:
+    texts = (corpus for corpus, kind in kinds.items() if kind == "files")
+    size = sum(file.stat().st_size for corpus in texts for file in find_files(corpus))
+    if size < ENOUGH and "built-in" not in kinds.values():
         return None
     lines = [
         json.dumps({data.text_field: text}, ensure_ascii=False) + "\n"
         for corpus in data.corpus
-        for text in _texts(corpus, data.text_field, ENOUGH // len(data.corpus))
+        for text in beginning(corpus, data.text_field, ENOUGH // len(data.corpus), least=200)
     ]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "toy.jsonl"
     write_file(file, "".join(lines), "the beginning of the corpus")
     return file
-
-
-def _size(corpus: str) -> int | None:
-    """Bytes of the files of a source, None if it holds tokens."""
-    if find_shards(corpus):
-        return None
-    return sum(file.stat().st_size for file in find_files(corpus))
-
-
-def _texts(corpus: str, text_field: str, room: int) -> Iterator[str]:
-    documents = python_docs() if corpus == PYTHON_DOCS else read_documents(corpus, text_field)
-    for document in documents:
-        yield document.text[: max(room, 200)]
-        room -= len(document.text)
-        if room <= 0:
-            return
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,8 +114,7 @@ class Prepared:
     def load(cls, folder: str | Path, *, verify: bool = False, progress: bool = True) -> Prepared:
         """Open a prepared folder without checking the corpus.
 
-        Small files are verified whole; of each token file the first block now, the others when read, as those of files with
-        a number for each of many documents.
+        Files are verified up to 1 MiB now, and the rest of them block by block when it is read.
 
         Args:
             folder: The prepared folder.
@@ -143,16 +126,9 @@ class Prepared:
         """
         folder = Path(folder)
         content = lineage.read_lineage(folder)
-        digests = Digests.open(folder, content, required=verify)
-        if digests is not None:
-            digests.check(folder / TOKENIZER, folder / TOKENIZER_CONFIG)
+        digests = Digests.open(folder, content)
+        digests.check(folder / TOKENIZER, folder / TOKENIZER_CONFIG)
         tokenizer = Tokenizer.load(folder / TOKENIZER)
-        recorded = content["tokenizer"]["fingerprint"]
-        if tokenizer.fingerprint != recorded:
-            raise UniclozeError(
-                f"{folder / 'tokenizer.json'} has fingerprint {tokenizer.fingerprint[:16]}, but lineage.json records "
-                f"{recorded[:16]}: remove the folder and prepare again."
-            )
         entries = content["sources"]
         train, heldout = (
             tuple(
@@ -162,8 +138,8 @@ class Prepared:
             )
             for part in ("train", "heldout")
         )
-        for shard in (shard for source in (*train, *heldout) for shard in source.shards):
-            shard.check_all() if verify else shard.check_first()
+        for shard in (shard for source in (*train, *heldout) if verify for shard in source.shards):
+            shard.check_all()
         return cls(folder=folder, tokenizer=tokenizer, train=train, heldout=heldout, lineage=content)
 
 
@@ -243,7 +219,7 @@ def prepare_data(
 def _prepare(preparation: Preparation, out: Path) -> None:
     """Prepare in a folder beside `out`, which a killed preparation leaves and the next one completes, and rename it."""
     work = preparation.work
-    for begun in ("data", "sides", "buckets"):
+    for begun in ("data", "sides", "buckets", "cuts"):
         shutil.rmtree(work / begun, ignore_errors=True)
     work.mkdir(exist_ok=True)
     try:
@@ -275,24 +251,18 @@ def _alone(lock: Path, out: Path) -> Iterator[None]:
 
 
 def _open_source(
-    folder: Path, part: str, entry: dict[str, Any], content: dict[str, Any], digests: Digests | None, *, progress: bool
+    folder: Path, part: str, entry: dict[str, Any], content: dict[str, Any], digests: Digests, *, progress: bool
 ) -> TokenSource:
     """Open a source as its lineage describes it."""
     name = entry["name"]
     if "shards" in entry:
-        shards = sources.open_selection(folder / part, name, [Path(path) for path in entry["shards"]], digests)
+        shards = sources.open_selection(folder / part, name, entry["shards"], digests)
     else:
         shards = tuple(TokenShard.open(path, digests=digests) for path in shard_paths(folder / part, entry))
-    source = TokenSource(name=name, shards=shards)
-    if digests is not None and SEAL in content:
-        index = Kept(
-            file=folder / "index" / f"{part}-{name}", made_from=f"{content[SEAL]} {part} {name}", show=progress
-        )
-        source = replace(source, recorded_tokens=entry[part]["tokens"], index=index)
-    found, recorded = (source.num_documents, source.num_tokens), (entry[part]["documents"], entry[part]["tokens"])
-    if found != recorded:
-        raise UniclozeError(
-            f"{folder / part / name} has {found[0]:,} documents of {found[1]:,} tokens, but lineage.json records "
-            f"{recorded[0]:,} of {recorded[1]:,}: remove the folder and prepare again."
-        )
-    return source
+    return TokenSource(
+        name=name,
+        shards=shards,
+        recorded_tokens=entry[part]["tokens"],
+        index=folder / "index" / f"{part}-{name}-{content[SEAL][:16]}",
+        show=progress,
+    )

@@ -8,27 +8,25 @@ reading is random access, and the state of a run is its position.
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
-from unicloze.arrays import Int64s
+from unicloze.arrays import Flags, Int32s, Int64s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import select_rows
 from unicloze.text import windows as pairing
-from unicloze.text.marks import Marks
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.pieces import Pieces, Places, cut
 from unicloze.text.shards import TokenSource
 from unicloze.text.sources import check_ids
 from unicloze.text.vocabulary import Vocabulary
-from unicloze.text.windows import Pairs, Windows
+from unicloze.text.windows import Pairs, Segments, Windows
 
 # A sample is one visit to a window within an epoch, numbered from 0 in the order of the text.
 
@@ -47,44 +45,36 @@ Directions = Literal["forward", "backward", "both"]
 """Directions of the lanes: all forward, all backward, or one half each."""
 
 
-def backward_lanes(lane: Int64s, lanes: int, directions: Directions = "both") -> npt.NDArray[np.bool_]:
-    """Whether a lane goes backward; with both directions the second half does, but not a single lane."""
-    if directions == "both":
-        return 2 * lane >= lanes + lanes % 2
-    return np.full(lane.shape, directions == "backward")
-
-
 def streams(
     positions: Int64s, size: int, seed: int, *, lanes: int, directions: Directions = "forward"
-) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+) -> tuple[Int64s, Int64s, Flags, Flags]:
     """Epoch and sample at each position, for `lanes` parallel streams that each advance by one sample per step.
 
     An epoch is a ring of its samples. Lanes start at evenly spaced places, rotated by a keyed shift each epoch, and take
     equally many steps; samples left at the end of some lanes (fewer than `lanes`) are reached by another epoch's shift.
+
+    Returns:
+        Epoch, sample, whether the lane begins there, and whether it goes backward. *Shape:* (positions,) each
     """
     steps = max(1, size // lanes)
     epochs, within = np.divmod(positions, steps * lanes)
-    step, lane = np.divmod(within, lanes)
+    places, begins, backward = _in_lanes(within, steps, size, lanes, directions)
     shift = keyed.below(keyed.key(seed, keyed.Purpose.LANE_SHIFT, epochs), size)
-    backward = backward_lanes(lane, lanes, directions)
-    taken = np.where(backward, steps - 1 - step, step)
-    return epochs, (lane * size // lanes + taken + shift) % size, step == 0, backward
+    return epochs, (places + shift) % size, begins, backward
+
+
+def _in_lanes(within: Int64s, steps: int, size: int, lanes: int, directions: Directions) -> tuple[Int64s, Flags, Flags]:
+    """Place of each position in evenly spaced lanes of `steps` consecutive places; whether its lane begins, or goes back."""
+    step, lane = np.divmod(within, lanes)
+    backward = np.full(lane.shape, directions == "backward")
+    if directions == "both":  # the second half of the lanes, but not a single lane
+        backward = 2 * lane >= lanes + lanes % 2
+    return lane * size // lanes + np.where(backward, steps - 1 - step, step), step == 0, backward
 
 
 def evenly_spaced(count: int, size: int) -> Int64s:
     """`count` evenly spaced numbers below `size`. *Shape:* (count,)"""
     return np.arange(count, dtype=np.int64) * size // count
-
-
-def evenly_spaced_lanes(
-    count: int, size: int, *, lanes: int, directions: Directions = "forward"
-) -> tuple[Int64s, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """At most `count` numbers below `size`: evenly spaced lanes of equally many consecutive numbers."""
-    lanes = min(lanes, count)
-    step, lane = np.divmod(np.arange(count // lanes * lanes, dtype=np.int64), lanes)
-    backward = backward_lanes(lane, lanes, directions)
-    taken = np.where(backward, count // lanes - 1 - step, step)
-    return lane * size // lanes + taken, step == 0, backward
 
 
 SHORTEST, DEVIATION, HALVED = 5, 5.0, 0.05
@@ -219,12 +209,6 @@ class WindowSampler:
         """Number of windows read, of all sources, while the source with the largest weight is read once."""
         return self.epoch_size / float((self._quotas / np.maximum(1, self.source_windows)).max())
 
-    @property
-    def fill(self) -> float:
-        """Share of a window that is not padding, on average."""
-        tokens = sum(pieces.tokens for pieces in self._pieces)
-        return (tokens + self.num_windows * (1 + self.segments)) / (self.num_windows * self.window)
-
     def read(
         self, start: int, count: int, *, pairs: Pairs = "contiguous", static_copies: int | None = None, lanes: int = 1
     ) -> Windows:
@@ -241,10 +225,9 @@ class WindowSampler:
         source = np.searchsorted(bounds, samples, side="right")
         within = samples - (bounds - self._quotas)[source]
         passes, index = np.divmod(epochs * self._quotas[source] + within, self.source_windows[source])
-        if begins is None:
+        if begins is None or backward is None:
             self._shuffle_parts(source, passes, index)
         else:
-            assert backward is not None
             begins |= within == np.where(backward, self._quotas[source] - 1, 0)
         if static_copies is None:
             keys = keyed.key(self.seed, epochs, samples)
@@ -260,9 +243,9 @@ class WindowSampler:
         """At most `count` windows for evaluation, spread evenly over the sources and independent of the seed."""
         count, begins, backward = min(count, self.num_windows), None, None
         if self.order == "streams":
-            numbers, begins, backward = evenly_spaced_lanes(
-                count, self.num_windows, lanes=lanes, directions=self.directions
-            )
+            lanes = min(lanes, count)
+            within = np.arange(count // lanes * lanes, dtype=np.int64)
+            numbers, begins, backward = _in_lanes(within, count // lanes, self.num_windows, lanes, self.directions)
         else:
             numbers = evenly_spaced(count, self.num_windows)
         bounds = np.cumsum(self.source_windows)
@@ -271,30 +254,31 @@ class WindowSampler:
         keys = keyed.key(keyed.Purpose.HELDOUT_WINDOW, source, index)
         return self._windows(source, index, keys, pairs, self.source_windows, begins, backward)
 
-    def texts_before(self, windows: Windows, count: int) -> list[list[npt.NDArray[np.int32]]]:
+    def texts_before(self, windows: Windows, count: int) -> list[list[Int32s]]:
         """Text of at most `count` windows before each window in the same run of text, in order."""
         found = []
         for source, index in zip(windows.source.astype(np.int64), windows.index, strict=True):
             first = int(self._pieces[source].place(np.array([index])).first[0])
             numbers = np.arange(max(first, int(index) - count), int(index))
-            sources = np.full(len(numbers), source)
-            places = self._place(sources, numbers)
-            text = self._take(sources, places)
-            found.append([row[:length] for row, length in zip(text, places.length.tolist(), strict=True)])
+            _, text = self._read(np.full(len(numbers), source), numbers)
+            found.append([row[:length] for row, length in zip(text.text, text.lengths.tolist(), strict=True)])
         return found
 
     def name(self, source: int, index: int) -> WindowName:
         """Location of a window; if it spans several documents, the document of its first token."""
         place = self._pieces[source].place(np.array([index]))
         shard, document, first_token = self._pieces[source].document(int(place.run[0]), int(place.start[0]))
-        length = int(shard.ends[document] - shard.starts[document])
-        byte = None if shard.sizes is None else int(shard.sizes[document]) * first_token // max(1, length)
-        stored = int(shard.numbers[document])
+        at, byte = np.array([document]), None
+        numbers = shard.numbers(at)
+        if shard.sizes is not None:
+            before, size = shard.sizes.with_before(numbers)
+            byte = int((size - before)[0]) * first_token // max(1, int(shard.lengths(at)[0]))
+        stored = int(numbers[0])
         file, first_document = next(entry for entry in reversed(shard.files) if entry[1] <= stored)
         return WindowName(
             source=self.sources[source].name,
             file=file,
-            line=None if shard.lines is None else int(shard.lines[document]) or None,
+            line=None if shard.lines is None else int(shard.lines[numbers][0]) or None,
             document=stored - first_document,
             first_token=first_token,
             byte=byte,
@@ -308,78 +292,47 @@ class WindowSampler:
                 order = keyed.key(self.seed, keyed.Purpose.SOURCE_ORDER, int(number), int(one_pass))[0]
                 index[rows] = keyed.permutation(index[rows], int(self.source_windows[number]), order)
 
-    def _place(self, source: Int64s, index: Int64s) -> Places:
-        """Locations of the pieces of some windows."""
+    def _read(self, source: Int64s, index: Int64s, rows: Flags | None = None) -> tuple[Places, Segments]:
+        """Locations of some windows, and the text of all or of the given rows as one segment, zeros elsewhere."""
         columns = {field: np.empty(len(index), dtype=np.int64) for field in Places.__dataclass_fields__}
+        text = np.zeros((len(source), self._piece), dtype=np.int32)
+        marks = np.zeros(text.shape, dtype=np.uint8) if self._spans else None
         for number in np.unique(source):
-            mine = source == number
-            places = self._pieces[number].place(index[mine])
+            mine, pieces = source == number, self._pieces[number]
+            places = pieces.place(index[mine])
             for field, column in columns.items():
                 column[mine] = getattr(places, field)
-        return Places(**columns)
-
-    def _take(self, source: Int64s, places: Places, rows: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.int32]:
-        """The text of all rows, or of the given rows with zeros elsewhere. *Shape:* (rows, piece)"""
-        text = np.zeros((len(source), self._piece), dtype=np.int32)
-        for number in np.unique(source if rows is None else source[rows]):
-            mine = source == number if rows is None else rows & (source == number)
-            text[mine] = self._pieces[number].take(places.run[mine], places.start[mine])
-            check_ids(self.sources[number].shards[0].path, text[mine], self.vocabulary.size)
-        return text
-
-    def _take_marks(self, source: Int64s, places: Places) -> Marks | None:
-        """The bytes of the spans of all rows; None if they are not read. *Shape:* (rows, piece)"""
-        if not self._spans:
-            return None
-        marks = np.zeros((len(source), self._piece), dtype=np.uint8)
-        for number in np.unique(source):
-            mine = source == number
-            marks[mine] = self._pieces[number].take_marks(places.run[mine], places.start[mine])
-        return marks
+            taken = mine if rows is None else mine & rows
+            if taken.any():
+                run, start = columns["run"][taken], columns["start"][taken]
+                text[taken] = pieces.take(run, start)
+                check_ids(self.sources[number].shards[0].path, text[taken], self.vocabulary.size)
+                if marks is not None:
+                    marks[taken] = pieces.take_marks(run, start)
+        places = Places(**columns)
+        return places, Segments(text=text, lengths=places.length, cuts=places.length, marks=marks)
 
     def _segments(
-        self,
-        source: Int64s,
-        index: Int64s,
-        places: Places,
-        keys: keyed.Bits,
-        pairs: Pairs,
-        shares: Int64s,
-        backward: npt.NDArray[np.bool_],
-    ) -> pairing.Segments:
-        """The text of some windows as S1 and S2."""
-        text, marks = self._take(source, places), self._take_marks(source, places)
-        segments = pairing.contiguous(text, places.length, keys, marks)
+        self, source: Int64s, index: Int64s, keys: keyed.Bits, pairs: Pairs, quotas: Int64s, backward: Flags
+    ) -> tuple[Places, Segments]:
+        """Locations of some windows, and their text as S1 and S2."""
+        places, segments = self._read(source, index)
+        if self.segments == 1:
+            return places, segments
+        segments = replace(segments, cuts=pairing.uniform_cuts(places.length, keys))
         if self._stride is not None:
             segments = pairing.beside_new_text(segments, keys, self._stride, backward)
         if pairs == "contiguous":
-            return segments
-        negative = pairing.draw_negative(keys)
-        if self._stride is not None:
-            return self._with_random_segments(segments, keys, negative, shares, backward)
+            return places, segments
+        negative, shares = pairing.draw_negative(keys), quotas.astype(np.float64)
         if pairs == "sentence_order":
             ends = self.vocabulary.ends_sentence
-            return pairing.sentence_order(segments, places, index, keys, ends, negative)
-        other, other_index = pairing.other_documents(
-            source, places, keys, windows=self.source_windows, shares=shares.astype(np.float64)
-        )
-        other_places = self._place(other, other_index)
-        others, other_marks = self._take(other, other_places, negative), self._take_marks(other, other_places)
-        return pairing.next_sentence(segments, others, other_places.length, negative, other_marks)
-
-    def _with_random_segments(
-        self,
-        segments: pairing.Segments,
-        keys: keyed.Bits,
-        negative: npt.NDArray[np.bool_],
-        shares: Int64s,
-        backward: npt.NDArray[np.bool_],
-    ) -> pairing.Segments:
-        """Segments of overlapping windows, of which the negative ones have a segment from anywhere."""
-        source, index = pairing.any_windows(keys, windows=self.source_windows, shares=shares.astype(np.float64))
-        places = self._place(source, index)
-        text, marks = self._take(source, places, negative), self._take_marks(source, places)
-        return pairing.random_segment(segments, text, places.length, negative, backward, marks)
+            return places, pairing.sentence_order(segments, places, index, keys, ends, negative)
+        if self._stride is not None:
+            other = pairing.any_windows(keys, windows=self.source_windows, shares=shares)
+            return places, pairing.random_segment(segments, self._read(*other, negative)[1], negative, backward)
+        other = pairing.other_documents(source, places, keys, windows=self.source_windows, shares=shares)
+        return places, pairing.next_sentence(segments, self._read(*other, negative)[1], negative)
 
     def _windows(
         self,
@@ -387,9 +340,9 @@ class WindowSampler:
         index: Int64s,
         keys: keyed.Bits,
         pairs: Pairs,
-        shares: Int64s,
-        begins: npt.NDArray[np.bool_] | None,
-        backward: npt.NDArray[np.bool_] | None,
+        quotas: Int64s,
+        begins: Flags | None,
+        backward: Flags | None,
     ) -> Windows:
         if pairs != "contiguous" and self.order == "streams" and not (pairs == "next_sentence" and self._stride):
             raise UsageError(
@@ -401,13 +354,8 @@ class WindowSampler:
                 f"objective.pairs is {pairs}, which needs two segments of one document: set --data.segments 2 and "
                 "--data.documents separate."
             )
-        places = self._place(source, index)
         turned = np.zeros(len(index), dtype=bool) if backward is None else backward
-        if self.segments == 2:
-            segments = self._segments(source, index, places, keys, pairs, shares, turned)
-        else:
-            text, marks = self._take(source, places), self._take_marks(source, places)
-            segments = pairing.Segments(text=text, lengths=places.length, cuts=places.length, marks=marks)
+        places, segments = self._segments(source, index, keys, pairs, quotas, turned)
         token_ids, segment_ids = self._lay_out(segments)
         lengths = (segments.lengths + 1 + self.segments).astype(np.int32)
         within_run = np.where(turned, index + 1 < places.last, index > places.first)
@@ -429,9 +377,7 @@ class WindowSampler:
             cut=self._cut(source, places, lengths, segments) if pairs == "contiguous" else None,
         )
 
-    def _cut(
-        self, source: Int64s, places: Places, lengths: npt.NDArray[np.int32], segments: pairing.Segments
-    ) -> npt.NDArray[np.bool_]:
+    def _cut(self, source: Int64s, places: Places, lengths: Int32s, segments: Segments) -> Flags:
         """`Windows.cut` of contiguous text: the [EOS] of S1 is always a cut. *Shape:* (rows, window)"""
         cut, rows = np.zeros((len(source), self.window), dtype=bool), np.arange(len(source))
         if self.segments == 2:
@@ -442,7 +388,7 @@ class WindowSampler:
             cut[mine, 0], cut[mine, lengths[mine] - 1] = ~begins, ~ends
         return cut
 
-    def _at_text(self, values: pairing.Values, segments: pairing.Segments) -> pairing.Values:
+    def _at_text(self, values: npt.NDArray[Any], segments: Segments) -> npt.NDArray[Any]:
         """Values of the text of S1 and S2 at its columns, 0 at the others. *Shape:* (rows, window)"""
         columns = np.arange(self.window)
         placed = np.zeros((len(values), self.window), dtype=values.dtype)
@@ -451,28 +397,21 @@ class WindowSampler:
             middle = (segments.cuts + 1)[:, None]
             np.copyto(placed[:, 2:-1], values, where=(columns > middle)[:, 2:-1])
             np.put_along_axis(placed, middle, 0, axis=1)
-        placed[columns >= (segments.lengths + self.segments)[:, None]] = 0
+        np.copyto(placed, placed.dtype.type(0), where=columns >= (segments.lengths + self.segments)[:, None])
         return placed
 
-    def _lay_out(self, segments: pairing.Segments) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    def _lay_out(self, segments: Segments) -> tuple[Int32s, Int32s]:
         """Token ids and segment ids of windows. *Shape:* (rows, window) each."""
-        rows, window, vocabulary, text = len(segments.text), self.window, self.vocabulary, segments.text
-        columns = np.arange(window, dtype=np.int32)[None, :]
-        last = (segments.lengths + self.segments).astype(np.int32)[:, None]
-        token_ids = np.empty((rows, window), dtype=np.int32)
-        token_ids[:, 0] = vocabulary.sos
-        token_ids[:, 1 : self._piece + 1] = text
-        token_ids[:, self._piece + 1 :] = vocabulary.eos
+        rows, columns = np.arange(len(segments.text)), np.arange(self.window, dtype=np.int32)
+        last = (segments.lengths + self.segments).astype(np.int32)
+        token_ids = self._at_text(segments.text, segments)
+        np.copyto(token_ids, np.int32(self.vocabulary.pad), where=columns > last[:, None])
+        segment_ids = np.zeros_like(token_ids)
+        token_ids[:, 0], token_ids[rows, last] = self.vocabulary.sos, self.vocabulary.eos
         if self.segments == 2:
-            middle = (segments.cuts + 1).astype(np.int32)[:, None]
-            second = columns > middle
-            np.copyto(token_ids[:, 2:-1], text, where=second[:, 2:-1])
-            segment_ids = (second & (columns <= last)).astype(np.int32)
-            np.put_along_axis(token_ids, middle, vocabulary.eos, axis=1)
-        else:
-            segment_ids = np.zeros((rows, window), dtype=np.int32)
-        np.copyto(token_ids, np.int32(vocabulary.pad), where=columns > last)
-        np.put_along_axis(token_ids, last, vocabulary.eos, axis=1)
+            middle = (segments.cuts + 1).astype(np.int32)
+            token_ids[rows, middle] = self.vocabulary.eos
+            segment_ids = ((columns > middle[:, None]) & (columns <= last[:, None])).astype(np.int32)
         return token_ids, segment_ids
 
 
@@ -522,7 +461,7 @@ class RandomLengthSampler(WindowSampler):
         if tokens.cut is not None:
             cut[:, 0], cut[rows, sizes + 1] = tokens.cut[single[:, 0], 0], tokens.cut[single[rows, sizes - 1], 2]
         chosen = select_rows(tokens, begins)
-        return dataclasses.replace(
+        return replace(
             chosen,
             index=np.minimum(chosen.index // self._piece, self.source_windows[chosen.source] - 1),
             token_ids=token_ids,

@@ -5,40 +5,51 @@ NAME.ds.index     end of each document, in tokens, uint64
 NAME.ds.metadata  three lines: "tokenizer|bytes per token", number of tokens, that number in readable form
 NAME.ds.bytes     bytes of text up to the end of each document, uint64 (ours; not in datatrove)
 NAME.ds.lines     line of its file (row of a table) where each document begins, uint64, 0 if unknown (ours)
-NAME.ds.spans     one byte per token, see `unicloze.text.phrases`; absent if no document gives spans (ours)
+NAME.ds.spans     one byte per token, see `marks_of`; absent if no document gives spans (ours)
 NAME.ds.json      source files of the documents (ours)
+
+All numbers are running sums or grow with the documents, so that a mapped file is its own index: memory does not grow with the
+corpus. What depends on how windows are cut is summed at first need and kept as `FOLDER/index/PART-SOURCE-SEAL-KIND.npz`.
 """
 
 from __future__ import annotations
 
-import bisect
 import json
-from collections.abc import Iterator
+import os
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.arrays import Int64s
+from unicloze.arrays import Flags, Int64s
 from unicloze.errors import UniclozeError
 from unicloze.files import misfit, parse_json
-from unicloze.text.columns import AT_ONCE, Column, Kept, Stored, Sums
-from unicloze.text.digests import Blocks, Digests
-from unicloze.text.marks import Marks
+from unicloze.progress import Progress
+from unicloze.text.digests import Digests, Mapped
+from unicloze.text.spans import KINDS, SpanKind, Spans
 
 SCHEMA = 1
 """Schema version of the `.ds.json` files."""
 
 _SHAPE = {"schema": int, "files": [{"path": str, "first_document": int}]}
-_SMALL = 2**20
-"""Columns of up to this many bytes are verified when a shard is opened, larger ones where they are read."""
+AT_ONCE = 2**20
+"""Documents whose numbers are read at once."""
+FEW = 2**20
+"""Sums over up to this many documents are not kept on disk, and the sum up to each is held in memory."""
+STRIDE = 512
+"""Documents per sum held in memory, of more documents."""
+Marks = npt.NDArray[np.uint8]
+"""One byte per token that records the phrases and entities of a document (ERNIE, Section 3.2)."""
 
 
-class ShardWriter:
+class ShardWriter(ExitStack):
     """Writes one shard as a stream; use it as a context manager.
 
     Args:
@@ -48,13 +59,16 @@ class ShardWriter:
     """
 
     def __init__(self, path: Path, *, vocab_size: int, tokenizer_name: str) -> None:
+        super().__init__()
         self._path = path
         self._dtype = np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
         self._tokenizer_name = tokenizer_name
         self._files: list[dict[str, str | int]] = []
-        self._open: list[BinaryIO] = [beside(path, end).open("wb", 2**20) for end in ("", ".index", ".bytes", ".lines")]
-        self._marks: BinaryIO | None = None
+        self._open = {end: self._opened(end) for end in ("", ".index", ".bytes", ".lines")}
         self.tokens = self.bytes = self.documents = 0
+
+    def _opened(self, end: str) -> Any:
+        return self.enter_context(beside(self._path, end).open("wb", 2**20))
 
     def begin_file(self, name: str) -> None:
         """Set the source file of the following documents."""
@@ -74,37 +88,23 @@ class ShardWriter:
         marks: Marks | None = None,
     ) -> None:
         """Write a document, or a piece of one."""
-        self._write_marks(token_ids, marks)
-        tokens_file, index_file, bytes_file, lines_file = self._open[:4]
-        tokens_file.write(token_ids.astype(self._dtype).tobytes())
+        if ".spans" not in self._open and marks is not None and marks.any():
+            self._open[".spans"] = self._opened(".spans")
+            for start in range(0, self.tokens, AT_ONCE):
+                self._open[".spans"].write(bytes(min(AT_ONCE, self.tokens - start)))
+        if ".spans" in self._open:
+            self._open[".spans"].write(bytes(len(token_ids)) if marks is None else marks.tobytes())
+        self._open[""].write(token_ids.astype(self._dtype).tobytes())
         self.tokens += len(token_ids)
         self.bytes += size
-        if not ends_document:
-            return
-        self.documents += 1
-        index_file.write(self.tokens.to_bytes(8, "little"))
-        bytes_file.write(self.bytes.to_bytes(8, "little"))
-        lines_file.write(line.to_bytes(8, "little"))
+        if ends_document:
+            self.documents += 1
+            for end, number in ((".index", self.tokens), (".bytes", self.bytes), (".lines", line)):
+                self._open[end].write(number.to_bytes(8, "little"))
 
-    def _write_marks(self, token_ids: npt.NDArray[np.integer], marks: Marks | None) -> None:
-        if self._marks is None:
-            if marks is None or not marks.any():
-                return
-            self._marks = beside(self._path, ".spans").open("wb", 2**20)
-            self._open.append(self._marks)
-            for start in range(0, self.tokens, AT_ONCE):
-                self._marks.write(bytes(min(AT_ONCE, self.tokens - start)))
-        self._marks.write(bytes(len(token_ids)) if marks is None else marks.tobytes())
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for file in self._open:
-            file.close()
-        if kind is None:
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if error[0] is None:
             metadata = f"{self._tokenizer_name}|{self._dtype.itemsize}\n{self.tokens}\n{self.tokens / 1e6:.3g} MT"
             beside(self._path, ".metadata").write_text(metadata, encoding="utf-8")
             sidecar = {"schema": SCHEMA, "files": self._files}
@@ -125,212 +125,152 @@ def files_beside(path: Path) -> list[Path]:
 def shard_paths(folder: Path, entry: dict[str, Any]) -> list[Path]:
     """The `.ds` files of a source of text: one for each portion it was prepared in."""
     name, portions = entry["name"], entry.get("portions", 1)
-    names = [name] if portions == 1 else [f"{name}.{number:05d}" for number in range(portions)]
-    return [folder / f"{one}.ds" for one in names]
+    return [folder / (f"{name}.ds" if portions == 1 else f"{name}.{number:05d}.ds") for number in range(portions)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenShard:
-    """An open shard, or some of its documents. The columns of its documents are read from disk when indexed.
+    """An open shard, or some of its documents.
 
     Args:
         path: The `.ds` file.
-        tokens: Token ids of all documents of the file. *Shape:* (tokens of the file,)
-        starts: First token of each document.
-        ends: End of each document.
-        sizes: Bytes of text of each document; None if unknown.
-        lines: Line of its file where each document begins, 0 if unknown; None if unknown for all.
-        numbers: Index of each document within the `.ds` file.
-        is_whole: Whether these are all documents of the file.
+        tokens: Token ids of all documents of the file.
+        ends: End of each document of the file, in tokens.
+        chosen: Index of each of these documents within the file; None for all documents of the file.
+        sizes: Bytes of text up to the end of each document of the file; None if unknown.
+        lines: Line of its file where each document of the file begins, 0 if unknown; None if unknown for all.
+        marks: Bytes of the spans of all documents of the file, one for each token; None if no document gives spans.
         files: Name of each source file and the index of its first document.
         tokenizer_name: Name of the tokenizer in the metadata; empty without metadata.
-        blocks: Digests of the tokens; None without digests.
-        marks: Bytes of the spans of all documents of the file; None if no document gives spans. *Shape:* (tokens of the
-            file,)
-        mark_blocks: Digests of the marks; None without digests.
     """
 
     path: Path
-    tokens: npt.NDArray[np.unsignedinteger]
-    starts: Column
-    ends: Column
-    sizes: Column | None
-    lines: Column | None
-    numbers: Column
-    is_whole: bool
+    tokens: Mapped
+    ends: Mapped
+    chosen: Mapped | None
+    sizes: Mapped | None
+    lines: Mapped | None
+    marks: Mapped | None
     files: tuple[tuple[str, int], ...]
-    tokenizer_name: str = ""
-    blocks: Blocks | None = None
-    marks: Marks | None = None
-    mark_blocks: Blocks | None = None
+    tokenizer_name: str
 
     @classmethod
-    def open(
-        cls, path: Path, *, documents: npt.NDArray[np.int64] | Stored | None = None, digests: Digests | None = None
-    ) -> TokenShard:
+    def open(cls, path: Path, *, documents: Path | None = None, digests: Digests | None = None) -> TokenShard:
         """Open a shard written by us or by datatrove.
 
         Args:
             path: The `.ds` file.
-            documents: Indices of the documents to select, sorted; default: all.
-            digests: Digests of the prepared folder. Small files are checked now, tokens and large files when they are read.
+            documents: File with the indices of the documents to select, sorted, as uint64; default: all.
+            digests: Digests of the prepared folder.
 
         Raises:
             UniclozeError: A file is missing, truncated, damaged or inconsistent with the others.
         """
-        index = beside(path, ".index")
-        for file in (path, index):
+        index, cure = beside(path, ".index"), "remove the folder and prepare again"
+        for file in (path, index, documents or path):
             if not file.is_file():
-                raise UniclozeError(
-                    f"{file} is missing: remove the folder and prepare again (datatrove: with save_index)."
-                )
-        files = {end: beside(path, end) for end in (".index", ".bytes", ".lines")}
-        for file in files.values():
+                raise UniclozeError(f"{file} is missing: {cure} (datatrove: with save_index).")
+        columns: dict[str, Mapped | None] = {}
+        for end in (".index", ".bytes", ".lines"):
+            file = beside(path, end)
             if file.is_file() and (file.stat().st_size != index.stat().st_size or index.stat().st_size % 8):
-                raise UniclozeError(f"{file} does not fit {index}: remove the folder and prepare again.")
-        found = {end: open_column(file, digests) for end, file in files.items() if file.is_file()}
-        ends, size = found[".index"], path.stat().st_size
+                raise UniclozeError(f"{file} does not fit {index}: {cure}.")
+            columns[end] = Mapped(file, "<i8", digests) if file.is_file() else None
+        ends, size = columns[".index"], path.stat().st_size
+        assert ends is not None
         total = int(ends.values[-1]) if len(ends) else 0
-        if total * 2 != size != total * 4 or (8 * len(ends) <= _SMALL and (np.diff(ends.values, prepend=0) < 0).any()):
-            raise UniclozeError(
-                f"{path} ({size} bytes) does not fit {index.name} ({total} tokens): remove the folder and prepare again."
-            )
-        width = "<u2" if total * 2 == size else "<u4"
-        tokens: npt.NDArray[np.unsignedinteger] = (
-            np.memmap(path, dtype=width, mode="r") if size else np.zeros(0, dtype=width)
-        )
-        marks, of_spans = None, beside(path, ".spans")
-        if of_spans.is_file():
-            if of_spans.stat().st_size != total:
-                raise UniclozeError(f"{of_spans} does not fit {index.name}: remove the folder and prepare again.")
-            marks = np.memmap(of_spans, dtype=np.uint8, mode="r")
+        if total * 2 != size != total * 4:
+            raise UniclozeError(f"{path} ({size} bytes) does not fit {index.name} ({total} tokens): {cure}.")
+        spans = beside(path, ".spans")
+        if spans.is_file() and spans.stat().st_size != total:
+            raise UniclozeError(f"{spans} does not fit {index.name}: {cure}.")
         if digests is not None:
             digests.check(beside(path, ".json"), beside(path, ".metadata"))
-        chosen = documents if documents is None or isinstance(documents, Stored) else Stored(documents)
-        if chosen is not None and len(chosen) and int(chosen.values[-1]) >= len(ends):
+        chosen = None if documents is None else Mapped(documents, "<i8", digests)
+        if chosen is not None and len(chosen) and (last := int(chosen.values[-1])) >= len(ends):
             raise UniclozeError(
-                f"{path} has {len(ends)} documents, but had at least {int(chosen.values[-1]) + 1} when it was prepared: "
-                "prepare again."
+                f"{path} has {len(ends)} documents, but had at least {last + 1} when it was prepared: prepare again."
             )
-        count = len(ends if chosen is None else chosen)
-        sizes, lines = found.get(".bytes"), found.get(".lines")
         return cls(
             path=path,
-            tokens=tokens,
-            starts=Column(count, ends, chosen, start=True),
-            ends=Column(count, ends, chosen),
-            sizes=None if sizes is None else Column(count, sizes, chosen, size=True),
-            lines=None if lines is None else Column(count, lines, chosen),
-            numbers=Column(count, None, chosen),
-            is_whole=chosen is None,
+            tokens=Mapped(path, "<u2" if total * 2 == size else "<u4", digests),
+            ends=ends,
+            chosen=chosen,
+            sizes=columns[".bytes"],
+            lines=columns[".lines"],
+            marks=Mapped(spans, "u1", digests) if spans.is_file() else None,
             files=_files(path),
             tokenizer_name=_tokenizer_name(beside(path, ".metadata")),
-            blocks=None if digests is None else digests.blocks(path),
-            marks=marks,
-            mark_blocks=None if digests is None or marks is None else digests.blocks(of_spans),
         )
 
-    def lengths(self, index: slice | Int64s) -> Int64s:
-        """Number of tokens of some documents. *Shape:* (documents,)
+    def __len__(self) -> int:
+        return len(self.ends if self.chosen is None else self.chosen)
+
+    def numbers(self, documents: Int64s) -> Int64s:
+        """Indices of some documents within the file. *Shape:* that of `documents`"""
+        return documents if self.chosen is None else self.chosen[documents]
+
+    def bounds(self, documents: Int64s) -> tuple[Int64s, Int64s]:
+        """First token and end of some documents. *Shape:* that of `documents`, each
 
         Raises:
             UniclozeError: A document ends before it begins.
         """
-        found = self.ends[index] - self.starts[index]
-        if len(found) and int(found.min()) < 0:
+        starts, ends = self.ends.with_before(self.numbers(documents))
+        if (ends < starts).any():
             raise UniclozeError(f"{beside(self.path, '.index')} is damaged: remove the folder and prepare again.")
-        return found
+        return starts, ends
+
+    def lengths(self, documents: Int64s) -> Int64s:
+        """Number of tokens of some documents. *Shape:* that of `documents`"""
+        starts, ends = self.bounds(documents)
+        return ends - starts
+
+    def documents(self) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+        """Token ids of each document. *Shape:* (tokens,) each"""
+        for part in parts_of(len(self)):
+            starts, ends = self.bounds(part)
+            tokens = self.tokens.ranges(starts, ends)
+            yield from (tokens[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
 
     @cached_property
     def num_tokens(self) -> int:
         """Number of tokens in all documents."""
-        if self.is_whole:
-            return len(self.tokens)
-        return sum(int(self.lengths(part).sum()) for part in parts_of(len(self.ends)))
+        return len(self.tokens) if self.chosen is None else _total(self, self.ends)
 
-    def documents_at(self, first: int, last: int) -> tuple[int, int, int]:
-        """The documents that hold some tokens, counted over the documents of this shard.
-
-        Args:
-            first: The first token.
-            last: The last token.
-
-        Returns:
-            First and last document, and the number of tokens before the first.
-        """
-        if self.is_whole:
-            both = bisect.bisect_right(self.ends, first), bisect.bisect_right(self.ends, last)
-            return *both, int(self.starts[both[0]])
-        documents, before, _ = self._sums.find(np.array([first, last]))
-        return int(documents[0]), int(documents[1]), int(before[0])
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes of text in all documents; None if unknown."""
+        return None if self.sizes is None else _total(self, self.sizes)
 
     @cached_property
-    def _sums(self) -> Sums:
-        return Sums(self.lengths, lambda start, end: (self.lengths(slice(start, end)), 0), len(self.ends))
-
-    def read(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.unsignedinteger]:
-        """Verify ranges of the tokens and return all tokens, of which only those ranges may be used.
-
-        Args:
-            starts: First token of each range. *Shape:* (ranges,)
-            ends: End of each range; may exceed the number of tokens. *Shape:* (ranges,)
-
-        Raises:
-            UniclozeError: A range is damaged; the message names file and bytes.
-        """
-        if self.blocks is not None:
-            width = self.tokens.itemsize
-            self.blocks.check(self._bytes(), starts * width, np.minimum(ends, len(self.tokens)) * width)
-        return self.tokens
-
-    def read_marks(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Marks | None:
-        """`read` for the marks; None if no document gives spans.
-
-        Raises:
-            UniclozeError: A range is damaged; the message names file and bytes.
-        """
-        if self.marks is not None and self.mark_blocks is not None:
-            self.mark_blocks.check(np.asarray(self.marks), starts, np.minimum(ends, len(self.marks)))
-        return self.marks
-
-    def check_first(self) -> None:
-        """Verify the first block.
-
-        Raises:
-            UniclozeError: It is damaged.
-        """
-        self.read(np.zeros(min(1, len(self.tokens)), np.int64), np.ones(min(1, len(self.tokens)), np.int64))
+    def sums(self) -> Sums:
+        """Sums of the lengths of the documents."""
+        return Sums(self.lengths, len(self))
 
     def check_all(self) -> None:
-        """Verify every block of the tokens and of the columns.
+        """Verify every block of the tokens and of the numbers of the documents.
 
         Raises:
             UniclozeError: One is damaged.
         """
-        if self.blocks is not None:
-            self.blocks.check_all(self._bytes())
-        if self.mark_blocks is not None:
-            self.mark_blocks.check_all(np.asarray(self.marks))
-        for column in (self.ends, self.sizes, self.lines):
+        for column in (self.tokens, self.ends, self.chosen, self.sizes, self.lines, self.marks):
             if column is not None:
                 column.check_all()
 
-    def _bytes(self) -> npt.NDArray[np.uint8]:
-        return np.asarray(self.tokens).view(np.uint8)
+
+def _total(shard: TokenShard, ends: Mapped) -> int:
+    """Sum over the documents of a shard of what a column of running sums counts."""
+    if shard.chosen is None:
+        return int(ends.values[-1]) if len(ends) else 0
+    parts = (ends.with_before(shard.numbers(part)) for part in parts_of(len(shard)))
+    return sum(int((after - before).sum()) for before, after in parts)
 
 
 def _tokenizer_name(metadata: Path) -> str:
     if not metadata.is_file():
         return ""
     return metadata.read_text(encoding="utf-8", errors="replace").split("\n")[0].rpartition("|")[0]
-
-
-def open_column(file: Path, digests: Digests | None) -> Stored:
-    """Map a file of 64-bit numbers; a small one is verified at once."""
-    stored = Stored.open(file, None if digests is None else digests.blocks(file))
-    if 8 * len(stored) <= _SMALL:
-        stored.check_all()
-    return stored
 
 
 def _files(path: Path) -> tuple[tuple[str, int], ...]:
@@ -347,9 +287,99 @@ def _files(path: Path) -> tuple[tuple[str, int], ...]:
     return tuple((entry["path"], entry["first_document"]) for entry in sidecar["files"])
 
 
-def parts_of(count: int) -> Iterator[slice]:
-    """Consecutive parts of `count` documents, few enough to be held in memory."""
-    return (slice(start, min(start + AT_ONCE, count)) for start in range(0, count, AT_ONCE))
+def parts_of(count: int) -> Iterator[Int64s]:
+    """Consecutive parts of the numbers below `count`, few enough to be held in memory."""
+    return (np.arange(start, min(start + AT_ONCE, count)) for start in range(0, count, AT_ONCE))
+
+
+class Sums:
+    """Running sums of a number per document.
+
+    Of more than `FEW` documents, memory holds one sum for each `STRIDE` of them, and the numbers of a stride are read again.
+
+    Args:
+        values: The numbers of some documents, by their sorted indices.
+        count: Number of documents.
+        kept: Where to keep the sums of many documents; default: nowhere.
+        what: Label of the progress shown while they are computed; default: none is shown.
+    """
+
+    def __init__(
+        self, values: Callable[[Int64s], Int64s], count: int, *, kept: Path | None = None, what: str = ""
+    ) -> None:
+        self._values, self._count, self._what = values, count, what
+        self._stride = 1 if count <= FEW else STRIDE
+        known = kept_arrays(kept if count > FEW else None, lambda: {"sums": self._computed()})
+        self._sums: Int64s = known["sums"]
+        self.total = int(self._sums[-1])
+
+    def find(self, positions: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """The documents whose values contain some positions.
+
+        Returns:
+            The documents, the sums before them, and their values. *Shape:* that of `positions`, each
+        """
+        blocks = np.searchsorted(self._sums, positions, side="right") - 1
+        base = self._sums[blocks]
+        if self._stride == 1:
+            return blocks, base, self._sums[blocks + 1] - base
+        unique, place = np.unique(blocks, return_inverse=True)
+        values = self._of_blocks(unique)
+        sums = np.cumsum(values, axis=1)
+        columns = (sums[place] <= (positions - base)[:, None]).sum(axis=1)
+        value = values[place, columns]
+        return blocks * self._stride + columns, base + sums[place, columns] - value, value
+
+    def before(self, documents: Int64s) -> Int64s:
+        """Sum of the values before each document; for `count`, the total. *Shape:* that of `documents`"""
+        blocks, within = np.divmod(documents, self._stride)
+        rest = np.arange(self._stride) < within[:, None]
+        sums: Int64s = self._sums[blocks] + (self._of_blocks(blocks) * rest).sum(axis=1)
+        return sums
+
+    def _of_blocks(self, blocks: Int64s) -> Int64s:
+        """Values of the documents of some sorted blocks, 0 after the last document. *Shape:* (blocks, stride)"""
+        documents = (blocks[:, None] * self._stride + np.arange(self._stride)).reshape(-1)
+        inside = documents < self._count
+        values = np.zeros(len(documents), dtype=np.int64)
+        values[inside] = self._values(documents[inside])
+        return values.reshape(len(blocks), self._stride)
+
+    def _computed(self) -> Int64s:
+        """The sum before each stride of documents, and the total. *Shape:* (strides + 1,)"""
+        sums = np.zeros(-(-self._count // self._stride) + 1, dtype=np.int64)
+        with Progress(self._what, self._count, "documents", show=bool(self._what) and self._count > FEW) as bar:
+            for part in parts_of(self._count):
+                values = np.add.reduceat(self._values(part), np.arange(0, len(part), self._stride))
+                first = int(part[0]) // self._stride
+                sums[first + 1 : first + 1 + len(values)] = np.cumsum(values) + sums[first]
+                bar.update(len(part))
+        return sums
+
+
+def kept_arrays(file: Path | None, make: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Arrays that depend on all of a corpus, kept in a file if its folder is writable and made again if that is damaged.
+
+    Args:
+        file: The file, whose name identifies what the arrays are made from; None to keep nothing.
+        make: Makes the arrays.
+    """
+    if file is None:
+        return make()
+    damage = OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile
+    with suppress(*damage), file.open("rb") as stream, np.load(stream, allow_pickle=False) as known:
+        return dict(known)
+    made = make()
+    temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        file.parent.mkdir(exist_ok=True)
+        with temporary.open("xb") as new:
+            np.savez(new, **made)
+        os.replace(temporary, file)
+    except OSError:  # where the folder is not writable, they are made at each opening
+        with suppress(OSError):
+            temporary.unlink()
+    return made
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -360,13 +390,15 @@ class TokenSource:
         name: Its name.
         shards: Its shards.
         recorded_tokens: Number of tokens recorded when it was prepared; default: they are counted.
-        index: Where sums over its documents are kept, see `unicloze.text.pieces`; None if they are not.
+        index: Beginning of the names of the files in which sums over many documents are kept; None to keep none.
+        show: Show progress while such sums are computed.
     """
 
     name: str
     shards: tuple[TokenShard, ...]
     recorded_tokens: int | None = None
-    index: Kept | None = None
+    index: Path | None = None
+    show: bool = False
 
     @property
     def num_documents(self) -> int:
@@ -376,7 +408,7 @@ class TokenSource:
     @cached_property
     def bounds(self) -> Int64s:
         """Number of documents before each shard, and of all. *Shape:* (shards + 1,)"""
-        return np.cumsum([0, *(len(shard.ends) for shard in self.shards)], dtype=np.int64)
+        return np.cumsum([0, *map(len, self.shards)], dtype=np.int64)
 
     @property
     def num_tokens(self) -> int:
@@ -388,36 +420,78 @@ class TokenSource:
     @property
     def num_bytes(self) -> int | None:
         """Bytes of text in all documents; None if a shard does not record them."""
-        sizes = [shard.sizes for shard in self.shards]
-        known = [size.total for size in sizes if size is not None]
-        return sum(known) if len(known) == len(sizes) else None
+        known = [size for shard in self.shards if (size := shard.num_bytes) is not None]
+        return sum(known) if len(known) == len(self.shards) else None
 
-    def by_shard(self, documents: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
-        """The shards of some documents, each with the places of its documents in the argument.
+    def by_shard(self, documents: Int64s) -> Iterator[tuple[TokenShard, Int64s | slice, Int64s]]:
+        """The shards of some documents, each with the places of its documents in the argument and their indices in it.
 
         Args:
             documents: Indices over all shards. *Shape:* (documents,)
         """
         if len(self.shards) == 1:
-            yield 0, slice(None)
+            yield self.shards[0], slice(None), documents
             return
         order = np.argsort(documents, kind="stable")
         cuts = np.searchsorted(documents[order], self.bounds)
-        for shard in np.flatnonzero(np.diff(cuts)).tolist():
-            yield shard, order[cuts[shard] : cuts[shard + 1]]
+        for number in np.flatnonzero(np.diff(cuts)).tolist():
+            mine = order[cuts[number] : cuts[number + 1]]
+            yield self.shards[number], mine, documents[mine] - self.bounds[number]
 
     def lengths(self, documents: Int64s) -> Int64s:
         """Number of tokens of documents, by index over all shards. *Shape:* (documents,)"""
-        found = np.zeros(len(documents), dtype=np.int64)
-        for number, place in self.by_shard(documents):
-            found[place] = self.shards[number].lengths(documents[place] - self.bounds[number])
-        return found
+        lengths = np.zeros(len(documents), dtype=np.int64)
+        for shard, place, inside in self.by_shard(documents):
+            lengths[place] = shard.lengths(inside)
+        return lengths
 
-    def lengths_between(self, start: int, end: int) -> Int64s:
-        """Number of tokens of the documents from `start` to `end`. *Shape:* (end - start,)"""
-        found = [np.zeros(0, np.int64)]
-        for number, shard in enumerate(self.shards):
-            first, stop = max(start, int(self.bounds[number])), min(end, int(self.bounds[number + 1]))
-            if first < stop:
-                found.append(shard.lengths(slice(first - self.bounds[number], stop - self.bounds[number])))
-        return np.concatenate(found)
+    def sums(self, kind: str, of_length: Callable[[Int64s], Int64s]) -> Sums:
+        """Sums of a function of the lengths of the documents.
+
+        Args:
+            kind: Identifies the function in the name of the file.
+            of_length: The function.
+        """
+        kept = None if self.index is None else self.index.with_name(f"{self.index.name}-{kind}.npz")
+        what = f"indexing {self.name}" if self.show else ""
+        return Sums(lambda documents: of_length(self.lengths(documents)), self.num_documents, kept=kept, what=what)
+
+
+_JOINS = {"phrase": 1, "entity": 2}
+_GIVES = {"phrase": 4, "entity": 8}
+
+
+def marks_of(spans: Spans, offsets: npt.NDArray[np.integer]) -> Marks:
+    """The byte of each token of a text.
+
+    A token belongs to the first span of a kind that it shares a character with.
+
+    Args:
+        spans: The spans of the text.
+        offsets: First character and end of each token. *Shape:* (tokens, 2)
+    """
+    marks = np.full(len(offsets), sum(_GIVES[kind] for kind in spans.gives), dtype=np.uint8)
+    for kind in KINDS if len(offsets) else ():
+        bounds = np.array([span[:2] for span in spans.found if span[2] == kind], dtype=np.int64).reshape(-1, 2)
+        if not len(bounds):
+            continue
+        span = np.minimum(np.searchsorted(bounds[:, 1], offsets[:, 0], side="right"), len(bounds) - 1)
+        inside = (bounds[span, 0] < offsets[:, 1]) & (bounds[span, 1] > offsets[:, 0])
+        joined = inside.copy()
+        joined[1:] &= inside[:-1] & (span[1:] == span[:-1])
+        joined[0] &= bounds[span[0], 0] < 0
+        marks |= joined.astype(np.uint8) * np.uint8(_JOINS[kind])
+    return marks
+
+
+def joined_by(marks: Marks, kind: SpanKind) -> tuple[Flags, Flags]:
+    """Whether tokens belong to the same span as the token before, and whether their documents give spans of the kind.
+
+    Args:
+        marks: *Shape:* (rows, window)
+        kind: The kind of the spans.
+
+    Returns:
+        *Shape:* (rows, window) each.
+    """
+    return (marks & _JOINS[kind]) > 0, (marks & _GIVES[kind]) > 0

@@ -1,10 +1,9 @@
-"""Sources of documents other than text files: Hugging Face datasets, token shards; and estimates of a corpus.
+"""Entries of `data.corpus`: text files, token shards, Hugging Face datasets and the built-in text; estimates of a corpus.
 
 A dataset is named `hf:NAME[:SPLIT[:COLUMN]]`. NAME is a folder written by `save_to_disk`, a folder of data files that
 `datasets` can load, or a dataset on the Hub as OWNER/NAME or OWNER/NAME/CONFIG. SPLIT defaults to `train` or the only split,
-COLUMN to `data.text_field`.
-
-Every pass of a preparation streams the dataset again, at the revision of the first pass. Needs the extra `datasets`.
+COLUMN to `data.text_field`. Every pass of a preparation streams the dataset again, at the revision of the first pass. Needs
+the extra `datasets`.
 """
 
 from __future__ import annotations
@@ -15,35 +14,80 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import PYTHON_DOCS, DataSettings
-from unicloze.storage import is_url
-from unicloze.text.columns import AT_ONCE, Stored
+from unicloze.storage import File, is_url
+from unicloze.text import python_docs
 from unicloze.text.digests import Digests
 from unicloze.text.documents import Document, Tally, find_files, local_files_at, mended_document, read_documents
-from unicloze.text.python_docs import python_docs
-from unicloze.text.shards import TokenShard, open_column
+from unicloze.text.shards import AT_ONCE, TokenShard
 from unicloze.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+Kind = Literal["files", "shards", "dataset", "built-in"]
 PREFIX = "hf:"
-
 _ROWS_AT_ONCE = 64
+_OURS = "unicloze-"
 
 
-def is_dataset(corpus: str | Path) -> bool:
-    """Whether an entry of `data.corpus` names a dataset."""
-    return str(corpus).startswith(PREFIX) and not is_url(corpus)
+def kind_of(corpus: str | Path) -> Kind:
+    """What an entry names."""
+    if corpus == PYTHON_DOCS:
+        return "built-in"
+    if str(corpus).startswith(PREFIX) and not is_url(corpus):
+        return "dataset"
+    return "shards" if find_shards(corpus) else "files"
 
 
-@dataclass(frozen=True, kw_only=True)
+def find_shards(corpus: str | Path) -> list[Path]:
+    """The `.ds` files under a path, sorted; none for a URL, since they are memory-mapped."""
+    return [] if is_url(corpus) else [file for file in local_files_at(corpus) if file.suffix == ".ds"]
+
+
+def corpus_files(corpus: str) -> list[tuple[str, File | None, str]]:
+    """What determines the content of an entry: a name, the file if it is one, and how it is read."""
+    kind = kind_of(corpus)
+    if kind == "dataset":
+        return DatasetSource.of(corpus).described()
+    if kind == "built-in":
+        return [(name := python_docs.file_name(), None, read_as(Path(name)))]
+    files = find_shards(corpus) if kind == "shards" else find_files(corpus)
+    return [(str(file), file, read_as(file)) for file in files]
+
+
+def read_as(file: File) -> str:
+    """File suffix without compression."""
+    return Path(file.name.removesuffix(".gz").removesuffix(".zst")).suffix
+
+
+def documents_of(corpus: str, text_field: str) -> Iterator[Document]:
+    """The documents of an entry of text."""
+    kind = kind_of(corpus)
+    if kind == "built-in":
+        yield from python_docs.python_docs()
+    elif kind == "dataset":
+        yield from DatasetSource.of(corpus).documents(text_field, Tally())
+    else:
+        yield from read_documents(corpus, text_field)
+
+
+def beginning(corpus: str, text_field: str, characters: int, least: int = 1) -> Iterator[str]:
+    """The first characters of an entry of text, by document, of each at least some if it has them."""
+    for document in documents_of(corpus, text_field):
+        yield document.text[: max(characters, least)]
+        characters -= len(document.text)
+        if characters <= 0:
+            return
+
+
+@dataclass(frozen=True)
 class DatasetSource:
     """A dataset named by an entry of `data.corpus`."""
 
@@ -57,11 +101,12 @@ class DatasetSource:
     def of(cls, corpus: str) -> DatasetSource:
         """Parse an entry."""
         parts = corpus.removeprefix(PREFIX).split(":")
-        name, config = parts[0], None
         if not all(parts) or len(parts) > 3:
             raise UsageError(
                 f"{corpus} is not a valid dataset name: give hf:NAME, hf:NAME:SPLIT or hf:NAME:SPLIT:COLUMN."
             )
+        (name, split, column), config = [*parts, None, None][:3], None
+        assert name is not None
         if not Path(name).expanduser().exists():
             if name.startswith((".", "/", "~")) or not 1 <= name.count("/") <= 2:
                 raise UsageError(
@@ -70,13 +115,7 @@ class DatasetSource:
                 )
             owner, dataset, *rest = name.split("/")
             name, config = f"{owner}/{dataset}", rest[0] if rest else None
-        return cls(
-            corpus=corpus,
-            name=name,
-            config=config,
-            split=parts[1] if len(parts) > 1 else None,
-            column=parts[2] if len(parts) > 2 else None,
-        )
+        return cls(corpus, name, config, split, column)
 
     @property
     def folder(self) -> Path | None:
@@ -88,52 +127,44 @@ class DatasetSource:
             )
         return place if place.is_dir() else None
 
-    def described(self) -> list[tuple[str, Path | None]]:
-        """What determines its content: its files with their local paths, and the split and column taken."""
-        taken = f"(split {self.split or 'by default'}, column {self.column or 'data.text_field'})"
-        folder = self.folder
+    def described(self) -> list[tuple[str, File | None, str]]:
+        """`corpus_files`: its files, whose relative paths may determine the split, and the split and column taken."""
+        taken, folder = f"(split {self.split or 'by default'}, column {self.column or 'data.text_field'})", self.folder
         if folder is None:
             name = "/".join(filter(None, (self.name, self.config)))
-            return [(f"{PREFIX}{name}@{_builder(self).hash} {taken}", None)]
-        files = sorted(
-            file for file in folder.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(folder))
-        )
-        return [*((str(file), file) for file in files), (f"dataset {taken}", None)]
+            return [(f"{PREFIX}{name}@{_builder(self).hash} {taken}", None, "")]
+        inside = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file())
+        shown = (path for path in inside if not any(part.startswith(".") for part in path.parts))
+        return [
+            *((str(folder / path), folder / path, path.as_posix()) for path in shown),
+            (f"dataset {taken}", None, ""),
+        ]
 
     def documents(self, text_field: str, tally: Tally) -> Iterator[Document]:
         """The documents in order; `tally.digest` is reset, and complete at the end."""
         tally.digest = hashlib.blake2b(digest_size=16)
         column, line = self.column or text_field, 0
+        other = f"{PREFIX}{self.name}:{self.split or 'train'}:COLUMN"
         with _explained(self):
             dataset = _dataset(self)
-            names = dataset.column_names
-            if names is not None:
-                _check_column(self, column, names)
+            if dataset.column_names is not None and column in dataset.column_names:
                 dataset = dataset.select_columns([column])
             for batch in dataset.iter(batch_size=_ROWS_AT_ONCE):
-                _check_column(self, column, list(batch))
+                if column not in batch:
+                    raise UniclozeError(
+                        f'{self.corpus} has no column "{column}": name one of its columns ({", ".join(batch)}) with {other} '
+                        "or --data.text_field."
+                    )
                 for value in batch[column]:
                     line += 1
                     if value is not None and not isinstance(value, str):
                         raise UniclozeError(
                             f'{self.corpus}, row {line}: the column "{column}" holds {type(value).__name__}, not text: name '
-                            f"another with {PREFIX}{self.name}:{self.split or 'train'}:COLUMN."
+                            f"another with {other}."
                         )
                     text = value or ""
                     tally.digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
                     yield from mended_document(text, self.corpus, line, tally)
-
-
-def _check_column(source: DatasetSource, column: str, names: list[str]) -> None:
-    if column not in names:
-        raise UniclozeError(
-            f'{source.corpus} has no column "{column}": name one of its columns ({", ".join(names)}) with '
-            f"{PREFIX}{source.name}:{source.split or 'train'}:COLUMN or --data.text_field."
-        )
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _library() -> ModuleType:
@@ -165,7 +196,9 @@ def _dataset(source: DatasetSource) -> Any:
         saved = _library().load_from_disk(str(folder))
         splits = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
     else:
-        splits = _builder(source).as_streaming_dataset()
+        # The files of a folder may change; the revision of a dataset on the Hub is fixed for this process.
+        builder = _builder(source) if folder is None else _builder.__wrapped__(source)
+        splits = builder.as_streaming_dataset()
     names = [str(name) for name in splits]
     wanted = source.split or ("train" if "train" in names or len(names) > 1 else names[0])
     if wanted not in names:
@@ -173,19 +206,12 @@ def _dataset(source: DatasetSource) -> Any:
     return splits[wanted]
 
 
+@functools.cache
 def _builder(source: DatasetSource) -> Any:
-    """Dataset builder of a local folder or of a Hub dataset, whose revision is fixed for this process."""
-    return _load_builder(source) if source.folder is not None else _pinned_builder(source)
-
-
-def _load_builder(source: DatasetSource) -> Any:
+    """Dataset builder of a local folder or of a Hub dataset."""
     with _explained(source):
-        return _library().load_dataset_builder(
-            source.name if source.folder is None else str(source.folder), source.config
-        )
+        return _library().load_dataset_builder(str(source.folder or source.name), source.config)
 
-
-_pinned_builder = functools.cache(_load_builder)
 
 SAMPLE = 200_000
 """Characters to read of each source."""
@@ -193,6 +219,11 @@ COMPRESSED = 3
 """Assumed ratio of text to compressed bytes."""
 LONGEST_MEAN_WORD = 20
 """Mean characters between spaces above which a script is taken to be written without them."""
+
+
+def stored_text(file: File) -> int:
+    """Roughly the bytes of text of a file."""
+    return file.stat().st_size * (COMPRESSED if file.name.endswith((".gz", ".zst", ".parquet")) else 1)
 
 
 @dataclass(frozen=True)
@@ -205,46 +236,23 @@ class Survey:
 
 def survey(data: DataSettings) -> Survey:
     """Look at a corpus."""
-    sizes = [None if is_dataset(corpus) else _characters(corpus, data.text_field) for corpus in data.corpus]
-    texts = [text for corpus in data.corpus for text in _beginning(corpus, data.text_field)]
+    size: int | None = 0
+    texts: list[str] = []
+    for corpus in data.corpus:
+        kind = kind_of(corpus)
+        if kind in ("dataset", "shards"):
+            size = None
+            continue
+        sample = [*beginning(corpus, data.text_field, SAMPLE)]
+        texts += sample
+        if kind == "built-in":
+            known = sum(len(document.text) for document in python_docs.python_docs())
+        else:
+            joined = "".join(sample)
+            known = round(sum(map(stored_text, find_files(corpus))) * len(joined) / max(1, len(joined.encode())))
+        size = None if size is None else size + known
     words = sum(len(text.split()) for text in texts)
-    known = [size for size in sizes if size is not None]
-    spaced = not words or sum(map(len, texts)) / words <= LONGEST_MEAN_WORD
-    return Survey(sum(known) if len(known) == len(sizes) else None, spaced)
-
-
-def _characters(corpus: str, text_field: str) -> int | None:
-    """Estimated characters of a source; None if it holds tokens."""
-    if corpus == PYTHON_DOCS:
-        return sum(len(document.text) for document in python_docs())
-    if find_shards(corpus):
-        return None
-    sample = "".join(_beginning(corpus, text_field))
-    of_a_byte = len(sample) / max(1, len(sample.encode()))
-    plain = sum(
-        file.stat().st_size * (COMPRESSED if file.suffix in {".gz", ".zst", ".parquet"} else 1)
-        for file in find_files(corpus)
-    )
-    return round(plain * of_a_byte)
-
-
-def _beginning(corpus: str, text_field: str) -> Iterator[str]:
-    if is_dataset(corpus) or (corpus != PYTHON_DOCS and find_shards(corpus)):
-        return
-    room = SAMPLE
-    for document in python_docs() if corpus == PYTHON_DOCS else read_documents(corpus, text_field):
-        yield document.text[:room]
-        room -= len(document.text)
-        if room <= 0:
-            return
-
-
-_OURS = "unicloze-"
-
-
-def find_shards(corpus: str | Path) -> list[Path]:
-    """The `.ds` files under a path, sorted; none for a URL, since they are memory-mapped."""
-    return [] if is_url(corpus) else [file for file in local_files_at(corpus) if file.suffix == ".ds"]
+    return Survey(size, not words or sum(map(len, texts)) / words <= LONGEST_MEAN_WORD)
 
 
 def name_of(tokenizer: Tokenizer) -> str:
@@ -252,17 +260,16 @@ def name_of(tokenizer: Tokenizer) -> str:
     return _OURS + tokenizer.fingerprint[:16]
 
 
-def documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+def shard_documents(path: Path, tokenizer: Tokenizer) -> Iterator[npt.NDArray[np.unsignedinteger]]:
     """Token ids of each document of a shard. *Shape:* (tokens,) each"""
-    shard, vocab_size = TokenShard.open(path), tokenizer.vocabulary.size
+    shard = TokenShard.open(path)
     if shard.tokenizer_name.startswith(_OURS) and shard.tokenizer_name != name_of(tokenizer):
         raise UniclozeError(
             f"{path} holds tokens of tokenizer {shard.tokenizer_name.removeprefix(_OURS)}, not "
             f"{tokenizer.fingerprint[:16]}: give --tokenizer.path the tokenizer of these shards."
         )
-    for start, end in zip(shard.starts, shard.ends, strict=True):
-        tokens = shard.tokens[start:end]
-        check_ids(path, tokens, vocab_size)
+    for tokens in shard.documents():
+        check_ids(path, tokens, tokenizer.vocabulary.size)
         yield tokens
 
 
@@ -276,23 +283,18 @@ def write_selection(folder: Path, name: str, shards: list[tuple[Path, Path]], si
                 numbers = np.flatnonzero(np.frombuffer(raw, dtype=np.uint8) == side) + place
                 written.write(numbers.astype("<u8").tobytes())
                 place += len(raw)
-        shard = TokenShard.open(path, documents=Stored.open(file))
-        counts["documents"] += len(shard.ends)
+        shard = TokenShard.open(path, documents=file)
+        counts["documents"] += len(shard)
         counts["tokens"] += shard.num_tokens
     return {**counts, "bytes": None}
 
 
-def open_selection(
-    folder: Path, name: str, paths: list[Path], digests: Digests | None = None
-) -> tuple[TokenShard, ...]:
+def open_selection(folder: Path, name: str, paths: list[str], digests: Digests) -> tuple[TokenShard, ...]:
     """Open what `write_selection` recorded."""
-    shards = []
-    for i, path in enumerate(paths):
-        file = folder / f"{name}.{i}.documents"
-        if not file.is_file():
-            raise UniclozeError(f"{file} is missing: remove the folder and prepare again.")
-        shards.append(TokenShard.open(path, documents=open_column(file, digests), digests=digests))
-    return tuple(shards)
+    return tuple(
+        TokenShard.open(Path(path), documents=folder / f"{name}.{i}.documents", digests=digests)
+        for i, path in enumerate(paths)
+    )
 
 
 def check_ids(path: Path, tokens: npt.NDArray[np.integer], vocab_size: int) -> None:

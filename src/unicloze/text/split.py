@@ -16,10 +16,10 @@ import codecs
 import csv
 import gzip
 import hashlib
+import io
 import itertools
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import pre_tokenizers
 
 from unicloze.arrays import Int64s
 from unicloze.characters import IDEOGRAPH
@@ -137,18 +136,10 @@ class HeldoutSplit:
         full = len(self._smallest) >= self._most
         limit = np.uint64(max(self._smallest)) if full else np.unique(values)[: self._most][-1]
         for place in np.flatnonzero(values <= limit).tolist():
-            self._add_small(_Document(int(values[place]), int(sizes[place]), is_text))
-
-    def _add_small(self, document: _Document) -> None:
-        """Keep a document if its hash is among the smallest."""
-        value = document.hash
-        if value in self._smallest:
-            both = document.is_text and self._smallest[value].is_text
-            self._smallest[value] = _Document(value, document.size, both)
-        elif len(self._smallest) < self._most or value < max(self._smallest):
-            self._smallest[value] = document
-            if len(self._smallest) > self._most:
-                del self._smallest[max(self._smallest)]
+            value = int(values[place])
+            all_text = is_text and (value not in self._smallest or self._smallest[value].is_text)
+            self._smallest[value] = _Document(value, int(sizes[place]), all_text)
+        self._smallest = {value: self._smallest[value] for value in sorted(self._smallest)[: self._most]}
 
     def decide(self) -> None:
         """Apply the three rules, once every document has been added."""
@@ -171,10 +162,6 @@ class HeldoutSplit:
         if chosen is not None:
             self._sides[chosen.hash] = CUT
             self.cut_size = min(want, chosen.size // 2)
-
-    def side(self, value: int) -> int:
-        """The side of a document, by its hash."""
-        return self._sides.get(value, HELDOUT if value < self._limit else TRAIN)
 
     def sides(self, values: Hashes) -> npt.NDArray[np.uint8]:
         """The sides of many documents. *Shape:* that of the hashes"""
@@ -222,11 +209,11 @@ class Spelling:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        vocabulary = tokenizer.vocabulary
-        tokens = tokenizer.tokens(range(vocabulary.size))
-        silent = set(vocabulary.special.tolist()) - {vocabulary.unk}
-        spell = _spelled_by_bytes() if _is_byte_level(tokens) else _spelled
-        self._table = [b"" if number in silent else spell(token) for number, token in enumerate(tokens)]
+        silent = set(tokenizer.vocabulary.special.tolist()) - {tokenizer.vocabulary.unk}
+        prefix = b"" if tokenizer.spaced else b"##"
+        self._table = [
+            b"" if number in silent else text.removeprefix(prefix) for number, text in enumerate(tokenizer.texts())
+        ]
 
     def hash(self, parts: Iterable[Ids], seed: int) -> tuple[int, int]:
         """A 64-bit hash of the text a document spells, and its size in bytes."""
@@ -243,27 +230,6 @@ def _hash(seed: int) -> Any:
     return hashlib.blake2b(digest_size=8, salt=seed.to_bytes(8, "little", signed=True))
 
 
-def _is_byte_level(tokens: Iterable[str]) -> bool:
-    return set(pre_tokenizers.ByteLevel.alphabet()) <= set(tokens)
-
-
-def _spelled(token: str) -> bytes:
-    return token.removeprefix("##").replace("\u2581", "").encode()
-
-
-def _spelled_by_bytes() -> Callable[[str], bytes]:
-    """Decoder of the byte-level alphabet; a token with other characters is encoded as written."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    byte_of = {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-    def spell(token: str) -> bytes:
-        known = [byte_of.get(character) for character in token]
-        return token.encode() if None in known else bytes(byte for byte in known if byte is not None)
-
-    return spell
-
-
 Words = npt.NDArray[np.int32]
 
 MARGIN = 200
@@ -274,7 +240,6 @@ COMMON = 10
 """N-grams in more training documents than this are left."""
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _WORD = re.compile(rf"{IDEOGRAPH.pattern}|[^\W{IDEOGRAPH.pattern[1:-1]}]+")
-_FILES = ("words.json", "ngrams.npy", "texts.npy")
 
 
 # Brown et al., "Language Models are Few-Shot Learners", 2020, Appendix C. Words are lower-cased runs of letters and
@@ -303,16 +268,17 @@ class NGrams:
         cuts = np.cumsum([len(rows) for rows in found])[:-1]
         return cls(words, distinct[order]), [np.unique(part) for part in np.split(rank[place.reshape(-1)], cuts)]
 
-    def save(self, folder: Path) -> None:
-        """Write the n-grams to a folder."""
-        (folder / _FILES[0]).write_text(json.dumps([*self.words]), encoding="utf-8")
-        np.save(folder / _FILES[1], self.rows)
+    def save(self, file: Path) -> None:
+        """Write the n-grams to a file."""
+        words = np.frombuffer("\n".join(self.words).encode(), dtype=np.uint8)
+        np.savez(file, words=words, rows=self.rows)
 
     @classmethod
-    def load(cls, folder: Path) -> NGrams:
+    def load(cls, file: Path) -> NGrams:
         """Read what `save` wrote."""
-        words = json.loads((folder / _FILES[0]).read_bytes())
-        return cls({word: number for number, word in enumerate(words)}, np.load(folder / _FILES[1], allow_pickle=False))
+        with np.load(file, allow_pickle=False) as known:
+            words = known["words"].tobytes().decode().split("\n")
+            return cls({word: number for number, word in enumerate(words)}, known["rows"])
 
     @cached_property
     def _sorted(self) -> npt.NDArray[np.uint64]:
@@ -373,7 +339,7 @@ def evaluation_texts(names: Sequence[str]) -> Iterator[tuple[File, list[str]]]:
         for file in files:
             try:
                 yield file, list(_texts(file))
-            except (ValueError, OSError, EOFError) as error:
+            except (ValueError, OSError, EOFError, csv.Error) as error:
                 raise UniclozeError(f"{file} cannot be read ({error}): correct it, or leave it out.") from error
 
 
@@ -394,13 +360,15 @@ def _texts(file: File) -> Iterator[str]:
     if kind == ".json":
         yield from _strings(parse_json(text))
     elif kind == ".jsonl":
-        yield from itertools.chain.from_iterable(
-            _strings(parse_json(line)) for line in text.splitlines() if line.strip()
-        )
+        for number, line in enumerate(text.split("\n"), 1):
+            try:
+                yield from _strings(parse_json(line)) if line.strip() else ()
+            except ValueError as error:
+                raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from error
     elif kind in (".csv", ".tsv"):
-        yield from itertools.chain.from_iterable(
-            csv.reader(text.splitlines(), delimiter="\t" if kind == ".tsv" else ",")
-        )
+        csv.field_size_limit(LARGEST_FILE)
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if kind == ".tsv" else ",")
+        yield from itertools.chain.from_iterable(rows)
     else:
         yield from text.splitlines()
 

@@ -125,17 +125,22 @@ def byte_level(vocabulary: Any, file: Path, *, special: Iterable[str], prefix_sp
     }  # fmt: skip
 
 
+def read_lines(file: Path) -> list[str]:
+    """The lines of a vocabulary in UTF-8."""
+    try:
+        return [line.removesuffix("\r") for line in read_bytes(file, LARGEST_FILE).decode().split("\n")]
+    except UnicodeDecodeError as error:
+        raise UniclozeError(
+            f"{file} is not valid UTF-8 at byte {error.start}: download it again, or give another --tokenizer.path."
+        ) from error
+
+
 def _merges(file: Path) -> list[str]:
     """The pairs of a `merges.txt`, in their order."""
     if not file.is_file():
         raise UniclozeError(f"There is no file {file}, which belongs to {BYTE_VOCABULARY}: copy it there.")
-    try:
-        lines = read_bytes(file, LARGEST_FILE).decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise UniclozeError(f"{file} is not valid UTF-8 at byte {error.start}: download it again.") from error
     pairs = []
-    for number, line in enumerate(lines, start=1):
-        pair = line.removesuffix("\r")
+    for number, pair in enumerate(read_lines(file), start=1):
         if not pair or (number == 1 and pair.startswith("#version")):
             continue
         if len(pair.split(" ")) != 2:

@@ -19,10 +19,10 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from unicloze.arrays import Int64s
+from unicloze.characters import BEGIN_TEXT, END_TEXT, spell
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import TOKENIZER, TOKENIZER_CONFIG, digest, parse_json, read_bytes
 from unicloze.settings import TokenizerSettings
-from unicloze.spelling import BEGIN_TEXT, END_TEXT, spell
 from unicloze.text.tokenizer_files import (
     BYTE_VOCABULARY,
     KEYS,
@@ -30,6 +30,7 @@ from unicloze.text.tokenizer_files import (
     TokenizerConfig,
     beyond_bounds,
     byte_level,
+    read_lines,
 )
 from unicloze.text.vocabulary import (
     MASK,
@@ -59,41 +60,26 @@ class PlainText:
 
     Args:
         backend: The tokenizer.
-        special: Names of the special tokens.
-        mask: Id and name of the mask.
-        masks: Strings read as a mask by `encode_masked`.
-        spaced: Whether tokens include the preceding space, so that a mask replaces that space too.
+        own: What it belongs to, which names the special tokens and masks.
     """
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        *,
-        special: Iterable[str],
-        mask: tuple[int, str],
-        masks: Iterable[str],
-        spaced: bool,
-    ) -> None:
-        names = sorted(set(special))
-        self._mask = _OUT_OF_REACH + mask[1]
-        self._masks = re.compile(f"{' ?' if spaced else ''}(?:{_any_of(masks)})")
+    def __init__(self, backend: tokenizers.Tokenizer, own: Tokenizer) -> None:
+        names = sorted(set(own.tokens(own.vocabulary.special)))
+        self._mask = _OUT_OF_REACH + own.masks[0]
+        # Where tokens include the preceding space, a mask replaces that space too.
+        self._masks = re.compile(f"{' ?' if own.spaced else ''}(?:{_any_of(own.masks)})")
         self._names = re.compile(f"{_OUT_OF_REACH}(?={_any_of(names)})")
-        content = _out_of_reach(json.loads(backend.to_str()), set(names), mask)
+        content = _out_of_reach(json.loads(backend.to_str()), set(names), own)
         for added in content["added_tokens"]:
             if added["content"] == self._mask:
-                added["lstrip"] = takes_white_space(backend, mask, spaced)
+                added["lstrip"] = takes_white_space(backend, own)
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(content))
 
-    def encode(self, texts: Iterable[str]) -> list[tokenizers.Encoding]:
-        """Encode texts, with character offsets."""
-        found: list[tokenizers.Encoding] = self._backend.encode_batch(self._guarded(texts), add_special_tokens=False)
-        return found
-
-    def encode_fast(self, texts: Iterable[str]) -> list[tokenizers.Encoding]:
-        """Encode texts, without offsets."""
-        guarded = self._guarded(texts)
-        found: list[tokenizers.Encoding] = self._backend.encode_batch_fast(guarded, add_special_tokens=False)
-        return found
+    def encode(self, texts: Iterable[str], *, offsets: bool) -> list[tokenizers.Encoding]:
+        """Encode texts, with character offsets or without."""
+        encode_batch = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+        encodings: list[tokenizers.Encoding] = encode_batch(self._guarded(texts), add_special_tokens=False)
+        return encodings
 
     def encode_masked(self, text: str) -> tokenizers.Encoding:
         """Encode a text in which mask names are masks."""
@@ -105,21 +91,30 @@ class PlainText:
         return [self._names.sub(_REPLACEMENT, text) if _OUT_OF_REACH in text else text for text in texts]
 
 
-def takes_white_space(backend: tokenizers.Tokenizer, mask: tuple[int, str], spaced: bool) -> bool:
+def takes_white_space(backend: tokenizers.Tokenizer, own: Tokenizer) -> bool:
     """Whether a mask consumes all white space before it rather than only the one space of the masked token.
 
     True if the tokenizer declares it, or if a normaliser prevents an exported tokenizer from consuming a single space, see
     `dressed`; so both encode a text alike.
     """
-    added = backend.get_added_tokens_decoder().get(mask[0])
-    return (added is not None and bool(added.lstrip)) or (spaced and backend.normalizer is not None)
+    added = backend.get_added_tokens_decoder().get(own.vocabulary.mask)
+    return (added is not None and bool(added.lstrip)) or (own.spaced and backend.normalizer is not None)
 
 
 def _any_of(names: Iterable[str]) -> str:
     return "|".join(re.escape(name) for name in sorted(set(names)))
 
 
-def _out_of_reach(document: dict[str, Any], names: set[str], mask: tuple[int, str]) -> dict[str, Any]:
+def _added_tokens(document: dict[str, Any], own: Tokenizer) -> dict[int, dict[str, Any]]:
+    """Added tokens of a `tokenizer.json` by id, sorted; the mask is always among them."""
+    number = own.vocabulary.mask
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    mask = {"id": number, "content": own.masks[0], **plain, "special": True}
+    added = {number: mask} | {token["id"]: token for token in document["added_tokens"]}
+    return dict(sorted(added.items()))
+
+
+def _out_of_reach(document: dict[str, Any], names: set[str], own: Tokenizer) -> dict[str, Any]:
     """A `tokenizer.json` with unspellable special tokens; the mask always becomes an added token."""
 
     def renamed(token: str) -> str:
@@ -136,14 +131,11 @@ def _out_of_reach(document: dict[str, Any], names: set[str], mask: tuple[int, st
         prefix = model.get("continuing_subword_prefix") or ""
         pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
         model["merges"] = [pair for pair in pairs if not names & {*pair, pair[0] + pair[1].removeprefix(prefix)}]
-    number, name = mask
-    added = {token["id"]: token for token in document["added_tokens"]}
-    added.setdefault(number, {"id": number, "content": name, "lstrip": False, "rstrip": False})
     tokens = [
         {**token, "content": renamed(token["content"]), "single_word": False, "normalized": False, "special": True}
         if token["content"] in names
         else token
-        for _, token in sorted(added.items())
+        for token in _added_tokens(document, own).values()
     ]
     return document | {"model": model, "added_tokens": tokens, "post_processor": None}
 
@@ -333,7 +325,7 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, as Transformers' `from_pretrained` reads them."""
-        words = {key: self.tokens([getattr(self.vocabulary, role)])[0] for role, key in KEYS.items()}
+        words = {KEYS[role]: token for role, token in self._roles().items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **words, "clean_up_tokenization_spaces": False}
         (folder / TOKENIZER).write_text(self._backend.to_str(pretty=True), encoding="utf-8")
         (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -344,12 +336,15 @@ class Tokenizer:
             return self
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         backend.add_special_tokens([PSEUDO])
-        roles = {role: self.tokens([getattr(self.vocabulary, role)])[0] for role in KEYS}
-        return Tokenizer(backend, roles=roles)
+        return Tokenizer(backend, roles=self._roles())
+
+    def _roles(self) -> dict[str, str]:
+        """Token of each role."""
+        return {role: self.tokens([getattr(self.vocabulary, role)])[0] for role in KEYS}
 
     def exported(self) -> dict[str, Any]:
         """The `tokenizer.json` with which other libraries encode and decode text as this one does."""
-        return dressed(self._backend, mask=(self.vocabulary.mask, self.masks[0]), spaced=self.spaced)
+        return dressed(self._backend, self)
 
     @property
     def spaced(self) -> bool:
@@ -373,18 +368,12 @@ class Tokenizer:
 
     @functools.cached_property
     def _plain(self) -> PlainText:
-        mask = self.vocabulary.mask
-        return PlainText(
-            self._backend,
-            special=self.tokens(self.vocabulary.special),
-            mask=(mask, self.masks[0]),
-            masks=self.masks,
-            spaced=self.spaced,
-        )
+        return PlainText(self._backend, self)
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Token ids of each text, without special tokens; names of special tokens are plain text."""
-        return [np.frombuffer(array("i", encoding.ids), dtype=np.int32) for encoding in self._plain.encode_fast(texts)]
+        encodings = self._plain.encode(texts, offsets=False)
+        return [np.frombuffer(array("i", encoding.ids), dtype=np.int32) for encoding in encodings]
 
     def encode_batch_with_offsets(
         self, texts: Sequence[str]
@@ -396,7 +385,7 @@ class Tokenizer:
         """
         return [
             (np.array(one.ids, dtype=np.int32), np.array(one.offsets, dtype=np.int32).reshape(-1, 2))
-            for one in self._plain.encode(texts)
+            for one in self._plain.encode(texts, offsets=True)
         ]
 
     def encode(self, text: str) -> npt.NDArray[np.int32]:
@@ -482,13 +471,7 @@ def whitespace_tokenizer(text: str, extra_tokens: int = 0) -> Tokenizer:
 
 
 def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
-    try:
-        lines = read_bytes(path, LARGEST_FILE).decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise UniclozeError(
-            f"{path} is not valid UTF-8 at byte {error.start}: give another --tokenizer.path."
-        ) from error
-    words = [line.removesuffix("\r") for line in lines]
+    words = read_lines(path)
     while words and not words[-1]:
         words.pop()
     vocabulary: dict[str, int] = {}
@@ -506,22 +489,17 @@ def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer
 # it.
 
 
-def dressed(backend: tokenizers.Tokenizer, *, mask: tuple[int, str], spaced: bool) -> dict[str, Any]:
+def dressed(backend: tokenizers.Tokenizer, own: Tokenizer) -> dict[str, Any]:
     """The `tokenizer.json` to export."""
     document: dict[str, Any] = json.loads(backend.to_str())
     if isinstance(backend.model, models.WordPiece):
         document["decoder"] = _state(joining_decoder(backend.model.continuing_subword_prefix))
-    if not spaced:
-        return document
-    changes = {"lstrip": True} if takes_white_space(backend, mask, spaced) else {"normalized": True}
-    number, name = mask
-    plain = {"id": number, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-             "special": True}  # fmt: skip
-    added = {token["id"]: token for token in document["added_tokens"]}
-    added[number] = added.get(number, plain) | changes
-    document["added_tokens"] = [token for _, token in sorted(added.items())]
-    if "normalized" in changes:
-        document["normalizer"] = _without_space(name)
+    if own.spaced:
+        added, takes_all = _added_tokens(document, own), takes_white_space(backend, own)
+        added[own.vocabulary.mask] |= {"lstrip": True} if takes_all else {"normalized": True}
+        document["added_tokens"] = list(added.values())
+        if not takes_all:
+            document["normalizer"] = _without_space(own.masks[0])
     return document
 
 

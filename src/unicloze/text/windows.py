@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +13,8 @@ from unicloze import keyed
 from unicloze.arrays import Flags, Int64s
 from unicloze.errors import UsageError
 from unicloze.example import select_rows
-from unicloze.text.marks import Marks
 from unicloze.text.pieces import Places
+from unicloze.text.shards import Marks
 from unicloze.text.vocabulary import Vocabulary
 
 
@@ -30,30 +29,30 @@ class Windows:
     # 0 up to the [EOS] that ends S1, 1 after it, 0 in the padding. *Shape:* (rows, window)
     segment_ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]  # Number of tokens in each row, special tokens included. *Shape:* (rows,)
-    maskable: npt.NDArray[np.bool_]  # Text tokens, neither special nor padding. *Shape:* (rows, window)
+    maskable: Flags  # Text tokens, neither special nor padding. *Shape:* (rows, window)
     keys: npt.NDArray[np.uint64]  # Key of all random draws for a row, see `unicloze.keyed`. *Shape:* (rows,)
     source: npt.NDArray[np.int32]  # Index of the row's source in the corpus. *Shape:* (rows,)
     index: npt.NDArray[np.int64]  # Number of the window within its source. *Shape:* (rows,)
     # Whether S2 does not follow S1 in the text (it is from another document, or precedes it); None if it always
     # follows. *Shape:* (rows,)
-    negative: npt.NDArray[np.bool_] | None = None
+    negative: Flags | None = None
     # Whether a token belongs to the same phrase as the token before it; None without a phrase table. *Shape:* (rows,
     # window)
-    joined: npt.NDArray[np.bool_] | None = None
+    joined: Flags | None = None
     # Bytes of the spans that documents give, see `unicloze.text.phrases`, 0 at special tokens; None if they are not read.
     # *Shape:* (rows, window)
     marks: npt.NDArray[np.uint8] | None = None
     # Whether a row is adjacent in its text to the same row of the previous batch (segment recurrence); None unless
     # windows are read as streams. *Shape:* (rows,)
-    continues: npt.NDArray[np.bool_] | None = None
+    continues: Flags | None = None
     # Tokens that a window adds to the memory of its stream, where windows overlap; None if all of them. *Shape:* (rows,
     # window)
-    new: npt.NDArray[np.bool_] | None = None
+    new: Flags | None = None
     # Whether a row's stream runs from the end of the text to its beginning; None if none does. *Shape:* (rows,)
-    backward: npt.NDArray[np.bool_] | None = None
+    backward: Flags | None = None
     # Which special tokens stand where the text was cut inside a document, and so say nothing about where documents
     # begin and end; None if none does. *Shape:* (rows, window)
-    cut: npt.NDArray[np.bool_] | None = None
+    cut: Flags | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -62,7 +61,7 @@ class Windows:
         return select_rows(self, rows)
 
     @property
-    def ends_cut(self) -> npt.NDArray[np.bool_]:
+    def ends_cut(self) -> Flags:
         """Whether the text goes on after a row's last [EOS]. *Shape:* (rows,)"""
         if self.cut is None:
             return np.zeros(len(self), dtype=bool)
@@ -71,23 +70,14 @@ class Windows:
 
 def without_start(windows: Windows) -> Windows:
     """The windows without their [SOS]."""
-    return dataclasses.replace(
-        windows,
-        token_ids=windows.token_ids[:, 1:],
-        segment_ids=windows.segment_ids[:, 1:],
-        lengths=windows.lengths - 1,
-        maskable=windows.maskable[:, 1:],
-        joined=None if windows.joined is None else windows.joined[:, 1:],
-        marks=None if windows.marks is None else windows.marks[:, 1:],
-        new=None if windows.new is None else windows.new[:, 1:],
-        cut=None if windows.cut is None else windows.cut[:, 1:],
-    )
+    columns = {name: getattr(windows, name) for name in Windows.__dataclass_fields__}
+    later = {name: column[:, 1:] for name, column in columns.items() if column is not None and column.ndim == 2}
+    return replace(windows, lengths=windows.lengths - 1, **later)
 
 
 def split_segments(pieces: Sequence[npt.NDArray[np.integer]], keys: keyed.Bits) -> list[list[npt.NDArray[np.integer]]]:
     """Split each piece into S1 and S2 where the sampler would, given its length and key: uniformly, neither empty."""
-    sizes = np.array([len(piece) for piece in pieces], dtype=np.int64)
-    cuts = keyed.below(keyed.bits(keys, keyed.Stream.SEGMENT_BORDER, np.zeros(1, np.int64)), sizes - 1) + 1
+    cuts = uniform_cuts(np.array([len(piece) for piece in pieces], dtype=np.int64), keys)
     return [[piece[:cut], piece[cut:]] for piece, cut in zip(pieces, cuts.tolist(), strict=True)]
 
 
@@ -121,7 +111,6 @@ def windows_of(
 
 Pairs = Literal["contiguous", "next_sentence", "sentence_order"]
 Text = npt.NDArray[np.int32]
-Values = TypeVar("Values", Text, Marks, Flags)
 
 _ONE = np.zeros(1, dtype=np.int64)
 
@@ -146,28 +135,40 @@ class Segments:
     text: Text
     lengths: Int64s
     cuts: Int64s
-    negative: npt.NDArray[np.bool_] | None = None
+    negative: Flags | None = None
     marks: Marks | None = None
     new: Flags | None = None
 
+    def reread(self, rows: Int64s, index: Int64s, others: Segments, **changes: Any) -> Segments:
+        """Read some rows from their own piece and another, side by side, at the given places.
 
-def contiguous(text: Text, lengths: Int64s, keys: keyed.Bits, marks: Marks | None = None) -> Segments:
-    """Cut each piece in two at a uniform place, with neither part empty (UniLMv2, Section 2.2).
+        Args:
+            rows: The rows to change. *Shape:* (changed rows,)
+            index: Places to read. *Shape:* (changed rows, piece)
+            others: The other pieces, of which no token is new.
+            changes: Other fields to change.
+        """
 
-    Args:
-        text: The pieces. *Shape:* (rows, piece)
-        lengths: Number of tokens in each piece. *Shape:* (rows,)
-        keys: Key of each row's draws. *Shape:* (rows,)
-        marks: Bytes of their spans. *Shape:* (rows, piece)
-    """
-    return Segments(text=text, lengths=lengths, cuts=_uniform_cuts(lengths, keys), marks=marks)
+        def values(own: Any, other: Any) -> Any:
+            if own is None or other is None:
+                return None
+            changed = own.copy()
+            changed[rows] = np.take_along_axis(np.concatenate([own[rows], other[rows]], axis=1), index, axis=1)
+            return changed
+
+        new = None if self.new is None else np.zeros_like(self.new)
+        columns = {"text": others.text, "marks": others.marks, "new": new}
+        return replace(
+            self, **{name: values(getattr(self, name), column) for name, column in columns.items()}, **changes
+        )
 
 
-def _uniform_cuts(lengths: Int64s, keys: keyed.Bits) -> Int64s:
+def uniform_cuts(lengths: Int64s, keys: keyed.Bits) -> Int64s:
+    """Uniform places to cut pieces in two, with neither part empty (UniLMv2, Section 2.2). *Shape:* (rows,)"""
     return keyed.below(keyed.bits(keys, keyed.Stream.SEGMENT_BORDER, _ONE), lengths - 1) + 1
 
 
-def draw_negative(keys: keyed.Bits) -> npt.NDArray[np.bool_]:
+def draw_negative(keys: keyed.Bits) -> Flags:
     """Draw the negative rows, each with probability 0.5. *Shape:* (rows,)"""
     return keyed.uniform(keyed.bits(keys, keyed.Stream.NEGATIVE, _ONE)) < 0.5
 
@@ -196,56 +197,29 @@ def other_documents(
     return other, np.where(index >= places.first, index + own, index)
 
 
-def next_sentence(
-    segments: Segments,
-    others: Text,
-    other_lengths: Int64s,
-    negative: npt.NDArray[np.bool_],
-    other_marks: Marks | None = None,
-) -> Segments:
+def next_sentence(segments: Segments, others: Segments, negative: Flags) -> Segments:
     """Replace S2 of the negative rows with the end of another document's piece (BERT, Section 3.1).
 
     In positive rows too, S2 is shorter than the other piece: it is limited to one token less, and S1 starts later in its
     piece by as many tokens as S2 loses. So S2 is always the end of a piece and never begins a document, whatever the label.
 
     Args:
-        segments: Result of `contiguous`.
-        others: Pieces of other documents; ignored in positive rows. *Shape:* (rows, piece)
-        other_lengths: Number of tokens in each, in positive rows too. *Shape:* (rows,)
+        segments: The rows, cut in two at `uniform_cuts`.
+        others: Pieces of other documents, with their lengths in positive rows too.
         negative: Rows to change. *Shape:* (rows,)
-        other_marks: Bytes of the spans of the other pieces. *Shape:* (rows, piece)
     """
-    second = np.minimum(segments.lengths - segments.cuts, other_lengths - 1)
+    second = np.minimum(segments.lengths - segments.cuts, others.lengths - 1)
     lengths = segments.cuts + second
     dropped = segments.lengths - lengths
     changed = np.flatnonzero(negative | (dropped > 0))
     columns = np.arange(segments.text.shape[1])
-    behind = len(columns) + other_lengths[changed] - lengths[changed] - dropped[changed]
+    behind = len(columns) + others.lengths[changed] - lengths[changed] - dropped[changed]
     jump = np.where(negative[changed], behind, 0)[:, None] * (columns >= segments.cuts[changed, None])
     index = np.minimum(columns + dropped[changed, None] + jump, 2 * len(columns) - 1)
-
-    marks = None
-    if segments.marks is not None and other_marks is not None:
-        marks = _from_both(segments.marks, other_marks, index, changed)
-    text = _from_both(segments.text, others, index, changed)
-    return Segments(text=text, lengths=lengths, cuts=segments.cuts, negative=negative, marks=marks)
+    return segments.reread(changed, index, others, lengths=lengths, negative=negative)
 
 
-def _from_both(own: Values, other: Values, index: Int64s, changed: Int64s) -> Values:
-    """Some rows read from their own piece and another, side by side, at the given places.
-
-    Args:
-        own: *Shape:* (rows, piece)
-        other: *Shape:* (rows, piece)
-        index: *Shape:* (changed rows, piece)
-        changed: The rows to change. *Shape:* (changed rows,)
-    """
-    both, found = np.concatenate([own[changed], other[changed]], axis=1), own.copy()
-    found[changed] = np.take_along_axis(both, index, axis=1)
-    return found
-
-
-def beside_new_text(segments: Segments, keys: keyed.Bits, stride: int, backward: npt.NDArray[np.bool_]) -> Segments:
+def beside_new_text(segments: Segments, keys: keyed.Bits, stride: int, backward: Flags) -> Segments:
     """Cut overlapping pieces so that the text a window adds to the memory is whole in one segment (XLNet, Section 2.5).
 
     Windows of a stream advance by `stride` tokens, and each window adds as many to the memory: the first of its piece, or in
@@ -262,48 +236,28 @@ def beside_new_text(segments: Segments, keys: keyed.Bits, stride: int, backward:
     return replace(segments, cuts=cuts, new=(place >= 0) & (place < new[:, None]))
 
 
-def random_segment(
-    segments: Segments,
-    others: Text,
-    other_lengths: Int64s,
-    negative: npt.NDArray[np.bool_],
-    backward: npt.NDArray[np.bool_],
-    other_marks: Marks | None = None,
-) -> Segments:
+def random_segment(segments: Segments, others: Segments, negative: Flags, backward: Flags) -> Segments:
     """Replace the segment apart from the memory with the beginning of another piece (XLNet, Section 2.5).
 
     This is the second segment, or in backward rows the first. Its length stays the same if the other piece has enough tokens.
 
     Args:
         segments: Result of `beside_new_text`.
-        others: Pieces drawn from all text; ignored in positive rows. *Shape:* (rows, piece)
-        other_lengths: Number of tokens in each. *Shape:* (rows,)
+        others: Pieces drawn from all text.
         negative: Rows to change. *Shape:* (rows,)
         backward: Rows whose memory is of the text behind them. *Shape:* (rows,)
-        other_marks: Bytes of the spans of the other pieces. *Shape:* (rows, piece)
     """
-    assert segments.new is not None
     piece = segments.text.shape[1]
     before = np.where(backward, segments.cuts, segments.lengths - segments.cuts)
-    after = np.where(negative, np.minimum(before, other_lengths), before)
-    lengths = segments.lengths - before + after
+    after = np.where(negative, np.minimum(before, others.lengths), before)
     cuts = np.where(backward, after, segments.cuts)
     changed = np.flatnonzero(negative)
     columns, backward, cut = np.arange(piece), backward[changed, None], cuts[changed, None]
     inside = np.where(backward, columns < cut, columns >= cut)
     own = columns + np.where(backward, (before - after)[changed, None], 0)
     index = np.where(inside, piece + columns - np.where(backward, 0, cut), own).clip(max=2 * piece - 1)
-    marks = None
-    if segments.marks is not None and other_marks is not None:
-        marks = _from_both(segments.marks, other_marks, index, changed)
-    return Segments(
-        text=_from_both(segments.text, others, index, changed),
-        lengths=lengths,
-        cuts=cuts,
-        negative=negative,
-        marks=marks,
-        new=_from_both(segments.new, np.zeros_like(segments.new), index, changed),
-    )
+    lengths = segments.lengths - before + after
+    return segments.reread(changed, index, others, lengths=lengths, cuts=cuts, negative=negative)
 
 
 def any_windows(keys: keyed.Bits, *, windows: Int64s, shares: npt.NDArray[np.float64]) -> tuple[Int64s, Int64s]:
@@ -315,12 +269,7 @@ def any_windows(keys: keyed.Bits, *, windows: Int64s, shares: npt.NDArray[np.flo
 
 
 def sentence_order(
-    segments: Segments,
-    places: Places,
-    index: Int64s,
-    keys: keyed.Bits,
-    ends_sentence: npt.NDArray[np.bool_],
-    negative: npt.NDArray[np.bool_],
+    segments: Segments, places: Places, index: Int64s, keys: keyed.Bits, ends_sentence: Flags, negative: Flags
 ) -> Segments:
     """Make S1 and S2 of whole sentences, swapped in the negative rows (ALBERT, Section 3.1).
 
@@ -343,27 +292,16 @@ def sentence_order(
     start, stop = _longest_stretch(ends, lengths)
     first, last = np.where(whole, first, start), np.where(whole, last, stop)
     lengths = last - first
-    cuts = np.where(whole, at_end - first, _uniform_cuts(lengths, keys))
+    cuts = np.where(whole, at_end - first, uniform_cuts(lengths, keys))
     changed = np.flatnonzero(negative | (first > 0))
     turned = columns + np.where(negative, cuts, 0)[changed, None]
     turned -= np.where(turned >= lengths[changed, None], lengths[changed, None], 0)
     taken = np.minimum(turned + first[changed, None], piece - 1)
-
-    def swapped(own: Values) -> Values:
-        found = own.copy()
-        found[changed] = np.take_along_axis(own[changed], taken, axis=1)
-        return found
-
-    return Segments(
-        text=swapped(text),
-        lengths=lengths,
-        cuts=np.where(negative, lengths - cuts, cuts),
-        negative=negative,
-        marks=None if segments.marks is None else swapped(segments.marks),
-    )
+    cuts = np.where(negative, lengths - cuts, cuts)
+    return segments.reread(changed, taken, segments, lengths=lengths, cuts=cuts, negative=negative)
 
 
-def _longest_stretch(ends: npt.NDArray[np.bool_], lengths: Int64s) -> tuple[Int64s, Int64s]:
+def _longest_stretch(ends: Flags, lengths: Int64s) -> tuple[Int64s, Int64s]:
     """The longest stretch before the first, between the outer, or after the last sentence end; else the whole piece.
 
     Args:

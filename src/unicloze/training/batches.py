@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import numpy as np
@@ -124,16 +123,10 @@ class MicroBatch:
 
 
 def training_steps(
-    recipe: Recipe,
-    sampler_of: Callable[[Recipe], WindowSampler],
-    first_step: int,
-    own: Own = every,
-    *,
-    windows_ahead: int = 0,
+    recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler], first_step: int, own: Own = every
 ) -> Iterator[list[MicroBatch]]:
     """The micro-batches of each step, from `first_step` to the last."""
     for phase in phases(recipe):
-        phase = dataclasses.replace(phase, first_window=phase.first_window + windows_ahead)
         if phase.last_step > first_step:
             yield from _phase_steps(phase, sampler_of(phase.recipe), max(first_step, phase.first_step), own)
 
@@ -302,46 +295,33 @@ class Prefetch(Generic[T]):
         self._start(items)
 
     def _start(self, items: Iterator[T]) -> None:
-        self._maker = _Maker(items, self._ahead)
+        self._room, self._ended = threading.Semaphore(self._ahead), False
+        self._made: queue.SimpleQueue[tuple[T] | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._make, args=(items, self._made), name="prefetch", daemon=True)
+        self._thread.start()
+
+    def _make(self, items: Iterator[T], made: queue.SimpleQueue[tuple[T] | BaseException]) -> None:
+        try:
+            while self._room.acquire() and not self._ended:
+                made.put((next(items),))
+        except BaseException as error:  # raised by `__next__`
+            made.put(error)
+
+    def _end(self) -> None:
+        """End the thread, after the item it is making."""
+        self._ended = True
+        self._room.release()
+        self._thread.join()
 
     def restart(self, items: Iterator[T]) -> None:
         """Continue with other items."""
-        self._maker.end()
+        self._end()
         self._start(items)
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        return self._maker.take()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._maker.end()
-
-
-class _Maker(Generic[T]):
-    """The thread."""
-
-    def __init__(self, items: Iterator[T], ahead: int) -> None:
-        self._items, self._room, self._ended = items, threading.Semaphore(ahead), False
-        self._made: queue.SimpleQueue[tuple[T] | BaseException] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._make, name="prefetch", daemon=True)
-        self._thread.start()
-
-    def _make(self) -> None:
-        try:
-            while self._room.acquire() and not self._ended:
-                self._made.put((next(self._items),))
-        except BaseException as error:  # raised by `take`
-            self._made.put(error)
-
-    def take(self) -> T:
-        """The next item."""
         made = self._made.get()
         if isinstance(made, BaseException):
             self._made.put(StopIteration())  # for a later call
@@ -352,8 +332,8 @@ class _Maker(Generic[T]):
         self._room.release()
         return made[0]
 
-    def end(self) -> None:
-        """End the thread, after the item it is making."""
-        self._ended = True
-        self._room.release()
-        self._thread.join()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -33,9 +33,9 @@ class Background:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="background")
-        self._jobs: list[tuple[Future[None], Callable[[], None]]] = []
+        self._jobs: list[tuple[Future[object], Callable[[], None]]] = []
 
-    def start(self, job: Callable[[], None], then: Callable[[], None] = lambda: None) -> None:
+    def start(self, job: Callable[[], object], then: Callable[[], None] = lambda: None) -> None:
         """Do a job after those before it; `finish` calls `then` if it succeeded."""
         self._jobs.append((self._thread.submit(job), then))
 
@@ -57,13 +57,6 @@ MALFORMED = ValueError, KeyError, TypeError, IndexError, AttributeError, Overflo
 _KINDS = {"step": int, "text_tokens": int, "vocab_size": int, "max_positions": int, "fingerprint": str, "origin": dict}
 
 
-class Stateful(Protocol):
-    """An optimiser, or its state gathered from several processes."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state, as of `torch.optim.Optimizer.state_dict`."""
-
-
 class FormatError(UniclozeError):
     """An intact checkpoint in a format that this version does not read."""
 
@@ -80,40 +73,27 @@ class Checkpoint:
     memories: dict[str, Tensor] = field(default_factory=dict)
 
 
-def save_checkpoint(
-    folder: Path,
-    *,
-    step: int,
-    model: Mapping[str, Tensor],
-    optimizers: Sequence[Stateful],
-    state: Mapping[str, Any],
-    files: list[Path],
-    keep: int,
-    memories: Mapping[str, Tensor] | None = None,
-    spare: int | None = None,
-) -> Path:
+Optimizers = Sequence[torch.optim.Optimizer | Mapping[str, Any]]
+"""Optimisers, or their states gathered from several processes."""
+
+
+def save_checkpoint(folder: Path, *, step: int, keep: int, **content: Any) -> Path:
     """Write `folder/step-NNNNNNNN` and remove all but the newest `keep` checkpoints.
 
     Args:
         folder: Checkpoints folder of the run.
         step: Number of optimiser steps done.
-        model: Weights by name.
-        optimizers: Their states are saved with the weights.
-        state: Any JSON-serialisable values.
-        files: Files to copy, so that a checkpoint is self-contained (recipe, tokenizer).
         keep: Number of checkpoints to keep.
-        memories: Memories of the rows of the last step, by name.
-        spare: Step of a checkpoint that is kept too.
+        content: As of `write_checkpoint`.
     """
     final = folder / checkpoint_name(step)
     if final.exists():
         return final
     for left in folder.glob(".building-step-*"):  # left by killed saves; safe because the run is locked
         shutil.rmtree(left, ignore_errors=True)
-    write_checkpoint(final, step=step, model=model, optimizers=optimizers, state=state, files=files, memories=memories)
+    write_checkpoint(final, step=step, **content)
     for old in list_checkpoints(folder)[: -max(1, keep)]:
-        if spare is None or old.name != checkpoint_name(spare):
-            shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
     return final
 
 
@@ -122,12 +102,22 @@ def write_checkpoint(
     *,
     step: int,
     model: Mapping[str, Tensor],
-    optimizers: Sequence[Stateful],
+    optimizers: Optimizers,
     state: Mapping[str, Any],
     files: list[Path],
     memories: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write one checkpoint; its folder appears only when complete."""
+    """Write one checkpoint; its folder appears only when complete.
+
+    Args:
+        final: The folder.
+        step: Number of optimiser steps done.
+        model: Weights by name.
+        optimizers: Their states are saved with the weights.
+        state: Any JSON-serialisable values.
+        files: Files to copy, so that a checkpoint is self-contained (recipe, tokenizer).
+        memories: Memories of the rows of the last step, by name.
+    """
     if (name := first_non_finite(model)) is not None:
         raise UniclozeError(
             f"{final} was not written because {name} is NaN or infinite; earlier checkpoints are unchanged"
@@ -178,7 +168,7 @@ def set_aside_newer(path: Path) -> None:
 
 
 def drop_newer(path: Path) -> None:
-    """Remove the checkpoints newer than one that a run goes back to."""
+    """Remove the checkpoints newer than this one."""
     for newer in list_checkpoints(path.parent):
         if newer.name > path.name:
             shutil.rmtree(newer, ignore_errors=True)
@@ -275,11 +265,11 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _split_optimizers(optimizers: Sequence[Stateful]) -> tuple[dict[str, Tensor], list[Any]]:
+def _split_optimizers(optimizers: Optimizers) -> tuple[dict[str, Tensor], list[Any]]:
     tensors: dict[str, Tensor] = {}
     plain = []
     for number, optimizer in enumerate(optimizers):
-        state = optimizer.state_dict()
+        state = optimizer if isinstance(optimizer, Mapping) else optimizer.state_dict()
         scalars: dict[str, dict[str, Any]] = {}
         for index, values in state["state"].items():
             for key, value in values.items():

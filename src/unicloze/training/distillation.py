@@ -19,9 +19,9 @@ from unicloze.model.flops import TRAINING, Amounts
 from unicloze.model.model import OWN_HEADS
 from unicloze.settings import Recipe
 from unicloze.tasks import task_heads
-from unicloze.tasks.groups import task_of
 from unicloze.tasks.rows import pooling_of
 from unicloze.tasks.tagging import TARGET, TaggingSettings, taggers_of
+from unicloze.tasks.task import task_of
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import fingerprint
 from unicloze.training.loading import LoadedModel

@@ -133,22 +133,6 @@ class Ledger:
         self._file.close()
 
 
-class NoLedger(Ledger):
-    """Ledger of every process but the first: it writes nothing."""
-
-    def __init__(self) -> None:
-        pass
-
-    def write(self, event: str, **values: Any) -> None:
-        """Write nothing."""
-
-    def sync(self) -> None:
-        """Nothing was written."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a ledger in order, skipping truncated lines and events with an impossible step."""
     with path.open("rb") as lines:
@@ -157,12 +141,9 @@ def read_ledger(path: Path) -> Iterator[dict[str, Any]]:
                 event = parse_json(line.decode(errors="replace"))
             except ValueError:
                 continue
-            if isinstance(event, dict) and _is_step(event.get("step", 0)):
+            step = event.get("step", 0) if isinstance(event, dict) else None
+            if isinstance(step, int) and 0 <= step < 2**53:
                 yield event
-
-
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value < 2**53
 
 
 def trained_on(checkpoint: Path) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import predicts_tokens
 from unicloze.files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER
 from unicloze.mixtures import all_targets, longest_row
-from unicloze.model.adaptation import add_low_rank, learning, merge_low_rank
 from unicloze.model.attention import Backend
 from unicloze.model.backbone import Stack
 from unicloze.model.build import Model, build
+from unicloze.model.initialization import add_low_rank, learning, merge_low_rank
 from unicloze.model.layers import Layer
 from unicloze.model.model import UnifiedModel
 from unicloze.model.recurrent.layers import CharacterCnn

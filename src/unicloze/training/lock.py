@@ -27,7 +27,7 @@ from unicloze.files import (
 from unicloze.progress import say
 from unicloze.recipes.unread_settings import DECIDED_IN_A_TASK
 from unicloze.settings import Recipe
-from unicloze.training.world import World
+from unicloze.training.parallel import World
 
 LOCK, HOLDER = "lock", "lock.holder"
 """Lock file, and the file naming its holder, which remains as a sign that the folder is a run."""
@@ -91,37 +91,19 @@ def hold(lock: Path, place: Path, cure: str, *, keep: bool = False, wait: bool =
 
 
 FREE_TO_CHANGE = {
-    "name",
-    "data.corpus",
-    "data.prepared",
-    "tokenizer.path",
-    "training.steps",
-    "training.device",
-    "training.threads",
-    "training.checkpoint_activations",
-    "training.compile",
-    "training.parallel",
-    "training.log_every",
-    "training.save_every",
-    "training.evaluate_every",
-    "training.evaluate_windows",
-    "training.keep_checkpoints",
-    "training.copy_to",
-    "training.initialize_from",
-    "training.word_vectors",
-    "distillation.teacher",
-}
+    "name", "data.corpus", "data.prepared", "tokenizer.path", "distillation.teacher", "training.steps", "training.device",
+    "training.threads", "training.checkpoint_activations", "training.compile", "training.parallel", "training.log_every",
+    "training.save_every", "training.evaluate_every", "training.evaluate_windows", "training.keep_checkpoints",
+    "training.copy_to", "training.initialize_from", "training.word_vectors",
+}  # fmt: skip
 """Settings that may change when a run is resumed; any other change would make it a different run.
 
 Corpus, tokenizer and teacher may have moved; the fingerprint decides whether they are the same.
 """
 FREE_AFTER_DIVERGENCE = {
-    "training.learning_rate",
-    "training.muon_learning_rate",
-    "training.clip_norm",
-    "training.on_spike",
-    "training.spike_factor",
-}
+    "training.learning_rate", "training.head_learning_rate", "training.muon_learning_rate", "training.clip_norm",
+    "training.on_spike", "training.spike_factor",
+}  # fmt: skip
 """Settings that may also change when resuming a run stopped by a non-finite number. Each start records its settings."""
 FREE_AFTER_OUT_OF_MEMORY = {"training.micro_batch_size"}
 """Settings that may also change when resuming a run that ran out of memory, for the rest of the run."""

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unicloze.cores import TRIMMED_EVERY, return_free_memory
-from unicloze.errors import UniclozeError
+from unicloze.cores import TRIMMED_EVERY, hangs_up, return_free_memory
+from unicloze.errors import UniclozeError, option_of
 from unicloze.example import Batch, Examples, Memory, collate
 from unicloze.model.build import Model
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
 from unicloze.training.batches import WINDOWS_AT_ONCE, Memories, MicroBatch, Prefetch, pack, unpack, with_memory
-from unicloze.training.divergence import MOST, NonFiniteError, Spikes, Updates, cure, first_non_finite, non_finite
+from unicloze.training.divergence import MOST, NonFiniteError, Spikes, cure, first_non_finite, non_finite
 from unicloze.training.gradients import GradientSums, by_rows, fill_gradients, share
 from unicloze.training.ledger import Figure
 from unicloze.training.optimizers import schedule_factor, set_learning, set_learning_rate
 from unicloze.training.pace import Decay
-from unicloze.training.parallel import whole
-from unicloze.training.passes import Abandoned, OutOfMemoryError, Passes, is_out_of_memory, numbers_of, out_of_memory
-from unicloze.training.signals import Interruption, stop_when_asked
-from unicloze.training.world import StepReport, World
+from unicloze.training.parallel import World, whole
 
 
 @dataclass
@@ -43,11 +43,12 @@ class TrainState:
     # memories that the rows of the last step leave for the next, by index of the micro-batch
     memories: Memories = field(default_factory=dict)
     # reused gradient buffers of large tables, see `lookups`; overwritten in every step
-    buffers: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    buffers: dict[torch.nn.Parameter, Tensor] = field(default_factory=dict)
     parts: list[int] | None = None  # index of the mixture part of each micro-batch of the last step
     # losses of the last step, by index of the mixture part
     figures: list[tuple[int, Figure]] = field(default_factory=list)
     step_tokens: int = 0  # tokens of text in the last step
+    seconds: list[float] = field(default_factory=list)  # computing time of each process in the last step, of several
     spikes: Spikes = field(default_factory=Spikes)  # gradient norms and spikes so far
     decays: list[Decay] = field(default_factory=list)  # what a clock decided, see `unicloze.training.pace`
 
@@ -64,9 +65,8 @@ class Hooks:
     evaluate: Callable[[TrainState], bool]  # Measures the held-out perplexity. Returns True to end the run early.
     save: Callable[[TrainState], None]  # writes a checkpoint
     describe: Callable[[MicroBatch], str]  # returns where the rows of a micro-batch come from
-    # Gets the reason of a spike before the step is counted. Returns None to leave out the update, or goes back to an
-    # earlier step and returns the micro-batches from there on.
-    spiked: Callable[[TrainState, str], Iterator[list[MicroBatch]] | None] = lambda _state, _reason: None
+    # gets the reason why the update of a step is left out, before the step is counted
+    skipped: Callable[[TrainState, str], None] = lambda _state, _reason: None
     # May end the run earlier or later, called with the state after each step. If it does, it returns the micro-batches
     # from there on.
     decide: Callable[[TrainState], Iterator[list[MicroBatch]] | None] = lambda _state: None
@@ -98,187 +98,162 @@ class Compute:
         return by_rows(model) if sparse else nullcontext()
 
 
+@dataclass
+class Interruption:
+    """Whether SIGTERM, SIGINT or SIGHUP asked the run to stop."""
+
+    signal: int = 0  # the signal this process received; 0 if none
+    agreed: int | None = None  # the signal all processes of the run stop for; 0 if none, None in a single process
+
+    @property
+    def heeded(self) -> int:
+        """The signal to stop for."""
+        return self.signal if self.agreed is None else self.agreed
+
+
+@contextmanager
+def stop_when_asked() -> Iterator[Interruption]:
+    """Turn SIGTERM, SIGINT and SIGHUP into a flag checked after each micro-batch; a second Ctrl-C stops at once.
+
+    A second SIGTERM, as schedulers send, is ignored because the checkpoint is being written. SIGHUP, which a closed terminal
+    sends, stays ignored if it already is, as under nohup.
+    """
+    interruption = Interruption()
+
+    def note(number: int, _frame: Any) -> None:
+        interruption.signal = number
+        if number == signal.SIGINT:
+            signal.signal(number, before[signal.SIGINT])
+
+    asked = [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up() else [])]
+    if threading.current_thread() is not threading.main_thread():  # other threads get no signals
+        asked = []
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in asked}
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def fit(
     state: TrainState, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, compute: Compute, hooks: Hooks
 ) -> Interruption:
     """Train until the last step or until a signal arrives."""
-    with (
-        stop_when_asked() as interruption,
-        Prefetch(steps, max(1, WINDOWS_AT_ONCE // settings.batch_size)) as made,
-    ):
-        run = _Steps(state, made, settings, compute, hooks, interruption)
-        while state.step < state.last_step(settings):
-            try:
-                with compute.world.passes():
-                    if run.take():
-                        break
-            except _WentBack as back:
-                if interruption.heeded:
-                    break  # the checkpoint it went back to is saved already
-                made.restart(back.steps)
+    with stop_when_asked() as interruption, Prefetch(steps, max(1, WINDOWS_AT_ONCE // settings.batch_size)) as made:
+        ended = state.step >= state.last_step(settings)
+        while not ended:
+            with compute.world.passes():
+                ended = take_step(state, made, settings, compute, hooks, interruption)
     return interruption
 
 
-class _WentBack(Exception):
-    """A spike made the run go back to an earlier step, or a decision changed the steps to come.
+def take_step(
+    state: TrainState,
+    made: Prefetch[list[MicroBatch]],
+    settings: TrainingSettings,
+    compute: Compute,
+    hooks: Hooks,
+    interruption: Interruption,
+) -> bool:
+    """Take a step; whether the run ends with it. No update is made of a gradient that is not finite, or one that spikes."""
+    started, alone, skips = time.perf_counter(), compute.world.size == 1, settings.on_spike == "skip"
+    advice = cure(skip=hooks.may_skip and not skips)
+    memories = state.memories
+    statistics = {name: buffer.clone() for name, buffer in state.model.named_buffers()}  # of batch normalisation
 
-    Args:
-        steps: The micro-batches of each step from there on.
-    """
-
-    def __init__(self, steps: Iterator[list[MicroBatch]]) -> None:
-        super().__init__()
-        self.steps = steps
-
-
-@dataclass(frozen=True)
-class _Before:
-    """What a step starts from, besides weights and moments; see `TrainState`. Statistics are of batch normalisation."""
-
-    step: int
-    text_tokens: int
-    memories: Memories
-    spikes: Spikes
-    statistics: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, state: TrainState) -> _Before:
-        statistics = {name: buffer.clone() for name, buffer in state.model.named_buffers()}
-        return cls(state.step, state.text_tokens, state.memories, replace(state.spikes), statistics)
-
-    def restore(self, state: TrainState) -> None:
-        state.step, state.text_tokens = self.step, self.text_tokens
-        state.memories, state.spikes = self.memories, replace(self.spikes)
-        state.model.load_state_dict(self.statistics, strict=False)
-
-
-class _Steps:
-    """The steps of a run, see `fit`."""
-
-    def __init__(
-        self,
-        state: TrainState,
-        made: Iterator[list[MicroBatch]],
-        settings: TrainingSettings,
-        compute: Compute,
-        hooks: Hooks,
-        interruption: Interruption,
-    ) -> None:
-        self._state, self._made, self._settings = state, made, settings
-        self._compute, self._hooks, self._interruption = compute, hooks, interruption
-        self._accepts = settings.on_spike == "accept"
-        self._advice = cure(skip=hooks.may_skip and self._accepts)
-        self._updates = Updates(state.model, state.optimizers, late=compute.queues, undo=not self._accepts)
-        self._updated, self._updated_with = _Before.of(state), list[MicroBatch]()
-
-    def take(self) -> bool:
-        """Take a step; whether the run ends with it."""
-        state, settings, hooks, interruption = self._state, self._settings, self._hooks, self._interruption
-        started, before = time.perf_counter(), _Before.of(state)
-        micro_batches = self._next_rows()
-        set_learning(state.optimizers, state.step)
-        spike, undone = None, False
-        try:
-            losses, norm = losses_and_norm(
-                state, micro_batches, settings, self._compute, hooks.describe, interruption, self._updates
-            )
-            if not math.isfinite(norm):
-                raise non_finite(f"the norm of the gradient is {norm}", micro_batches, hooks.describe)
-        except NonFiniteError as error:
-            self._check_update()
-            if self._accepts:
-                before.restore(state)
-                raise _before_update(error, state, hooks.save, self._advice) from error
-            spike, state.memories = str(error), {}
-        except OutOfMemoryError as error:
-            state.model.zero_grad(set_to_none=True)
-            before.restore(state)
-            if self._compute.world.size > 1:  # the others are in the middle of the step
-                raise
-            self._save_last()
-            raise OutOfMemoryError(f"{error}. The weights of step {state.step} were saved") from None
-        except Abandoned:
-            before.restore(state)
-            self._save_last()
-            return True
-        if self._check_update():
-            before = replace(before, text_tokens=state.text_tokens, spikes=replace(state.spikes))
-        if spike is None and not self._accepts:
-            spike = state.spikes.reason(norm, settings.spike_factor)
-        if spike is None:
-            self._updated, self._updated_with = before, micro_batches
-            with self._updates.checked():
-                update(state, norm, settings, micro_batches[0].rate)
-            state.text_tokens += state.step_tokens
-            state.step += 1
-            undone = not self._compute.queues and self._check_update()
-        else:
-            state.model.load_state_dict(before.statistics, strict=False)
-            self._leave_out(spike)
-            state.step += 1
-        if state.step % TRIMMED_EVERY == 0:
-            return_free_memory()
-        if spike is None and not undone:
-            speed = state.step_tokens / (time.perf_counter() - started)
-            hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
-        changed = hooks.decide(state)
-        done, stopping = state.step >= state.last_step(settings), bool(interruption.heeded)
-        regular = settings.save_every and state.step % settings.save_every == 0
-        measured = done or bool(settings.evaluate_every and state.step % settings.evaluate_every == 0)
-        if done or stopping or regular or measured:
-            self._check_update()
-        if regular and settings.on_spike == "go_back":
-            state.spikes.in_a_row = 0
-        if done or stopping or regular:
-            hooks.save(state)
-        enough = measured and hooks.evaluate(state)
-        if changed is not None and not (done or stopping or enough):
-            raise _WentBack(changed)
-        return stopping or enough
-
-    def _next_rows(self) -> list[MicroBatch]:
-        try:
-            return next(self._made)
-        except UniclozeError:  # the weights are still good
-            if self._compute.world.size == 1:  # saving needs all processes, and the others may not get here
-                self._save_last()
-            raise
-
-    def _save_last(self) -> None:
-        """Save what the last update made, or what the run goes back to if that is not finite."""
-        with suppress(_WentBack):
-            self._check_update()
-        self._hooks.save(self._state)
-
-    def _check_update(self) -> bool:
-        """Check the last update; whether it was undone."""
-        name, state = self._updates.spoiled(), self._state
-        if name is None:
-            return False
-        done, memories = state.step, state.memories
-        self._updated.restore(state)
-        what = f"the update of step {state.step + 1} made {name} NaN or infinite"
-        problem = non_finite(what, self._updated_with, self._hooks.describe)
-        if not self._updates.undo:
-            raise NonFiniteError(f"{problem}. That step was not saved; earlier checkpoints are kept: {self._advice}")
-        if self._accepts:
-            raise _before_update(problem, state, self._hooks.save, self._advice, undone=True)
+    def undo_passes() -> None:
         state.memories = memories
-        self._leave_out(str(problem))
-        state.step = done
-        return True
+        state.model.load_state_dict(statistics, strict=False)
 
-    def _leave_out(self, spike: str) -> None:
-        """Leave out the update of the current step, or go back; see `Hooks.spiked`."""
-        state = self._state
+    try:
+        micro_batches = next(made)
+    except UniclozeError:  # the weights are still good
+        if alone:  # saving needs all processes, and the others may not get here
+            save_finite(state, hooks, advice)
+        raise
+    set_learning(state.optimizers, state.step)
+    try:
+        losses, norm = losses_and_norm(state, micro_batches, settings, compute, hooks.describe, interruption)
+        spike = state.spikes.reason(norm, settings.spike_factor) if skips else None
+        if spike is not None:
+            state.model.load_state_dict(statistics, strict=False)
+    except NonFiniteError as error:
+        undo_passes()
+        spike, bad = str(error), first_non_finite(state.model.state_dict())
+        if bad is not None or not skips:
+            raise stopped_before_update(spike, state, hooks, advice, bad) from error
+        state.memories = {}
+    except OutOfMemoryError as error:
+        state.model.zero_grad(set_to_none=True)
+        undo_passes()
+        if not alone:  # the others are in the middle of the step
+            raise
+        save_finite(state, hooks, advice)
+        raise OutOfMemoryError(f"{error}. The weights of step {state.step} were saved") from None
+    except Abandoned:
+        undo_passes()
+        save_finite(state, hooks, advice)
+        return True
+    if spike is None:
+        update(state, norm, settings, micro_batches[0].rate)
+        state.text_tokens += state.step_tokens
+    else:
         state.spikes.in_a_row += 1
         if state.spikes.in_a_row > MOST:
             state.spikes.in_a_row = 0
-            error = NonFiniteError(f"more than {MOST} steps spiked in a row, at last because {spike}")
-            raise _before_update(error, state, self._hooks.save, self._advice)
-        steps = self._hooks.spiked(state, spike)
-        if steps is not None:
-            raise _WentBack(steps)
+            spike = f"more than {MOST} steps spiked in a row, at last because {spike}"
+            raise stopped_before_update(spike, state, hooks, advice)
+        hooks.skipped(state, spike)
+    state.step += 1
+    if state.step % TRIMMED_EVERY == 0:
+        return_free_memory()
+    if spike is None:
+        speed = state.step_tokens / (time.perf_counter() - started)
+        hooks.log(state, {"loss": losses, "gradient_norm": norm, "text_tokens_per_second": speed})
+    changed = hooks.decide(state)
+    done, stopping = state.step >= state.last_step(settings), bool(interruption.heeded)
+    regular = bool(settings.save_every and state.step % settings.save_every == 0)
+    measured = done or bool(settings.evaluate_every and state.step % settings.evaluate_every == 0)
+    if done or stopping or regular:
+        save_finite(state, hooks, advice)
+    elif measured:
+        refuse_non_finite(state, advice)
+    enough = measured and hooks.evaluate(state)
+    ended = done or stopping or enough
+    if changed is not None and not ended:
+        made.restart(changed)
+    return ended
+
+
+def refuse_non_finite(state: TrainState, advice: str) -> None:
+    """Refuse to use weights that an update since the last checkpoint made NaN or infinite."""
+    if (bad := first_non_finite(state.model.state_dict())) is not None:
+        raise NonFiniteError(
+            f"the weights of step {state.step} are not finite ({bad}) and were not saved; earlier checkpoints are kept: "
+            f"{advice}"
+        )
+
+
+def save_finite(state: TrainState, hooks: Hooks, advice: str) -> None:
+    """Save the weights, but refuse those that are not finite."""
+    refuse_non_finite(state, advice)
+    hooks.save(state)
+
+
+def stopped_before_update(
+    reason: str, state: TrainState, hooks: Hooks, advice: str, bad: str | None = None
+) -> NonFiniteError:
+    """The error that ends a run before an update; the weights are saved unless some are `bad`."""
+    what = f"stopped before the update of step {state.step + 1}: {reason}."
+    if bad is not None:
+        return NonFiniteError(
+            f"{what} The weights before that step are not finite either ({bad}) and were not saved: {advice}"
+        )
+    hooks.save(state)
+    return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {advice}")
 
 
 def update(state: TrainState, norm: float, settings: TrainingSettings, rate: float = 1.0) -> None:
@@ -286,10 +261,8 @@ def update(state: TrainState, norm: float, settings: TrainingSettings, rate: flo
     set_learning_rate(state.optimizers, schedule_factor(state.step, settings, state.decays) * rate)
     for optimizer in state.optimizers:
         optimizer.step()
-    if settings.on_spike != "accept":
-        state.spikes.add(norm)
     if settings.on_spike == "skip":
-        state.spikes.in_a_row = 0
+        state.spikes.add(norm)
 
 
 def accumulate_gradients(
@@ -298,18 +271,16 @@ def accumulate_gradients(
     settings: TrainingSettings,
     compute: Compute,
     describe: Callable[[MicroBatch], str],
-    interruption: Interruption | None = None,
 ) -> dict[str, float]:
     """Run forward and backward for every micro-batch, dividing each loss by its target's weight in the global batch.
 
     Each process computes its own leaves; the gradients of all are added in tree order, see `gradients`. The memories of
     these rows replace `state.memories`.
     """
-    interruption = interruption or Interruption()
-    passes = _passes(state, micro_batches, settings, compute, describe, interruption)
+    passes = _Passes(state, micro_batches, settings, compute, describe, Interruption())
+    passes.run()
     passes.read()
-    losses = passes.agree(interruption)
-    state.memories, state.figures = passes.memories, passes.figures
+    losses = passes.agree()
     passes.give_gradients()
     return losses
 
@@ -321,139 +292,231 @@ def losses_and_norm(
     compute: Compute,
     describe: Callable[[MicroBatch], str],
     interruption: Interruption,
-    updates: Updates,
 ) -> tuple[dict[str, float], float]:
-    """`accumulate_gradients`, then `clip_gradient`.
+    """`accumulate_gradients`, then `clip_gradient`; refuses a gradient that is not finite.
 
-    All numbers are read from a GPU at once, also whether the last update is finite: each process waits for its GPU once a
-    step. Before that the processes agree that none of them left the step, and exchange gradients on their devices.
+    All numbers are read from a GPU at once: each process waits for its GPU once a step. Before that the processes agree that
+    none of them left the step, and exchange gradients on their devices.
     """
+    passes = _Passes(state, micro_batches, settings, compute, describe, interruption)
+    passes.run()
     if not compute.queues:
-        losses = accumulate_gradients(state, micro_batches, settings, compute, describe, interruption)
-        return losses, clip_gradient(state.model, settings.clip_norm)
-    passes = _passes(state, micro_batches, settings, compute, describe, interruption)
-    passes.agree(interruption)
+        passes.read()
+    losses = passes.agree()
     passes.give_gradients()
-    norm, *finite = passes.read([_clipped(state.model, settings.clip_norm), *updates.unread])
-    updates.read(finite)
-    losses = passes.agree(interruption)
-    state.memories, state.figures = passes.memories, passes.figures
+    (norm,) = passes.read([clip_gradient(state.model, settings.clip_norm)])
+    if compute.queues:
+        losses = passes.agree()
+    if not math.isfinite(norm):
+        raise non_finite(f"the norm of the gradient is {norm}", micro_batches, describe)
     return losses, norm
 
 
-def _passes(
-    state: TrainState,
-    micro_batches: list[MicroBatch],
-    settings: TrainingSettings,
-    compute: Compute,
-    describe: Callable[[MicroBatch], str],
-    interruption: Interruption,
-) -> Passes:
-    """Run forward and backward for the micro-batches of this process; see `accumulate_gradients`."""
-    parts, world = [micro_batch.part for micro_batch in micro_batches], compute.world
-    own, count = world.leaves(parts, settings.leaves), min(settings.leaves, len(parts))
-    weights, of_parts, state.step_tokens = _totals(micro_batches, own, world)
-    smoothing = any(network.label_smoothing for network in state.model.networks)
-    labels: Literal["hard", "soft"] = "soft" if smoothing or compute.soften is not None else "hard"
-    learned = [weight for weight in state.model.parameters() if weight.requires_grad]
-    gradients = GradientSums(learned, count, state.buffers)
-    memories: dict[int, Memory] = {}
-    used = state.model.for_use().settings
-    if used.memory and state.parts != parts:  # the rows that continue ours may be on other processes
-        state.memories = unpack(world.share_tensors(pack(state.memories)), compute.device)
-    state.parts = parts
-    state.model.train()
-    state.model.zero_grad(set_to_none=True)
+class Abandoned(Exception):
+    """A step was abandoned before its update."""
 
-    def problem(number: int, name: str, value: float) -> str:
-        where = f"the loss of {name} is {value} in micro-batch {number}"
-        return str(non_finite(where, [micro_batches[number]], describe))
 
-    def run(number: int, micro_batch: MicroBatch) -> dict[str, Tensor]:
+class OutOfMemoryError(UniclozeError):
+    """A forward or backward pass needs more memory than its device has."""
+
+
+@dataclass
+class _Report:
+    """What a process reports of its passes in a step, as JSON."""
+
+    means: list[Any] = field(default_factory=list)  # number and mean losses of its micro-batches
+    left: bool = False  # whether it left the step before its last micro-batch
+    problem: Sequence[Any] | None = None  # number of a micro-batch with a loss that is not finite, and the message
+    signal: int = 0  # number of the signal it received; 0 if none
+    seconds: float = 0.0  # its computing time
+
+
+@dataclass
+class _Passes:
+    """Forward and backward passes of this process in a step; see `losses_and_norm`."""
+
+    state: TrainState
+    micro_batches: list[MicroBatch]
+    settings: TrainingSettings
+    compute: Compute
+    describe: Callable[[MicroBatch], str]
+    interruption: Interruption
+
+    def __post_init__(self) -> None:
+        state, self._world = self.state, self.compute.world
+        self._used = state.model.for_use().settings
+        parts = [micro_batch.part for micro_batch in self.micro_batches]
+        self._own, self._leaves = self._world.leaves(parts, self.settings.leaves), min(self.settings.leaves, len(parts))
+        self._weights, self._weights_of_parts, state.step_tokens = _totals(self.micro_batches, self._own, self._world)
+        self._report = _Report()
+        self._times: tuple[Any, Any] | None = None  # when the passes began and ended
+        self._totals: dict[int, dict[str, Tensor]] = {}  # losses that are not read yet, by micro-batch and target
+        self._memories: dict[int, Memory] = {}
+        learned = [weight for weight in state.model.parameters() if weight.requires_grad]
+        self._gradients = GradientSums(learned, self._leaves, state.buffers)
+        if self._used.memory and state.parts != parts:  # the rows that continue ours may be on other processes
+            state.memories = unpack(self._world.share_tensors(pack(state.memories)), self.compute.device)
+        state.parts = parts
+
+    def run(self) -> None:
+        """Make the passes, until a signal, or a loss that is not finite, ends them early."""
+        state, report, whole_model = self.state, self._report, not self._world.sharded
+        state.model.train()
+        state.model.zero_grad(set_to_none=True)
+        begun = self._time()
+        for leaf, numbers in self._own.items():
+            for number in numbers:
+                if (self._totals or report.means) and whole_model and self.interruption.signal:
+                    report.left = True
+                    return
+                if not len(self.micro_batches[number].examples):
+                    continue
+                fits = False
+                try:
+                    self._totals[number] = self._pass(number)
+                    fits = True
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                if not fits:  # out of the handler, whose traceback holds what the pass computed
+                    raise self._out_of_memory(number)
+                if whole_model and not self.compute.queues:
+                    self.read()
+                    if report.problem is not None:
+                        return
+            if whole_model:
+                self._gradients.take(leaf)
+        self._times = begun, self._time()
+
+    def _time(self) -> Any:
+        """The time now; on a GPU, when it has computed what is queued."""
+        if self.compute.device.type != "cuda":
+            return time.monotonic()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _pass(self, number: int) -> dict[str, Tensor]:
+        """Forward and backward pass of a micro-batch; the summed loss of each target."""
+        state, compute, micro_batch = self.state, self.compute, self.micro_batches[number]
         batch = micro_batch.batch(compute.device, fixed_shape=compute.fixed_shape)
-        batch = with_memory(batch, micro_batch, state.memories.get(number), used)
+        batch = with_memory(batch, micro_batch, state.memories.get(number), self._used)
         batch = batch if compute.soften is None else compute.soften(batch, compute)
         with compute.autocast(), compute.lookups(state.model):
-            key = DropoutKey(settings.seed, state.step, number, factor=micro_batch.dropout, device=compute.device)
+            key = DropoutKey(self.settings.seed, state.step, number, factor=micro_batch.dropout, device=compute.device)
             losses = state.model(batch, key)
         if batch.memory is not None:
-            memories[number] = batch.memory
+            self._memories[number] = batch.memory
         totals: list[Tensor] = [
-            micro_batch.coefficients.get(name, 1.0) * loss.total / weights[name] for name, loss in losses.items()
+            micro_batch.coefficients.get(name, 1.0) * loss.total / self._weights[name] for name, loss in losses.items()
         ]
         torch.stack(totals).sum().backward()
         fill_gradients(state.model, state.buffers)
         return {name: loss.total.detach() for name, loss in losses.items()}
 
-    passes = Passes(world, StepReport(), gradients, count, weights, memories, {}, problem, parts, of_parts, labels)
-    world.begin_step(state.step)
-    begun, full = False, None
-    try:
-        for leaf, numbers in own.items():
-            for number in numbers:
-                if begun and not world.sharded and (interruption.signal or world.leaving()):
-                    raise Abandoned
-                begun = True
-                if not len(micro_batches[number].examples):
-                    continue
-                passes.totals[number] = run(number, micro_batches[number])
-                if not compute.queues and not world.sharded:
-                    passes.read()
-                    if passes.report.problem is not None:
-                        raise Abandoned
-            if not world.sharded:
-                gradients.take(leaf)
-    except Abandoned:
-        passes.report.left = passes.report.problem is None
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        full = micro_batches[number]
-    if full is not None:  # out of the handler, whose traceback holds what the pass computed
-        fewer = None if used.memory or world.sharded else lambda rows: run(number, rows)
-        layers = used.kind == "transformer"
-        raise out_of_memory(full, settings, state.step + 1, fewer, can_checkpoint=layers)
-    return passes
+    def _out_of_memory(self, number: int) -> OutOfMemoryError:
+        """The error of a pass that did not fit."""
+        settings, rows = self.settings, len(self.micro_batches[number].examples)
+        cures = []
+        fewer = [size for size in range(1, rows // 2 + 1) if settings.batch_size % size == 0]
+        if fewer and not self._used.memory:  # memories belong to micro-batches
+            cures.append(f"{option_of('training.micro_batch_size')} {fewer[-1]}")
+        if self._used.kind == "transformer" and not settings.checkpoint_activations:
+            cures.append(f"{option_of('training.checkpoint_activations')} true")
+        if not cures and settings.leaves > 1:
+            cures.append(f"{option_of('training.leaves')} 1 in another --out")
+        return OutOfMemoryError(
+            f"step {self.state.step + 1} ran out of memory with {rows:,} rows at a time: run the same command with "
+            f"{' or with '.join(cures) or 'a smaller model in another --out'}"
+        )
+
+    def read(self, others: Sequence[Tensor] = ()) -> list[float]:
+        """Read the losses and some other numbers from the device at once; returns the others."""
+        unread = [total for totals in self._totals.values() for total in totals.values()]
+        numbers = numbers_of([*unread, *others])
+        values, report = iter(numbers), self._report
+        for number, totals in self._totals.items():
+            means = {name: next(values) / self._weights[name] for name in totals}
+            report.means.append([number, means])
+            bad = next((name for name, value in means.items() if not math.isfinite(value)), None)
+            if bad is not None and report.problem is None:
+                what = f"the loss of {bad} is {means[bad]} in micro-batch {number}"
+                message = str(non_finite(what, [self.micro_batches[number]], self.describe))
+                report.problem = number, message
+        self._totals.clear()
+        if self._times is not None:
+            begun, ended = self._times
+            report.seconds = begun.elapsed_time(ended) / 1000 if self.compute.device.type == "cuda" else ended - begun
+        return numbers[len(unread) :]
+
+    def agree(self) -> dict[str, float]:
+        """Agree with the other processes on the step; returns the mean loss of each target, of losses that were read."""
+        self._report.signal = self.interruption.signal
+        reports = [_Report(**each) for each in self._world.gather(vars(self._report))]
+        if self._world.size > 1:
+            self.interruption.agreed = next((report.signal for report in reports if report.signal), 0)
+            self.state.seconds = [report.seconds for report in reports]
+        if problems := [report.problem for report in reports if report.problem is not None]:
+            raise NonFiniteError(min(problems, key=operator.itemgetter(0))[1])
+        if any(report.left for report in reports):
+            raise Abandoned
+        sums: dict[str, float] = {}
+        nats: dict[tuple[int, str], float] = {}
+        for number, means in sorted(itertools.chain(*(each.means for each in reports)), key=operator.itemgetter(0)):
+            for name, mean in means.items():
+                sums[name] = sums.get(name, 0.0) + mean
+                key = self.micro_batches[number].part, name
+                nats[key] = nats.get(key, 0.0) + mean * self._weights[name]
+        smoothed = any(network.label_smoothing for network in self.state.model.networks)
+        labels: Literal["hard", "soft"] = "soft" if smoothed or self.compute.soften is not None else "hard"
+        self.state.memories = self._memories
+        self.state.figures = [
+            (part, Figure(target=name, labels=labels, nats=total, weight=self._weights_of_parts[part, name]))
+            for (part, name), total in nats.items()
+        ]
+        return sums
+
+    def give_gradients(self) -> None:
+        """Set the gradients of the weights to the sums over all processes, unless the backward passes did."""
+        if not self._world.sharded:
+            gradients = self._gradients
+            gradients.give(self._world.add(gradients.sums, self._leaves, gradients.weights))
+
+
+def numbers_of(tensors: Sequence[Tensor]) -> list[float]:
+    """Read single numbers from a device at once."""
+    numbers: list[float] = torch.stack([tensor.float() for tensor in tensors]).tolist() if tensors else []
+    return numbers
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate memory on a GPU or a CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _totals(
     micro_batches: list[MicroBatch], own: Mapping[int, list[int]], world: World
 ) -> tuple[dict[str, float], dict[tuple[int, str], float], int]:
-    """Weight of each target over a global batch, see `total_weights`, in each part, and the number of its text tokens."""
-    mine = [
-        [number, weights_of(micro_batches[number].examples), micro_batches[number].text_tokens]
-        for numbers in own.values()
-        for number in numbers
-    ]
-    found = sorted(itertools.chain(*world.gather(mine)))
+    """Weight of each target over a global batch (1 if it is 0, since it is a divisor), in each part, and the text tokens."""
+    mine = []
+    for number in itertools.chain(*own.values()):
+        targets = micro_batches[number].examples.targets
+        weights = {name: target.normaliser for name, target in targets.items()}
+        mine.append([number, weights, micro_batches[number].text_tokens])
+    of_targets: dict[str, float] = {}
     of_parts: dict[tuple[int, str], float] = {}
-    for number, weights, _ in found:
+    tokens = 0
+    for number, weights, of_micro_batch in sorted(itertools.chain(*world.gather(mine))):
+        tokens += of_micro_batch
         for name, weight in weights.items():
-            key = micro_batches[number].part, name
-            of_parts[key] = of_parts.get(key, 0.0) + weight
-    return total_weights([weights for _, weights, _ in found]), of_parts, sum(tokens for _, _, tokens in found)
+            part = micro_batches[number].part, name
+            of_targets[name] = of_targets.get(name, 0.0) + weight
+            of_parts[part] = of_parts.get(part, 0.0) + weight
+    return {name: total or 1.0 for name, total in of_targets.items()}, of_parts, tokens
 
 
-def weights_of(examples: Examples) -> dict[str, float]:
-    """Weight of each target in some rows."""
-    return {name: target.normaliser for name, target in examples.targets.items()}
-
-
-def total_weights(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Weight of each target over a global batch, or 1 if it is 0, since it is a divisor."""
-    sums: dict[str, float] = {}
-    for of_micro_batch in weights:
-        for name, weight in of_micro_batch.items():
-            sums[name] = sums.get(name, 0.0) + weight
-    return {name: total or 1.0 for name, total in sums.items()}
-
-
-def clip_gradient(model: Model, largest: float) -> float:
-    """Clip the gradient norm to `largest` (0: no clipping) and return the norm before clipping."""
-    return float(_clipped(model, largest))
-
-
-def _clipped(model: Model, largest: float) -> Tensor:
+def clip_gradient(model: Model, largest: float) -> Tensor:
+    """Clip the gradient norm to `largest` (0: no clipping) and return the norm before clipping. *Shape:* ()"""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients))
     if largest > 0:
@@ -487,7 +550,7 @@ def evaluate(
                 losses = model(batch)
             totals += [each for loss in losses.values() for each in (loss.total, *loss.counted)]
             weights.append({name: (float(loss.weight), loss.counted_weight) for name, loss in losses.items()})
-    values = iter(numbers_of(totals, world))
+    values = iter(numbers_of(totals))
     found = [
         {name: (next(values), next(values), next(values), *both) for name, both in of_block.items()}
         for of_block in weights
@@ -504,17 +567,3 @@ def evaluate(
                 counted_weight=counted_weight,
             )
     return sums
-
-
-def _before_update(
-    error: NonFiniteError, state: TrainState, save: Callable[[TrainState], None], advice: str, *, undone: bool = False
-) -> NonFiniteError:
-    """The error that ends a run before an update, or after it was undone; the weights are saved if they are finite."""
-    what = f"{error}. It was undone." if undone else f"stopped before the update of step {state.step + 1}: {error}."
-    bad = first_non_finite(state.model.state_dict())
-    if bad is not None:
-        return NonFiniteError(
-            f"{what} The weights before that step are not finite either ({bad}) and were not saved: {advice}"
-        )
-    save(state)
-    return NonFiniteError(f"{what} The finite weights of step {state.step} were saved: {advice}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +26,6 @@ _CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int, shares: int = 1) -> None:
     """Refuse pre-training whose lower bound of memory exceeds that of the device."""
     there = memory_of(device)
-    if there is None:
-        return
     cure = "lower model.hidden_size, model.num_layers, tokenizer.vocab_size or data.window until it has {} weights or fewer"
     fixed = _bytes_of_weights(recipe, vocab_size, there * shares, cure) // shares
     for phase in phases(recipe):
@@ -37,25 +36,13 @@ def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int
 
 def refuse_task_that_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int, slots: Sequence[int]) -> None:
     """Refuse fine-tuning whose lower bound of memory exceeds that of the device."""
-    there = memory_of(device)
-    if there is None:
-        return
-    head_only = f"{option_of('training.frozen')} backbone"
+    there, head_only = memory_of(device), f"{option_of('training.frozen')} backbone"
     cure = f"start from a model of {{}} weights or fewer, or train only its head ({head_only})"
     fixed = _bytes_of_weights(recipe, vocab_size, there, cure)
     rows = min(recipe.training.micro_batch_size or recipe.training.batch_size, len(slots))
     tokens = rows * sum(slots) // max(1, len(slots))  # the largest micro-batch has at least the mean
     cure = f"a shorter {option_of('task.max_length')} or a smaller model"
     _check_rows(recipe, rows, tokens, fixed, there, cure)
-
-
-def weights_fit(recipe: Recipe, device: torch.device, vocab_size: int) -> bool:
-    """Whether the weights with their gradients and moments fit into the memory of a device, as far as it is known."""
-    there = memory_of(device)
-    try:
-        return there is None or _bytes_of_weights(recipe, vocab_size, there, "") <= there
-    except UsageError:
-        return False
 
 
 def shards(recipe: Recipe, processes: int) -> bool:
@@ -65,11 +52,16 @@ def shards(recipe: Recipe, processes: int) -> bool:
         return False
     if wanted == "shard":
         return True
-    device = choose_device(recipe.training)
-    return not any(unshardable(recipe)) and not weights_fit(recipe, device, recipe.tokenizer.vocab_size)
+    if any(unshardable(recipe)):
+        return False
+    try:
+        _bytes_of_weights(recipe, recipe.tokenizer.vocab_size, memory_of(choose_device(recipe.training)), "")
+    except UsageError:
+        return True
+    return False
 
 
-def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) -> int:
+def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: float, cure: str) -> int:
     """Bytes of the weights, each with a gradient and the optimiser's moments, unless some are frozen."""
     with shapes_only():
         weights = sum(weight.numel() for weight in shape_model(recipe, vocab_size).parameters())
@@ -78,12 +70,13 @@ def _bytes_of_weights(recipe: Recipe, vocab_size: int, there: int, cure: str) ->
     if of_a_weight * weights > there:
         raise UsageError(
             f"the model has {weights:,} weights and would need {of_a_weight * weights / _GIB:,.0f} GiB of memory with their "
-            f"gradients and moments, but there are only {there / _GIB:,.1f} GiB: {cure.format(f'{there // of_a_weight:,}')}"
+            f"gradients and moments, but there are only {there / _GIB:,.1f} GiB: "
+            + cure.format(f"{int(there // of_a_weight):,}")
         )
     return of_a_weight * weights
 
 
-def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, otherwise: str) -> None:
+def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: float, otherwise: str) -> None:
     """Refuse rows whose backward pass keeps more than fits: the inputs of each layer's matrix products, in bf16.
 
     With checkpointed activations it keeps these of one layer, and of the others the input.
@@ -100,7 +93,7 @@ def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, 
     frozen = training.frozen or recipe.finetuning.few or recipe.finetuning.unfreeze_epochs is not None
     if fixed + needed <= there or frozen:
         return
-    most = (there - fixed) * rows // needed
+    most = int((there - fixed) * rows // needed)
     fits = next((size for size in range(min(most, rows), 0, -1) if training.batch_size % size == 0), 0)
     cure = f"{option_of('training.micro_batch_size')} {fits}" if fits else otherwise
     raise UsageError(
@@ -109,12 +102,12 @@ def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: int, 
     )
 
 
-def memory_of(device: torch.device) -> int | None:
-    """Memory of a device in bytes, for a CPU limited by the cgroup of this process; None if unknown."""
+def memory_of(device: torch.device) -> float:
+    """Memory of a device in bytes, for a CPU limited by the cgroup of this process; infinite if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     if device.type == "xpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return None
+        return math.inf
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in _CGROUPS:
         said = file.read_text(encoding="utf-8").strip() if file.is_file() else "max"

@@ -358,11 +358,12 @@ def build_optimizers(
     matrices, but not to biases, normalisations and the relative position bias. Each group stores its peak learning rate as
     `peak_lr` and its first training step as `first_step`.
     """
-    apart = layer_decay != 1.0 or unfreeze_every > 0
+    apart = layer_decay != 1.0 or unfreeze_every > 0 or settings.head_learning_rate is not None
     stacked = {id(p) for module in model.modules() if isinstance(module, nn.RNNBase) for p in module.parameters()}
     undecayed = {id(p) for module in model.modules() if isinstance(module, RelativeBias) for p in module.parameters()}
     members: dict[tuple[int, str], list[nn.Parameter]] = {}
     depth_of = depths(model)
+    head_rate = settings.head_learning_rate if any("backbone." not in name for name in depth_of) else None
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -380,7 +381,7 @@ def build_optimizers(
             {
                 "params": members[depth, kind],
                 "weight_decay": 0.0 if kind == _VECTORS else settings.weight_decay,
-                "lr": rate * layer_decay**depth,
+                "lr": rate * layer_decay**depth if depth else head_rate or rate,
                 "first_step": round(depth * unfreeze_every),
             }
             for depth in range(1 + max(depth_of.values()))

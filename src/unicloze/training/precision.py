@@ -10,14 +10,25 @@ from typing import Any
 
 import torch
 
+from unicloze import cores
 from unicloze.devices import devices_here
 from unicloze.errors import UsageError
 from unicloze.settings import DEVICE, Recipe, TrainingSettings
 
 
 def choose_device(settings: TrainingSettings) -> torch.device:
-    """The device named in the settings, see `named_device`."""
-    return named_device(settings.device, "training.device")
+    """The device named in the settings, see `named_device`; with several processes a CUDA device for each."""
+    device = named_device(settings.device, "training.device")
+    if device.type != "cuda" or cores.processes() == 1:
+        return device
+    number, there = cores.local_rank(), torch.cuda.device_count()
+    if number >= there:
+        raise UsageError(
+            f"process {cores.rank()} has local rank {number}, but its machine has {there} CUDA devices: start one process "
+            "per device (torchrun --nproc-per-node)"
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def named_device(name: str | torch.device, setting: str = "device") -> torch.device:

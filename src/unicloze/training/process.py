@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import platform
 import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,24 +24,23 @@ from unicloze.progress import Progress, say, short
 from unicloze.recipes import save_recipe
 from unicloze.settings import Recipe, TrainingSettings, chosen
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.batches import Memories, MicroBatch, pack, unpack
+from unicloze.training.batches import MicroBatch, pack, unpack
 from unicloze.training.checkpoint import (
     MALFORMED,
     Background,
     Checkpoint,
-    Stateful,
+    Optimizers,
     checkpoint_name,
     save_checkpoint,
     set_aside_newer,
 )
 from unicloze.training.divergence import Spikes, norm_of_all
-from unicloze.training.ledger import Ledger, NoLedger, read_ledger
+from unicloze.training.ledger import Ledger, read_ledger
 from unicloze.training.loading import fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import NtAsgd, schedule_factor
 from unicloze.training.pace import decided
-from unicloze.training.parallel import gathered, gathered_state, moments_as_stored
-from unicloze.training.world import World
+from unicloze.training.parallel import World, gathered, gathered_state, moments_as_stored
 from unicloze.version import __version__
 
 
@@ -88,7 +90,7 @@ class RunProcess:
         self.started = time.perf_counter()
 
     def __enter__(self) -> Self:
-        self.ledger = Ledger(self.out / LEDGER) if self.world.first else NoLedger()
+        self.ledger = Ledger(self.out / LEDGER if self.world.first else Path(os.devnull))
         return self
 
     def __exit__(
@@ -111,10 +113,6 @@ class RunProcess:
                 f"differently from here on (--training.threads {before} keeps them)",
                 stacklevel=2,
             )
-        self.restore(checkpoint)
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Set the training state to that of a checkpoint of the run."""
         state = self.state
         own = state.model.state_dict()
         fit_weights(state.model, checkpoint, {name: own[name] for name in self.left_out})
@@ -176,13 +174,11 @@ class RunProcess:
         evaluate: Callable[[TrainState], bool],
         save: Callable[[TrainState], None],
         describe: Callable[[MicroBatch], str],
-        spiked: Callable[[TrainState, str], Iterator[list[MicroBatch]] | None] | None = None,
         decide: Callable[[TrainState], Iterator[list[MicroBatch]] | None] = lambda _state: None,
     ) -> None:
         """Train with a progress bar; sets `signal` to the signal that stopped it early, else 0."""
         hooks = Hooks(
-            log=self.log, evaluate=evaluate, save=save, describe=describe, spiked=spiked or self.skip,
-            decide=decide,
+            log=self.log, evaluate=evaluate, save=save, describe=describe, skipped=self.skip, decide=decide,
             may_skip=not self.recipe.finetuning.unlabelled,
         )  # fmt: skip
         with Progress(
@@ -210,7 +206,7 @@ class RunProcess:
             learning_rate=chosen(training.learning_rate) * schedule_factor(state.step - 1, training, state.decays),
             text_tokens=state.text_tokens,
             text_tokens_per_second=round(speed, 1),
-            **self._stragglers(),
+            **({"seconds": [round(each, 3) for each in state.seconds]} if state.seconds else {}),
         )
 
     def _figures(self, state: TrainState) -> dict[str, Any]:
@@ -229,27 +225,19 @@ class RunProcess:
 
     def skip(self, state: TrainState, reason: str) -> None:
         """Record that the update of the current step is left out."""
-        self.bar.update(state.step + 1 - self.bar.done)
-        self.note_spike("skip", reason)
-
-    def note_spike(self, action: str, reason: str, **facts: Any) -> None:
-        """Record a spike at the current step and what is done about it."""
-        step = self.state.step + 1
-        self.ledger.write("spike", step=step, action=action, reason=reason, **facts)
+        self.bar.update()
+        self.ledger.write("spike", step=state.step + 1, action="skip", reason=reason)
         if self.progress:
-            done = f"going back to step {facts['to']}" if "to" in facts else "its update is skipped"
-            say(f"step {step} spikes, {done}: {reason}")
-
-    def _stragglers(self) -> dict[str, Any]:
-        """Seconds each process computed in the last step; empty for a single process."""
-        return {"seconds": [round(each, 3) for each in self.world.seconds]} if self.world.seconds else {}
+            say(f"step {state.step + 1} spikes, its update is skipped: {reason}")
 
     def save(self, facts: Mapping[str, Any], *, keep: int) -> None:
         """Write a checkpoint to resume from, with facts specific to the kind of run, and delete old ones."""
         if self.world.size > 1:
             norm = float(norm_of_all(dict(self.state.model.named_parameters())))
             self.world.same("the model", norm.hex(), "use identical machines, and check them for faults")
-        self.state.memories = self._all_memories()
+        if self.state.model.for_use().settings.memory:  # those of the micro-batches of all processes
+            shared = self.world.share_tensors(pack(self.state.memories))
+            self.state.memories = unpack(shared, self.compute.device)
         event = {"step": self.state.step, "checkpoint": checkpoint_name(self.state.step)}
 
         def note() -> None:
@@ -269,21 +257,6 @@ class RunProcess:
         elif self.world.first:
             self.background.start(do)
 
-    @property
-    def step_to_go_back_to(self) -> int | None:
-        """Step of the last regular checkpoint, which a signal or the end of an earlier process does not change.
-
-        None if the run does not go back, or has none yet.
-        """
-        training, step = self.recipe.training, self.state.step
-        return step - step % training.save_every or None if training.on_spike == "go_back" else None
-
-    def _all_memories(self) -> Memories:
-        """Memories of the micro-batches of all processes."""
-        if not self.state.model.for_use().settings.memory:
-            return self.state.memories
-        return unpack(self.world.share_tensors(pack(self.state.memories)), self.compute.device)
-
     def write_checkpoint(
         self,
         folder: str,
@@ -299,78 +272,53 @@ class RunProcess:
 
         What was gathered from the shares of several processes is written in the background, after what is being written.
         """
-        path, sharded = self.out / folder / checkpoint_name(self.state.step), self.world.sharded
-        states: Sequence[Stateful] = list(optimizers)
-        weights = self.state.model.state_dict()
+        state, sharded = self.state, self.world.sharded
+        states: Optimizers = list(optimizers)
+        weights = state.model.state_dict()
         if sharded:
             self.finish_saving()  # so that no more than one copy is held
             weights = gathered(weights, keep=self.world.first)
             states = [gathered_state(optimizer, keep=self.world.first) for optimizer in optimizers]
-        write = self._checkpoint_writer(folder, weights, states, recipe, facts, keep, more)
-        if not sharded:
-            self.world.only_first(write)
-            then()
-        elif self.world.first:
-            self.background.start(write, then)
-        return path
-
-    def _checkpoint_writer(
-        self,
-        folder: str,
-        weights: Mapping[str, torch.Tensor],
-        optimizers: Sequence[Stateful],
-        recipe: Path,
-        facts: Mapping[str, Any],
-        keep: int,
-        more: Sequence[Path],
-    ) -> Callable[[], None]:
-        """A function that writes a checkpoint of the current state, whatever changes meanwhile but these tensors."""
-        state, spare = self.state, self.step_to_go_back_to
-        step, memories = state.step, pack(state.memories) if optimizers else None
         others = {
             "text_tokens": state.text_tokens,
             **facts,
             "vocab_size": state.model.vocab_size,
             "max_positions": state.model.max_positions,
             "threads": torch.get_num_threads(),
-            **({} if self.recipe.training.on_spike == "accept" else {"spikes": state.spikes.to_dict()}),
+            **({} if self.recipe.training.on_spike == "accept" else {"spikes": asdict(state.spikes)}),
         }
-
-        def write() -> None:
-            save_checkpoint(
-                self.out / folder,
-                step=step,
-                model={name: each for name, each in weights.items() if name not in self.left_out},
-                optimizers=optimizers,
-                state=others,
-                files=[recipe, *(self.out / name for name in (TOKENIZER, TOKENIZER_CONFIG)), *more],
-                keep=keep,
-                memories=memories,
-                spare=spare,
-            )
-
-        return write
+        write = functools.partial(
+            save_checkpoint,
+            self.out / folder,
+            step=state.step,
+            keep=keep,
+            model={name: weight for name, weight in weights.items() if name not in self.left_out},
+            optimizers=states,
+            state=others,
+            files=[recipe, *(self.out / name for name in (TOKENIZER, TOKENIZER_CONFIG)), *more],
+            memories=pack(state.memories) if optimizers else None,
+        )
+        path = self.out / folder / checkpoint_name(state.step)
+        if not sharded:
+            self.world.only_first(lambda: str(write()))
+            then()
+        elif self.world.first:
+            self.background.start(write, then)
+        return path
 
 
 @contextmanager
 def pinned_threads(settings: TrainingSettings, world: World) -> Iterator[None]:
     """Set the number of threads from the settings within this context."""
-    with with_threads(settings.threads):
+    before = torch.get_num_threads()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    try:
         cure = "set the same OMP_NUM_THREADS for all, or --training.threads"
         world.same("the number of threads", str(torch.get_num_threads()), cure)
         yield
-
-
-@contextmanager
-def with_threads(number: int | None) -> Iterator[None]:
-    """Set the number of threads within this context; None leaves it unchanged."""
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
-    try:
-        yield
     finally:
-        if number is not None:
+        if settings.threads is not None:
             torch.set_num_threads(before)
 
 

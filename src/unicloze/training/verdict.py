@@ -18,9 +18,9 @@ from unicloze.example import Examples, Target, collate, predicts_tokens
 from unicloze.mixtures import parts
 from unicloze.model.build import Model
 from unicloze.objectives import defined
+from unicloze.progress import span
 from unicloze.settings import ObjectiveSettings
-from unicloze.text.content_words import ContentWords
-from unicloze.text.counts import ABSENT, Counts, Neighbours
+from unicloze.text.counts import ABSENT, ContentWords, Counts, Neighbours
 from unicloze.text.shards import TokenSource
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import windows_of
@@ -193,8 +193,6 @@ class Course:
             if name != "start" and isinstance(now, int | float) and isinstance(before, int | float):
                 course.seconds += max(0.0, now - before)
             before = now
-            if name == "spike":
-                name, step = "start", event.get("to")
             if name == "start" and isinstance(step, int):
                 for losses in kept.values():
                     for later in [one for one in losses if one > step]:
@@ -353,9 +351,10 @@ def _cost(best: Figure, rival: str, counts: Mapping[str, float], course: Course)
             f"by its own curve it does not beat {COUNTED['trigram']} in {MOST_TIMES:g} times the steps; give more text, "
             "another model, or start from a trained one (--init)"
         )
-    times = math.exp(folds)
-    steps, more = _rounded(times * last), _more(times, course)
-    return f"by its own curve it needs about {steps} steps to beat {COUNTED['trigram']}{more}"
+    times, more = math.exp(folds), _more(math.exp(folds), course)
+    unit = 10 ** max(0, math.floor(math.log10(times * last)) - 1)  # two digits
+    steps = math.ceil(times * last / unit) * unit
+    return f"by its own curve it needs about {steps:,} steps to beat {COUNTED['trigram']}{more}"
 
 
 def _gain(best: Figure, course: Course) -> str:
@@ -369,18 +368,8 @@ def _gain(best: Figure, course: Course) -> str:
 
 def _more(times: float, course: Course) -> str:
     """The additional time of some multiple of the steps at the run's speed; empty if unknown."""
-    minutes = course.seconds * (times - 1) / 60
-    if minutes <= 0:
-        return ""
-    if minutes < 90:
-        return f", {max(1.0, minutes):.0f} min more"
-    return f", {minutes / 60:,.0f} h more" if minutes < 72 * 60 else f", {minutes / 1440:,.0f} days more"
-
-
-def _rounded(steps: float) -> str:
-    """A number of steps to two digits."""
-    unit = 10 ** max(0, math.floor(math.log10(steps)) - 1)
-    return f"{math.ceil(steps / unit) * unit:,}"
+    seconds = course.seconds * (times - 1)
+    return f", {span(seconds)} more" if seconds > 0 else ""
 
 
 def not_beaten(figures: Mapping[str, Figure], counts: Counted) -> str:

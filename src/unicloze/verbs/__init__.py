@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unicloze.verbs.about import RecipeSummary, count_parameters, doctor, recipes
-from unicloze.verbs.comparing import compare
-from unicloze.verbs.converting import export, import_checkpoint, load_model
 from unicloze.verbs.measuring import (
     evaluate_blimp,
     evaluate_cbt,
@@ -26,74 +24,31 @@ from unicloze.verbs.measuring import (
     metrics,
 )
 from unicloze.verbs.options import DEFAULT_RECIPE, RUNS, Overrides, PathLike
-from unicloze.verbs.pretraining import inspect, prepare, pretrain, report
+from unicloze.verbs.pretraining import compare, inspect, prepare, pretrain, report
 from unicloze.verbs.tasks import finetune, generate, predict, stream, unanswerable
-from unicloze.verbs.use import embed, fill, score, serve
+from unicloze.verbs.use import embed, export, fill, import_checkpoint, load_model, score, serve
 
-VERBS: Mapping[str, Callable[..., Any]] = {
-    "prepare": prepare,
-    "pretrain": pretrain,
-    "inspect": inspect,
-    "compare": compare,
-    "report": report,
-    "fill": fill,
-    "score": score,
-    "embed": embed,
-    "evaluate blimp": evaluate_blimp,
-    "evaluate lambada": evaluate_lambada,
-    "evaluate cbt": evaluate_cbt,
-    "evaluate prompt": evaluate_prompt,
-    "finetune": finetune,
-    "predict": predict,
-    "generate": generate,
-    "serve": serve,
-    "measure": measure,
-    "measure-task": measure_task,
-    "metrics": metrics,
-    "unanswerable": unanswerable,
-    "import": import_checkpoint,
-    "export": export,
-    "recipes": recipes,
-    "doctor": doctor,
-}
+_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    prepare, pretrain, inspect, compare, report, fill, score, embed, evaluate_blimp, evaluate_lambada, evaluate_cbt,
+    evaluate_prompt, finetune, predict, generate, serve, measure, measure_task, metrics, unanswerable, import_checkpoint,
+    export, recipes, doctor,
+)  # fmt: skip
+
+
+def _name(function: Callable[..., Any]) -> str:
+    name = function.__name__.removesuffix("_checkpoint")
+    return name.replace("_", " " if name.startswith("evaluate_") else "-")
+
+
+VERBS: Mapping[str, Callable[..., Any]] = {_name(function): function for function in _FUNCTIONS}
 """Function of each verb, in the order of the help."""
 
 INSTEAD: Mapping[str, Mapping[str, Callable[..., Any]]] = {"generate": {"stream": stream}}
 """For each verb, switches that select another function."""
 
 __all__ = [
-    "DEFAULT_RECIPE",
-    "INSTEAD",
-    "RUNS",
-    "VERBS",
-    "Overrides",
-    "PathLike",
-    "RecipeSummary",
-    "compare",
-    "count_parameters",
-    "doctor",
-    "embed",
-    "evaluate_blimp",
-    "evaluate_cbt",
-    "evaluate_lambada",
-    "evaluate_prompt",
-    "export",
-    "fill",
-    "finetune",
-    "generate",
-    "import_checkpoint",
-    "inspect",
-    "load_model",
-    "measure",
-    "measure_task",
-    "metrics",
-    "predict",
-    "prepare",
-    "pretrain",
-    "recipes",
-    "report",
-    "score",
-    "serve",
-    "stream",
-    "unanswerable",
-]
+    "DEFAULT_RECIPE", "INSTEAD", "RUNS", "VERBS", "Overrides", "PathLike", "RecipeSummary", "compare", "count_parameters",
+    "doctor", "embed", "evaluate_blimp", "evaluate_cbt", "evaluate_lambada", "evaluate_prompt", "export", "fill",
+    "finetune", "generate", "import_checkpoint", "inspect", "load_model", "measure", "measure_task", "metrics", "predict",
+    "prepare", "pretrain", "recipes", "report", "score", "serve", "stream", "unanswerable",
+]  # fmt: skip

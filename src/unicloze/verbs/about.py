@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,27 +38,18 @@ class RecipeTable(list[RecipeSummary]):
         return [asdict(row) for row in self]
 
     def __str__(self) -> str:
-        of_tasks = [row for row in self if row.parameters is None]
-        tables = [row for row in self if row.parameters is not None], of_tasks
-        return "\n\n".join(_table(part, what) for part, what in zip(tables, ("objective", "task"), strict=True) if part)
-
-
-def _table(rows: Sequence[RecipeSummary], what: str) -> str:
-    table = [("recipe", what, "parameters" if what == "objective" else "", "values from")]
-    table += [
-        (
-            row.name,
-            row.objective,
-            "" if row.parameters is None else f"{row.parameters:,}",
-            f"{row.paper.partition(':')[0]}: {row.place}" if row.paper else row.place,
-        )
-        for row in rows
-    ]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        f"{name:<{widths[0]}}  {objective:<{widths[1]}}  {parameters:>{widths[2]}}  {place}"
-        for name, objective, parameters, place in table
-    )
+        pretraining = [row for row in self if row.parameters is not None]
+        tasks = [row for row in self if row.parameters is None]
+        tables = []
+        for rows, head in ((pretraining, ("objective", "parameters")), (tasks, ("task", ""))):
+            table = [("recipe", *head, "values from")]
+            for row in rows:
+                size = "" if row.parameters is None else f"{row.parameters:,}"
+                source = f"{row.paper.partition(':')[0]}: {row.place}" if row.paper else row.place
+                table.append((row.name, row.objective, size, source))
+            first, second, third, _ = (max(map(len, column)) for column in zip(*table, strict=True))
+            tables.append("\n".join(f"{a:<{first}}  {b:<{second}}  {c:>{third}}  {d}" for a, b, c, d in table))
+        return "\n\n".join(tables)
 
 
 def recipes() -> RecipeTable:
@@ -71,7 +61,7 @@ def recipes() -> RecipeTable:
         unicloze recipes
         unicloze recipes --json
     """
-    from unicloze.recipes.several import kept_summaries
+    from unicloze.recipes import kept_summaries
 
     kept = kept_summaries()
     return summarised() if kept is None else RecipeTable(RecipeSummary(**row) for row in kept)
@@ -98,7 +88,7 @@ def summarised() -> RecipeTable:
 
 def keep_summaries() -> None:
     """Update this checkout's stored summaries for `unicloze recipes`; run it after changing a recipe."""
-    from unicloze.recipes.several import keep_summaries
+    from unicloze.recipes import keep_summaries
 
     keep_summaries(summarised().to_dict())
 

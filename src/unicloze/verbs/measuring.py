@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from unicloze.errors import UsageError
 from unicloze.settings import Mode, Precision
 from unicloze.verbs.options import (
     OF_FILES,
@@ -19,6 +18,7 @@ from unicloze.verbs.options import (
     Option,
     PathLike,
     check_fixed,
+    opened,
 )
 
 if TYPE_CHECKING:
@@ -68,14 +68,10 @@ def evaluate_blimp(
         UsageError: The model's objective does not define the mode, or there is no such device.
         UniclozeError: There is no complete checkpoint, or the pairs are invalid.
     """
-    from unicloze.cores import tune_allocator
-
-    tune_allocator()
     from unicloze.evaluation.blimp import blimp
-    from unicloze.interop.read import open_model
 
-    opened = open_model(model, device, precision)
-    return blimp(opened, pairs, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
+    loaded = opened(model, device, precision)
+    return blimp(loaded, pairs, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
 
 
 def evaluate_lambada(
@@ -107,14 +103,10 @@ def evaluate_lambada(
         UsageError: The model's objective cannot predict a last word, or there is no such device.
         UniclozeError: There is no complete checkpoint, or the passages are invalid.
     """
-    from unicloze.cores import tune_allocator
-
-    tune_allocator()
     from unicloze.evaluation.missing_words import lambada
-    from unicloze.interop.read import open_model
 
-    opened = open_model(model, device, precision)
-    return lambada(opened, passages, stop_words=stop_words, limit=limit, progress=not quiet)
+    loaded = opened(model, device, precision)
+    return lambada(loaded, passages, stop_words=stop_words, limit=limit, progress=not quiet)
 
 
 def evaluate_cbt(
@@ -144,13 +136,9 @@ def evaluate_cbt(
         UsageError: There is no such device.
         UniclozeError: There is no complete checkpoint, or the questions are invalid.
     """
-    from unicloze.cores import tune_allocator
-
-    tune_allocator()
     from unicloze.evaluation.missing_words import childrens_books
-    from unicloze.interop.read import open_model
 
-    return childrens_books(open_model(model, device, precision), questions, limit=limit, progress=not quiet)
+    return childrens_books(opened(model, device, precision), questions, limit=limit, progress=not quiet)
 
 
 def evaluate_prompt(
@@ -189,14 +177,10 @@ def evaluate_prompt(
         UsageError: The prompt file does not suit the model, or there is no such device.
         UniclozeError: There is no complete checkpoint, or a file is invalid.
     """
-    from unicloze.cores import tune_allocator
-
-    tune_allocator()
     from unicloze.evaluation.prompting import prompted
-    from unicloze.interop.read import open_model
 
-    opened, progress = open_model(model, device, precision), not quiet
-    return prompted(opened, prompt, records, examples=examples, shots=shots, seed=seed, limit=limit, progress=progress)
+    loaded, progress = opened(model, device, precision), not quiet
+    return prompted(loaded, prompt, records, examples=examples, shots=shots, seed=seed, limit=limit, progress=progress)
 
 
 def measure(
@@ -225,18 +209,14 @@ def measure(
         UsageError: There is no such metric or option, or references are missing.
         UniclozeError: The files do not match, or an optional package is missing.
     """
-    from unicloze.evaluation.metrics.files import read_pairs, read_predictions
+    from unicloze.evaluation.metrics.files import read_pairs
     from unicloze.evaluation.metrics.registry import metric as named
 
     chosen, found = named(metric), Path(predictions)
-    files = [references] if isinstance(references, str | Path) else references
-    if not files and not chosen.needs_references:
-        if na_probabilities is not None:
-            raise UsageError("Only the metric squad takes no-answer probabilities: leave out --na-probabilities.")
-        return chosen(read_predictions(found), [], **(options or {}))
-    certainties = None if na_probabilities is None else Path(na_probabilities)
-    pairs = read_pairs(found, [Path(file) for file in files], chosen.compares, na_probabilities=certainties)
-    return chosen(*pairs, **(options or {}))
+    files = [Path(file) for file in ([references] if isinstance(references, str | Path) else references)]
+    scores = None if na_probabilities is None else Path(na_probabilities)
+    alone = not chosen.needs_references
+    return chosen(*read_pairs(found, files, chosen.compares, na_probabilities=scores, alone=alone), **(options or {}))
 
 
 def measure_task(

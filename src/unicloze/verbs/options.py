@@ -15,6 +15,7 @@ from unicloze.errors import UsageError
 from unicloze.files import begins_like, real_place
 
 if TYPE_CHECKING:
+    from unicloze.settings import Precision
     from unicloze.training.loading import LoadedModel
 
 PathLike = str | Path
@@ -40,6 +41,22 @@ def check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
             raise UsageError(f"{key} cannot be changed here: only {', '.join(free)} can.")
 
 
+def opened(model: PathLike | LoadedModel, device: str, precision: Precision | None = None) -> LoadedModel:
+    """Open a model in a process whose memory suits large computations."""
+    from unicloze.cores import tune_allocator
+
+    tune_allocator()
+    from unicloze.interop.read import open_model
+
+    return open_model(model, device, precision)
+
+
+def check_one_given(first: object, second: object, what: str) -> None:
+    """Refuse both of two arguments, and none."""
+    if (first is None) == (second is None):
+        raise UsageError(f"Give either a text or a file {what}.")
+
+
 def folder_at(out: PathLike | None, otherwise: Path | None = None) -> Path:
     """The folder a verb writes to.
 
@@ -50,8 +67,7 @@ def folder_at(out: PathLike | None, otherwise: Path | None = None) -> Path:
     Raises:
         UsageError: The name is empty, which would mean the current directory.
     """
-    if out is None and otherwise is not None:
-        return otherwise
+    out = otherwise if out is None else out
     if out is None or str(out) == "":
         raise UsageError("--out is empty: name a folder, or . for this one.")
     if "\0" in str(out):
@@ -79,20 +95,21 @@ def check_file(
     if str(out) == "" or "\0" in str(out):
         raise UsageError(f"{option} is empty or contains a NUL character: name a file.")
     file = real_place(Path(out))
-    if file.is_dir():
-        raise UsageError(f"{file} is a folder: give {option} a file in it.")
-    if file.is_file() and any(Path(one).exists() and file.samefile(one) for one in inputs if one is not None):
-        raise UsageError(f"{file} is read by this command and would be replaced: give another {option}.")
-    if file.is_file() and not begins_like(file, *begins):
-        raise UsageError(
-            f"{file} holds something else, which would be replaced: give another {option}, or move it away."
-        )
-    if file.exists() and not file.is_file():
-        raise UsageError(f"{file} is a device or a pipe: give {option} a file, or leave it out to print the result.")
-    if not file.parent.is_dir():
-        raise UsageError(f"there is no folder {file.parent} for {file.name}: create it, or give another {option}.")
-    if not os.access(file.parent, os.W_OK):
-        raise UsageError(f"the folder {file.parent} is not writable: give another {option}.")
+    is_file, folder = file.is_file(), file.parent
+    wrong = {
+        f"{file} is a folder: give {option} a file in it": file.is_dir(),
+        f"{file} is read by this command and would be replaced: give another {option}": is_file
+        and any(Path(one).exists() and file.samefile(one) for one in inputs if one is not None),
+        f"{file} holds something else, which would be replaced: give another {option}, or move it away": is_file
+        and not begins_like(file, *begins),
+        f"{file} is a device or a pipe: give {option} a file, or leave it out to print the result": file.exists()
+        and not is_file,
+        f"there is no folder {folder} for {file.name}: create it, or give another {option}": not folder.is_dir(),
+        f"the folder {folder} is not writable: give another {option}": not os.access(folder, os.W_OK),
+    }
+    for message, holds in wrong.items():
+        if holds:
+            raise UsageError(f"{message}.")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
-"""The verbs from text to a trained model: prepare, pretrain, inspect and report."""
+"""The verbs from text to a trained model: prepare, pretrain, inspect and report; and compare, which trains several."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError, UsageError, check_at_least, check_seed
 from unicloze.files import LEDGER, RECIPE, TOKENIZER
 from unicloze.verbs.options import (
     DEFAULT_RECIPE,
@@ -27,6 +28,7 @@ from unicloze.verbs.options import (
 )
 
 if TYPE_CHECKING:
+    from unicloze.comparison.table import Comparison
     from unicloze.pretraining.plan import Plan
     from unicloze.pretraining.run import RunResult
     from unicloze.report.example_view import ExampleView
@@ -37,20 +39,6 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """Recipe whose settings are chosen by the text, the budget and this machine."""
-READ_BY_PREPARE = (
-    "name", "data.corpus", "data.text_field", "data.spans_field", "data.heldout_share", "data.deduplicate",
-    "data.decontaminate", "data.decontaminate_ngram", "tokenizer",
-)  # fmt: skip
-"""Settings and sections that determine a prepared folder."""
-READ_BY_INSPECT = (
-    "name", "data.window", "data.segments", "data.documents", "data.prepared", "tokenizer.path", "tokenizer.lowercase",
-    "tokenizer.extra_tokens", "objective", "model.num_segments", "model.generator_size",
-)  # fmt: skip
-"""Settings and sections that affect a single example or whether it can be made."""
-NOT_READ_BY_INSPECT = (
-    "objective.static_copies", "objective.final_mask_rate", "objective.coefficients",
-)  # fmt: skip
-"""Settings of an objective that do not affect a single example."""
 
 
 def prepare(
@@ -94,8 +82,7 @@ def prepare(
     from unicloze.recipes.unread_settings import given_settings, refuse_beyond, refuse_unread
     from unicloze.text.prepare import prepare_data
 
-    if jobs < 1:
-        raise UsageError(f"--jobs is {jobs}: give at least 1.")
+    check_at_least(1, jobs=jobs)
     settings = load_recipe(recipe, overrides)
     check_beside_path(settings, overrides or {})
     if settings.data.prepared is not None:
@@ -104,7 +91,7 @@ def prepare(
             "use it with `unicloze pretrain`."
         )
     given = given_settings(overrides)
-    refuse_beyond("prepare", given, READ_BY_PREPARE, "leave it out, or give it to `unicloze pretrain`")
+    refuse_beyond("prepare", given, "leave it out, or give it to `unicloze pretrain`")
     refuse_unread([settings], given.keys() - {"data.spans_field"})  # another recipe may train on the folder
     folder = folder_at(out, RUNS / settings.name / "data")
     return prepare_data(settings.data, settings.tokenizer, folder, progress=not quiet, verify=True, jobs=jobs)
@@ -164,7 +151,7 @@ def pretrain(
     """
     from unicloze.cores import tune_allocator
     from unicloze.pretraining.data import check_beside_path, check_beside_prepared
-    from unicloze.recipes import given_beside, load_recipe, toy_overrides
+    from unicloze.recipes import read_recipe, toy_overrides
     from unicloze.recipes.unread_settings import given_settings, refuse_not_of_pretraining, refuse_unread
 
     continued, began, clock = recipe is None, time.monotonic(), None
@@ -179,26 +166,28 @@ def pretrain(
                 f"there is no run to continue at {out}: give --recipe too (`unicloze recipes` lists them)."
             )
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
-    if new_tokenizer and load_recipe(recipe, _of_whole(given) if toy else given).training.initialize_from is None:
+    asked, small = given, toy_overrides() if toy else {}
+    files = read_recipe(recipe)
+    settings = files.recipe(_of_whole(given, small) if toy else given)
+    if new_tokenizer and settings.training.initialize_from is None:
         raise UsageError(
             "--new-tokenizer has no effect without --init, since a tokenizer is trained anyway: leave it out."
         )
-    asked = given
     if recipe == AUTO and not toy:
         recipe, given, clock = _chosen(given, budget, out, began, new_tokenizer=new_tokenizer, progress=not quiet)
-    elif budget is not None and recipe == AUTO:
-        raise UsageError("option --budget: a toy run has two steps: leave out --budget or --toy.")
+        files = read_recipe(recipe)
+        settings = files.recipe(given)
     elif budget is not None:
-        load_recipe(recipe)  # a misspelt name is the first mistake
-        raise UsageError("option --budget: only --recipe auto chooses the steps by a budget: give --training.steps.")
-    settings = load_recipe(recipe, _of_whole(given) if toy else given)
+        why = "a toy run has two steps" if recipe == AUTO else "only --recipe auto chooses the steps by a budget"
+        cure = "leave out --budget or --toy" if recipe == AUTO else "give --training.steps"
+        raise UsageError(f"option --budget: {why}: {cure}.")
     if settings.task.kind:
         raise UsageError(
             f"recipe {settings.name} is of a task, and pre-training on labelled records, as in T5's mixture of tasks with "
             "span corruption, is not done: give it to `unicloze finetune`, or another recipe (`unicloze recipes`)."
         )
     refuse_not_of_pretraining("pretrain", given_settings(overrides))
-    beside = given_beside("data.prepared", recipe, given)
+    beside = files.given_beside("data.prepared", given)
     if continued:  # recipe.yaml of an older run may misstate its data settings
         beside = {key: origin for key, origin in beside.items() if origin.startswith("option ")}
     check_beside_prepared(settings, beside)
@@ -216,17 +205,17 @@ def pretrain(
     from unicloze.pretraining.data import inherited_settings
     from unicloze.pretraining.run import pretrain_run
 
-    whole, small = settings, toy_overrides() if toy else {}
-    settings = load_recipe(recipe, {**small, **given}) if toy else settings
+    whole = settings
+    settings = files.recipe({**small, **given}) if toy else settings
     place = settings.training.initialize_from
     if not continued and place is not None:
         inherited = inherited_settings(settings, open_model(place), given, new_tokenizer=new_tokenizer)
-        settings = load_recipe(recipe, {**small, **inherited, **given})
+        settings = files.recipe({**small, **inherited, **given})
     refuse_unread([settings], given_settings(overrides))
     if toy:
         if settings.training.initialize_from is None and whole.training.initialize_from is not None:
             open_model(whole.training.initialize_from)  # it is there and intact
-        settings = _as_toy(whole, settings, folder)
+        settings = _on_beginning(settings, whole, folder)
     if plan:
         return _planned(settings)
     return pretrain_run(settings, folder, progress=not quiet, verify=verify, clock=clock)
@@ -244,7 +233,7 @@ def _chosen(
     from unicloze.recipes import load_recipe
     from unicloze.recipes.unread_settings import given_settings
     from unicloze.training.lock import hold_run
-    from unicloze.training.meeting import joined
+    from unicloze.training.parallel import joined
 
     settings = given_settings(given)
     if "training.steps" in settings and budget is not None:
@@ -290,36 +279,33 @@ def _planned(recipe: Recipe) -> Plan:
     return plan_run(recipe, size)
 
 
-def _of_whole(given: Overrides) -> dict[str, Any]:
+def _of_whole(given: Overrides, toy: Overrides) -> dict[str, Any]:
     """The given settings that apply to the full run, without those that only change the sizes of a toy run."""
-    from unicloze.recipes import toy_overrides
     from unicloze.recipes.unread_settings import given_settings
 
     settings = given_settings(given)
     of_toy = {"data.window", "training.steps", "training.batch_size", "training.micro_batch_size"}
-    if "training.steps" in settings:
-        of_toy.add("training.warmup_steps")
-    of_toy |= {key for key in toy_overrides() if key.startswith("model.")}
-    of_toy |= {"model.embedding_size", "model.decoder_layers"}
+    of_toy |= {"training.warmup_steps"} if "training.steps" in settings else set()
+    of_toy |= {"model.embedding_size", "model.decoder_layers", *(key for key in toy if key.startswith("model."))}
     return {key: value for key, value in settings.items() if key not in of_toy}
 
 
-def _as_toy(recipe: Recipe, small: Recipe, folder: Path) -> Recipe:
-    """The toy recipe on the beginning of its corpus, after checking the full recipe's device and tokenizer."""
+def _on_beginning(toy: Recipe, whole: Recipe, folder: Path) -> Recipe:
+    """A toy recipe on the beginning of its corpus, after checking the full recipe's device and tokenizer."""
     from unicloze.text.prepare import beginning_of
     from unicloze.text.tokenizers import Tokenizer
     from unicloze.training.precision import choose_device
 
-    choose_device(recipe.training)
-    if recipe.tokenizer.path is not None:
-        Tokenizer.load(recipe.tokenizer.path)
+    choose_device(whole.training)
+    if whole.tokenizer.path is not None:
+        Tokenizer.load(whole.tokenizer.path)
     own = not folder.exists() or (folder / LEDGER).is_file() or not any(folder.iterdir())
-    beginning = (
-        beginning_of(small.data, folder) if own else None
-    )  # a foreign folder is not touched here and rejected later
-    if beginning is None:
-        return small
-    return dataclasses.replace(small, data=dataclasses.replace(small.data, corpus=[str(beginning)]))
+    beginning = beginning_of(toy.data, folder) if own else None  # a foreign folder is rejected later, untouched
+    return (
+        toy
+        if beginning is None
+        else dataclasses.replace(toy, data=dataclasses.replace(toy.data, corpus=[str(beginning)]))
+    )
 
 
 def inspect(
@@ -360,54 +346,47 @@ def inspect(
         UsageError: The recipe or a setting is invalid or would have no effect, or the text is too short.
         UniclozeError: There is no tokenizer in `out`, or the picture cannot be written.
     """
+    from unicloze.mixtures import parts
     from unicloze.recipes import load_recipe
     from unicloze.recipes.unread_settings import given_settings, refuse_beyond, refuse_unread
     from unicloze.report.example_view import inspect_example, part_of, view_of
 
-    if not 0 <= seed < 2**63:
-        raise UsageError(f"seed is {seed}: give a whole number from 0 to 2^63 - 1.")
+    check_seed(seed)
     if picture is not None:
         from unicloze.report.picture import BEGINNINGS, check_ending, save_picture
 
         check_ending(picture)
         check_file(picture, begins=BEGINNINGS, option="--picture")
     settings, given = load_recipe(recipe, overrides), given_settings(overrides)
-    reads = [key for key in READ_BY_INSPECT if settings.tokenizer.path or key != "tokenizer.lowercase"]
-    refuse_beyond("inspect", given, reads, "leave it out")
-    refuse_beyond("inspect", [key for key in given if key in NOT_READ_BY_INSPECT], (), "leave it out")
-    tokenizer_found = _find_tokenizer(settings, out)
-    chosen = settings if part is None else part_of(settings, part)
-    refuse_unread([_as_shown(settings, part)], given)
-    settings = chosen
-    _, tokenizer = inspect_example(settings, text, seed, tokenizer_found)
-    view = view_of(settings, tokenizer.encode_batch([text])[0], seed, tokenizer)
+    read_with_a_file = {"tokenizer.lowercase"} if settings.tokenizer.path else set()
+    refuse_beyond("inspect", given.keys() - read_with_a_file, "leave it out")
+    tokenizer = _find_tokenizer(settings, out)
+    chosen, number = settings, 0
+    if part is not None:
+        chosen = part_of(settings, part)
+        number = [one.label for one in parts(settings.objective)].index(part)
+    # Neither phases nor other parts of the mixture are shown.
+    objective = dataclasses.replace(settings.objective, mixture=settings.objective.mixture[number : number + 1])
+    training = dataclasses.replace(settings.training, phases=[])
+    refuse_unread([dataclasses.replace(settings, objective=objective, training=training)], given)
+    _, tokenizer = inspect_example(chosen, text, seed, tokenizer)
+    view = view_of(chosen, tokenizer.encode_batch([text])[0], seed, tokenizer)
     if picture is not None:
         save_picture(view, picture)
         return dataclasses.replace(view, picture=Path(picture))
     return view
 
 
-def _as_shown(recipe: Recipe, label: str | None) -> Recipe:
-    """The recipe without phases, reduced to one part of its mixture; by default the first."""
-    from unicloze.mixtures import parts
-
-    labels = [part.label for part in parts(recipe.objective)]
-    number = 0 if label is None else labels.index(label)
-    objective = dataclasses.replace(recipe.objective, mixture=recipe.objective.mixture[number : number + 1])
-    return dataclasses.replace(recipe, objective=objective, training=dataclasses.replace(recipe.training, phases=[]))
-
-
 def _find_tokenizer(recipe: Recipe, out: PathLike | None) -> Tokenizer | None:
     """The tokenizer of a run of the recipe; None if there is none yet."""
     from unicloze.text.tokenizers import Tokenizer
 
-    if out is not None and (recipe.tokenizer.path or recipe.data.prepared):
+    place = recipe.tokenizer.path or recipe.data.prepared
+    if place and out is not None:
         named = "tokenizer.path" if recipe.tokenizer.path else "data.prepared"
         raise UsageError(f"{named} already names the tokenizer: leave out --out, or set --{named} null.")
-    if recipe.tokenizer.path is not None:
-        return Tokenizer.load(recipe.tokenizer.path)
-    if recipe.data.prepared is not None:
-        return Tokenizer.load(recipe.data.prepared)
+    if place:
+        return Tokenizer.load(place)
     run = RUNS / recipe.name if out is None else Path(out)
     folders = [folder for folder in (run, run / "data") if (folder / TOKENIZER).is_file()]
     if out is not None and not folders:
@@ -443,11 +422,128 @@ def report(
     """
     from unicloze.report.page import build_report, watch_report
 
-    if watch is not None and watch < 1:
-        raise UsageError(f"watch is {watch}: give 1 second or more.")
+    check_at_least(1, watch=watch)
     page = build_report(run, out) if watch is None else watch_report(run, out, every=watch)
     if tensorboard is not None:
         from unicloze.report.history import write_tensorboard
 
         write_tensorboard(run, folder_at(tensorboard))
     return page
+
+
+def compare(
+    recipes: Annotated[Sequence[PathLike], Option("RECIPE", word=True, several=True)],
+    budget: Annotated[str, Option("KIND=N")],
+    seeds: Number = 2,
+    out: Folder | None = None,
+    like: Annotated[PathLike, Option("RECIPE")] | None = None,
+    blimp: Annotated[PathLike, Option("PATH")] | None = None,
+    blimp_limit: Number | None = None,
+    probes: Annotated[
+        Sequence[tuple[PathLike, PathLike, PathLike]],
+        Option(("TASK", "TRAIN", "DEV"), name="probe", repeated=True),
+    ] = (),
+    probe_overrides: Annotated[Overrides | None, Settings(prefix="probe.")] = None,
+    quiet: bool = False,
+    overrides: Annotated[
+        Overrides | None,
+        Settings(
+            ("data.corpus", "data.window", "tokenizer.vocab_size", "model.hidden_size", "model.num_layers",
+             "training.batch_size", "training.learning_rate", "training.evaluate_windows"),
+            recipe="like",
+        ),
+    ] = None,
+) -> Comparison:  # fmt: skip
+    """Train several recipes on the same text and budget, evaluate them identically, and write one table.
+
+    The same command resumes a stopped comparison. Started again while the first one works, on this machine or on another one
+    that shares the folder `--out`, it takes over some of the runs.
+
+    Args:
+        recipes: Recipe names or files, runs, patterns of these ('unilmv2-ablation-*', 'runs/*'), or table-6 for the rows of
+            that table of the UniLMv2 paper.
+        budget: Budget of each run: steps=N, tokens=N of text, flops=N or time=SECONDS, which ends a run that is late.
+        seeds: Number of runs of each recipe.
+        out: Folder of the comparison; default: runs/compare.
+        like: Take sizes, tokenizer, text and training settings of all runs from this recipe. The kind of the network
+            (LSTM, two stacks, memory, shared layers, relative bias, norm) stays that of each recipe; the table shows it.
+        blimp: Folder or archive of BLiMP, to evaluate every model on.
+        blimp_limit: Use only the first N pairs of each set.
+        probes: Fine-tune and evaluate every model on a task, outside the budget and as its own recipe declares (use): task
+            recipe, training records, evaluation records; may be repeated. Settings for all probes begin with probe, as in
+            `--probe.finetuning.epochs 1`.
+        probe_overrides: Settings of all probes by dotted name.
+        quiet: Show no progress.
+        overrides: Settings of all recipes by dotted name.
+
+    Examples:
+        unicloze compare unilmv2-ablation-ae unilmv2-ablation-ae-par gpt --like quickstart --budget flops=2e13
+        unicloze compare unilmv2-ablation-ae unilmv2-ablation-par --like quickstart --budget steps=500 --seeds 3
+            --data.corpus my_text/ --out runs/mine-compared
+        unicloze compare unilmv2-ablation-ae gpt --like quickstart --budget steps=500
+            --probe docstring-summary python-docs/train python-docs/dev --probe.finetuning.epochs 1
+        unicloze compare table-6 --like quickstart --budget steps=500
+
+    Raises:
+        UsageError: A recipe, setting, probe or the budget is invalid, or the folder holds another comparison.
+        UniclozeError: As for `pretrain`, or a record of a probe is invalid.
+    """
+    import sys
+
+    from unicloze.cores import tune_allocator
+
+    if not recipes:
+        raise UsageError(
+            "compare: name the recipes to compare, before any setting that takes a list, as in `unicloze compare "
+            "unilmv2-ablation-ae gpt --like quickstart --budget steps=500`."
+        )
+    if blimp_limit is not None and blimp is None:
+        raise UsageError("compare: --blimp-limit needs --blimp.")
+    if probe_overrides and not probes:
+        raise UsageError(f"compare: --probe.{next(iter(probe_overrides))} needs --probe TASK TRAIN DEV.")
+    tune_allocator()
+    from unicloze.comparison.compare import compare_recipes
+    from unicloze.comparison.page import page
+    from unicloze.comparison.probes import PREFIX, open_probe
+    from unicloze.comparison.table import as_markdown
+    from unicloze.files import write_file
+    from unicloze.pretraining.budget import Budget
+    from unicloze.recipes import recipes_of
+    from unicloze.recipes.unread_settings import given_settings
+
+    given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
+    if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):
+        raise UsageError(f"option --{of_use} applies only to probes: name one with --probe, or leave it out.")
+    device = str(given.get("training.device", "auto"))
+
+    def judged_by_blimp(run: Path) -> dict[str, float | None]:
+        from unicloze.evaluation.blimp import accuracies
+        from unicloze.interop.read import open_model
+
+        return accuracies(open_model(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
+
+    folder = folder_at(out, RUNS / "compare")
+    comparison = compare_recipes(
+        recipes_of(recipes),
+        folder,
+        budget=Budget.parse(budget),
+        seeds=seeds,
+        like=None if like is None else str(like),
+        overrides=given,
+        evaluators={} if blimp is None else {_check_blimp(blimp, blimp_limit): judged_by_blimp},
+        probes=[open_probe(str(task), Path(train), Path(dev), of_probes, not quiet) for task, train, dev in probes],
+        progress=not quiet,
+        say=(lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr)),
+    )
+    write_file(folder / "table.md", as_markdown(comparison))
+    write_file(folder / "index.html", page(comparison))
+    return comparison
+
+
+def _check_blimp(path: PathLike, limit: int | None) -> str:
+    """Read the pairs before anything is trained."""
+    from unicloze.evaluation.blimp import read_pairs
+
+    check_at_least(1, blimp_limit=limit)
+    pairs = sum(len(one.pairs) for one in read_pairs(path))
+    return f"blimp {Path(path).resolve()}, {pairs} pairs, limit {limit}"

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, check_at_least, check_seed
 from unicloze.settings import Precision, PredictionFormat
 from unicloze.verbs.options import (
     JSON,
@@ -28,13 +28,14 @@ from unicloze.verbs.options import (
     Settings,
     check_file,
     check_fixed,
+    check_one_given,
     clean,
     folder_at,
 )
 
 if TYPE_CHECKING:
-    from unicloze.finetuning.glue import GlueSummary
-    from unicloze.finetuning.seeds import FinetuneSummary
+    from unicloze.finetuning.seeds import FinetuneSummary, GlueSummary
+    from unicloze.records.record import Record
     from unicloze.settings import Recipe
     from unicloze.tasks.task import Predictions
     from unicloze.tasks.unanswerable import Written
@@ -95,7 +96,7 @@ def finetune(
         UniclozeError: A record, the model or the directory is unusable, or the loss is not finite.
     """
     from unicloze.cores import tune_allocator
-    from unicloze.recipes import given_in_task_files, load_recipe, recipe_names, task_names
+    from unicloze.recipes import load_recipe, read_recipe, recipe_names, task_names
     from unicloze.recipes.unread_settings import (
         given_settings,
         refuse_decided_in_task,
@@ -103,28 +104,24 @@ def finetune(
         refuse_unread_in_task_files,
     )
 
-    if seeds < 1:
-        raise UsageError(f"seeds is {seeds}: give 1 or more.")
-    if grid_budget < 1:
-        raise UsageError(f"grid_budget is {grid_budget}: give 1 or more.")
+    check_at_least(1, seeds=seeds, grid_budget=grid_budget)
     given = given_settings(overrides)
     refuse_decided_in_task(given)
     if task in WHOLE_GLUE:
-        return _glue(task == "glue-v1", model, Path(train), dev, out, seeds, grid_budget, quiet, overrides)
+        return _glue(task == "glue-v1", model, Path(train), dev, out, seeds, grid_budget, quiet, given)
     if grid_budget > 1:
         raise UsageError("option --grid-budget: only --task glue searches a grid: leave it out.")
-    of_objective = {key: value for key, value in given.items() if key.startswith("objective.")}
-    recipe = load_recipe(task, {key: value for key, value in given.items() if key not in of_objective})
-    written = {key: origin for key, origin in given_in_task_files(task).items() if key not in given}
+    of_objective, others = _apart(given)
+    files = read_recipe(task)
+    recipe = files.recipe(others)
+    written = {key: origin for key, origin in files.given_for_a_task().items() if key not in given}
     refuse_unread_in_task_files(recipe, written)
     for key in written:
         section, _, name = key.partition(".")
         if section == "objective":
             of_objective[key] = getattr(recipe.objective, name)
     tune_allocator()
-    from unicloze.finetuning.automatic import adaptable
-    from unicloze.finetuning.checks import check_given_options, refuse_word_vectors
-    from unicloze.finetuning.initial import task_recipe, untrained
+    from unicloze.finetuning.initial import adaptable, refuse_word_vectors, task_recipe, untrained
     from unicloze.finetuning.seeds import finetune_seeds
     from unicloze.interop.read import open_model
     from unicloze.tasks.generation import with_learning
@@ -140,13 +137,17 @@ def finetune(
     of_model = {key: origin for key, origin in written.items() if key.startswith(("model.", "use."))}
     recipe = task_recipe(recipe, start, [*given, *of_model], of_objective, of_model)
     refuse_unread_in_task([with_learning(recipe)], given)
-    if "task.metric_options" in given:
-        check_given_options(recipe)
     folder = folder_at(out, RUNS / recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
     return finetune_seeds(
         recipe, start, Path(train), None if dev is None else Path(dev), folder, seeds=seeds, progress=not quiet
     )
+
+
+def _apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the objective, and the others."""
+    of_objective = {key: value for key, value in given.items() if key.startswith("objective.")}
+    return of_objective, {key: value for key, value in given.items() if key not in of_objective}
 
 
 def _glue(
@@ -158,14 +159,13 @@ def _glue(
     seeds: int,
     grid_budget: int,
     quiet: bool,
-    overrides: Overrides | None,
+    given: Mapping[str, Any],
 ) -> GlueSummary:
     """Fine-tune on every GLUE task in a folder, with UniLM v1's recipes if `first`."""
     from unicloze.cores import tune_allocator
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.unread_settings import given_settings, refuse_unread_in_task
+    from unicloze.recipes.unread_settings import refuse_unread_in_task
 
-    given = given_settings(overrides)
     if dev is not None:
         raise UsageError("option --dev: the folder --train holds the development file of each GLUE task: leave it out.")
     if key := next((key for key in given if key.startswith("task.") and key not in GLUE_KEEPS), None):
@@ -173,9 +173,8 @@ def _glue(
     if first and grid_budget > 1:
         raise UsageError("option --grid-budget: UniLM v1 gives no grid: leave it out, or give --task glue.")
     tune_allocator()
-    from unicloze.finetuning.checks import refuse_word_vectors
-    from unicloze.finetuning.glue import GRID, finetune_glue
-    from unicloze.finetuning.initial import task_recipe
+    from unicloze.finetuning.initial import refuse_word_vectors, task_recipe
+    from unicloze.finetuning.seeds import GRID, finetune_glue
     from unicloze.interop.read import open_model
 
     if grid_budget > 1 and (key := next((key for key in given if key in GRID), None)):
@@ -184,9 +183,8 @@ def _glue(
 
     def recipe_of(task: str, changes: Mapping[str, Any]) -> Recipe:
         values = {**given, **changes}
-        of_objective = {key: value for key, value in values.items() if key.startswith("objective.")}
-        own = {key: value for key, value in values.items() if key not in of_objective}
-        named = load_recipe(f"glue-{task}{'-v1' * first}", own)
+        of_objective, others = _apart(values)
+        named = load_recipe(f"glue-{task}{'-v1' * first}", others)
         refuse_word_vectors(named)
         recipe = task_recipe(named, start, list(values), of_objective)
         refuse_unread_in_task([recipe], given)
@@ -244,17 +242,14 @@ def predict(
     """
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import encoded
-    from unicloze.finetuning.generate import generate_into, predict_given, record_of, with_settings
+    from unicloze.finetuning.generate import generate_into, predict_given, with_settings
     from unicloze.finetuning.predict import load_task_model
     from unicloze.finetuning.scores import averaged, check_averaged
     from unicloze.interop.read import open_model
     from unicloze.tasks import TASKS
-    from unicloze.tasks.several import records_of
     from unicloze.tasks.task import Prediction, Predictions, written
 
-    if (text is None) == (file is None):
-        raise UsageError("Give either a text or a file of records to predict.")
-    check_file(out, file)
+    check_one_given(text, file, "of records to predict")
     chosen = room.format_of(out if out is None else Path(out), format)
     for one in () if out is None else (out, room.beside(Path(out))) if chosen == "json" else (out,):
         check_file(one, file, begins=room.BEGINNINGS[chosen])
@@ -262,15 +257,13 @@ def predict(
     check_fixed(overrides, OF_FILES)
     if text is not None:
         _refuse_of_files(overrides)
-    loaded = with_settings(open_model(model, device, precision), overrides)
+    models = [with_settings(open_model(one, device, precision), overrides) for one in (model, also) if one is not None]
+    loaded = models[0]
     load_task_model(loaded)
-    records = (
-        [record_of(loaded, text)] if text is not None else records_of(Path(file or ""), loaded.recipe.task, dev=True)
-    )
+    records = _records(loaded, text, file)
     room.check_format(chosen, loaded.recipe, records)
-    if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].predict is None:
+    if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].generates:
         return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
-    models = [loaded] if also is None else [loaded, with_settings(open_model(also, device, precision), overrides)]
     if also is not None:
         check_averaged([one.recipe for one in models])
 
@@ -285,6 +278,14 @@ def predict(
     if out is not None:
         room.write_predictions(predictions, Path(out), chosen)
     return Predictions(predictions, shown, one=text is not None)
+
+
+def _records(model: LoadedModel, text: str | Sequence[str] | None, file: PathLike | None) -> list[Record]:
+    """The record of a text that is given, or those of a file."""
+    from unicloze.finetuning.generate import record_of
+    from unicloze.tasks.several import records_of
+
+    return [record_of(model, text)] if text is not None else records_of(Path(file or ""), model.recipe.task, dev=True)
 
 
 def generate(
@@ -332,13 +333,11 @@ def generate(
             setting would have no effect, or `into` is given and `decoding.num_results` is above 1.
         UniclozeError: There is no complete checkpoint, or a record is invalid.
     """
-    from unicloze.finetuning.generate import as_text, generate_for_records, generate_into, record_of, with_field
+    from unicloze.finetuning.generate import as_text, generate_for_records, generate_into, with_field
     from unicloze.finetuning.predict import as_json_lines
-    from unicloze.tasks.several import records_of
     from unicloze.tasks.task import Predictions, written
 
-    if (text is None) == (file is None):
-        raise UsageError("Give either a text or a file of sources to generate from.")
+    check_one_given(text, file, "of sources to generate from")
     field = re.escape(json.dumps(into or "prediction", ensure_ascii=False)).encode()
     check_file(out, file, begins=[rb"\{[^\n]*" + field + b":"])
     loaded = _generator(model, device, overrides, of_a_file=file is not None)
@@ -347,9 +346,7 @@ def generate(
         raise UsageError(
             f"decoding.num_results is {several}, but into writes one text per record: leave one of them out."
         )
-    records = (
-        [record_of(loaded, text)] if text is not None else records_of(Path(file or ""), loaded.recipe.task, dev=True)
-    )
+    records = _records(loaded, text, file)
     progress, one = file is not None and not quiet, text is not None and into is None
     if out is not None:
         made = generate_into(Path(out), loaded, records, into, progress=progress)
@@ -383,11 +380,7 @@ def stream(
 
 
 def unanswerable(
-    file: File,
-    out: File,
-    share: Annotated[float, Option("X")] = 0.8,
-    seed: Number = 0,
-    overrides: OfFiles = None,
+    file: File, out: File, share: Annotated[float, Option("X")] = 0.8, seed: Number = 0, overrides: OfFiles = None
 ) -> Written:
     """Add unanswerable questions to a file of questions, to train extraction on both.
 
@@ -418,8 +411,7 @@ def unanswerable(
 
     if not 0 <= share <= 1:
         raise UsageError(f"share is {share}: give a number from 0 to 1.")
-    if not 0 <= seed < 2**63:
-        raise UsageError(f"seed is {seed}: give a number from 0 to 2^63 - 1.")
+    check_seed(seed)
     if Path(out).suffix != ".jsonl":
         raise UsageError(f"{out}: the output is JSON lines; give a name that ends in .jsonl.")
     check_fixed(overrides, OF_FILES)

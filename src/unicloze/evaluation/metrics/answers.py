@@ -148,10 +148,7 @@ def coqa(predictions: Mapping[Turn, str], references: Mapping[Turn, Gold]) -> Me
         prediction = predictions.get(turn)
         f1.setdefault(gold.domain, []).append(0.0 if prediction is None else turn_f1(prediction, gold.answers))
         exact += 0.0 if prediction is None else _turn_score(exact_match, prediction, gold.answers)
-    values = {
-        "f1": 100 * sum(map(sum, f1.values())) / len(references),
-        "exact": 100 * exact / len(references),
-    }
+    values = {"f1": 100 * sum(map(sum, f1.values())) / len(references), "exact": 100 * exact / len(references)}
     values |= {f"f1_{domain}": 100 * sum(scores) / len(scores) for domain, scores in sorted(f1.items()) if domain}
     note = f"Questions without a prediction, which count as wrong: {missing:,}." if missing else ""
     return MetricResult(metric="coqa", values=values, items=len(references), note=note)

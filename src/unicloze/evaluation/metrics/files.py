@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,8 @@ from typing import Any
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.answers import Answer, Gold, Turn
 from unicloze.evaluation.metrics.result import Compared
-from unicloze.records.files import Reader, jsonl, kind_of, listed, parse_json, read_text, separated
-from unicloze.records.files import coqa as coqa_records
-from unicloze.records.files import squad as squad_records
+from unicloze.records import files
+from unicloze.records.files import Reader, jsonl, kind_of, parse_json, read_text, separated
 from unicloze.records.record import Record, as_records, needed_answers, refuse_repeated
 from unicloze.settings import TaskSettings
 
@@ -35,6 +35,10 @@ class Item:
     id: Any = None  # the item's `id`, if it has one
     fields: Mapping[str, Any] = field(default_factory=dict)  # all fields of the line
 
+    def wrong(self, what: str) -> UniclozeError:
+        """The error that its value is not what a metric compares."""
+        return UniclozeError(f"{self.place} has {self.value!r:.40}, which is not {what}: fix the line.")
+
 
 def read_items(path: Path, fields: Sequence[str]) -> list[Item]:
     """The items of a file, in order."""
@@ -45,18 +49,19 @@ def read_items(path: Path, fields: Sequence[str]) -> list[Item]:
         )
     if text in ("", "\n"):
         raise UniclozeError(f"{path} is empty: give a file with one item per line.")
-    records = as_records(_READERS[kind](text, path), path, headed=kind == ".tsv")
-    return [_item(record, (_LINE,) if kind == ".txt" else fields) for record in records]
+    items = []
+    for record in as_records(_READERS[kind](text, path), path, headed=kind == ".tsv"):
+        names = (_LINE,) if kind == ".txt" else fields
+        name = next((name for name in names if name in record.fields), names[-1])
+        value = record.fields[name] if name in record.fields else record.needed(PLAIN, name)
+        number = record.fields.get("index") if record.headed else None
+        own = record.fields.get("id", number)
+        items.append(Item(value=value, place=record.place, id=own, fields=record.fields))
+    return items
 
 
-def _item(record: Record, fields: Sequence[str]) -> Item:
-    held = record.fields
-    name = next((name for name in fields if name in held), fields[-1])
-    value = held[name] if name in held else record.needed(TaskSettings(), name)
-    number = held.get("index") if record.headed else None
-    return Item(value=value, place=record.place, id=held.get("id", number), fields=held)
-
-
+PLAIN = TaskSettings()
+"""Settings that keep the field names of the files."""
 _LINE = "line"
 
 
@@ -73,50 +78,40 @@ _READERS: Mapping[str, Reader] = {
 
 
 def read_pairs(
-    predictions: Path, references: Sequence[Path], compares: Compared, *, na_probabilities: Path | None = None
+    predictions: Path,
+    references: Sequence[Path],
+    compares: Compared,
+    *,
+    na_probabilities: Path | None = None,
+    alone: bool = False,
 ) -> tuple[Any, Any]:
-    """Predictions and references as the metrics take them; see `unicloze.evaluation.metrics.registry`."""
-    if not references:
+    """Predictions and references as the metrics take them; see `unicloze.evaluation.metrics.registry`.
+
+    Some metrics measure predictions `alone`, without references.
+    """
+    if na_probabilities is not None and compares != "squad":
+        raise UsageError("Only the metric squad takes no-answer probabilities: leave out --na-probabilities.")
+    if not references and not alone:
         raise UsageError("No file of references is given: give one.")
     if len(references) > 1 and compares != "texts":
         raise UsageError(f"There are {len(references)} files of references: only texts can have more than one.")
-    if na_probabilities is not None and compares != "squad":
-        raise UsageError("Only the metric squad takes no-answer probabilities: leave out --na-probabilities.")
     if compares == "squad":
-        return _squad_predictions(predictions, na_probabilities), read_squad(references[0])
+        return read_squad_predictions(predictions, na_probabilities), read_squad(references[0])
     if compares == "coqa":
         return read_coqa_predictions(predictions), read_coqa(references[0])
-    found = read_items(predictions, ("prediction",))
+    items = read_items(predictions, ("prediction",))
     several = [read_items(path, ("references", "reference")) for path in references]
-    for path, items in zip(references, several, strict=True):
-        check_match(predictions, found, path, items)
-    values = [value_of(item, compares) for item in found]
+    for path, wanted in zip(references, several, strict=True):
+        check_match(predictions, items, path, wanted)
+    values = [value_of(item, compares) for item in items]
     if compares != "texts":
         return values, [value_of(item, compares) for item in several[0]]
-    return values, [_texts(items) for items in zip(*several, strict=True)]
-
-
-def read_predictions(path: Path) -> list[str]:
-    """Texts to be measured without references."""
-    return [_text(item) for item in read_items(path, ("prediction",))]
+    return values, [_texts(of_item) for of_item in zip(*several, strict=True)]
 
 
 def value_of(item: Item, compares: Compared) -> Any:
     """The value of an item as the metrics take it."""
     return _VALUES[compares](item)
-
-
-def _squad_predictions(path: Path, na_probabilities: Path | None) -> Mapping[str, Any]:
-    answers = read_squad_predictions(path)
-    if na_probabilities is None:
-        return answers
-    certainties = read_na_probabilities(na_probabilities)
-    missing = answers.keys() - certainties
-    if missing:
-        raise UniclozeError(
-            f"{na_probabilities} lacks {len(missing):,} answers, such as {min(missing)}: give all or none."
-        )
-    return {name: dataclasses.replace(one, na_probability=certainties[name]) for name, one in answers.items()}
 
 
 def check_match(predictions: Path, found: Sequence[Item], references: Path, wanted: Sequence[Item]) -> None:
@@ -137,7 +132,7 @@ def check_match(predictions: Path, found: Sequence[Item], references: Path, want
 
 def _text(item: Item) -> str:
     if not isinstance(item.value, str):
-        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a text: fix the line.")
+        raise item.wrong("a text")
     return item.value
 
 
@@ -154,74 +149,19 @@ def _texts(items: Sequence[Item]) -> list[str]:
 
 def _label(item: Item) -> str:
     if not isinstance(item.value, str | int) or isinstance(item.value, bool) or not str(item.value).strip():
-        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a label: give a string or an integer.")
+        raise item.wrong("a label")
     return str(item.value).strip()
 
 
 def _number(item: Item) -> float:
-    try:
-        number = math.nan if isinstance(item.value, bool) else float(item.value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a finite number: fix the line.")
+    value = item.value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
+    number = _finite(value)
+    if number is None:
+        raise item.wrong("a finite number")
     return number
-
-
-def _tags(item: Item) -> list[str]:
-    tags = item.value.split() if isinstance(item.value, str) else item.value
-    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a list of tags: fix the line.")
-    return tags
-
-
-PLAIN = TaskSettings()
-"""Settings that keep the field names of the files."""
-
-
-def read_squad(path: Path) -> dict[str, list[str]]:
-    """The right answers by question id; an empty list if unanswerable."""
-    return {
-        record.id: [answer.text for answer in needed_answers(record, PLAIN)]
-        for record in _different(path, squad_records)
-    }
-
-
-def _different(path: Path, read: Reader) -> list[Record]:
-    """The records of a file, checked to have distinct ids."""
-    records = as_records(read(read_text(path), path), path)
-    refuse_repeated(records)
-    return records
-
-
-def read_squad_predictions(path: Path) -> dict[str, Answer]:
-    """Answers from the official `{id: text}`, or from .jsonl with `id`, `prediction` and, if known, `na_probability`."""
-    if kind_of(path) == ".jsonl":
-        return _answer_lines(path)
-    answers = _mapping(path, str, '{"ID OF THE QUESTION": "ANSWER"}')
-    return {name: Answer(text=text) for name, text in answers.items()}
-
-
-def _answer_lines(path: Path) -> dict[str, Answer]:
-    answers: dict[str, Answer] = {}
-    for item in read_items(path, ("prediction",)):
-        if item.id is None or not isinstance(item.value, str):
-            raise UniclozeError(f'{item.place} has no "id" or no text in "prediction": fix the line.')
-        if str(item.id) in answers:
-            raise UniclozeError(f"{item.place} answers the question {item.id} a second time: remove one of the lines.")
-        answers[str(item.id)] = answer_of(item)
-    return answers
-
-
-def answer_of(item: Item) -> Answer:
-    """The answer on a line, with its `na_probability` if given."""
-    if not isinstance(item.value, str):
-        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not a text: fix the line.")
-    given = item.fields.get("na_probability")
-    certainty = None if given is None else _finite(given)
-    if given is not None and certainty is None:
-        raise UniclozeError(f'{item.place} has {given!r:.40} in "na_probability": give a finite number.')
-    return Answer(text=item.value, na_probability=certainty)
 
 
 def _finite(value: Any) -> float | None:
@@ -233,15 +173,74 @@ def _finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def read_na_probabilities(path: Path) -> dict[str, float]:
-    """No-answer scores by question id, from `{id: number}`."""
-    numbers: dict[str, float] = {}
-    for name, given in _mapping(path, (int, float), '{"ID OF THE QUESTION": 0.5}').items():
-        number = _finite(given)
-        if number is None:
-            raise UniclozeError(f"{path} has {given!s:.40} for {name}: give finite numbers.")
-        numbers[name] = number
-    return numbers
+def _tags(item: Item) -> list[str]:
+    tags = item.value.split() if isinstance(item.value, str) else item.value
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise item.wrong("a list of tags")
+    return tags
+
+
+def read_squad(path: Path) -> dict[str, list[str]]:
+    """The right answers by question id; an empty list if unanswerable."""
+    return {
+        record.id: [answer.text for answer in needed_answers(record, PLAIN)] for record in _distinct(path, files.squad)
+    }
+
+
+def _distinct(path: Path, read: Reader) -> list[Record]:
+    """The records of a file, checked to have distinct ids."""
+    records = as_records(read(read_text(path), path), path)
+    refuse_repeated(records)
+    return records
+
+
+def read_squad_predictions(path: Path, na_probabilities: Path | None = None) -> dict[str, Answer]:
+    """Answers from the official `{id: text}`, or from .jsonl with `id`, `prediction` and, if known, `na_probability`.
+
+    No-answer scores may also be in a file of their own, `{id: number}`.
+    """
+    answers: dict[str, Answer] = {}
+    if kind_of(path) == ".jsonl":
+        for item in read_items(path, ("prediction",)):
+            if item.id is None or not isinstance(item.value, str):
+                raise UniclozeError(f'{item.place} has no "id" or no text in "prediction": fix the line.')
+            if str(item.id) in answers:
+                raise UniclozeError(
+                    f"{item.place} answers the question {item.id} a second time: remove one of the lines."
+                )
+            answers[str(item.id)] = answer_of(item)
+    else:
+        texts = _by_id(path, lambda value: value if isinstance(value, str) else None, '"ANSWER"')
+        answers = {name: Answer(text=text) for name, text in texts.items()}
+    if na_probabilities is None:
+        return answers
+    scores = _by_id(na_probabilities, _finite, "0.5")
+    if missing := answers.keys() - scores:
+        raise UniclozeError(
+            f"{na_probabilities} lacks {len(missing):,} answers, such as {min(missing)}: give all or none."
+        )
+    return {name: dataclasses.replace(one, na_probability=scores[name]) for name, one in answers.items()}
+
+
+def _by_id(path: Path, convert: Callable[[Any], Any], example: str) -> dict[str, Any]:
+    """The values of a JSON object by question id."""
+    document = parse_json(read_text(path), str(path), unique=True)
+    form = f'a JSON object such as {{"ID OF THE QUESTION": {example}}}'
+    if not isinstance(document, dict):
+        raise UniclozeError(f"{path} is not {form}: fix it.")
+    values = {name: convert(value) for name, value in document.items()}
+    if (strange := next((name for name, value in values.items() if value is None), None)) is not None:
+        raise UniclozeError(f"{path} has {document[strange]!r:.40} for {strange}: give {form}.")
+    return values
+
+
+def answer_of(item: Item) -> Answer:
+    """The answer on a line, with its `na_probability` if given."""
+    given = item.fields.get("na_probability")
+    score = None if given is None else _finite(given)
+    if given is not None and score is None:
+        raise UniclozeError(f'{item.place} has {given!r:.40} in "na_probability": give a finite number.')
+    return Answer(text=_text(item), na_probability=score)
 
 
 def read_coqa(path: Path) -> dict[Turn, Gold]:
@@ -250,14 +249,14 @@ def read_coqa(path: Path) -> dict[Turn, Gold]:
         Turn(record.fields["story"], record.fields["turn"]): Gold(
             answers=record.texts(PLAIN, "answers"), domain=record.fields["domain"]
         )
-        for record in _different(path, coqa_records)
+        for record in _distinct(path, files.coqa)
     }
 
 
 def read_coqa_predictions(path: Path) -> dict[Turn, str]:
     """Answers from a list of `{"id": STORY, "turn_id": NUMBER, "answer": TEXT}`."""
     answers: dict[Turn, str] = {}
-    for record in as_records(listed(read_text(path), path), path):
+    for record in as_records(files.listed(read_text(path), path), path):
         number = record.needed(PLAIN, "turn_id")
         if not isinstance(number, int):
             raise UniclozeError(f"{record.place}: the field 'turn_id' is not a whole number")
@@ -268,16 +267,6 @@ def read_coqa_predictions(path: Path) -> dict[Turn, str]:
             )
         answers[turn] = record.text(PLAIN, "answer")
     return answers
-
-
-def _mapping(path: Path, kind: type | tuple[type, ...], example: str) -> Mapping[str, Any]:
-    record = parse_json(read_text(path), str(path), unique=True)
-    if not isinstance(record, dict):
-        raise UniclozeError(f"{path} is not a JSON object such as {example}: fix it.")
-    for name, value in record.items():
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise UniclozeError(f"{path} has {value!r:.40} for {name}: give an object such as {example}.")
-    return record
 
 
 _VALUES: Mapping[Compared, Callable[[Item], Any]] = {

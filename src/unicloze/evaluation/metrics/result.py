@@ -6,20 +6,26 @@ import importlib
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
 from types import ModuleType
 from typing import Any, Literal
 
 from unicloze.characters import IDEOGRAPH
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import Plain
 
 Compared = Literal["texts", "labels", "numbers", "tags", "squad", "coqa"]
 """Type of predictions and references; see `unicloze.evaluation.metrics.registry` for how each is passed."""
 
 
+def shown(value: float, unit: str = "%") -> str:
+    """A value of a metric with its unit, which is omitted for percent."""
+    return f"{value:.2f}" if unit == "%" else f"{value:.4g} {unit}".rstrip()
+
+
 @dataclass(frozen=True, kw_only=True)
-class MetricResult:
+class MetricResult(Plain):
     """Values of one metric.
 
     Args:
@@ -41,9 +47,9 @@ class MetricResult:
     errors: Mapping[str, float] = field(default_factory=dict)
     undefined: Sequence[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return asdict(self)
+    def shown(self, name: str, value: float | None = None) -> str:
+        """One of the values, or a difference or error of it, with its unit."""
+        return shown(self.values[name] if value is None else value, self.units.get(name, "%"))
 
     def __str__(self) -> str:
         width = max(map(len, self.values))
@@ -59,7 +65,7 @@ class MetricResult:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     """A metric that can be selected by name."""
 

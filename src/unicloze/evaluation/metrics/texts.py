@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import IO
 from xml.sax.saxutils import escape
 
 from unicloze.errors import UniclozeError
@@ -33,11 +32,6 @@ def highest_counts(texts: Iterable[Sequence[str]], n: int) -> Counter[Ngram]:
     for tokens in texts:
         highest |= ngrams(tokens, n)
     return highest
-
-
-def matches(counts: Counter[Ngram], highest: Counter[Ngram]) -> Counter[Ngram]:
-    """Counts clipped to those of the references."""
-    return counts & highest
 
 
 TOKENIZE = "13a", "intl", "char", "none", "zh"
@@ -123,10 +117,12 @@ def perl_rouge(
     """
     check_texts(predictions, references)
     script = find_script()
+    if (perl := shutil.which("perl")) is None:
+        raise UniclozeError(f"{SCRIPT} needs perl, which is not on the PATH: install it, or use the metric rouge.")
     predictions, references = profiled(predictions, references, profile)
     with tempfile.TemporaryDirectory(prefix="unicloze-rouge-") as name:
         settings = _write(Path(name), predictions, references)
-        command = [_perl(), str(script), "-e", str(script.parent / "data")]
+        command = [perl, str(script), "-e", str(script.parent / "data")]
         command += ["-a", "-c", "95", "-m", "-n", "2", "-r", "1000", str(settings)]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     found = _LINE.findall(done.stdout)
@@ -153,22 +149,14 @@ def find_script() -> Path:
     return found.resolve()
 
 
-def _perl() -> str:
-    perl = shutil.which("perl")
-    if perl is None:
-        raise UniclozeError(f"{SCRIPT} needs perl, which is not on the PATH: install it, or use the metric rouge.")
-    return perl
-
-
 def _write(folder: Path, predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Path:
     """Write a file for each text, one sentence per line, and the settings file that lists them."""
     parts = ['<ROUGE-EVAL version="1.55">']
     for number, (prediction, several) in enumerate(zip(predictions, references, strict=True)):
-        _write_text(folder / f"{number}.prediction", prediction)
-        models = []
-        for place, reference in enumerate(several):
-            _write_text(folder / f"{number}.{place}.reference", reference)
-            models.append(f'<M ID="{place}">{number}.{place}.reference</M>')
+        names = [f"{number}.prediction", *(f"{number}.{place}.reference" for place in range(len(several)))]
+        for name, text in zip(names, (prediction, *several), strict=True):
+            (folder / name).write_text(f"{text}\n", encoding="utf-8", errors="replace")
+        models = [f'<M ID="{place}">{name}</M>' for place, name in enumerate(names[1:])]
         root = escape(str(folder))
         parts.append(
             f'<EVAL ID="{number}"><MODEL-ROOT>{root}</MODEL-ROOT><PEER-ROOT>{root}</PEER-ROOT>'
@@ -178,10 +166,6 @@ def _write(folder: Path, predictions: Sequence[str], references: Sequence[Sequen
     settings = folder / "settings.xml"
     settings.write_text("\n".join([*parts, "</ROUGE-EVAL>"]), encoding="utf-8")
     return settings
-
-
-def _write_text(file: Path, text: str) -> None:
-    file.write_text(f"{text}\n", encoding="utf-8", errors="replace")
 
 
 NIST_TOKENIZE = "13a", "none"
@@ -197,13 +181,16 @@ def nist(predictions: Sequence[str], references: Sequence[Sequence[str]], *, tok
     the number of n-grams predicted. The length penalty compares all predicted words with the mean reference length.
     """
     check_texts(predictions, references)
-    split = _Tokens(tokenize)
-    found = [split(text) for text in predictions]
-    wanted = [[split(text) for text in several] for several in references]
+    if tokenize == "13a":
+        split = library("sacrebleu.tokenizers.tokenizer_13a", "metrics").Tokenizer13a()
+        predictions = [split(text).lower() for text in predictions]
+        references = [[split(text).lower() for text in several] for several in references]
+    found, wanted = tokens_of(predictions, references, None)
     information = _information(wanted)
     sums = [_gain(found, wanted, information, n) for n in range(1, 6)]
     length = sum(sum(map(len, several)) / len(several) for several in wanted)
-    penalty = _penalty(sum(map(len, found)) / length) if length else 0.0
+    ratio = min(sum(map(len, found)) / length, 1.0) if length else 0.0
+    penalty = math.exp(_BREVITY * math.log(ratio) ** 2) if ratio else 0.0
     return MetricResult(
         metric="nist",
         values={"nist_4": penalty * sum(sums[:4]), "nist_5": penalty * sum(sums), "length_penalty": penalty},
@@ -211,19 +198,6 @@ def nist(predictions: Sequence[str], references: Sequence[Sequence[str]], *, tok
         units={"nist_4": "bits", "nist_5": "bits", "length_penalty": ""},
         note=f"Tokens: {tokenize}.",
     )
-
-
-class _Tokens:
-    """Splits a text into tokens."""
-
-    def __init__(self, tokenize: str) -> None:
-        self._tokenize = (
-            library("sacrebleu.tokenizers.tokenizer_13a", "metrics").Tokenizer13a() if tokenize == "13a" else None
-        )
-
-    def __call__(self, text: str) -> list[str]:
-        tokens: list[str] = (self._tokenize(text).lower() if self._tokenize else text).split()
-        return tokens
 
 
 def _information(references: Sequence[Sequence[Sequence[str]]]) -> dict[Ngram, float]:
@@ -248,13 +222,9 @@ def _gain(
     for tokens, several in zip(predictions, references, strict=True):
         counts = ngrams(tokens, n)
         total += counts.total()
-        matched = matches(counts, highest_counts(several, n))
+        matched = counts & highest_counts(several, n)
         bits += sum(information[ngram] * count for ngram, count in matched.items())
     return bits / max(total, 1)
-
-
-def _penalty(ratio: float) -> float:
-    return math.exp(_BREVITY * math.log(min(ratio, 1.0)) ** 2) if ratio > 0 else 0.0
 
 
 _FIELD = " ||| "
@@ -268,22 +238,20 @@ def meteor(
     found, wanted = tokens_of(predictions, references, profile)
     jar, java = programs()
     command = [java, "-Xmx2G", "-Dfile.encoding=UTF-8", "-jar", jar.name, "-", "-", "-stdio", "-l", "en", "-norm"]
-    with tempfile.TemporaryFile() as errors:
+    score, why = None, ""
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
         try:
             with subprocess.Popen(
-                command,
-                cwd=jar.parent,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                encoding="utf-8",
+                command, cwd=jar.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8",
                 errors="replace",
-            ) as program:
+            ) as program:  # fmt: skip
                 score = _score(program, found, wanted)
         except OSError as error:
-            raise UniclozeError(f"METEOR's Java program failed with the message: {_said(errors) or error}") from error
-        if score is None:
-            raise UniclozeError(f"METEOR's Java program failed with the message: {_said(errors) or 'none'}")
+            why = str(error)
+        errors.seek(0)
+        why = "".join(errors.read().strip().splitlines()[:1]) or why
+    if score is None:
+        raise UniclozeError(f"METEOR's Java program failed with the message: {why or 'none'}.")
     return MetricResult(metric="meteor", values={"meteor": 100 * score}, items=len(found), note=note_of(profile))
 
 
@@ -299,47 +267,37 @@ def _score(
     program: subprocess.Popen[str], found: Sequence[Sequence[str]], wanted: Sequence[Sequence[Sequence[str]]]
 ) -> float | None:
     """Score of the corpus from the statistics of all texts; None if the program ends early."""
+    send, receive = program.stdin, program.stdout
+    assert send is not None and receive is not None
+
+    def ask(*fields: str) -> str:
+        send.write(_FIELD.join(fields) + "\n")
+        send.flush()
+        return receive.readline().strip()
+
+    def clean(tokens: Sequence[str]) -> str:
+        return " ".join(token for token in tokens if token != _FIELD.strip())
+
     statistics = []
     for tokens, several in zip(found, wanted, strict=True):
-        answer = _ask(program, ["SCORE", *map(_clean, several), _clean(tokens)])
-        if not answer:
+        statistics.append(ask("SCORE", *map(clean, several), clean(tokens)))
+        if not statistics[-1]:
             return None
-        statistics.append(answer.strip())
-    answer = _ask(program, ["EVAL", *statistics])
-    for _ in found:  # a score per text, then a last line for the corpus
-        answer = program.stdout.readline() if program.stdout else ""
+    answers = [ask("EVAL", *statistics), *(receive.readline() for _ in found)]  # one per text, then the corpus's
     try:
-        score = float(answer)
+        score = float(answers[-1])
     except ValueError:
         return None
     return score if math.isfinite(score) else 0.0
 
 
-def _ask(program: subprocess.Popen[str], fields: Iterable[str]) -> str:
-    assert program.stdin is not None and program.stdout is not None
-    program.stdin.write(_FIELD.join(fields) + "\n")
-    program.stdin.flush()
-    return program.stdout.readline()
-
-
-def _clean(tokens: Sequence[str]) -> str:
-    return " ".join(token for token in tokens if token != _FIELD.strip())
-
-
-def _said(errors: IO[bytes]) -> str:
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return f"{lines[0]}." if lines else ""
-
-
 def _jar() -> Path:
     package = importlib.util.find_spec("pycocoevalcap")
-    folders = list(package.submodule_search_locations or []) if package else []
-    for folder in folders:
-        jar = Path(folder) / "meteor" / "meteor-1.5.jar"
-        if jar.is_file():
-            return jar
-    raise UniclozeError('METEOR\'s program comes with pycocoevalcap: in the clone, pip install -e ".[coco]".')
+    folders = package.submodule_search_locations or () if package else ()
+    jars = (Path(folder) / "meteor" / "meteor-1.5.jar" for folder in folders)
+    if (jar := next(filter(Path.is_file, jars), None)) is None:
+        raise UniclozeError('METEOR\'s program comes with pycocoevalcap: in the clone, pip install -e ".[coco]".')
+    return jar
 
 
 _RECALL_WEIGHT = 1.2
@@ -388,7 +346,7 @@ def _bleu(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[Se
         for tokens, several in zip(predictions, references, strict=True):
             counts = ngrams(tokens, n)
             total += counts.total()
-            matched += matches(counts, highest_counts(several, n)).total()
+            matched += (counts & highest_counts(several, n)).total()
         logs += math.log(matched / total) if matched else -math.inf
         scores.append(100 * math.exp(penalty + logs / n))
     return scores

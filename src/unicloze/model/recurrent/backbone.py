@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from unicloze.example import Batch
+from unicloze.model.attention import predicted_slots, select_slots
+from unicloze.model.backbone import embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.layers import (
     BACKWARD,
@@ -94,11 +96,6 @@ def directions_of(settings: ModelSettings) -> tuple[Direction, ...]:
     """The directions a model reads in."""
     asked = settings.directions
     return (FORWARD, BACKWARD) if asked == "both" or asked == "bidirectional" else (asked,)
-
-
-def embedding_width(settings: ModelSettings) -> int:
-    """Width of token embeddings."""
-    return settings.embedding_size or settings.hidden_size
 
 
 def side_width(settings: ModelSettings) -> int:
@@ -213,7 +210,10 @@ class RecurrentBackbone(nn.Module):
         with torch.autocast(batch.input_ids.device.type, enabled=False):
             embedded = self.embeddings(batch.input_ids, dropout).float()
             if both_ways:
-                layers, shown = self._read_both_ways(embedded, found, dropout)
+                width = embedded.shape[1]
+                sequences = {direction: Sequences(runs, width, embedded.device) for direction, runs in found.items()}
+                raw, shown, _ = read_both_ways(self.layers, embedded, sequences, self.settings, dropout)
+                layers = [*raw, shown[-1]]
             else:
                 readings = [self._read(batch, embedded, each, found[each], dropout) for each in directions]
                 layers = [functools.reduce(torch.add, of_layer) for of_layer in zip(*readings, strict=True)]
@@ -231,7 +231,7 @@ class RecurrentBackbone(nn.Module):
             widths = [outputs for _, _, outputs in layer_widths(settings)]
             return [embedded.new_zeros(rows, width, each) for each in (*widths, widths[-1])]
         sequences = Sequences(runs, width, embedded.device)
-        carried = _Carried(batch, runs, settings)
+        carried = _Carried(batch, runs)
         x = sequences.locked(sequences.gather(embedded), settings.input_dropout, dropout)
         outputs = []
         for number, layer in enumerate(self.layers):
@@ -248,37 +248,41 @@ class RecurrentBackbone(nn.Module):
         carried.close()
         return [*outputs, sequences.scatter(x, rows, width)]
 
-    def _read_both_ways(
-        self, embedded: Tensor, found: Mapping[Direction, Runs], dropout: DropoutKey | None
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs of bidirectional layers: all before dropout and then the last one after it; and all after dropout."""
-        rows, width = embedded.shape[:2]
-        settings = self.settings
-        sequences = {direction: Sequences(runs, width, embedded.device) for direction, runs in found.items()}
-        x = sequences[FORWARD].locked_slots(embedded, settings.input_dropout, dropout)
-        raw, shown = [], []
-        for number, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer)
-            sides = []
-            for direction, each in sequences.items():
-                cell = layer.of(direction)
-                start = x.new_zeros(each.count, cell.outputs), x.new_zeros(each.count, cell.cells)
-                output, _ = cell(each.gather(x), each.running, start, dropout)
-                sides.append(each.scatter(output, rows, width))
-            output = torch.cat(sides, dim=-1)
-            if settings.residual and number:
-                output = output + x
-            is_last = number == len(self.layers) - 1
-            x = sequences[FORWARD].locked_slots(
-                output, settings.dropout if is_last else settings.hidden_dropout, dropout
-            )
-            raw.append(output)
-            shown.append(x)
-        return [*raw, x], shown
 
-    def residual_writers(self) -> list[nn.Module]:
-        """The modules whose outputs are added to a residual stream: none, a layer's outputs have their own scale."""
-        return []
+def read_both_ways(
+    layers: nn.ModuleList,
+    x: Tensor,
+    sequences: Mapping[Direction, Sequences],
+    settings: ModelSettings,
+    dropout: DropoutKey | None,
+) -> tuple[list[Tensor], list[Tensor], list[State]]:
+    """Read runs with bidirectional layers.
+
+    Returns:
+        Outputs of each layer before and after dropout, *Shape:* (rows, slots, width) each; and output and cell in which each
+        layer ends, *Shape:* (runs, width) each.
+    """
+    rows, width = x.shape[:2]
+    x = sequences[FORWARD].locked_slots(x, settings.input_dropout, dropout)
+    raw, shown, final = [], [], []
+    for number, layer in enumerate(layers):
+        assert isinstance(layer, Layer)
+        sides, ends = [], []
+        for direction, each in sequences.items():
+            cell = layer.of(direction)
+            start = x.new_zeros(each.count, cell.outputs), x.new_zeros(each.count, cell.cells)
+            output, end = cell(each.gather(x), each.running, start, dropout)
+            sides.append(each.scatter(output, rows, width))
+            ends.append(end)
+        output = torch.cat(sides, dim=-1)
+        if settings.residual and number:
+            output = output + x
+        is_last = number == len(layers) - 1
+        x = sequences[FORWARD].locked_slots(output, settings.dropout if is_last else settings.hidden_dropout, dropout)
+        raw.append(output)
+        shown.append(x)
+        final.append((torch.cat([h for h, _ in ends], dim=1), torch.cat([c for _, c in ends], dim=1)))
+    return raw, shown, final
 
 
 class Sequences:
@@ -317,12 +321,16 @@ class Sequences:
         return steps * (mask[self._run] if self.running is not None else mask[:, None])
 
     def locked_slots(self, states: Tensor, rate: float, dropout: DropoutKey | None) -> Tensor:
-        """The same for the states of slots, each of which belongs to one run. *Shape:* (rows, slots, width)"""
+        """The same for the states of slots, which are 0 outside of the runs. *Shape:* (rows, slots, width)"""
         if dropout is None or rate == 0:
             return states
         mask = dropout(torch.ones(self.count, states.shape[-1], device=states.device), rate)
-        every = torch.empty_like(self._slots).index_copy(0, self._slots, self._run)
-        return states * mask[every].view(states.shape)
+        run = torch.zeros(states.shape[0] * states.shape[1], dtype=torch.long, device=states.device)
+        return states * mask[run.index_copy(0, self._slots, self._run)].view(states.shape)
+
+    def covered(self, slots: int) -> Tensor:
+        """Which slots belong to a run. *Shape:* (slots of all rows,)"""
+        return torch.zeros(slots, dtype=torch.bool, device=self._slots.device).index_fill(0, self._slots, True)
 
 
 class _Carried:
@@ -331,7 +339,7 @@ class _Carried:
     The memory holds output and cell of every layer, padded to the widest: those of layer n are its states 2n and 2n + 1.
     """
 
-    def __init__(self, batch: Batch, runs: Runs, settings: ModelSettings) -> None:
+    def __init__(self, batch: Batch, runs: Runs) -> None:
         self._memory = batch.memory
         self._updates = batch.memory is not None and batch.text_slots is not None
         self._count = len(runs)
@@ -369,12 +377,7 @@ class _Carried:
 
 def predicted(batch: Batch, states: Tensor) -> Tensor:
     """The states of the predicted slots, concatenated in the order of the targets. *Shape:* (rows, predictions, width)"""
-    return states_at(torch.cat([target.slots.flatten(1) for target in batch.targets.values()], dim=1), states)
-
-
-def states_at(slots: Tensor, states: Tensor) -> Tensor:
-    """The states of some slots of each row. *Shape:* (rows, slots) and (rows, all slots, width) to (rows, slots, width)"""
-    return states.gather(1, slots[:, :, None].expand(-1, -1, states.shape[2]))
+    return select_slots(states, predicted_slots(batch))
 
 
 def penalty_of(raw: Tensor, dropped: Tensor, runs: list[Runs], settings: ModelSettings) -> Tensor | None:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.arrays import Int64s
+from unicloze.characters import PADDING, SYMBOLS
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.layers import ACTIVATIONS
 from unicloze.settings import ModelSettings
-from unicloze.spelling import PADDING, SYMBOLS
 from unicloze.visibility import Intervals
 
 State = tuple[Tensor, Tensor]
@@ -31,6 +31,15 @@ def draw_lstm(lstm: nn.LSTM, generator: torch.Generator) -> None:
     with torch.no_grad():
         for parameter in lstm.parameters():
             parameter.uniform_(-bound, bound, generator=generator)
+
+
+def lstm_step(gates: Tensor, c: Tensor, clip: float | None = None) -> State:
+    """Output and cell of an LSTM from its gates and the cell before. *Shape:* (..., 4 x cells) and (..., cells)"""
+    entering, kept, proposed, shown = gates.chunk(4, dim=-1)
+    c = kept.sigmoid() * c + entering.sigmoid() * proposed.tanh()
+    if clip is not None:
+        c = c.clamp(-clip, clip)
+    return shown.sigmoid() * c.tanh(), c
 
 
 class RecurrentLayer(nn.Module):
@@ -99,11 +108,7 @@ class RecurrentLayer(nn.Module):
         outputs = []
         for of_step in steps:
             going = len(of_step)
-            entering, kept, proposed, shown = (of_step + h[:going] @ recurrent.T).chunk(4, dim=1)
-            cell = kept.sigmoid() * c[:going] + entering.sigmoid() * proposed.tanh()
-            if self.cell_clip is not None:
-                cell = cell.clamp(-self.cell_clip, self.cell_clip)
-            hidden = shown.sigmoid() * cell.tanh()
+            hidden, cell = lstm_step(of_step + h[:going] @ recurrent.T, c[:going], self.cell_clip)
             if projection:
                 hidden = hidden @ projection[0].T
                 if self.projection_clip is not None:
@@ -286,8 +291,8 @@ def find_runs(intervals: Intervals, directions: Sequence[Direction]) -> dict[Dir
         FORWARD: _runs(~is_left, np.where(~is_left, first, -1), backward=False),
         BACKWARD: _runs(is_left, np.where(is_left, end, -1), backward=True),
     }
-    _check(found[FORWARD], first, slot)
-    _check(found[BACKWARD], end, slot)
+    _check(found[FORWARD], first)
+    _check(found[BACKWARD], end)
     for direction, runs in found.items():
         if len(runs) and direction not in directions:
             raise UsageError(
@@ -339,7 +344,7 @@ def _runs(member: npt.NDArray[np.bool_], bound: npt.NDArray[np.integer], *, back
     return Runs(rows=rows[order], starts=starts[order], lengths=lengths[order], backward=backward)
 
 
-def _check(runs: Runs, bound: npt.NDArray[np.integer], slot: Int64s) -> None:
+def _check(runs: Runs, bound: npt.NDArray[np.integer]) -> None:
     """Reject runs whose slots read slots outside of them."""
     wanted = runs.starts + runs.lengths if runs.backward else runs.starts
     if (bound[runs.rows, runs.starts] != wanted).any():

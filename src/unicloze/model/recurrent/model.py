@@ -16,32 +16,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from unicloze.errors import UsageError
 from unicloze.example import Batch
+from unicloze.model.attention import select_slots
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.inference_model import linear_for
-from unicloze.model.initialization import draw_lstms
+from unicloze.model.inference_model import Output, linear_for
 from unicloze.model.model import TargetLoss, UnifiedModel
-from unicloze.model.recurrent.backbone import Layer, Reading, RecurrentBackbone, states_at, viewed
-from unicloze.model.recurrent.layers import FORWARD, RecurrentLayer, State
-from unicloze.model.recurrent.translation import (
-    DecoderState,
-    EncodedSource,
-    Pairs,
-    TranslationBackbone,
-)
+from unicloze.model.recurrent.backbone import Layer, Reading, RecurrentBackbone, viewed
+from unicloze.model.recurrent.layers import FORWARD, RecurrentLayer, State, lstm_step
+from unicloze.model.recurrent.translation import DecoderState, EncodedSource, Pairs, TranslationBackbone
 
 
 class RecurrentModel(UnifiedModel):
     """LSTMs in place of the Transformer, with the same heads and tied token embeddings; arguments as of `UnifiedModel`."""
-
-    def initialize(self, seed: int) -> None:
-        """Initialise the weights: embeddings uniform within the initializer range, LSTMs as `nn.LSTM` does, heads normal.
-
-        Character convolutions start as in ELMo's released code.
-        """
-        super().initialize(seed)
-        draw_lstms(self.backbone, self.settings.initializer_range, seed)
 
     def forward(self, batch: Batch, dropout: DropoutKey | None = None) -> Mapping[str, TargetLoss]:
         """Losses of every target in a batch; their gradients, but not their values, include AR and TAR.
@@ -69,17 +55,12 @@ class RecurrentModel(UnifiedModel):
         for name, target in batch.targets.items():
             view = self.task_head(name).head.view if name in self.task_heads else None
             if view is not None:
-                hidden[name] = states_at(target.slots.flatten(1), viewed(reading.shown, view))
+                hidden[name] = select_slots(viewed(reading.shown, view), target.slots.flatten(1))
         return hidden
 
 
 class TranslationModel(UnifiedModel):
     """An LSTM encoder-decoder with the heads of `UnifiedModel`; arguments as there."""
-
-    def initialize(self, seed: int) -> None:
-        """Initialise the weights as `RecurrentModel.initialize` does."""
-        super().initialize(seed)
-        draw_lstms(self.backbone, self.settings.initializer_range, seed)
 
 
 STEPS_AT_ONCE = 256
@@ -148,11 +129,7 @@ class StepCell:
     """
 
     def __init__(
-        self,
-        lstm: nn.LSTM,
-        dtype: torch.dtype,
-        cell_clip: float | None = None,
-        projection_clip: float | None = None,
+        self, lstm: nn.LSTM, dtype: torch.dtype, cell_clip: float | None = None, projection_clip: float | None = None
     ) -> None:
         weights = {name: weight.detach() for name, weight in lstm.named_parameters()}
         self.cells = lstm.hidden_size
@@ -167,11 +144,7 @@ class StepCell:
         """Output and cell after one input each. *Shape:* (sequences, inputs) and (sequences, width)"""
         h, c = state
         gates: Tensor = self._gates(torch.cat([x, h], dim=1).to(self._dtype)).float()
-        entering, kept, proposed, shown = gates.chunk(4, dim=1)
-        c = kept.sigmoid() * c + entering.sigmoid() * proposed.tanh()
-        if self._cell_clip is not None:
-            c = c.clamp(-self._cell_clip, self._cell_clip)
-        h = shown.sigmoid() * c.tanh()
+        h, c = lstm_step(gates, c, self._cell_clip)
         if self._projection is not None:
             h = self._projection(h.to(self._dtype)).float()
             if self._projection_clip is not None:
@@ -191,7 +164,6 @@ class RecurrentSteps:
     """
 
     def __init__(self, model: RecurrentModel, dtype: torch.dtype) -> None:
-        check_predicts(model)
         assert isinstance(model.backbone, RecurrentBackbone)
         self._settings = model.settings
         self._tokens = model.backbone.embeddings.tokens
@@ -239,25 +211,6 @@ class RecurrentSteps:
         return StepState(carried=tuple(state[back, None] for state in states))
 
 
-class Output:
-    """Maps states to logits over the vocabulary, with the output matrix prepared for inference."""
-
-    def __init__(self, model: UnifiedModel, dtype: torch.dtype) -> None:
-        self._head, self._dtype = model.token_head, dtype
-        self._output = linear_for(model.token_head.matrix(model.token_table), model.token_head.bias, dtype)
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """*Shape:* (..., hidden size) to (..., vocabulary), float32"""
-        logits: Tensor = self._output(self._head.transform(hidden).to(self._dtype))
-        return logits.float()
-
-
-def check_predicts(model: UnifiedModel) -> None:
-    """Reject a model without a head that predicts tokens."""
-    if not hasattr(model, "token_head"):
-        raise UsageError("this model does not predict tokens, so it cannot generate text: use another objective")
-
-
 class TranslationSteps:
     """An LSTM encoder-decoder as a `StepModel`. Do not train the model while using it.
 
@@ -270,7 +223,6 @@ class TranslationSteps:
     """
 
     def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:
-        check_predicts(model)
         assert isinstance(model.backbone, TranslationBackbone)
         self._backbone, self._logits = model.backbone, Output(model, dtype)
         self.device = next(model.parameters()).device

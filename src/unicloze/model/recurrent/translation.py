@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from unicloze.arrays import Int64s
 from unicloze.errors import UsageError
 from unicloze.example import Batch
+from unicloze.model.backbone import embedding_width
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.recurrent.backbone import Embeddings, Layer, Sequences, embedding_width, layer_widths, predicted
-from unicloze.model.recurrent.layers import BACKWARD, FORWARD, Runs, State
+from unicloze.model.recurrent.backbone import Embeddings, Layer, Sequences, layer_widths, predicted, read_both_ways
+from unicloze.model.recurrent.layers import BACKWARD, FORWARD, Runs, State, lstm_step
 from unicloze.settings import ModelSettings
 from unicloze.visibility import Intervals
 
@@ -177,10 +178,7 @@ class AttentionDecoder(nn.Module):
             into, recurrent, bias = self._weights(number)
             if number == 0:
                 into, bias = into[:, self.embedded :], inputs
-            gates = bias + x @ into.T + h @ recurrent.T
-            entering, kept, proposed, shown = gates.chunk(4, dim=2)
-            c = kept.sigmoid() * c + entering.sigmoid() * proposed.tanh()
-            x = shown.sigmoid() * c.tanh()
+            x, c = lstm_step(bias + x @ into.T + h @ recurrent.T, c)
             layers.append((x, c))
             if masks is not None and number + 1 < len(self.layers):
                 x = x * masks[number]
@@ -256,35 +254,16 @@ class TranslationBackbone(nn.Module):
             Embeddings and encoder states, 0 at other slots, *Shape:* (rows, slots, width) each; and output and cell in which
             each layer ends, *Shape:* (sources, width) each.
         """
-        rows, slots = input_ids.shape
-        device, settings = input_ids.device, self.settings
-        sequences = [Sequences(pairs.runs(backward=backward), slots, device) for backward in (False, True)]
-        run, slot, _ = pairs.runs(backward=False).order()
-        owner = np.full(rows * slots, -1, dtype=np.int64)
-        owner[pairs.rows[run] * slots + slot] = run
-        source_of = torch.from_numpy(owner).to(device).view(rows, slots)
-
-        def locked(states: Tensor, rate: float) -> Tensor:
-            if dropout is None or rate == 0:
-                return states
-            mask = dropout(torch.ones(len(pairs), states.shape[2], device=device), rate)
-            return states * mask[source_of.clamp(min=0)]
-
-        embedded = self.embeddings(input_ids, dropout).float() * (source_of >= 0)[..., None]
-        x, final = locked(embedded, settings.input_dropout), []
-        zeros = [torch.zeros(len(pairs), width // 2, device=device) for width in self.widths]
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer)
-            outputs, ends = [], []
-            for direction, sequence in zip((FORWARD, BACKWARD), sequences, strict=True):
-                before = zeros[index], zeros[index]
-                output, end = layer.of(direction)(sequence.gather(x), sequence.running, before, dropout)
-                outputs.append(sequence.scatter(output, rows, slots))
-                ends.append(end)
-            final.append((torch.cat([h for h, _ in ends], dim=1), torch.cat([c for _, c in ends], dim=1)))
-            is_last = index == len(self.layers) - 1
-            x = locked(torch.cat(outputs, dim=2), settings.dropout if is_last else settings.hidden_dropout)
-        return embedded, x, final
+        (rows, slots), device = input_ids.shape, input_ids.device
+        sequences = {
+            direction: Sequences(pairs.runs(backward=direction == BACKWARD), slots, device)
+            for direction in (FORWARD, BACKWARD)
+        }
+        embedded = self.embeddings(input_ids, dropout).float() * sequences[FORWARD].covered(rows * slots).view(
+            rows, slots, 1
+        )
+        _, shown, final = read_both_ways(self.layers, embedded, sequences, self.settings, dropout)
+        return embedded, shown[-1], final
 
     def _decode(
         self,
@@ -345,7 +324,3 @@ class TranslationBackbone(nn.Module):
         place = (pairs.rows * slots + pairs.starts)[chosen][:, None] + np.where(real, offset, 0)
         gathered = states.flatten(0, 1)[torch.from_numpy(place).to(states.device)]
         return EncodedSource(states=gathered, real=torch.from_numpy(real).to(states.device))
-
-    def residual_writers(self) -> list[nn.Module]:
-        """The modules whose outputs are added to a residual stream: none."""
-        return []

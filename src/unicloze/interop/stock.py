@@ -1,0 +1,489 @@
+"""Writes a model as a stock class of Transformers, an encoder or a language model, and says what no class can hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unicloze.decoding.inputs import (
+    find_generation_format,
+    generation_format_of,
+    objective_of,
+    part_with,
+    read_as,
+    repetition_guard,
+    text_format,
+)
+from unicloze.errors import UsageError, did_you_mean
+from unicloze.interop.configurations import OF_OUTPUT, OF_TRAINING, OF_WEIGHTS, Architecture
+from unicloze.interop.families import CLASSES, FAMILIES, STOCK, Family, Head, dropout_key, has_task, head_of, task_class
+from unicloze.interop.tables import Table
+from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
+from unicloze.mixtures import all_targets
+from unicloze.model.from_attention_mask import EncoderInputs, StepInputs
+from unicloze.objectives.generation_format import GenerationFormat
+from unicloze.objectives.permuted import PermutedSettings
+from unicloze.objectives.unilmv2 import pseudo_id
+from unicloze.settings import ModelSettings, Recipe
+from unicloze.tasks import generation, task_heads
+from unicloze.tasks.extraction import ExtractionSettings, predicts_none
+from unicloze.tasks.rows import TextFormat, pooling_of
+from unicloze.tasks.task import Labelled
+from unicloze.text.vocabulary import Vocabulary
+from unicloze.training.initial import SEGMENT_ROWS, TOKEN_ROWS
+from unicloze.training.loading import LoadedModel
+
+OWN = "unicloze"
+"""Name of the format of the classes of `unicloze.hf`."""
+PACKAGE = "package"
+"""Name of the format of Python packages, which can hold every model."""
+AGAIN = "fine-tune it with"
+PREDICT = "predict with `unicloze predict`"
+HEADS: Mapping[Head, tuple[str, str]] = {
+    "token": ("token_head", "the head that predicts tokens"),
+    "next": ("pair_head", "the head that predicts whether a segment follows"),
+    "order": ("pair_head", "the head that predicts whether segments are in order"),
+    "replaced": ("replaced_head", "the head that finds replaced tokens"),
+}
+"""Our module of each pre-training head, and its description."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A setting that a class does not support."""
+
+    setting: str  # its dotted name
+    value: object  # the model's value
+    theirs: str  # what the class does instead, such as "has post"
+    cure: str = ""  # an alternative to another format, as a clause; empty if there is none
+
+
+def check_name(to: str) -> None:
+    """Reject an unknown format."""
+    formats = [*STOCK, *CLASSES, OWN, PACKAGE]
+    if to not in formats:
+        raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}{did_you_mean(to.lower(), formats)}")
+
+
+def check_format(to: str, loaded: LoadedModel) -> None:
+    """Reject a model that a format cannot represent."""
+    check_name(to)
+    if to == PACKAGE:
+        return
+    settings, heads = loaded.model.settings, task_heads(loaded.recipe)
+    if settings.kind != "transformer":
+        raise UsageError(
+            f"{loaded.path}: model.kind is {settings.kind}, and all formats but {PACKAGE} are those of Transformers: use the "
+            "model with unicloze's own commands"
+        )
+    if to == OWN:
+        what = f"is fine-tuned for {loaded.recipe.task.kind}, and unicloze.hf has no class for the heads of a task"
+        if settings.decoder_layers:
+            what = "is an encoder-decoder, and unicloze.hf has no class for one"
+        if settings.decoder_layers or heads:
+            raise UsageError(f"{loaded.path} {what}: {_offered(loaded, PREDICT)}")
+        return
+    limit = next(limits(FAMILIES[to], loaded), None)
+    if limit is None:
+        return
+    value = " ".join(map(str, limit.value)) if isinstance(limit.value, list) else limit.value
+    own = to in STOCK and not heads and not settings.decoder_layers
+    cure = limit.cure or _offered(loaded, f"export it with --to {OWN}" if own else PREDICT)
+    name = CLASSES.get(to) or f"{STOCK[to].prefix_of_classes}Model"
+    raise UsageError(
+        f"{loaded.path}: {limit.setting} is {str(value).lower()}, and the {name} of Transformers {limit.theirs}: {cure}"
+    )
+
+
+def _offered(loaded: LoadedModel, otherwise: str) -> str:
+    """Advice for a model: the first format that can hold it, now or after fine-tuning with another setting."""
+    first = {name: next(limits(FAMILIES[name], loaded), None) for name in (*STOCK, *CLASSES)}
+    fitting = [f"export it with --to {name}" for name, limit in first.items() if limit is None]
+    again = {name: limit.cure for name, limit in first.items() if limit and limit.cure.startswith(AGAIN)}
+    nearly = [f"{cure}, then export it with --to {name}" for name, cure in again.items()]
+    return next(iter(fitting + nearly), otherwise)
+
+
+def limits(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
+    """What of a model a family's classes do not have."""
+    settings, stacks = loaded.model.settings, family.configuration.decodes
+    if bool(settings.decoder_layers) != stacks:
+        theirs = "has a decoder" if stacks else "has one stack of layers"
+        yield Limit("model.decoder_layers", settings.decoder_layers, theirs)
+        return
+    yield from _rows(family, loaded)
+    if settings.adapter_size:
+        yield Limit("finetuning.adapter_size", settings.adapter_size, "has no adapters")
+    predicts = "token" in exported_heads(family, loaded)[0]
+    for name, value, theirs in family.configuration.changed(settings, (*OF_WEIGHTS, *(OF_OUTPUT if predicts else ()))):
+        if name == "num_segments" and family.classes:
+            continue  # the first is folded into the positions
+        shown = " ".join(theirs) if isinstance(theirs, list) else str(theirs).lower()
+        yield Limit(f"model.{name}", value, f"has {shown}", _again("model.layer_mix") if name == "layer_mix" else "")
+    if predicts and family.gelu_head and settings.activation != "gelu":
+        yield Limit("model.activation", settings.activation, "uses gelu in its head")
+    if family.classes and task_heads(loaded.recipe):
+        yield from _task(family, loaded)
+
+
+def _rows(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
+    """What of a model's rows a family's classes do not have."""
+    recipe, layout = loaded.recipe, layout_of(loaded)
+    task, reads = recipe.task.kind, recipe.use.visibility
+    if family.classes:
+        if reads != "bidirectional":
+            yield Limit("use.visibility", reads, "reads texts in both directions")
+        if task and not task_heads(recipe):
+            yield Limit("task.kind", task, "does not generate text")
+    elif family.queries:
+        if task:
+            yield Limit("task.kind", task, "predicts permuted tokens")
+        if recipe.objective.name != "permuted" or not hasattr(loaded.model, "token_head"):
+            yield Limit("objective.name", recipe.objective.name, "predicts permuted tokens")
+    elif layout is None:
+        yield Limit("task.kind", task, "generates texts")
+    elif family.name == "gpt2" and not (layout.decoder_only and layout.predicts == "next"):
+        yield Limit("use.visibility", reads, "reads from left to right")
+    elif family.name == "bart" and not layout.restarts:
+        yield Limit("objective.restart_positions", False, "counts the positions of its target from 0")
+
+
+def _task(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
+    """What of a task's heads and rows a family's class does not have."""
+    task, heads = loaded.recipe.task, task_heads(loaded.recipe)
+    kind = task_class(heads)
+    if kind is None and isinstance(task, ExtractionSettings) and predicts_none(task):
+        cure = f"fine-tune with --task.no_answer span, or {PREDICT}"
+        yield Limit("task.no_answer", task.no_answer, "scores the span of the whole row", cure)
+        return
+    if kind is None or not has_task(family, kind):
+        yield Limit("task.kind", task.kind, "has no class for it", PREDICT if kind is None else "")
+        return
+    own: dict[str, Any] = {
+        name: getattr(task, name) for name in ("head", "delimiter", "both_orders") if hasattr(task, name)
+    }
+    own |= {"pooling": pooling_of(loaded.recipe), "encoder_size": max(head.encoder_size for head in heads.values())}
+    if task.kind == "tagging" and own["pooling"] == "last":
+        own["pooling"] = "first"  # the class predicts from every slot
+    theirs = {
+        "head": head_of(family, kind), "pooling": "first", "encoder_size": 0, "delimiter": False, "both_orders": False,
+    }  # fmt: skip
+    for name, value in own.items():
+        if value != theirs[name]:
+            dense = name == "head" and "dense" in value and "dense" in str(theirs[name])  # another family's
+            cure = "" if dense else _again(f"task.{name}", theirs[name])
+            yield Limit(f"task.{name}", value, f"has {str(theirs[name]).lower()}", cure)
+    file = loaded.path / "state.json"
+    state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    folds = not family.configuration.has_segments and loaded.model.settings.num_segments > 1
+    if folds and state.get("segments", 2) > 1:
+        yield Limit(
+            "task.kind",
+            f"{task.kind} on pairs, whose second part is segment 1",
+            "has no segments",
+            f"{PREDICT}, or fine-tune a model without relative bias (model.relative_bias) for --to bert",
+        )
+
+
+def _again(setting: str, value: object = False) -> str:
+    return f"{AGAIN} --{setting} {str(value).lower()}"
+
+
+def exported_heads(family: Family, loaded: LoadedModel) -> tuple[list[Head], list[str]]:
+    """The pre-training heads of a model that a family's class has too, and descriptions of the others."""
+    model, said = loaded.model, []
+    found: list[Head] = []
+    if hasattr(model, "token_head"):
+        if family.generates or part_with(objective_of(loaded.recipe), "cloze") is not None:
+            found.append("token")
+        else:
+            said.append(f"{HEADS['token'][1]}, which was not trained to fill masks")
+    if hasattr(model, "pair_head"):
+        found.append("next" if "nsp" in all_targets(loaded.recipe) else "order")
+    if hasattr(model, "replaced_head"):
+        found.append("replaced")
+    if hasattr(model, "boundary_head"):
+        said.append("the head that predicts a span from its boundary")
+    kept = max((each for each in family.classes if each <= frozenset(found)), key=len, default=frozenset({"token"}))
+    if task_heads(loaded.recipe):
+        kept = frozenset()
+    return [head for head in found if head in kept], said + [HEADS[head][1] for head in found if head not in kept]
+
+
+def layout_of(loaded: LoadedModel) -> GenerationFormat | None:
+    """How a model generates; None if it cannot."""
+    return find_generation_format(loaded.recipe, loaded.tokenizer.vocabulary)
+
+
+def query_of(loaded: LoadedModel) -> int:
+    """Id of the token whose row is the vector of predicted slots (XLNet)."""
+    settings = loaded.recipe.objective
+    assert isinstance(settings, PermutedSettings)
+    return pseudo_id(loaded.tokenizer.vocabulary, settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StockExport:
+    """A model with everything needed to write it as a stock class."""
+
+    loaded: LoadedModel  # the model
+    family: Family  # its family
+    architecture: str  # name of the class
+    heads: tuple[str, ...]  # names of the outputs of the class: kept heads, or targets of the task
+    form: TextFormat  # rows of texts, whose segments are the class's `token_type_ids`
+    swapped: tuple[int, int] | None  # two ids to swap
+    config: Mapping[str, Any]  # content of config.json
+    generation: Mapping[str, Any]  # content of generation_config.json; empty if it generates no text
+    state: Mapping[str, Tensor]  # our tensors with rows in their order
+    table: Table  # the key table
+    said: tuple[str, ...]  # what is changed or missing in the export, as sentences
+
+    def write(self, folder: Path) -> None:
+        """Write weights, configuration, tokenizer and the files of sentence-transformers."""
+        loaded, configuration = self.loaded, self.family.configuration
+        for name, content in (("config.json", self.config), ("generation_config.json", self.generation)):
+            if content:
+                (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_tokenizer(
+            loaded.tokenizer,
+            folder,
+            self.form,
+            swapped=self.swapped,
+            pad=self.config["pad_token_id"],
+            takes_segments=configuration.has_segments,
+            words=loaded.recipe.task.kind == "tagging" and loaded.tokenizer.spaced,
+        )
+        if self.family.classes and not task_heads(loaded.recipe):
+            write_sentence_files(
+                folder,
+                loaded.recipe.use,
+                hidden_size=loaded.model.settings.hidden_size,
+                longest=self.form.longest,
+            )
+        weights = {name: tensor.detach().clone() for name, tensor in self.table.to_theirs(self.state).items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
+    """Prepare the export of a model to a family that can hold it, see `limits`."""
+    model, recipe, vocabulary, configuration = (
+        loaded.model,
+        loaded.recipe,
+        loaded.tokenizer.vocabulary,
+        family.configuration,
+    )
+    targets, settings, layout = task_heads(recipe), model.settings, layout_of(loaded)
+    kind = task_class(targets) if family.classes else None
+    pad, swapped = padding_of(loaded.tokenizer, configuration.padding_id)
+    padding = pad + 1 if configuration.after_padding else configuration.padding
+    kept, lost = exported_heads(family, loaded)
+    said = [f"{each} is omitted" for each in lost] if family.classes else []
+    for name, own, theirs in configuration.changed(settings, OF_TRAINING):
+        said.append(f"model.{name} is {own:g}, and in further training there {theirs:g}")
+
+    state = dict(model.state_dict())
+    if swapped is not None:
+        ids = torch.from_numpy(swapped_ids(model.vocab_size, swapped))
+        state |= {name: state[name][ids] for name in TOKEN_ROWS if name in state}
+    if family.name == "bart" and not settings.head_bias:
+        state["token_head.bias"] = torch.zeros(model.vocab_size)
+    folds = settings.num_segments > 1 and not configuration.has_segments
+    if SEGMENT_ROWS in state:
+        first = list(dict.fromkeys(text_format(loaded).segments))  # those of a text and its second part come first
+        state[SEGMENT_ROWS] = state[SEGMENT_ROWS][
+            first + [row for row in range(settings.num_segments) if row not in first]
+        ]
+    elif family.classes and configuration.has_segments:
+        settings = dataclasses.replace(settings, num_segments=1)
+        state[SEGMENT_ROWS] = state[TOKEN_ROWS[0]].new_zeros(1, state[TOKEN_ROWS[0]].shape[1])
+    if folds:
+        said.append("the first segment is added to the positions, and both texts of a pair are read as that segment")
+    if swapped is not None:
+        said.append(f"ids {swapped[0]} and {swapped[1]} are swapped, because padding has id {pad} there")
+
+    modules = {"backbone", "task_heads", *(HEADS[head][0] for head in kept)}
+    if settings.pooler and "pooler" in family.names and "pair_head" not in modules:  # whose dense layer is theirs
+        modules.add("pooler")
+    elif settings.pooler:
+        said.append("the pooler is omitted")
+    names = [name for name in state if name.partition(".")[0] in modules]
+    query = query_of(loaded) if family.queries else None
+    architecture = family.generates or (
+        family.classes[frozenset(kept)] if kind is None else f"{family.prefix_of_classes}{kind}"
+    )
+    roles: dict[str, Any] = {"pad_token_id": pad}
+    if family.generates:
+        roles |= {"eos_token_id": vocabulary.eos, "bos_token_id": vocabulary.sos}
+    opening = () if layout is None or not family.generates else layout.opening
+    if settings.decoder_layers:
+        roles["decoder_start_token_id"] = opening[0]
+    forced = {"forced_eos_token_id": None, **({"forced_bos_token_id": opening[1]} if len(opening) > 1 else {})}
+    return StockExport(
+        loaded=loaded,
+        family=family,
+        architecture=architecture,
+        heads=tuple(kept if kind is None else targets),
+        form=_form(family, loaded),
+        swapped=swapped,
+        config={
+            "architectures": [architecture],
+            "model_type": family.name,
+            "vocab_size": model.vocab_size,
+            "dtype": "float32",
+            **roles,
+            **configuration.write(settings, positions=model.max_positions, padding=padding),
+            **({} if kind is None else _task_config(family, loaded)),
+        },
+        generation={**roles, **forced} if family.generates and layout is not None else {},
+        state=state,
+        table=family.table(
+            Architecture(settings=settings, padding=padding, query=query), names, bare=not kept and kind is None
+        ),
+        said=tuple(said),
+    )
+
+
+def _form(family: Family, loaded: LoadedModel) -> TextFormat:
+    """The rows of a text: of an encoder, of the source of a generator, or of an XLNet's whole text."""
+    layout, form = layout_of(loaded), text_format(loaded)
+    if family.classes:
+        return dataclasses.replace(form, segments=(0, int(form.segments[0] != form.segments[1])))
+    if layout is None:
+        return dataclasses.replace(form, segments=(0, 1), longest=loaded.model.max_positions)
+    end = (loaded.tokenizer.vocabulary.eos,) if layout.ends_source else ()
+    longest = longest_source(loaded) if loaded.recipe.task.kind else loaded.model.max_positions
+    return dataclasses.replace(form, start=layout.start, end=end, longest=longest)
+
+
+def _task_config(family: Family, loaded: LoadedModel) -> dict[str, object]:
+    """The keys of a class with the head of a task."""
+    task, heads, dropout = loaded.recipe.task, task_heads(loaded.recipe), loaded.model.settings.dropout
+    kind = task_class(heads)
+    assert kind is not None
+    rate = max(loaded.model.task_head(name).rate for name in heads)
+    key, default = dropout_key(family.name, kind)
+    # Classes without a default of their own have the encoder's rate.
+    values: dict[str, object] = {}
+    if default is not None or (rate != dropout and family.name != "mpnet"):
+        values[key] = rate
+    if "label" not in heads and "tags" not in heads:
+        return values
+    if not isinstance(task, Labelled) or task.labels is None:
+        return {**values, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
+    names = dict(enumerate(task.labels))
+    values |= {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    return values | ({"problem_type": "single_label_classification"} if "label" in heads else {})
+
+
+def encoder_inputs(recipe: Recipe) -> EncoderInputs:
+    """How a model reads a text with nothing masked, as `embed` does; no segment lies beyond the end of its table."""
+    reading, visibility = read_as(recipe), recipe.use.visibility
+    if visibility not in ("bidirectional", "left_to_right") or recipe.model.kind != "transformer":
+        raise UsageError(
+            "only a Transformer that reads a text in both directions or from left to right can be exported "
+            "(use.visibility, model.kind)"
+        )
+    first, second = _in_table(recipe.model, *reading.segments)
+    return EncoderInputs(visibility=visibility, segment_ids=(first, second), local_width=reading.local_width)
+
+
+def step_inputs(recipe: Recipe, vocabulary: Vocabulary) -> StepInputs | None:
+    """How a model generates a target, see `unicloze.decoding.inputs`.
+
+    None if it cannot, or if its rows hold more than source, target and the tokenizer's special tokens: a token that
+    opens the target (MASS) or names the task (UL2).
+    """
+    layout = find_generation_format(recipe, vocabulary)
+    if layout is None or layout.opening or len(layout.start) > 1:
+        return None
+    return StepInputs(
+        predicts=layout.predicts,
+        source="left_to_right" if layout.decoder_only else "bidirectional",
+        segment_ids=_in_table(recipe.model, layout.source_segment, layout.target_segment),
+        pseudo=layout.pseudo,
+        local_width=layout.local_width,
+    )
+
+
+def _in_table(settings: ModelSettings, first: int, second: int) -> tuple[int, int]:
+    last = max(0, settings.num_segments - 1)
+    return min(first, last), min(second, last)
+
+
+def never_written(recipe: Recipe, vocabulary: Vocabulary) -> list[int]:
+    """Tokens that a target never contains: all special ones except [EOS], and except sentinels if targets consist of them."""
+    layout = find_generation_format(recipe, vocabulary)
+    return sorted({*vocabulary.special.tolist()} - {vocabulary.eos} if layout is None else {*layout.never})
+
+
+def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
+    """Arguments of `generate` that reproduce `unicloze generate` as far as possible."""
+    decoding = loaded.recipe.decoding
+    if decoding.sample:
+        search: dict[str, Any] = {
+            "do_sample": True,
+            "temperature": decoding.temperature,
+            "top_k": decoding.top_k or 0,
+            "top_p": 1.0 if decoding.top_p is None else decoding.top_p,
+        }
+    elif decoding.beams > 1:
+        search = {
+            "num_beams": decoding.beams,
+            "early_stopping": True if decoding.early_stop == "first" else "never",
+            "length_penalty": decoding.length_penalty,
+        }
+    else:
+        search = {}
+    limits = {"min_new_tokens": decoding.min_length, "no_repeat_ngram_size": decoding.no_repeat_ngram}
+    several = {"num_return_sequences": decoding.num_results} if decoding.num_results > 1 else {}
+    set_limits = {name: value for name, value in limits.items() if value}
+    return {"max_new_tokens": _longest_target(loaded), **set_limits, **several, **search}
+
+
+def not_said(loaded: LoadedModel) -> list[str]:
+    """How `generate` differs from the recipe's `decoding`, as sentences without a full stop."""
+    decoding = loaded.recipe.decoding
+    said = []
+    if decoding.beams > 1 and decoding.length_penalty:
+        alpha = f"{decoding.length_penalty:g}"
+        said.append(
+            f"`generate` ranks beams by log p / n^{alpha}, unicloze by log p / ((5 + n) / 6)^{alpha}: "
+            "with short texts they may choose differently (`length_penalty=0.0` is the same in both)"
+        )
+    if decoding.sample:
+        said.append("`generate` samples with torch's random numbers instead of `decoding.seed`: the texts differ")
+    if decoding.no_repeat_ngram and decoding.may_repeat:
+        said.append(
+            "`generate` blocks every repeated n-gram, unicloze allows those with a token of "
+            f"{', '.join(decoding.may_repeat)}"
+        )
+    if (guard := repetition_guard(loaded)) and not decoding.no_repeat_ngram:
+        said.append(f"unicloze lets so small a model repeat no {guard} tokens (`no_repeat_ngram_size={guard}`)")
+    if decoding.parallel is not None:
+        said.append("`generate` writes one token at a time, unicloze `decoding.parallel` at once")
+    return said
+
+
+def longest_source(loaded: LoadedModel) -> int:
+    """Largest source in tokens, special tokens included, that leaves room for a target."""
+    most = loaded.model.max_positions - _longest_target(loaded)
+    return min(most, generation.room(loaded.recipe)[0]) if loaded.recipe.task.kind else most
+
+
+def goes_on(loaded: LoadedModel) -> bool:
+    """Whether the model continues a text, which then has no final [EOS]."""
+    return not generation_format_of(loaded.recipe, loaded.tokenizer.vocabulary).ends_source
+
+
+def _longest_target(loaded: LoadedModel) -> int:
+    """As in `unicloze generate`: without fine-tuned lengths, the target gets at most half of the positions."""
+    longest = loaded.recipe.decoding.max_length
+    return longest if loaded.recipe.task.kind else min(longest, loaded.model.max_positions // 2)

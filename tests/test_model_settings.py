@@ -1,0 +1,146 @@
+"""Settings of objectives and models: what contradicts itself is refused, and the recipes have the papers' values."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from unicloze.errors import UsageError
+from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.verbs import count_parameters
+
+LSTM_SIDES = r"model\.directions is 'bidirectional'; .* set it to forward"
+REFUSALS: list[tuple[str, dict[str, Any], str]] = [
+    ("gpt", {"objective.visibility": "prefix"}, r"objective causal needs left_to_right or right_to_left\."),
+    ("gpt", {"objective.targets": ["ae"]}, r"name at least one of 'lm'\."),
+    ("gpt", {"objective.local_width": -1}, r"it must be at least 0 and finite\."),
+    ("gpt", {"model.layer_visibility": []}, r"name at least one of 'full' and 'local'\."),
+    ("gpt", {"model.layer_visibility": ["local"]}, r"'local' needs objective\.local_width"),
+    ("gpt", {"data.segments": 2}, "two segments need a segment table"),
+    ("gpt", {"model.embedding_size": 0}, r"it must be above 0 and finite\."),
+    ("gpt", {"model.num_segments": -1}, r"it must be at least 0 and finite\."),
+    ("unilmv2-base", {"model.layer_visibility": ["full", "local"]}, r"'local' needs rows in text order, .* causal.* pseudo"),
+    ("bd3lm-base", {"objective.block_size": 0}, r"objective\.block_size is 0; it must be above 0 and finite"),
+    ("t5-base", {"tokenizer.extra_tokens": 20}, "objective span_corruption needs 26 in windows of 512"),
+    ("ul2-base", {"tokenizer.extra_tokens": 90}, "objective span_corruption needs 98"),
+    ("t5-base", {"objective.mode_token": 3}, "the first 26 extra tokens are sentinels"),
+    ("prefix-denoising-base", {"objective.noise": ["shuffle"]}, "name at least one of 'mask'"),
+    ("prefix-denoising-base", {"model.max_positions": 600}, "positions of a row of objective denoising, "),
+    ("prefix-denoising-base", {"model.num_segments": 1}, "source and target are segments 0 and 1"),
+    ("prefix-denoising-base", {"objective.segment_ids": [1]}, "give two numbers"),
+    ("prefix-denoising-base", {"objective.mean_span": 0.5}, "it must be at least 1 and finite"),
+    ("electra-small", {"model.generator_size": 0.0}, "generator_size.*'rtd' needs a generator"),
+    ("electra-small", {"model.generator_size": 1.5}, "generator_size.*between 0 and 1"),
+    ("electra-small", {"objective.targets": ["rtd"]}, r"objective\.targets.*'rtd' needs 'ae'"),
+    ("electra-small", {"objective.targets": ["ae"], "objective.coefficients": {}}, "only a model with the target 'rtd'"),
+    ("bart-base", {"model.generator_size": 0.5}, "only a model with the target 'rtd' has a generator"),
+    ("bart-base", {"use.visibility": "left_to_right"}, "an encoder reads in both directions"),
+    ("bart-base", {"model.layer_visibility": ["local"]}, "'local' needs rows in text order"),
+    ("bart-base", {"model.hidden_size": 770}, "it must be a multiple of model.num_heads, 12"),
+    ("bert-base", {"model.decoder_layers": 2}, "the rows of objective masked have no source and target: use span_c"),
+    ("prefix-lm-base", {"model.decoder_layers": 2}, "a decoder needs a start slot before the target: give one or more"),
+    ("mass-base", {"objective.target_start": ["eos", "mask"]}, "the span keeps its positions"),
+    ("mass-base", {"objective.restart_positions": True}, "the span keeps the positions it has in the source"),
+    ("transformer-base", {"model.hidden_size": 36 * 8 + 1, "model.head_size": 8}, "embeddings of an even width"),
+    ("xlnet-base", {"data.overlap": 1.0}, "it must be 0, or a share below 1"),
+    ("xlnet-base", {"data.overlap": 0.01, "data.window": 32}, "that leaves two tokens of a window to read again"),
+    ("xlnet-base", {"data.documents": "separate"}, r"0\.5; it needs data\.documents joined and data\.segments 2"),
+    ("xlnet-base", {"data.overlap": 0.0}, "set objective.pairs to contiguous, or to next_sentence with data.overlap"),
+    ("awd-lstm", {"model.memory": 2}, r"model\.memory is 2; a recurrent model carries one state"),
+    ("awd-lstm", {"data.order": "shuffled", "data.lengths": "fixed"}, r"1; a carried state needs data\.order streams"),
+    ("awd-lstm", {"data.directions": "both"}, r"model\.memory is 1; a carried state needs data\.order streams"),
+    ("awd-lstm", {"objective.visibility": "right_to_left"}, r"'forward'; objective\.visibility is right_to_left, which is"),
+    ("awd-lstm", {"model.projection": True, "model.hidden_size": 1150}, r"model\.projection is True; it projects"),
+    ("awd-lstm", {"training.compile": True}, r"training\.compile is True; LSTMs are compiled already"),
+    ("awd-lstm", {"objective.name": "unilmv2", "objective.targets": ["ae"]}, "'recurrent'; it reads left_to_right or right"),
+    ("awd-lstm", {"training.optimizer": "muon"}, "Muon must not take the stacked gates"),
+    ("cvt", {"model.memory": 1, "data.order": "streams"}, r"model\.memory is 1; a carried state needs"),
+    ("cvt", {"model.hidden_size": 33}, r"model\.hidden_size is 33; it must be even"),
+    ("cvt", {"model.intermediate_size": 512}, r"model\.projection is True; it projects .* half of model\.hidden_size"),
+    ("cvt", {"objective.visibility": "left_to_right"}, LSTM_SIDES),
+    ("elmo", {"model.directions": "forward"}, r"model\.directions is 'forward'; objective bidirectional_lm reads in both"),
+    ("elmo", {"model.tied_output": True}, r"model\.tied_output is True; embeddings made of characters cannot be shared"),
+    ("elmo", {"model.character_filters": [8, 0]}, r"model\.character_filters is \[8, 0\]; list a number of filters"),
+    ("elmo", {"model.character_filters": [1] * 51}, "for each of up to 50 widths"),
+    ("bert-base", {"model.embeddings": "characters"}, r"model\.embeddings is 'characters'; only LSTMs read characters"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "overrides", "message"), REFUSALS, ids=str)
+def test_settings_that_contradict_each_other_are_refused(name: str, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_recipe(name, (toy_overrides() if name == "xlnet-base" else {}) | overrides)
+
+
+def test_a_tokenizer_of_ones_own_may_have_its_extra_tokens() -> None:
+    recipe = load_recipe("t5-base", {"tokenizer.extra_tokens": 0, "tokenizer.path": "their/tokenizer.json"})
+    assert (recipe.tokenizer.extra_tokens, recipe.tokenizer.path) == (0, "their/tokenizer.json")
+
+
+BASE = {"model.num_layers": 12, "model.hidden_size": 768, "model.num_heads": 12}
+MDLM = BASE | {
+    "data.window": 1024, "training.batch_size": 512, "training.learning_rate": 3e-4, "training.schedule": "constant",
+    "training.warmup_steps": 2500, "training.clip_norm": 1.0, "training.betas": (0.9, 0.999), "training.epsilon": 1e-8,
+    "training.weight_decay": 0.0,
+}  # fmt: skip
+PAPERS: dict[str, dict[str, Any]] = {
+    "mdlm-base": MDLM | {"training.steps": 1_000_000, "objective.name": "masked_diffusion"},
+    "mdlm-base-lm1b": {"data.window": 128, "tokenizer.vocab_size": 30522},
+    **{
+        name: MDLM | {"training.steps": 150_000, "objective.name": "block_diffusion", "objective.block_size": size}
+        for name, size in (("bd3lm-base", 4), ("bd3lm-base-block8", 8), ("bd3lm-base-block16", 16))
+    },
+    "xlnet-base": BASE | {
+        "model.intermediate_size": 3072, "data.window": 512, "objective.targets": ["par"], "objective.factorization": "token",
+        "objective.name": "permuted", "model.positions": "transformer_xl", "model.memory": 384, "objective.mask_rate": 1 / 6,
+        "tokenizer.lowercase": False, "tokenizer.vocab_size": 32000, "data.order": "streams", "model.relative_bias": False,
+        "data.overlap": 0.5, "objective.pairs": "next_sentence",
+    },
+    "mpnet-base": BASE | {
+        "model.intermediate_size": 3072, "data.window": 512, "objective.targets": ["par"], "objective.factorization": "token",
+        "objective.name": "compensated", "objective.mask_rate": 0.15, "objective.masking": "token",
+        "objective.mask_share": 0.8, "objective.random_share": 0.1, "model.relative_bias": True, "model.relative_buckets": 32,
+        "training.steps": 500_000, "training.batch_size": 8192, "training.learning_rate": 6e-4,
+    },
+    "elmo": {
+        "model.character_filters": [32, 32, 64, 128, 256, 512, 1024], "model.character_highways": 2, "model.num_layers": 2,
+        "model.intermediate_size": 4096, "model.hidden_size": 512, "model.residual": True, "model.cell_clip": 3,
+        "model.projection_clip": 3, "model.embeddings": "characters", "model.tied_output": False,
+    },
+    "gpt-3-small": {
+        "model.layer_visibility": ["full", "local"], "model.dropout": 0.0, "training.batch_size": 524_288 // 2048,
+        "data.window": 2048,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_recipes_have_the_papers_values(name: str) -> None:
+    recipe = load_recipe(name)
+    for key, expected in PAPERS[name].items():
+        section, _, setting = key.partition(".")
+        assert getattr(getattr(recipe, section), setting) == expected, key
+
+
+def test_variants_differ_from_their_paper_in_nothing_else() -> None:
+    mdlm, gpt_2, gpt_3 = load_recipe("mdlm-base"), load_recipe("gpt-2").model, load_recipe("gpt-3-small")
+    for name in ("bd3lm-base", "bd3lm-base-block8", "bd3lm-base-block16"):
+        recipe = load_recipe(name)
+        assert (recipe.model, recipe.data, recipe.tokenizer) == (mdlm.model, mdlm.data, mdlm.tokenizer)
+        assert recipe.training == dataclasses.replace(mdlm.training, steps=150_000)
+    local: dict[str, Any] = {"layer_visibility": ["full", "local"], "dropout": 0.0, "attention_dropout": 0.0}
+    assert gpt_3.objective.local_width is not None and gpt_3.model == dataclasses.replace(gpt_2, **local)
+
+
+SIZES = {
+    "gpt": 116_534_784, "gpt-2": 124_439_808, "gpt-3-small": 125_226_240, "albert-base": 11_683_584, "elmo": 110_082_384,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_recipes_have_the_published_sizes(name: str) -> None:
+    """117M, 124M, 125M and 12M; ELMo's has a softmax over 32,000 tokens. ALBERT's count includes the pooler but no heads."""
+    heads = 768 * 128 + 128 + 2 * 128 + 30_000 + 2 * 768 + 2
+    assert count_parameters(load_recipe(name)) - heads * (name == "albert-base") == SIZES[name]

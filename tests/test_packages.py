@@ -1,0 +1,239 @@
+"""Models as Python packages: exported and installed, opened by name after folders, and never imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tomllib
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nlu_toys
+from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import MANIFEST, RECIPE
+from unicloze.interop.card import PLACES, verdict_of, without_places
+from unicloze.interop.export import package_format
+from unicloze.interop.read import GROUP, installed_models, open_model, packaged_model, write_model
+from unicloze.recipes import load_recipe
+from unicloze.training.checkpoint import load_checkpoint
+from unicloze.verbs import export, fill, report, score
+
+SHIPPED = Path(__file__).parents[1] / "models" / "unicloze-small-en"
+
+
+def packaged(tmp_path: Path, name: str = "my-model") -> Path:
+    write_model(nlu_toys.start(), tmp_path / "model")
+    return export(tmp_path / "model", "package", out=tmp_path / name).out
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a package importable with its entry points, as `pip install` does."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    (group, points), *_ = project["project"]["entry-points"].items()
+    info = folder / "installed-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['project']['name']}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_a_packaged_model_opens_by_its_name_once_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = packaged(tmp_path)
+    install(folder, monkeypatch)
+    monkeypatch.chdir(tmp_path / "model")
+    opened, ours = open_model("my-model"), nlu_toys.start()
+    monkeypatch.chdir(tmp_path)
+    assert open_model("my-model").path == Path("my-model/my_model"), "beside its own folder, as the card says"
+    assert opened.path == folder / "my_model" and opened.recipe.name == "my-model" and "my_model" not in sys.modules
+    for name, weight in ours.model.state_dict().items():
+        assert torch.equal(opened.model.state_dict()[name], weight.bfloat16().to(weight.dtype)), name
+    filled = fill(model="my-model", text="the [MASK] of")
+    assert filled.to_dict() == fill(model=opened, text="the [MASK] of").to_dict()
+
+
+def test_a_package_keeps_the_verdict_of_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its folder, and installed, where only its description is left of the card."""
+    folder = packaged(tmp_path)
+    card = folder / "README.md"
+    assert verdict_of(folder / "my_model") == ""
+    card.write_text(card.read_text(encoding="utf-8") + "\nVerdict: 3.1 better than counting.\n", encoding="utf-8")
+    assert verdict_of(folder / "my_model") == "3.1 better than counting."
+    install(folder, monkeypatch)
+    metadata = folder / "installed-1.0.dist-info" / "METADATA"
+    metadata.write_text(f"{metadata.read_text()}\n{card.read_text(encoding='utf-8')}", encoding="utf-8")
+    card.unlink()
+    assert verdict_of(folder / "my_model") == "3.1 better than counting." and verdict_of(tmp_path) == ""
+
+
+def test_a_package_holds_bf16_weights_and_no_local_folder(tmp_path: Path) -> None:
+    folder = packaged(tmp_path)
+    stored = load_checkpoint(folder / "my_model").model
+    assert {weight.dtype for weight in stored.values()} == {torch.bfloat16}
+    texts = [path for path in folder.rglob("*") if path.suffix in {".md", ".toml", ".yaml", ".json", ".py"}]
+    assert len(texts) >= 7
+    for path in texts:
+        assert str(tmp_path) not in path.read_text(encoding="utf-8"), path
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "# my-model\n" in card and "pip install ./my-model" in card and "`unicloze export RUN --to package`" in card
+
+
+def test_a_gitignore_leaves_no_weights_out_of_a_package(tmp_path: Path) -> None:
+    for folder in (packaged(tmp_path), SHIPPED):
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        assert project["tool"]["hatch"]["build"]["ignore-vcs"] is True
+
+
+@pytest.mark.parametrize("name", ["My_Model", "1st", "a--b", "a b", "-a"])
+def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    write_model(nlu_toys.start(), tmp_path / "model")
+    with pytest.raises(UsageError, match="lower-case letters, digits and single hyphens"):
+        export(tmp_path / "model", "package", out=tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["json", "numpy", "sys"])
+def test_a_package_does_not_take_the_name_of_another(tmp_path: Path, name: str) -> None:
+    write_model(nlu_toys.start(), tmp_path / "model")
+    with pytest.raises(UsageError, match="is installed here, which this one would replace"):
+        export(tmp_path / "model", "package", out=tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tag", "verb"),
+    [
+        ("quickstart", "fill-mask", "fill"),
+        ("gpt", "text-generation", "generate"),
+        ("electra-base", "feature-extraction", "embed"),
+    ],
+)
+def test_a_card_shows_a_verb_that_the_model_can_do(recipe: str, tag: str, verb: str) -> None:
+    loaded = dataclasses.replace(nlu_toys.start(), recipe=load_recipe(recipe))
+    made = package_format(loaded, "mine")
+    assert made.tag == tag and f"unicloze {verb} --model mine" in made.use
+
+
+def test_a_package_has_no_settings_of_merged_updates(tmp_path: Path) -> None:
+    recipe = load_recipe("unilmv2-base", {"finetuning.lora_rank": 4, "finetuning.lora_alpha": 8.0})
+    package_format(dataclasses.replace(nlu_toys.start(), recipe=recipe), "mine").write(tmp_path)
+    kept = load_recipe(tmp_path / "mine" / RECIPE).finetuning
+    assert (kept.lora_rank, kept.lora_alpha) == (None, None)
+
+
+def test_no_setting_that_names_a_file_keeps_its_folder() -> None:
+    recipe = load_recipe("quickstart")
+    for section, key in PLACES:
+        settings = getattr(recipe, section)
+        value: Any = ["/home/me/x"] if isinstance(getattr(settings, key), list) else "/home/me/x"
+        recipe = dataclasses.replace(recipe, **{section: dataclasses.replace(settings, **{key: value})})
+    assert "/home/me" in str(recipe) and "/home/me" not in str(without_places(recipe))
+    assert {("finetuning", "unlabelled"), ("distillation", "teacher"), ("data", "decontaminate")} <= {*PLACES}
+
+
+def test_only_a_package_that_declares_its_model_opens_by_its_folder(tmp_path: Path) -> None:
+    folder = packaged(tmp_path)
+    module = next(path.parent for path in folder.glob(f"*/{MANIFEST}"))
+    assert packaged_model(folder) == module
+    project = folder / "pyproject.toml"
+    for text in ("[project]", "not toml", f'[project.entry-points."{GROUP}"]\nmine = "../elsewhere"', "project = 1"):
+        project.write_text(text, encoding="utf-8")
+        assert packaged_model(folder) is None
+    assert packaged_model(tmp_path) is None
+
+
+def test_a_package_is_replaced_by_a_new_export_but_nothing_else_is(tmp_path: Path) -> None:
+    folder = packaged(tmp_path)
+    export(tmp_path / "model", "package", out=folder)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt"):
+        export(tmp_path / "model", "package", out=folder)
+
+
+def test_the_shipped_model_is_an_intact_package_of_its_training_files() -> None:
+    loaded = open_model(SHIPPED / "unicloze_small_en")
+    training = SHIPPED.parents[0] / "training" / "unicloze-small-en"
+    recipe = load_recipe(training / "recipe.yaml")
+    assert loaded.step == recipe.training.steps and loaded.recipe.model == recipe.model
+    evaluation = json.loads((training / "evaluation.json").read_text(encoding="utf-8"))
+    assert evaluation["step"] == loaded.step and evaluation["blimp"]["accuracy"]["pseudo"] > 0.58
+    card = (SHIPPED / "README.md").read_text(encoding="utf-8")
+    for found in evaluation["text"].values():
+        for name, perplexity in found["perplexity"].items():
+            assert f"{perplexity:.3g} ({found['counts'][name]['trigram']:.3g})" in card
+        assert found["perplexity"]["causal"] > found["counts"]["causal"]["trigram"], "the card says so"
+    assert evaluation["words"]["counts_top_5"] > evaluation["words"]["top_5"], "the card says so"
+    assert (
+        fill(model=loaded, text="She opened the [MASK] and looked out.").filled == "She opened the door and looked out."
+    )
+    good, bad = (score(loaded, text=text)[0] for text in ("They were tired.", "They was tired."))
+    assert good.pseudo_log_likelihood is not None and bad.pseudo_log_likelihood is not None
+    assert good.pseudo_log_likelihood > bad.pseudo_log_likelihood + 3
+
+
+CODE = "raise RuntimeError('the code of a model package has run')\n"
+
+
+def install_named(site: Path, name: str, package: str, value: str = "") -> Path:
+    """An installed package with code that must not run; returns its folder."""
+    info = site / f"{package}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[unicloze.models]\n{name} = {value or package}\n")
+    (site / package).mkdir()
+    return site / package
+
+
+def of_these(group: str) -> list[EntryPoint]:
+    """Entry points without that of a model which this environment may have."""
+    return [point for point in entry_points(group=group) if point.name != "unicloze-small-en"]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("unicloze.interop.read.entry_points", of_these)
+    return tmp_path / "site"
+
+
+def test_an_installed_model_is_opened_by_its_name_and_its_code_does_not_run(site: Path) -> None:
+    folder = install_named(site, "small-en", "small_en")
+    ours = nlu_toys.start()
+    folder.rmdir()
+    write_model(ours, folder)
+    (folder / "__init__.py").write_text(CODE)
+    assert installed_models() == {"small-en": folder}
+    opened = open_model("small-en")
+    assert opened.path == folder and "small_en" not in sys.modules
+    assert opened.tokenizer.fingerprint == ours.tokenizer.fingerprint
+
+
+def test_a_folder_of_that_name_comes_first(site: Path, tmp_path: Path) -> None:
+    install_named(site, "small-en", "small_en")
+    write_model(nlu_toys.start(), tmp_path / "small-en")
+    assert open_model("small-en").path == Path("small-en")
+
+
+@pytest.mark.parametrize("value", ["os.path", "no_such_package", "empty", "../../etc", "small en"])
+def test_an_entry_point_without_a_checkpoint_is_no_model(site: Path, value: str) -> None:
+    install_named(site, "bad", "empty", value)
+    assert installed_models() == {}
+    with pytest.raises(UniclozeError, match="there is no model at bad"):
+        open_model("bad")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("runs/quikstart", "runs/quickstart"), ("unicloze-small", "unicloze-small-en")]
+)
+def test_a_misspelt_model_is_suggested(wrong: str, right: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("unicloze.interop.read.installed_models", lambda: {"unicloze-small-en": tmp_path})
+    for opens in (open_model, report) if "/" in wrong else (open_model,):
+        with pytest.raises(UniclozeError, match=rf"; did you mean '{right}'\?"):
+            opens(wrong)
