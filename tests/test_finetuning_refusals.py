@@ -181,7 +181,7 @@ def test_what_selected_the_checkpoint_comes_first_and_many_values_go_below(start
 
     assert said(result("f1", 2, "f1")) == [
         "run: trained to step 1,200, best by f1 at step 800: f1 50.00 (standard error 2.50), value_0 0.00, value_1 10.00, "
-        "loss 2.00"
+        "loss 2 nats per token"
     ]
     lines = said(result("rouge", 4, "rouge2"))
     assert lines[0] == "run: trained to step 1,200, best by rouge2 at step 800: rouge2 50.00 (standard error 2.50)"
