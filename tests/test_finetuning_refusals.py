@@ -195,7 +195,7 @@ def test_what_selected_the_checkpoint_comes_first_and_many_values_go_below(start
     both = said(result("rouge", 4, "rouge2", "run/seed-0"), result("rouge", 4, "rouge2", "run/seed-1"))
     assert [line.partition(":")[0] for line in both[:3]] == ["run/seed-0", "run/seed-1", "run"]
     assert both[2] == "run: 2 seeds: rouge2 50.00 ± 0.00" and both[3:5] == ["  rouge", "    value_0  0.00 ± 0.00"]
-    assert both[-2:] == ["  loss", "    loss  2.00 ± 0.00"]
+    assert both[-2:] == ["  loss", "    loss  2 ± 0 nats per token"]
     train, dev = files(tmp_path)
     tuned = finetuned(recipe_for(start, finetuning__epochs=1), start, train, dev, tmp_path / "run")
     assert tuned.chosen_by == "accuracy"

@@ -54,7 +54,7 @@ class OverSeeds:
 
     def shown(self, unit: str = "%") -> str:
         """Mean and deviation of a metric's value with this unit."""
-        return shown(self.mean, unit) + ("" if self.deviation is None else f" \u00b1 {shown(self.deviation, unit)}")
+        return shown(self.mean, unit, self.deviation)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,11 @@ Compared = Literal["texts", "labels", "numbers", "tags", "squad", "coqa"]
 """Type of predictions and references; see `unicloze.evaluation.metrics.registry` for how each is passed."""
 
 
-def shown(value: float, unit: str = "%") -> str:
-    """A value of a metric with its unit, which is omitted for percent."""
-    return f"{value:.2f}" if unit == "%" else f"{value:.4g} {unit}".rstrip()
+def shown(value: float, unit: str = "%", deviation: float | None = None) -> str:
+    """A value of a metric, with its deviation if known, and its unit, which is omitted for percent."""
+    digits = ".2f" if unit == "%" else ".4g"
+    said = f"{value:{digits}}" + ("" if deviation is None else f" \u00b1 {deviation:{digits}}")
+    return said if unit == "%" else f"{said} {unit}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
