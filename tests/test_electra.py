@@ -66,7 +66,7 @@ def detected(model: ReplacedTokenModel, batch: Batch, dropout: DropoutKey | None
     with torch.no_grad():
         _, following = model.generate(batch, dropout)
         states = model.discriminator.backbone(following, dropout=dropout)[-1]
-        return following, model.discriminator.replaced_head(states)
+        return following, model.discriminator.replaced_head(states).squeeze(-1)
 
 
 def test_an_example_by_hand() -> None:

@@ -14,7 +14,7 @@ from unicloze import recipes
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics import registry as errors
 from unicloze.model import heads
-from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy
+from unicloze.model.heads import BoundaryHead, DenseHead, TokenHead, cross_entropy
 from unicloze.objectives import diffusion, masking, settings_of, unilmv2
 from unicloze.recipes import load_recipe, read_recipe, recipe_names, save_recipe, task_names, toy_overrides
 from unicloze.settings import DataSettings, ModelSettings, Recipe
@@ -83,8 +83,7 @@ def test_shapes_of_heads() -> None:
     assert boundary.outer.weight.shape == (4, 8) and boundary.bias.tolist() == [0.0] * 5
     assert boundary.inner_norm.eps == boundary.outer_norm.eps == 0.5
     assert (boundary.inner_norm.normalized_shape, boundary.outer_norm.normalized_shape) == ((8,), (4,))
-    assert PairHead(head_settings()).output.weight.shape == (2, 8)
-    assert ReplacedTokenHead(head_settings()).output.weight.shape == (1, 8)
+    assert DenseHead(8, 2, torch.tanh).output.weight.shape == (2, 8)
     assert (heads.WIDENED, heads.WIDENED_ON_GPU) == (524288, 67108864)
 
 

@@ -74,7 +74,7 @@ def answers(loaded: LoadedModel, states: list[Tensor], batch: Any) -> list[Tenso
     if hasattr(model, "pair_head"):
         found.append(model.pair_head(states[-1][:, 0]))
     if hasattr(model, "replaced_head"):
-        found.append(model.replaced_head(states[-1]))
+        found.append(model.replaced_head(states[-1]).squeeze(-1))
     return found
 
 
@@ -233,7 +233,7 @@ def test_a_written_configuration_has_keys_that_transformers_reads(name: str) -> 
     again = type(kind)(**written, pad_token_id=1, vocab_size=300)
     config = Config(Path("config.json"), json.loads(again.to_json_string(use_diff=False)))
     read = layout.read(config, ["final_logits_bias"]).settings
-    kept = {setting for key in layout.keys.values() for setting in key.ours} | layout.fixed.keys()
+    kept = {setting for key in layout.keys.values() for setting in key.ours.split()} | layout.fixed.keys()
     assert {name: getattr(read, name) for name in kept} == {name: getattr(own, name) for name in kept} | (
         {rate: 0.25 for rate in OF_TRAINING} if name in ("t5", "xlnet") else {}
     )

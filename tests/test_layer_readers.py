@@ -18,12 +18,12 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch, Examples, collate
 from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.from_attention_mask import EncoderInputs, StepInputs, encoding_batch, slots_of
+from unicloze.model.from_attention_mask import StepInputs, encoding_batch, slots_of
 from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import Cache, GivenKeys, OwnCache, check_steps
 from unicloze.objectives import make_examples, settings_of
 from unicloze.packing import pack
-from unicloze.settings import HeadSettings, ModelSettings, ObjectiveSettings
+from unicloze.settings import HeadSettings, ModelSettings, ObjectiveSettings, Reading
 from unicloze.visibility_masks import continuation_mask
 
 ROWS, SLOTS, FIRST = 3, 9, 5
@@ -44,7 +44,7 @@ def token_ids() -> Tensor:
 
 
 def by_rows(backbone: Backbone, ids: Tensor) -> list[Tensor]:
-    rule = EncoderInputs(visibility="left_to_right", segment_ids=(0, 0), local_width=WIDTH)
+    rule = Reading(visibility="left_to_right", segment_ids=(0, 0), local_width=WIDTH)
     return backbone(encoding_batch(ids, None, None, None, rule=rule, max_positions=SLOTS))
 
 

@@ -414,7 +414,7 @@ def test_scores_of_a_model() -> None:
 
 def test_progress_counts_scored_tokens() -> None:
     model = loaded(positions=16)
-    _, pieces = module.cut(model, ["the zzz list", "of items"])
+    _, pieces = module.inputs.cut(model, ["the zzz list", "of items"])
     for measure, batch_size, expected in (("chain", 2, [4]), ("chain", 1, [2, 2]), ("pseudo", 3, [3, 1])):
         counts: list[int] = []
         logs = log_probabilities(model, pieces, measure, batch_size=batch_size, progress=counts.append)  # type: ignore[arg-type]

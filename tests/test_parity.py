@@ -154,7 +154,9 @@ def test_both_networks_of_electra_and_their_joint_loss(embedding_size: int | Non
     shared = {f"backbone.{name}": p for name, p in model.discriminator.backbone.named_parameters() if is_shared(name)}
     own = {**dict(model.generator.named_parameters()), **shared}
     table = FAMILIES["electra"].table(Architecture(settings=generator_settings(settings)), own)
-    assert {name for name, _ in generator.named_parameters()} == {*table.theirs}
+    assert {name for name, _ in generator.named_parameters()} == {
+        name for entry in table.entries for name in entry.theirs
+    }
     generator.load_state_dict({**generator.state_dict(), **table.to_theirs({name: p.data for name, p in own.items()})})
 
     windows = random_windows(6, 24, short=True, seed=2)
@@ -174,7 +176,7 @@ def test_both_networks_of_electra_and_their_joint_loss(embedding_size: int | Non
     states = model.discriminator.backbone(following)
     for ours, theirs in zip(states, rtd.hidden_states, strict=True):
         torch.testing.assert_close(ours[real], theirs[real], atol=1e-5, rtol=1e-5)
-    verdicts = model.discriminator.replaced_head(states[-1])
+    verdicts = model.discriminator.replaced_head(states[-1]).squeeze(-1)
     torch.testing.assert_close(verdicts[real], rtd.logits[real], atol=1e-5, rtol=1e-5)
 
     losses = model(batch, DropoutKey(0) if training else None)

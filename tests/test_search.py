@@ -428,14 +428,11 @@ def test_a_search_is_over_when_nothing_better_can_come() -> None:
     assert is_over([-4.0, NEVER], [-3.0, -4.0], 1, **several)
 
 
-def test_texts_of_chains() -> None:
-    tokens, lengths = torch.tensor([[4, 5, 0, 9], [6, 7, 8, 9], [0, 7, 8, 9]]), torch.tensor([3, -1, 1])
-    found = module._texts(tokens, scores(-3.0, -2.0, -1.0)[0], lengths, DecodingSettings(length_penalty=1.0))
-    assert found == [
-        hypothesis([4, 5], -3.0, -2.25, ended=True),
-        hypothesis([6, 7, 8, 9], -2.0, -4 / 3, ended=False),
-        hypothesis([], -1.0, -1.0, ended=True),
-    ]
+def test_texts_are_scored_with_their_end() -> None:
+    settings = DecodingSettings(length_penalty=1.0)
+    assert Hypothesis.of([4, 5], -3.0, True, settings) == hypothesis([4, 5], -3.0, -2.25, ended=True)
+    assert Hypothesis.of([6, 7, 8, 9], -2.0, False, settings) == hypothesis([6, 7, 8, 9], -2.0, -4 / 3, ended=False)
+    assert Hypothesis.of([], -1.0, True, settings) == hypothesis([], -1.0, -1.0, ended=True)
 
 
 def test_constants() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from unicloze.decoding.inputs import by_length, check_numbers, cut, objective_of, one_segment, read_as
 from unicloze.errors import UsageError
-from unicloze.example import Batch, Examples, Kind
+from unicloze.example import Examples, Kind
 from unicloze.files import write_file
 from unicloze.packing import bucket_cost, bucket_sizes, collate_buckets
 from unicloze.settings import Pooling, Recipe
@@ -134,8 +134,10 @@ def embed(
             encoded = backbone(batch)[-1].flatten(0, 1)
         check_numbers(encoded)
         hidden = encoded.cpu().float().numpy()
-        for i, first, length in zip(block, _first_slots(batch), examples.lengths, strict=True):
-            states = hidden[first : first + length]
+        shapes = [bucket.input_ids.shape for bucket in batch.rows_by_length]
+        widths = [width for rows, width in shapes for _ in range(rows)]
+        for i, last, width, length in zip(block, np.cumsum(widths), widths, examples.lengths, strict=True):
+            states = hidden[last - width : last - width + length]
             pooled = {"first": states[:1], "last": states[-1:], "mean": states}[pooling]
             sums[pieces[i].text] += pooled.sum(axis=0, dtype=np.float64)
             counts[pieces[i].text] += len(pooled)
@@ -143,12 +145,6 @@ def embed(
     if model.recipe.use.normalize:
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(min=1e-12)
     return vectors.astype(np.float32)
-
-
-def _first_slots(batch: Batch) -> list[int]:
-    """Each row's first slot among all slots of the batch."""
-    widths = [width for bucket in batch.rows_by_length for width in [bucket.input_ids.shape[1]] * len(bucket.input_ids)]
-    return [0, *np.cumsum(widths[:-1]).tolist()]
 
 
 def rows_to_encode(windows: Windows, recipe: Recipe) -> Examples:

@@ -9,14 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from unicloze.decoding.inputs import check_text, generation_format_of, place_of
-from unicloze.decoding.search import NEVER, Hypothesis, Search, Settled, TokenConstraints, length_penalty, search
-from unicloze.decoding.steppers import Sources, positions_of, prepared, stepper
+from unicloze.decoding.search import NEVER, Hypothesis, Search, Settled, Stepper, TokenConstraints, search
+from unicloze.decoding.steppers import Branches, CarriedStates, Ids, Sources, positions_of, prepared
 from unicloze.devices import widest_float
 from unicloze.errors import UsageError
 from unicloze.files import Plain
@@ -30,7 +28,8 @@ from unicloze.training.loading import LoadedModel
 from unicloze.training.precision import choose_precision
 from unicloze.visibility_masks import filling_mask
 
-Ids = npt.NDArray[np.integer]
+Keep = Literal["beginning", "end"]
+"""Which end of a source that is too long is kept."""
 
 BATCHES_OF_A_CHUNK = 64
 """Sources are sorted by length within groups of this many batches, which pads about as little as sorting all of them."""
@@ -131,7 +130,9 @@ def generate_parts(
     """Generate a target for each source, independent of the other sources and of the batch size."""
     check_settings(settings, layout)
     keys, size = range(len(sources)) if draws is None else draws, settings.batch_size
-    rules, able = TokenConstraints(settings, layout), prepared(model, _dtype(settings, model))
+    chosen = choose_precision(TrainingSettings(precision=settings.precision), next(model.parameters()).device)
+    able = prepared(model, torch.bfloat16 if chosen == "bf16" else torch.float32)
+    rules = TokenConstraints(settings, layout)
 
     def steps_of(numbers: Sequence[int]) -> Search:
         rows = [sources[number] for number in numbers]
@@ -139,7 +140,10 @@ def generate_parts(
             assert isinstance(able, IncrementalModel)  # no other model predicts with pseudo masks
             return fill_in_parallel(able, rows, rules)
         count = settings.num_results if settings.sample else settings.beams
-        following = stepper(able, layout, rows, count=count, max_length=settings.max_length)
+        if isinstance(able, IncrementalModel):
+            following: Stepper = Branches(able, layout, rows, count=count, max_length=settings.max_length)
+        else:
+            following = CarriedStates(able, layout, rows, count=count)
         return search(following, rules, [keys[number] for number in numbers])
 
     def parts() -> Iterator[Part]:
@@ -170,7 +174,7 @@ def generate(
     sources: Sequence[str],
     settings: DecodingSettings | None = None,
     *,
-    keep: Literal["beginning", "end"] | None = None,
+    keep: Keep | None = None,
     progress: bool = False,
 ) -> list[Generation]:
     """Generate a text for each source.
@@ -255,10 +259,7 @@ def stream_text(parts: Iterable[Part], spelling: Spelling) -> Iterator[str]:
 
 
 def ready(
-    model: LoadedModel,
-    sources: Sequence[str],
-    settings: DecodingSettings,
-    keep: Literal["beginning", "end"] | None = None,
+    model: LoadedModel, sources: Sequence[str], settings: DecodingSettings, keep: Keep | None = None
 ) -> tuple[GenerationFormat, list[Ids]]:
     """The model's generation layout, and the token ids of each source, truncated to what it can read; see `generate`."""
     if isinstance(sources, str):
@@ -305,12 +306,6 @@ def candidate_of(hypothesis: Hypothesis, spelling: Spelling) -> Candidate:
     return Candidate(text=spelling.decode(hypothesis.tokens), **vars(hypothesis))
 
 
-def _dtype(settings: DecodingSettings, model: UnifiedModel) -> torch.dtype:
-    device = next(model.parameters()).device
-    chosen = choose_precision(TrainingSettings(precision=settings.precision), device)
-    return torch.bfloat16 if chosen == "bf16" else torch.float32
-
-
 # A model trained with partially autoregressive steps predicts a position from the source and any set of known
 # positions (UniLMv2, equation 6). So every step puts a pseudo mask at each open position, which reads the source, the
 # known tokens and itself, and keeps the tokens the model is most certain of. The slots of these tokens read the
@@ -335,9 +330,7 @@ def surest(logs: Tensor, open_positions: Tensor, count: int) -> Tensor:
 
 
 @torch.inference_mode()
-def fill_in_parallel(
-    model: IncrementalModel, sources: Sequence[npt.NDArray[np.integer]], rules: TokenConstraints
-) -> Search:
+def fill_in_parallel(model: IncrementalModel, sources: Sequence[Ids], rules: TokenConstraints) -> Search:
     """Generate a target for each source, filling `parallel` positions per step."""
     settings, layout = rules.settings, rules.layout
     longest, at_once = settings.max_length, min(settings.parallel or 1, settings.max_length)
@@ -373,7 +366,7 @@ def fill_in_parallel(
         known = torch.cat([known, is_new], dim=1)
         yield []
     found = zip(tokens.tolist(), logs.tolist(), stops_at[:, 0].tolist(), strict=True)
-    return [[_text(*target, settings.length_penalty)] for target in found]
+    return [[Hypothesis.of(ids[:end], sum(terms[: end + 1]), end < longest, settings)] for ids, terms, end in found]
 
 
 def _predict(given: Sources, tokens: Tensor, new: Tensor, asked: Tensor, known: Tensor) -> Tensor:
@@ -390,11 +383,3 @@ def _predict(given: Sources, tokens: Tensor, new: Tensor, asked: Tensor, known: 
         filling_mask(torch.cat([given.readable, known], dim=1), fresh, count),
         select=slice(fresh, None),
     )
-
-
-def _text(tokens: list[int], logs: list[float], stops_at: int, alpha: float) -> Hypothesis:
-    ended = stops_at < len(tokens)
-    size = stops_at + ended
-    log = sum(logs[:size])
-    score = log / length_penalty(size, alpha)
-    return Hypothesis(tokens=tokens[:stops_at], log_probability=log, score=score, ended=ended)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import warnings
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unicloze.arrays import Int32s
+from unicloze.arrays import Flags, Int32s
 from unicloze.decoding import inputs
-from unicloze.decoding.inputs import lacks, longest_text, objective_of, one_segment, part_with, rows_to_predict
+from unicloze.decoding.inputs import lacks, longest_text, objective_of, part_with
 from unicloze.errors import UsageError
 from unicloze.example import Examples
 from unicloze.files import Plain
@@ -221,13 +222,8 @@ def fill_texts(
 
 
 def _filled(model: LoadedModel, asked: Sequence[ToFill]) -> list[FillResult]:
-    steps = fill_together(model, asked)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            results: list[FillResult] = end.value
-            return results
+    deque(fill_together(model, asked), maxlen=0)
+    return [text.result(model.tokenizer) for text in asked]
 
 
 def _ability(order: Order | list[int] | None) -> Ability:
@@ -309,7 +305,7 @@ class ToFill:
                 tokens=self.tokens[first : first + self.limit],
                 steps=steps[first : first + self.limit],
                 places=asked,
-                positions=[place - first + 1 for place in asked],
+                asked=np.isin(np.arange(first, min(first + self.limit, len(steps))), asked),
                 alone=step if alone else None,
             )
             for first, asked in windows.items()
@@ -345,7 +341,7 @@ class _Window:
     tokens: Int32s  # Tokens without special tokens. *Shape:* (tokens,)
     steps: Int32s  # Their factorization steps. *Shape:* (tokens,)
     places: list[int]  # indices in the text of the masks to guess
-    positions: list[int]  # their positions in the window, [SOS] being 0
+    asked: Flags  # Which tokens these are. *Shape:* (tokens,)
     alone: int | None  # step whose masks are guessed as if each were the only one; None if they are guessed together
 
 
@@ -417,33 +413,27 @@ def filled_row(model: LoadedModel, result: FillResult) -> Examples:
     tokens, limit = model.tokenizer.encode(result.text), longest_text(model)
     if len(tokens) > limit:
         raise UsageError(f"the text has {len(tokens)} tokens, but the model reads {limit} at once: give a shorter text")
-    steps = np.full((1, len(tokens) + inputs.SPECIALS_OF_A_WINDOW), -1, dtype=np.int32)
+    steps = np.full(len(tokens), -1)
     for mask in result.masks:
         token = model.tokenizer.token_id(mask.token)
         assert token is not None
-        tokens[mask.position - 1], steps[0, mask.position] = token, mask.step - 1
-    vocabulary = model.tokenizer.vocabulary
-    return rows_to_predict(model.recipe, _ability(result.order), one_segment([tokens], vocabulary), vocabulary, steps)
+        tokens[mask.position - 1], steps[mask.position - 1] = token, mask.step - 1
+    return inputs.rows_to_ask(model, _ability(result.order), [tokens], [steps])
 
 
 def _answer(model: LoadedModel, windows: Sequence[_Window]) -> Iterator[None]:
     """Guess in windows predicted by one ability, in forward passes of similar lengths; yields after each."""
-    vocabulary = model.tokenizer.vocabulary
     for block in inputs.by_length([len(window.tokens) for window in windows], _ROWS_AT_ONCE):
         chosen = [windows[i] for i in block]
-        rows = one_segment([window.tokens for window in chosen], vocabulary)
-        steps, asked = np.full(rows.token_ids.shape, -1, dtype=np.int32), np.zeros(rows.token_ids.shape, dtype=bool)
-        for i, window in enumerate(chosen):
-            steps[i, 1 : 1 + len(window.steps)] = window.steps
-            asked[i, window.positions] = True
-        examples = rows_to_predict(model.recipe, chosen[0].of.ability, rows, vocabulary, steps, asked)
+        parts = zip(*((window.tokens, window.steps, window.asked) for window in chosen), strict=True)
+        examples = inputs.rows_to_ask(model, chosen[0].of.ability, *parts)
         for i, window in enumerate(chosen):
             if window.alone is not None:
                 _part_step_mates(examples, i, window.alone)
         size, answered = inputs.rows_at_once(examples.input_ids.shape[1], _ROWS_AT_ONCE), iter(chosen)
         for part in examples.split(size):
             for logits, window in zip(inputs.logits_of(model, part)[0].float().cpu(), answered, strict=False):
-                guesses = _guesses(logits[: len(window.places)], vocabulary, window.of.top_k)
+                guesses = _guesses(logits[: len(window.places)], model.tokenizer.vocabulary, window.of.top_k)
                 (window.of.target,) = examples.targets
                 window.of.guesses.update(zip(window.places, guesses, strict=True))
             yield None

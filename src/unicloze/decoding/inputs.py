@@ -347,6 +347,25 @@ def one_segment(token_ids: Sequence[Int32s], vocabulary: Vocabulary) -> Windows:
     return windows_of([[ids] for ids in token_ids], vocabulary, keys=np.zeros(len(token_ids), dtype=np.uint64))
 
 
+def rows_to_ask(
+    model: LoadedModel,
+    ability: Ability,
+    texts: Sequence[Int32s],
+    steps: Sequence[npt.NDArray[np.integer]] | None = None,
+    asked: Sequence[Flags] | None = None,
+) -> Examples:
+    """`rows_to_predict` for texts that the model reads at once, with the steps of each and what is asked of it."""
+    vocabulary = model.tokenizer.vocabulary
+    windows = one_segment(texts, vocabulary)
+    every, flags = np.full(windows.token_ids.shape, -1, dtype=np.int32), np.zeros(windows.token_ids.shape, dtype=bool)
+    for table, rows in ((every, steps), (flags, asked)):
+        for row, values in enumerate(rows or ()):
+            table[row, 1 : len(values) + 1] = values
+    return rows_to_predict(
+        model.recipe, ability, windows, vocabulary, None if steps is None else every, None if asked is None else flags
+    )
+
+
 def rows_at_once(slots: int, batch_size: int) -> int:
     """Rows per forward pass: `batch_size`, or fewer if rows of `slots` slots would take too much memory."""
     return max(1, min(batch_size, _PAIRS_AT_ONCE // slots**2))

@@ -22,25 +22,10 @@ import numpy.typing as npt
 import torch
 
 from unicloze.arrays import Flags, Int32s
+from unicloze.decoding import inputs
 from unicloze.decoding.embed import rows_to_encode
-from unicloze.decoding.inputs import (
-    Logs,
-    ReadWindow,
-    by_length,
-    check_predicts_tokens,
-    check_text,
-    cut,
-    lacks,
-    log_probability,
-    logits_of,
-    longest_text,
-    objective_of,
-    one_segment,
-    part_with,
-    rows_to_predict,
-)
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.example import Memory, collate, select_rows
+from unicloze.example import Memory, collate
 from unicloze.files import Plain
 from unicloze.mixtures import parts
 from unicloze.model.model import perplexity
@@ -50,7 +35,7 @@ from unicloze.training.loading import LoadedModel
 
 
 def with_memories(
-    model: LoadedModel, pieces: Sequence[ReadWindow], batch_size: int, *, fills: bool = False
+    model: LoadedModel, pieces: Sequence[inputs.ReadWindow], batch_size: int, *, fills: bool = False
 ) -> Iterator[tuple[list[int], Memory | None, Memory | None]]:
     """Yield groups of pieces of different texts, with the memory of the pieces before each.
 
@@ -95,12 +80,14 @@ def put_rows(memory: Memory, rows: npt.NDArray[np.int64], of_rows: Memory) -> No
 
 
 @torch.inference_mode()
-def _remembered(model: LoadedModel, pieces: Sequence[ReadWindow], before: Memory | None, batch_size: int) -> Memory:
+def _remembered(
+    model: LoadedModel, pieces: Sequence[inputs.ReadWindow], before: Memory | None, batch_size: int
+) -> Memory:
     """The memory after reading each piece."""
     device, after = model.compute.device, empty_memory(model, len(pieces))
     former = before or after
-    for block in by_length([len(piece) for piece in pieces], batch_size):
-        windows = one_segment([pieces[i].tokens for i in block], model.tokenizer.vocabulary)
+    for block in inputs.by_length([len(piece) for piece in pieces], batch_size):
+        windows = inputs.one_segment([pieces[i].tokens for i in block], model.tokenizer.vocabulary)
         examples = rows_to_encode(windows, model.recipe)
         memory = rows_of(former, block)
         assert memory is not None
@@ -213,24 +200,18 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> 
         UniclozeError: The model predicts nan.
     """
     if model.recipe.task.kind:
-        check_predicts_tokens(model, "score texts")
-    tokens, pieces = cut(model, texts)
-    special, objective = model.tokenizer.vocabulary.special, objective_of(model.recipe)
-    logs: dict[Measure, list[list[Logs]] | None] = {}
-    for measure in _ASKS:
-        logs[measure] = None
-        if defines(objective, measure):
-            by_text: list[list[Logs]] = [[] for _ in texts]
-            for piece, part in zip(
-                pieces, log_probabilities(model, pieces, measure, batch_size=batch_size), strict=True
-            ):
-                by_text[piece.text].append(part)
-            logs[measure] = by_text
+        inputs.check_predicts_tokens(model, "score texts")
+    tokens, pieces = inputs.cut(model, texts)
+    special, objective = model.tokenizer.vocabulary.special, inputs.objective_of(model.recipe)
+    logs: dict[Measure, list[inputs.Logs] | None] = dict.fromkeys(_ASKS)
+    for measure in (name for name in _ASKS if defines(objective, name)):
+        found = log_probabilities(model, pieces, measure, batch_size=batch_size)
+        logs[measure] = np.split(np.concatenate([np.empty(0), *found]), np.cumsum([len(ids) for ids in tokens])[:-1])
     scores, windows = [], Counter(piece.text for piece in pieces)
     for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
         unscored = int(np.isin(ids, special).sum())
         note = _note(objective, unscored, windows[i], model.model.settings.memory)
-        terms = {measure: None if every is None else np.concatenate(every[i]) for measure, every in logs.items()}
+        terms = {measure: None if every is None else every[i] for measure, every in logs.items()}
         spelled = None if unscored else [text]
         scores.append(
             _of_logs(text, model.tokenizer.tokens(ids), terms, spelled=spelled, windows=windows[i], note=note)
@@ -240,7 +221,7 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> 
 
 def defines(objective: ObjectiveSettings, measure: Measure) -> bool:
     """Whether the objective defines a measure."""
-    return part_with(objective, _ASKS[measure][0]) is not None
+    return inputs.part_with(objective, _ASKS[measure][0]) is not None
 
 
 def check_defines(objective: ObjectiveSettings, measure: Measure) -> None:
@@ -249,24 +230,24 @@ def check_defines(objective: ObjectiveSettings, measure: Measure) -> None:
         other = next(
             (f"ask for `{name}`" for name in _ASKS if defines(objective, name)), "use a model of another objective"
         )
-        raise UsageError(f"{lacks(objective, *_ASKS[measure])}, which `{measure}` asks for: {other}")
+        raise UsageError(f"{inputs.lacks(objective, *_ASKS[measure])}, which `{measure}` asks for: {other}")
 
 
 def log_probabilities(
     model: LoadedModel,
-    pieces: Sequence[ReadWindow],
+    pieces: Sequence[inputs.ReadWindow],
     measure: Measure,
     *,
     batch_size: int,
     progress: Progress = lambda _: None,
-) -> list[Logs]:
+) -> list[inputs.Logs]:
     """log p of each token of each piece; nan for tokens that are not scored."""
-    check_defines(objective_of(model.recipe), measure)
-    check_predicts_tokens(model, "score texts")
+    check_defines(inputs.objective_of(model.recipe), measure)
+    inputs.check_predicts_tokens(model, "score texts")
     ask = _pseudo if measure == "pseudo" else _chain
     if not model.model.settings.memory:
         return ask(model, pieces, batch_size, progress, None, None)
-    result: list[Logs] = [np.empty(0)] * len(pieces)
+    result: list[inputs.Logs] = [np.empty(0)] * len(pieces)
     # An LSTM reads the same rows to score a text as to remember it.
     fills = measure == "chain" and model.model.settings.kind == "recurrent"
     for numbers, before, after in with_memories(model, pieces, batch_size, fills=fills):
@@ -277,56 +258,45 @@ def log_probabilities(
 
 
 def _chain(
-    loaded: LoadedModel, pieces: Sequence[ReadWindow], batch_size: int, progress: Progress, memory: Memory | None,
+    loaded: LoadedModel, pieces: Sequence[inputs.ReadWindow], batch_size: int, progress: Progress, memory: Memory | None,
     after: Memory | None,
-) -> list[Logs]:  # fmt: skip
+) -> list[inputs.Logs]:  # fmt: skip
     """Chain-rule scores: one row per piece; `memory` has one row per piece, and so has `after`, which is filled if given."""
-    vocabulary = loaded.tokenizer.vocabulary
-    result = [np.full(len(piece), np.nan) for piece in pieces]
-    for block in by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
-        windows = one_segment([pieces[i].tokens for i in block], vocabulary)
-        examples = rows_to_predict(loaded.recipe, "causal", windows, vocabulary)
+    result, special = [np.full(len(piece), np.nan) for piece in pieces], loaded.tokenizer.vocabulary.special
+    for block in inputs.by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
+        examples = inputs.rows_to_ask(loaded, "causal", [pieces[i].tokens for i in block])
         before = rows_of(memory or after, block)
-        logs = log_probability(*logits_of(loaded, examples, before, updates=after is not None))
+        logs = inputs.log_probability(*inputs.logits_of(loaded, examples, before, updates=after is not None))
         if after is not None and before is not None:
             put_rows(after, block, before)
-        for row, i in enumerate(block):
-            scored = windows.maskable[row, 1 : len(pieces[i]) + 1]
-            result[i][scored] = logs[row, : scored.sum()]
-        progress(int(windows.maskable.sum()))
+        scored = [~np.isin(pieces[i].tokens, special) for i in block]
+        for i, flags, found in zip(block, scored, logs, strict=True):
+            result[i][flags] = found[: flags.sum()]
+        progress(sum(int(flags.sum()) for flags in scored))
     return result
 
 
 def _pseudo(
-    loaded: LoadedModel, pieces: Sequence[ReadWindow], batch_size: int, progress: Progress, memory: Memory | None,
+    loaded: LoadedModel, pieces: Sequence[inputs.ReadWindow], batch_size: int, progress: Progress, memory: Memory | None,
     _after: Memory | None,
-) -> list[Logs]:  # fmt: skip
+) -> list[inputs.Logs]:  # fmt: skip
     """Pseudo-log-likelihoods: one row per token; `memory` has one row per piece."""
-    if not pieces:
-        return []
-    vocabulary = loaded.tokenizer.vocabulary
-    lengths = np.array([len(piece) for piece in pieces])
-    scored = ~np.isin(np.concatenate([piece.tokens for piece in pieces]), vocabulary.special)
-    piece_of = np.repeat(np.arange(len(pieces)), lengths)[scored]
-    first = np.cumsum(lengths) - lengths
-    place_of = np.flatnonzero(scored) - first[piece_of]
-    asked = np.full(len(piece_of), np.nan)
-    for block in by_length(lengths[piece_of], batch_size):
-        together, row_of = np.unique(piece_of[block], return_inverse=True)
-        windows = select_rows(one_segment([pieces[i].tokens for i in together], vocabulary), row_of)
-        steps = np.full(windows.token_ids.shape, -1, dtype=np.int32)
-        steps[np.arange(len(block)), place_of[block] + 1] = 0
-        examples = rows_to_predict(loaded.recipe, "cloze", windows, vocabulary, steps)
-        asked[block] = log_probability(*logits_of(loaded, examples, rows_of(memory, piece_of[block])))[:, 0]
+    result, special = [np.full(len(piece), np.nan) for piece in pieces], loaded.tokenizer.vocabulary.special
+    asked = [(i, j) for i, piece in enumerate(pieces) for j in np.flatnonzero(~np.isin(piece.tokens, special))]
+    for block in inputs.by_length([len(pieces[i]) for i, _ in asked], batch_size):
+        of = np.array([asked[number] for number in block])
+        steps = [np.where(np.arange(len(pieces[i])) == j, 0, -1) for i, j in of]
+        examples = inputs.rows_to_ask(loaded, "cloze", [pieces[i].tokens for i, _ in of], steps)
+        logs = inputs.log_probability(*inputs.logits_of(loaded, examples, rows_of(memory, of[:, 0])))
+        for (i, j), found in zip(of, logs, strict=True):
+            result[i][j] = found[0]
         progress(len(block))
-    result = np.full(len(scored), np.nan)
-    result[scored] = asked
-    return np.split(result, first[1:])
+    return result
 
 
 def together(scores: Sequence[TextScore]) -> TextScore:
     """The score of several texts as if they were one; None for measures that any of them lacks."""
-    logs: dict[Measure, Logs | None] = {}
+    logs: dict[Measure, inputs.Logs | None] = {}
     for measure in _ASKS:
         terms = [getattr(one, f"{measure}_per_token") for one in scores]
         whole = bool(terms) and all(of_text is not None for of_text in terms)
@@ -339,7 +309,7 @@ def together(scores: Sequence[TextScore]) -> TextScore:
 def _of_logs(
     text: str,
     tokens: list[str],
-    logs: Mapping[Measure, Logs | None],
+    logs: Mapping[Measure, inputs.Logs | None],
     *,
     spelled: Sequence[str] | None,
     windows: int,
@@ -371,7 +341,7 @@ def _of_logs(
 
 
 def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int) -> str | None:
-    notes = [lacks(objective, *asks) for measure, asks in _ASKS.items() if not defines(objective, measure)]
+    notes = [inputs.lacks(objective, *asks) for measure, asks in _ASKS.items() if not defines(objective, measure)]
     highest = _highest_mask_rate(objective)
     if highest is not None and highest < 0.8:
         notes.append(
@@ -425,12 +395,12 @@ class Filled:
 
 def way_of(recipe: Recipe) -> By:
     """How a model fills blanks: `par` if its objective defines it, else `chain`."""
-    objective = objective_of(recipe)
-    found = next((by for by, ability in ABILITIES.items() if part_with(objective, ability) is not None), None)
+    objective = inputs.objective_of(recipe)
+    found = next((by for by, ability in ABILITIES.items() if inputs.part_with(objective, ability) is not None), None)
     if found is None:
         raise UsageError(
-            f"{lacks(objective, 'causal', 'the likelihood of an answer')}: use a model of another objective, such as causal "
-            "or unilmv2 with the target par"
+            f"{inputs.lacks(objective, 'causal', 'the likelihood of an answer')}: use a model of another objective, such as "
+            "causal or unilmv2 with the target par"
         )
     return found
 
@@ -448,32 +418,25 @@ def fill_blanks(
     A score depends neither on the other blanks nor on `batch_size`, up to rounding.
     """
     by = way_of(model.recipe)
-    check_predicts_tokens(model, "say how likely an answer is")
+    inputs.check_predicts_tokens(model, "say how likely an answer is")
     rows, vocabulary = _rows(model, blanks, by), model.tokenizer.vocabulary
-    counts = [int(flags.sum()) for _, flags in rows]
-    lengths = [
-        len(tokens) + 2 * count if by == "par" else 2 * len(tokens)
-        for (tokens, _), count in zip(rows, counts, strict=True)
-    ]
+    lengths = [len(flags) + 2 * int(flags.sum()) if by == "par" else 2 * len(flags) for _, flags in rows]
     special = torch.from_numpy(vocabulary.special).long()
     banned = torch.from_numpy(np.zeros(0, np.int32) if never_first is None else never_first).long()
+    counts = [int(flags.sum()) for _, flags in rows]
     filled = [Filled(logs=np.full(count, np.nan), greedy=np.zeros(count, dtype=bool)) for count in counts]
-    for block in by_length(lengths, batch_size):
-        windows = one_segment([rows[number][0] for number in block], vocabulary)
-        flags = np.zeros(windows.token_ids.shape, dtype=bool)
-        for row, number in enumerate(block):
-            flags[row, 1 : 1 + len(rows[number][1])] = rows[number][1]
-        asked = flags & windows.maskable
-        steps = np.where(asked, np.cumsum(asked, axis=1) - 1, -1).astype(np.int32) if by == "par" else None
-        examples = rows_to_predict(model.recipe, ABILITIES[by], windows, vocabulary, steps, asked)
+    for block in inputs.by_length(lengths, batch_size):
+        asked = [rows[number][1] & ~np.isin(rows[number][0], vocabulary.special) for number in block]
+        steps = [np.where(flags, np.cumsum(flags) - 1, -1) for flags in asked] if by == "par" else None
+        examples = inputs.rows_to_ask(model, ABILITIES[by], [rows[number][0] for number in block], steps, asked)
         with torch.inference_mode():
-            logits, labels = logits_of(model, examples)
-            logs = log_probability(logits, labels)
+            logits, labels = inputs.logits_of(model, examples)
+            logs = inputs.log_probability(logits, labels)
             logits[:, :, special.to(logits.device)] = -torch.inf
             logits[:, 0, banned.to(logits.device)] = -torch.inf
             greedy = (logits.argmax(dim=-1) == labels).cpu().numpy()
         for row, number in enumerate(block):
-            known = windows.maskable[row][flags[row]]
+            known = asked[row][rows[number][1]]
             filled[number].logs[known] = logs[row, : known.sum()]
             filled[number].greedy[known] = greedy[row, : known.sum()]
         progress(len(block))
@@ -482,9 +445,9 @@ def fill_blanks(
 
 def _rows(model: LoadedModel, blanks: Sequence[Blank], by: By) -> list[tuple[Int32s, Flags]]:
     """Tokens of each text, cut to what the model reads, and which of them are scored."""
-    limit, cut, unknown = longest_text(model), 0, model.tokenizer.vocabulary.unk
+    limit, cut, unknown = inputs.longest_text(model), 0, model.tokenizer.vocabulary.unk
     for blank in blanks:
-        check_text(blank.answer, f"the answer of {blank.place}")
+        inputs.check_text(blank.answer, f"the answer of {blank.place}")
     rows = []
     parts = (blanks[first : first + TEXTS_AT_ONCE] for first in range(0, len(blanks), TEXTS_AT_ONCE))
     encode = model.tokenizer.encode_batch_with_offsets

@@ -119,6 +119,12 @@ class Hypothesis:
     score: float  # log-probability after the length penalty
     ended: bool  # whether it ended with [EOS]; otherwise it was cut off
 
+    @classmethod
+    def of(cls, tokens: list[int], log: float, ended: bool, settings: DecodingSettings) -> Hypothesis:
+        """A text scored by its log-probability and the length penalty."""
+        score = log / length_penalty(len(tokens) + ended, settings.length_penalty)
+        return cls(tokens=tokens, log_probability=log, score=score, ended=ended)
+
 
 Search = Generator[Settled, None, list[list[Hypothesis]]]
 
@@ -181,11 +187,12 @@ def chains(stepper: Stepper, rules: TokenConstraints, records: Sequence[int]) ->
         over = (lengths > 0).all(dim=1)
         if length == settings.max_length:
             over[:] = True
-        done, left = over.nonzero().squeeze(1).tolist(), (~over).nonzero().squeeze(1)
-        if len(left) and len(done) < LEAVE_AT * len(numbers):
-            done, left = [], torch.arange(len(numbers), device=device)
+        done, left = _leaving(over)
         for row in done:
-            results[numbers[row]] = _texts(tokens[row], logs[row], lengths[row], settings)
+            found = zip(*(part[row].tolist() for part in (tokens, logs, lengths)), strict=True)
+            results[numbers[row]] = [
+                Hypothesis.of(ids[: size - 1] if size > 0 else ids, log, size > 0, settings) for ids, log, size in found
+            ]
         if not len(left):
             break
         if len(left) < len(numbers):
@@ -196,20 +203,18 @@ def chains(stepper: Stepper, rules: TokenConstraints, records: Sequence[int]) ->
     return results
 
 
+def _leaving(over: Tensor) -> tuple[list[int], Tensor]:
+    """The rows that leave the batch, none if few are over, and those that stay."""
+    left = (~over).nonzero().squeeze(1)
+    if len(left) and len(over) - len(left) < LEAVE_AT * len(over):
+        return [], torch.arange(len(over), device=over.device)
+    return over.nonzero().squeeze(1).tolist(), left
+
+
 def _uniform(seed: int, records: Sequence[int], count: int, step: int) -> Tensor:
     """A number in [0, 1) for each text, determined by seed, source, text and step. *Shape:* (sources x texts,)"""
     keys = keyed.key(seed, np.array(records)[:, None], np.arange(count), step)
     return torch.from_numpy(keyed.uniform(keyed.bits(keys, keyed.Stream.ONLY, np.zeros(1, np.int64)))).flatten()
-
-
-def _texts(tokens: Tensor, logs: Tensor, lengths: Tensor, settings: DecodingSettings) -> list[Hypothesis]:
-    texts = []
-    for ids, log, length in zip(tokens.tolist(), logs.tolist(), lengths.tolist(), strict=True):
-        ended = length > 0
-        size = length if ended else len(ids)
-        score = log / length_penalty(size, settings.length_penalty)
-        texts.append(Hypothesis(tokens=ids[: size - ended], log_probability=log, score=score, ended=ended))
-    return texts
 
 
 @dataclass
@@ -289,11 +294,8 @@ def beam_search(stepper: Stepper, rules: TokenConstraints, records: Sequence[int
             candidates.add(still / length_penalty(length, alpha), still, tokens, ended=False)
             over[:] = True
         yield _settled(numbers, tokens, totals, candidates, told, settings.num_results)
-        done, left = over.nonzero().squeeze(1).tolist(), (~over).nonzero().squeeze(1)
-        if len(left) and len(done) < LEAVE_AT * len(numbers):
-            frozen = over.nonzero().squeeze(1)
-            totals[frozen] = NEVER  # so that they add no further candidates
-            done, left = [], torch.arange(len(numbers), device=device)
+        totals[over] = NEVER  # so that they add no further candidates if they stay
+        done, left = _leaving(over)
         for row in done:
             results[numbers[row]] = candidates.hypotheses(row, settings.num_results)
         if not len(left):

@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 
 from unicloze.decoding.inputs import check_numbers
-from unicloze.decoding.search import Stepper
 from unicloze.errors import UsageError
 from unicloze.model.encoder_decoder import SourceKeys
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.model import UnifiedModel
-from unicloze.model.readers import check_steps, takes_steps
+from unicloze.model.readers import check_steps
 from unicloze.model.recurrent.model import RecurrentModel, RecurrentSteps, StepModel, TranslationModel, TranslationSteps
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.settings import ModelSettings
 from unicloze.visibility_masks import hypothesis_mask, source_mask, with_pseudo_masks
+
+Ids = npt.NDArray[np.integer]
 
 PAIRS_AT_ONCE = 1 << 20
 """Query-key pairs per pass over the sources, so that its attention scores stay in the processor's cache."""
@@ -49,13 +50,7 @@ class Sources:
     """
 
     def __init__(
-        self,
-        model: IncrementalModel,
-        layout: GenerationFormat,
-        sources: Sequence[npt.NDArray[np.integer]],
-        *,
-        max_length: int,
-        room: int,
+        self, model: IncrementalModel, layout: GenerationFormat, sources: Sequence[Ids], *, max_length: int, room: int
     ) -> None:
         rows = [layout.row(source) for source in sources]
         longest, opened = max(map(len, rows)), len(layout.opening)
@@ -89,25 +84,17 @@ class Sources:
         Returns:
             Logits of the first token of each target. *Shape:* (rows, vocabulary)
         """
-        logits = self._logits()
-        check_numbers(logits)
-        return logits
-
-    def _logits(self) -> Tensor:
         layout, width = self.layout, self._ids.shape[1]
         at_once = max(1, PAIRS_AT_ONCE // width**2)
         blocks = [slice(i, i + at_once) for i in range(0, len(self), at_once)]
-        parts = []
         if self._encoded is None:
-            parts = [self._encode(block) for block in blocks]
+            logits = torch.cat([self._encode(block) for block in blocks])
             self.cache.filled = width
         else:
             segment, real = layout.source_segment, self._encoded
             encoded = [self.model.encode(self._ids[block], segment, real[block]) for block in blocks]
             self.cache.source = SourceKeys.joined(encoded)
         opening = layout.opening if layout.pseudo is None else (layout.pseudo,)
-        if not opening:
-            return torch.cat(parts)
         for number, token in enumerate(opening, start=-len(layout.opening)):
             place = self.first_positions[:, None] + number
             segments = torch.full_like(place, layout.target_segment)
@@ -115,6 +102,7 @@ class Sources:
             reads = hypothesis_mask(self.readable[:, : self.cache.filled], alone)
             logits = self.model.extend(self.cache, torch.full_like(place, token)[:, :, None], place, segments, reads)
             self.cache.filled = min(self.cache.filled + 1, self.readable.shape[1])
+        check_numbers(logits)
         return logits[:, 0]
 
     def keep(self, rows: Tensor) -> None:
@@ -131,7 +119,7 @@ class Sources:
         if int(lengths.min()) == width:
             reads = reads[:1]
         predicts = layout.predicts == "next" and not layout.opening
-        logits = self.model.extend(
+        return self.model.extend(
             self.cache.of_rows(part),
             ids[:, :, None],
             slot[None],
@@ -140,7 +128,6 @@ class Sources:
             select=lengths - 1 if predicts else slice(0, 0),
             local_width=layout.local_width,
         )
-        return logits.flatten(0, 1)
 
 
 STEPS_AT_ONCE = 16
@@ -159,13 +146,7 @@ class Branches:
     """
 
     def __init__(
-        self,
-        model: IncrementalModel,
-        layout: GenerationFormat,
-        sources: Sequence[npt.NDArray[np.integer]],
-        *,
-        count: int,
-        max_length: int,
+        self, model: IncrementalModel, layout: GenerationFormat, sources: Sequence[Ids], *, count: int, max_length: int
     ) -> None:
         self._model, self._layout, self.count = model, layout, count
         self._steps_left = max_length
@@ -257,9 +238,7 @@ class CarriedStates:
         count: Number of hypotheses per source.
     """
 
-    def __init__(
-        self, model: StepModel, layout: GenerationFormat, sources: Sequence[npt.NDArray[np.integer]], *, count: int
-    ) -> None:
+    def __init__(self, model: StepModel, layout: GenerationFormat, sources: Sequence[Ids], *, count: int) -> None:
         self._model, self._opening, self.count = model, layout.opening, count
         self._rows = [layout.row(source) for source in sources]
 
@@ -305,7 +284,7 @@ UNLIMITED = 2**31
 
 def generates(settings: ModelSettings) -> bool:
     """Whether a model of this shape can generate token by token."""
-    return settings.kind == "recurrent" or takes_steps(settings)
+    return settings.kind == "recurrent" or settings.positions != "transformer_xl"
 
 
 def check_generates(settings: ModelSettings) -> None:
@@ -324,17 +303,3 @@ def prepared(model: UnifiedModel, dtype: torch.dtype) -> Prepared:
     if isinstance(model, RecurrentModel):
         return RecurrentSteps(model, dtype)
     return TranslationSteps(model, dtype) if isinstance(model, TranslationModel) else IncrementalModel(model, dtype)
-
-
-def stepper(
-    model: Prepared,
-    layout: GenerationFormat,
-    sources: Sequence[npt.NDArray[np.integer]],
-    *,
-    count: int,
-    max_length: int,
-) -> Stepper:
-    """The hypotheses of a batch of sources; arguments as of `unicloze.decoding.steppers.Branches`."""
-    if isinstance(model, IncrementalModel):
-        return Branches(model, layout, sources, count=count, max_length=max_length)
-    return CarriedStates(model, layout, sources, count=count)

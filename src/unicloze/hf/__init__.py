@@ -25,7 +25,7 @@ except ImportError as error:
 
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeConfig, UniclozeForMaskedLM, UniclozeModel
-from unicloze.hf.save import load_tokenizer
+from unicloze.hf.save import AUTO, load_tokenizer
 
 __all__ = [
     "UniclozeConfig",
@@ -36,9 +36,5 @@ __all__ = [
 ]
 
 transformers.AutoConfig.register(UniclozeConfig.model_type, UniclozeConfig, exist_ok=True)
-for _auto, _model in (
-    (transformers.AutoModel, UniclozeModel),
-    (transformers.AutoModelForMaskedLM, UniclozeForMaskedLM),
-    (transformers.AutoModelForCausalLM, UniclozeForConditionalGeneration),
-):
+for _model, _auto in AUTO.items():
     _auto.register(UniclozeConfig, _model, exist_ok=True)

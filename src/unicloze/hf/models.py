@@ -19,18 +19,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOu
 from transformers.utils.generic import can_return_tuple
 
 from unicloze.errors import UsageError
+from unicloze.interop import stock
 from unicloze.interop.read import open_model
-from unicloze.interop.stock import (
-    encoder_inputs,
-    generate_arguments,
-    never_written,
-    step_inputs,
-)
 from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.from_attention_mask import EncoderInputs, StepInputs, encoding_batch
+from unicloze.model.from_attention_mask import StepInputs, encoding_batch
 from unicloze.model.heads import TokenHead
-from unicloze.settings import ModelSettings
+from unicloze.settings import ModelSettings, Reading
 from unicloze.training.loading import LoadedModel
 
 _TYPES = typing.get_type_hints(ModelSettings)
@@ -114,10 +109,9 @@ class UniclozeConfig(PreTrainedConfig):
         return settings
 
     @property
-    def encoding(self) -> EncoderInputs:
+    def encoding(self) -> Reading:
         """How a text is encoded."""
-        first, second = self.segments
-        return EncoderInputs(visibility=self.visibility, segment_ids=(first, second), local_width=self.local_width)
+        return Reading(self.visibility, self.segments, self.local_width)
 
     @property
     def writing(self) -> StepInputs:
@@ -149,7 +143,7 @@ class UniclozeConfig(PreTrainedConfig):
             changes: Fields to override.
         """
         vocabulary, recipe = loaded.tokenizer.vocabulary, loaded.recipe
-        reading, writing = encoder_inputs(recipe), step_inputs(recipe, vocabulary)
+        reading, writing = stock.encoder_inputs(recipe), stock.step_inputs(recipe, vocabulary)
         fields: dict[str, Any] = dataclasses.asdict(loaded.model.settings) | {
             "max_positions": loaded.model.max_positions,
             "vocab_size": loaded.model.vocab_size,
@@ -160,7 +154,7 @@ class UniclozeConfig(PreTrainedConfig):
             "visibility": reading.visibility,
             "pooling": recipe.use.pooling,
             "normalize": recipe.use.normalize,
-            "segments": list(reading.segment_ids),
+            "segments": list(reading.segments),
             "local_width": reading.local_width,
         }
         if writing is not None:
@@ -219,8 +213,8 @@ class UniclozePreTrainedModel(PreTrainedModel):
             )
         model.load_state_dict({name: theirs[name] for name in model.state_dict()})
         if model.can_generate():
-            model.generation_config.suppress_tokens = never_written(loaded.recipe, loaded.tokenizer.vocabulary)
-            model.generation_config.update(**generate_arguments(loaded))
+            model.generation_config.suppress_tokens = stock.never_written(loaded.recipe, loaded.tokenizer.vocabulary)
+            model.generation_config.update(**stock.generate_arguments(loaded))
         model.eval()
         return model
 
@@ -265,21 +259,10 @@ class UniclozePreTrainedModel(PreTrainedModel):
         """Dropout of a training forward pass, keyed by torch's generator; None in evaluation."""
         return DropoutKey(int(torch.randint(2**62, ())), device=self.device) if self.training else None
 
-    def _encode(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor | None,
-        position_ids: Tensor | None,
-    ) -> list[Tensor]:
-        batch = encoding_batch(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            rule=self.config.encoding,
-            max_positions=self.config.max_positions,
-        )
+    def _encode(self, input_ids: Tensor, *others: Tensor | None) -> list[Tensor]:
+        """Hidden states; arguments as of `UniclozeModel.forward`."""
+        rule, longest = self.config.encoding, self.config.max_positions
+        batch = encoding_batch(input_ids, *others, rule=rule, max_positions=longest)
         states: list[Tensor] = self.backbone(batch, dropout=self._dropout())
         return states
 

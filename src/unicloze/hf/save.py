@@ -7,15 +7,11 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-)
+import transformers
+from transformers import PreTrainedTokenizerFast
 
 from unicloze.decoding.inputs import text_format
 from unicloze.hf.generation import UniclozeForConditionalGeneration
@@ -27,6 +23,13 @@ from unicloze.interop.stock import longest_source, not_said
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
 from unicloze.tasks.rows import TextFormat
 from unicloze.training.loading import LoadedModel
+
+AUTO: Mapping[type[UniclozePreTrainedModel], Any] = {
+    UniclozeModel: transformers.AutoModel,
+    UniclozeForMaskedLM: transformers.AutoModelForMaskedLM,
+    UniclozeForConditionalGeneration: transformers.AutoModelForCausalLM,
+}
+"""The Auto class of each class."""
 
 
 def form_of(loaded: LoadedModel) -> TextFormat:
@@ -52,7 +55,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
 
 def own_format(loaded: LoadedModel) -> Export:
     """Export as a class of `unicloze.hf`: the generating one if the model was trained for it, else the mask-filling one."""
-    kind = _class_of(loaded)
+    kind: type[UniclozePreTrainedModel] = UniclozeModel
+    if hasattr(loaded.model, "token_head"):
+        kind = UniclozeForMaskedLM if UniclozeConfig.of(loaded).predicts is None else UniclozeForConditionalGeneration
     kept = {"backbone"} if kind is UniclozeModel else {"backbone", "token_head"}
     parts = dict.fromkeys(name.partition(".")[0] for name in loaded.model.state_dict())
     said = [f"the class has no {name.replace('_', ' ')}" for name in parts if name not in kept]
@@ -68,12 +73,6 @@ def own_format(loaded: LoadedModel) -> Export:
     )
 
 
-def _class_of(loaded: LoadedModel) -> type[UniclozePreTrainedModel]:
-    if not hasattr(loaded.model, "token_head"):
-        return UniclozeModel
-    return UniclozeForMaskedLM if UniclozeConfig.of(loaded).predicts is None else UniclozeForConditionalGeneration
-
-
 def _write(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Path) -> None:
     with quietly(transformers_library()):
         kind.of(loaded).save_pretrained(folder)
@@ -85,11 +84,10 @@ def _write(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Pat
 def _check(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Path) -> Mapping[str, float]:
     """Largest differences of the encoding class; the generating class has the same weights, which are compared too."""
     reading = UniclozeModel if kind is UniclozeModel else UniclozeForMaskedLM
-    auto = {UniclozeModel: AutoModel, UniclozeForMaskedLM: AutoModelForMaskedLM}.get(kind, AutoModelForCausalLM)
     with quietly(transformers_library()):
-        saved = auto.from_pretrained(folder, local_files_only=True)
+        saved = AUTO[kind].from_pretrained(folder, local_files_only=True)
         model = reading.from_pretrained(folder, local_files_only=True).eval()
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     peer = Peer(
         model=model,

@@ -253,9 +253,8 @@ def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{part} loss in nats per prediction, {target}", f"{value:,.3f}"
     for key, name in (("perplexity", "perplexity"), ("bits_per_byte", "bits per byte")):
         for target, value in (event.get(key) or {}).items():
-            if not predicts_tokens(target):
-                continue
-            yield f"{part} {name}, {target}", "nothing to measure" if value is None else f"{value:,.3f}"
+            if predicts_tokens(target):
+                yield f"{part} {name}, {target}", "nothing to measure" if value is None else f"{value:,.3f}"
 
 
 def _rivals(start: Mapping[str, Any], event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -269,12 +268,9 @@ def _rivals(start: Mapping[str, Any], event: Mapping[str, Any]) -> Iterator[tupl
 
 def _export(export: Export, differences: Mapping[str, float]) -> str:
     checked = ", ".join(f"{kind} {value:.1e}" for kind, value in differences.items())
-    lines = [
-        f"Written by `unicloze export RUN --to {export.to}`, loaded back and compared with the model; largest differences: "
-        f"{checked}."
-    ]
-    lines += [f"- {each[0].upper()}{each[1:]}." for each in export.said]
-    return "\n".join([lines[0], *([""] if export.said else []), *lines[1:]])
+    said = "".join(f"\n- {each[0].upper()}{each[1:]}." for each in export.said)
+    how = f"Written by `unicloze export RUN --to {export.to}`, loaded back and compared with the model"
+    return f"{how}; largest differences: {checked}." + (f"\n{said}" if said else "")
 
 
 def without_places(recipe: Recipe) -> Recipe:
@@ -307,12 +303,10 @@ def _place(recipe: Recipe) -> str:
 def _difference(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in values.items():
-        if isinstance(value, dict) and isinstance(defaults.get(key), dict) and key != "coefficients":
-            inner = _difference(value, defaults[key])
-            if inner:
-                found[key] = inner
-        elif value != defaults.get(key):
-            found[key] = value
+        default: Any = defaults.get(key)
+        if value != default:
+            inner = isinstance(value, dict) and isinstance(default, dict) and key != "coefficients"
+            found[key] = _difference(value, default) if inner else value
     return found
 
 

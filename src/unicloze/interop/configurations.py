@@ -53,15 +53,12 @@ class Architecture:
 class Key:
     """A key of a configuration and the settings it decides."""
 
-    ours: tuple[str, ...]  # the settings
+    ours: str  # names of the settings
     default: Any = None  # the key's value where it is absent; None if it must be there
-    # values of the settings that are not simply that of the key, from the configuration and names of tensors
-    read: Callable[[Config, Collection[str]], tuple[Any, ...]] | None = None
-    write: Callable[[ModelSettings], Any] | None = None  # likewise the key's value
-
-
-def _key(ours: str, default: Any = None, write: Callable[[ModelSettings], Any] | None = None) -> Key:
-    return Key((ours,), default, None, write)
+    # the key's value, if it is not simply that of the first setting
+    write: Callable[[ModelSettings], Any] | None = None
+    # likewise the value of the settings, or a tuple of one for each, from the configuration and names of tensors
+    read: Callable[[Config, Collection[str]], Any] | None = None
 
 
 def _value(config: Config, key: str, setting: str, default: Any) -> Any:
@@ -118,12 +115,10 @@ class Layout:
             raise config.refused(self.heads[1], f"{self.heads[0]} is {width}, which must be a multiple of it")
         values = dict(self.fixed)
         for theirs, key in self.keys.items():
-            own = (
-                key.read(config, names)
-                if key.read
-                else [_value(config, theirs, key.ours[0], key.default)] * len(key.ours)
-            )
-            for setting, value in zip(key.ours, own, strict=True):
+            settings = key.ours.split()
+            found = key.read(config, names) if key.read else _value(config, theirs, settings[0], key.default)
+            own = found if isinstance(found, tuple) else (found,) * len(settings)
+            for setting, value in zip(settings, own, strict=True):
                 if values.setdefault(setting, value) != value:
                     raise config.refused(theirs, f"only {values[setting]} is supported with the other keys")
         padding, rows = self.padding, XLNET_POSITIONS
@@ -136,9 +131,9 @@ class Layout:
             rows -= padding
         if self.narrow and values["embedding_size"] is None:
             raise config.refused("embedding_size", "it must differ from hidden_size, so that there is a projection")
-        settings = ModelSettings(**{**values, "max_positions": rows})
+        shape = ModelSettings(**{**values, "max_positions": rows})
         tokens = config.whole("vocab_size", 1, kind="vocab_size")
-        return self.finish(Architecture(settings=settings, padding=padding, tokens=tokens), config, names)
+        return self.finish(Architecture(settings=shape, padding=padding, tokens=tokens), config, names)
 
     def write(self, settings: ModelSettings, *, positions: int, padding: int) -> dict[str, Any]:
         """The configuration of a shape.
@@ -149,7 +144,7 @@ class Layout:
             padding: Rows of the position table before those of the first position.
         """
         values = {
-            theirs: key.write(settings) if key.write else getattr(settings, key.ours[0])
+            theirs: key.write(settings) if key.write else getattr(settings, key.ours.split()[0])
             for theirs, key in self.keys.items()
         }
         if self.positions is not None:
@@ -189,21 +184,20 @@ def _resolved(settings: ModelSettings, name: str) -> Any:
             return value
 
 
+def _unless(value: int, usual: float) -> int | None:
+    """A width; None if it is the usual one."""
+    return None if value == usual else value
+
+
 def _activation(default: str, names: Mapping[str, str] = ACTIVATIONS) -> Key:
-    return _key("activation", default, lambda settings: names[settings.activation])
+    return Key("activation", default, lambda settings: names[settings.activation])
 
 
-def _is_tied(config: Config, names: Collection[str]) -> tuple[bool]:
-    """Whether the output matrix is the token table; it is too where a checkpoint has none of its own."""
-    return (config.values.get("tie_word_embeddings", True) is not False or OUTPUT not in names,)
-
-
-def _narrow_width(config: Config, _: Collection[str]) -> tuple[int | None]:
-    width = config.whole("embedding_size", 128)
-    return (None if width == config.whole("hidden_size") else width,)
-
-
-_NARROW = Key(("embedding_size",), None, _narrow_width, lambda own: own.embedding_size or own.hidden_size)
+_NARROW = Key(
+    "embedding_size",
+    write=lambda own: own.embedding_size or own.hidden_size,
+    read=lambda config, _: _unless(config.whole("embedding_size", 128), config.whole("hidden_size")),
+)
 _OF_BERT = {
     "is_decoder": False,
     "add_cross_attention": False,
@@ -212,33 +206,35 @@ _OF_BERT = {
 }
 _TIED = {"tie_word_embeddings": True}
 _NO_RELATIVE = {"relative_bias": False}
-_RANGE = _key("initializer_range", 0.02)
+_RANGE = Key("initializer_range", 0.02)
+
+
+def _whole(**settings: str) -> dict[str, Key]:
+    """Keys that must be there, by name, and the setting of each."""
+    return {theirs: Key(ours) for theirs, ours in settings.items()}
 
 
 def _bert(*, dropout: float = 0.1, activation: str = "gelu", segments: int | None = 2) -> dict[str, Key]:
     """BERT's keys."""
     return {
-        "hidden_size": _key("hidden_size"),
-        "num_attention_heads": _key("num_heads"),
-        "num_hidden_layers": _key("num_layers"),
-        "intermediate_size": _key("intermediate_size"),
-        **({} if segments is None else {"type_vocab_size": _key("num_segments", segments)}),
+        **_whole(hidden_size="hidden_size", num_attention_heads="num_heads", num_hidden_layers="num_layers"),
+        **_whole(intermediate_size="intermediate_size"),
+        **({} if segments is None else {"type_vocab_size": Key("num_segments", segments)}),
         "hidden_act": _activation(activation),
-        "hidden_dropout_prob": _key("dropout", dropout),
-        "attention_probs_dropout_prob": _key("attention_dropout", dropout),
-        "layer_norm_eps": _key("layer_norm_eps", 1e-12),
+        "hidden_dropout_prob": Key("dropout", dropout),
+        "attention_probs_dropout_prob": Key("attention_dropout", dropout),
+        "layer_norm_eps": Key("layer_norm_eps", 1e-12),
         "initializer_range": _RANGE,
     }
 
 
 BERT = Layout(keys=_bert(), fixed=_NO_RELATIVE, required=_OF_BERT, constants=_TIED)
 ROBERTA = dataclasses.replace(BERT, after_padding=True)
-MPNET = Layout(
-    keys={**_bert(segments=None), "relative_attention_num_buckets": _key("relative_buckets", 32)},
+MPNET = dataclasses.replace(
+    ROBERTA,
+    keys={**_bert(segments=None), "relative_attention_num_buckets": Key("relative_buckets", 32)},
     fixed={"num_segments": 0, "relative_bias": True, "relative_buckets": 32, "relative_max_distance": 128},
     required={**_OF_BERT, "pad_token_id": 1},
-    constants=_TIED,
-    after_padding=True,
     padding_id=1,
 )
 ELECTRA = dataclasses.replace(BERT, keys={**_bert(), "embedding_size": _NARROW})
@@ -249,20 +245,16 @@ ALBERT = Layout(
     constants={**_TIED, "num_hidden_groups": 1, "inner_group_num": 1},
     narrow=True,
 )
-DISTILBERT = Layout(
+DISTILBERT = dataclasses.replace(
+    BERT,
     keys={
-        "dim": _key("hidden_size"),
-        "n_heads": _key("num_heads"),
-        "n_layers": _key("num_layers"),
-        "hidden_dim": _key("intermediate_size"),
+        **_whole(dim="hidden_size", n_heads="num_heads", n_layers="num_layers", hidden_dim="intermediate_size"),
         "activation": _activation("gelu"),
-        "dropout": _key("dropout", 0.1),
-        "attention_dropout": _key("attention_dropout", 0.1),
+        "dropout": Key("dropout", 0.1),
+        "attention_dropout": Key("attention_dropout", 0.1),
         "initializer_range": _RANGE,
     },
     fixed={**_NO_RELATIVE, "num_segments": 0, "layer_norm_eps": 1e-12},
-    required=_OF_BERT,
-    constants=_TIED,
     heads=("dim", "n_heads"),
 )
 
@@ -280,10 +272,8 @@ def _of_unilm(read: Architecture, _: Config, names: Collection[str]) -> Architec
 UNILM = Layout(
     keys={
         **_bert(segments=6),
-        "rel_pos_bins": Key(("relative_buckets",), read=lambda config, _: (config.whole("rel_pos_bins", 32, least=0) or 32,)),
-        "max_rel_pos": Key(
-            ("relative_max_distance",), read=lambda config, _: (config.whole("max_rel_pos", 128, least=0) or 128,)
-        ),
+        "rel_pos_bins": Key("relative_buckets", read=lambda config, _: config.whole("rel_pos_bins", 32, least=0) or 32),
+        "max_rel_pos": Key("relative_max_distance", read=lambda config, _: config.whole("max_rel_pos", 128, least=0) or 128),
     },
     fixed={},
     required={
@@ -310,11 +300,6 @@ def _write_gate(settings: ModelSettings) -> str:
     return f"gated-{plain.removesuffix('_new')}" if settings.gated else plain
 
 
-def _read_head_size(config: Config, _: Collection[str]) -> tuple[int | None]:
-    size = config.whole("d_kv", 64)
-    return (None if size * config.whole("num_heads") == config.whole("d_model") else size,)
-
-
 def _read_scale(config: Config, names: Collection[str]) -> tuple[bool, bool]:
     scaled = config.values.get("scale_decoder_outputs", config.values.get("tie_word_embeddings", True)) is not False
     return scaled, scaled or OUTPUT not in names
@@ -322,25 +307,22 @@ def _read_scale(config: Config, names: Collection[str]) -> tuple[bool, bool]:
 
 T5 = Layout(
     keys={
-        "d_model": _key("hidden_size"),
-        "num_layers": _key("num_layers"),
+        **_whole(d_model="hidden_size", num_layers="num_layers", num_heads="num_heads", d_ff="intermediate_size"),
         "num_decoder_layers": Key(
-            ("decoder_layers",),
-            read=lambda config, _: (
-                config.whole("num_decoder_layers", config.whole("num_layers", kind="layers"), kind="layers"),
-            ),
+            "decoder_layers",
+            read=lambda own, _: own.whole("num_decoder_layers", own.whole("num_layers", kind="layers"), kind="layers"),
         ),
-        "num_heads": _key("num_heads"),
         "d_kv": Key(
-            ("head_size",), None, _read_head_size, lambda own: own.head_size or own.hidden_size // own.num_heads
+            "head_size",
+            write=lambda own: own.head_size or own.hidden_size // own.num_heads,
+            read=lambda own, _: _unless(own.whole("d_kv", 64), own.whole("d_model") / own.whole("num_heads")),
         ),
-        "d_ff": _key("intermediate_size"),
-        "feed_forward_proj": Key(("activation", "gated"), None, _read_gate, _write_gate),
-        "relative_attention_num_buckets": _key("relative_buckets", 32),
-        "relative_attention_max_distance": _key("relative_max_distance", 128),
-        "dropout_rate": Key(OF_TRAINING, 0.1),
-        "layer_norm_epsilon": _key("layer_norm_eps", 1e-6),
-        "tie_word_embeddings": Key(("scale_output", "tied_output"), None, _read_scale, lambda own: own.tied_output),
+        "feed_forward_proj": Key("activation gated", None, _write_gate, _read_gate),
+        "relative_attention_num_buckets": Key("relative_buckets", 32),
+        "relative_attention_max_distance": Key("relative_max_distance", 128),
+        "dropout_rate": Key(" ".join(OF_TRAINING), 0.1),
+        "layer_norm_epsilon": Key("layer_norm_eps", 1e-6),
+        "tie_word_embeddings": Key("scale_output tied_output", None, lambda own: own.tied_output, _read_scale),
     },
     fixed={
         "num_segments": 0, "positions": "none", "norm": "pre", "norm_kind": "rms", "biases": False, "scale_scores": False,
@@ -353,18 +335,14 @@ T5 = Layout(
 )  # fmt: skip
 BART = Layout(
     keys={
-        "d_model": _key("hidden_size"),
-        "encoder_layers": _key("num_layers"),
-        "decoder_layers": _key("decoder_layers"),
-        "encoder_attention_heads": _key("num_heads"),
-        "decoder_attention_heads": _key("num_heads"),
-        "encoder_ffn_dim": _key("intermediate_size"),
-        "decoder_ffn_dim": _key("intermediate_size"),
+        **_whole(d_model="hidden_size", encoder_layers="num_layers", decoder_layers="decoder_layers"),
+        **_whole(encoder_attention_heads="num_heads", decoder_attention_heads="num_heads"),
+        **_whole(encoder_ffn_dim="intermediate_size", decoder_ffn_dim="intermediate_size"),
         "activation_function": _activation("gelu"),
-        "scale_embedding": _key("scale_embeddings", False),
-        "dropout": _key("dropout", 0.1),
-        "attention_dropout": _key("attention_dropout", 0.0),
-        "activation_dropout": _key("activation_dropout", 0.0),
+        "scale_embedding": Key("scale_embeddings", False),
+        "dropout": Key("dropout", 0.1),
+        "attention_dropout": Key("attention_dropout", 0.0),
+        "activation_dropout": Key("activation_dropout", 0.0),
         "init_std": _RANGE,
     },
     fixed={"num_segments": 0, "norm": "post", "relative_bias": False, "head": "linear", "layer_norm_eps": 1e-5},
@@ -383,23 +361,21 @@ BART = Layout(
 )  # fmt: skip
 GPT2 = Layout(
     keys={
-        "n_embd": _key("hidden_size"),
-        "n_layer": _key("num_layers"),
-        "n_head": _key("num_heads"),
+        **_whole(n_embd="hidden_size", n_layer="num_layers", n_head="num_heads"),
         "n_inner": Key(
-            ("intermediate_size",),
-            read=lambda config, _: (
-                4 * config.whole("n_embd") if config.values.get("n_inner") is None else config.whole("n_inner"),
-            ),
+            "intermediate_size",
+            read=lambda own, _: own.whole("n_inner") if own.values.get("n_inner") is not None else 4 * own.whole("n_embd"),
         ),
         "activation_function": _activation("gelu_new", _PLAIN),
-        "scale_attn_weights": _key("scale_scores", True),
-        "resid_pdrop": _key("dropout", 0.1),
-        "embd_pdrop": _key("dropout", 0.1),
-        "attn_pdrop": _key("attention_dropout", 0.1),
-        "layer_norm_epsilon": _key("layer_norm_eps", 1e-5),
+        "scale_attn_weights": Key("scale_scores", True),
+        "resid_pdrop": Key("dropout", 0.1),
+        "embd_pdrop": Key("dropout", 0.1),
+        "attn_pdrop": Key("attention_dropout", 0.1),
+        "layer_norm_epsilon": Key("layer_norm_eps", 1e-5),
         "initializer_range": _RANGE,
-        "tie_word_embeddings": Key(("tied_output",), read=_is_tied),
+        "tie_word_embeddings": Key(  # it is too where a checkpoint has no output matrix of its own
+            "tied_output", read=lambda own, names: own.values.get("tie_word_embeddings") is not False or OUTPUT not in names
+        ),
     },
     fixed={
         "num_segments": 0, "norm": "pre", "relative_bias": False, "head": "linear", "head_bias": False, "scaled_init": True,
@@ -421,18 +397,15 @@ def _of_xlnet(read: Architecture, config: Config, _: Collection[str]) -> Archite
 
 XLNET = Layout(
     keys={
-        "d_model": _key("hidden_size"),
-        "n_layer": _key("num_layers"),
-        "n_head": _key("num_heads"),
-        "d_inner": _key("intermediate_size"),
+        **_whole(d_model="hidden_size", n_layer="num_layers", n_head="num_heads", d_inner="intermediate_size"),
         "ff_activation": _activation("gelu", _PLAIN),
         "mem_len": Key(
-            ("memory",),
-            read=lambda config, _: (0 if config.values.get("mem_len") is None else config.whole("mem_len", least=0),),
+            "memory",
             write=lambda settings: settings.memory or None,
+            read=lambda config, _: 0 if config.values.get("mem_len") is None else config.whole("mem_len", least=0),
         ),
-        "dropout": Key(OF_TRAINING, 0.1),
-        "layer_norm_eps": _key("layer_norm_eps", 1e-12),
+        "dropout": Key(" ".join(OF_TRAINING), 0.1),
+        "layer_norm_eps": Key("layer_norm_eps", 1e-12),
         "initializer_range": _RANGE,
     },
     fixed={

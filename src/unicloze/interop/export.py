@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import importlib.util
 import json
 import os
@@ -139,14 +140,8 @@ def _verb(recipe: Recipe) -> str:
 
 def _use(verb: str, name: str) -> str:
     text = "A text with a [MASK]." if verb == "fill" else "TEXT"
-    return "\n".join(
-        [
-            "```sh",
-            f"pip install ./{name}     # this folder, beside unicloze",
-            f'unicloze {verb} --model {name} --text "{text}"',
-            "```",
-        ]
-    )
+    install = f"pip install ./{name}     # this folder, beside unicloze"
+    return f'```sh\n{install}\nunicloze {verb} --model {name} --text "{text}"\n```'
 
 
 MARK = "unicloze_export.json"
@@ -189,13 +184,8 @@ def stock_format(loaded: LoadedModel, to: str) -> Export:
     """Export to a stock class of Transformers."""
     check_format(to, loaded)
     plan = stock_export(FAMILIES[to], loaded)
-    return Export(
-        to=to,
-        architecture=plan.architecture,
-        write=plan.write,
-        check=lambda folder: check_stock(plan, folder),
-        said=plan.said,
-    )
+    check = functools.partial(check_stock, plan)
+    return Export(to=to, architecture=plan.architecture, write=plan.write, check=check, said=plan.said)
 
 
 def write_export(loaded: LoadedModel, export: Export, out: str | os.PathLike[str]) -> ExportResult:

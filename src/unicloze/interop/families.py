@@ -7,28 +7,17 @@ families serve checkpoints with and without heads, in both directions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from unicloze.interop import configurations as layouts
+from unicloze.interop import tables
 from unicloze.interop.configurations import FINAL_BIAS, OUTPUT, Architecture, Layout
 from unicloze.interop.files import LARGEST, Config
-from unicloze.interop.tables import (
-    KEYLESS_BIAS,
-    TRANSPOSED,
-    Change,
-    Entry,
-    Table,
-    appended,
-    entries_of,
-    folded,
-    heads_last,
-    query_vector,
-    reshaped,
-    shifted,
-)
+from unicloze.model.model import OWN_HEADS
 from unicloze.recipes import load_recipe
 from unicloze.settings import TaskSettings
 
@@ -36,7 +25,16 @@ Head = Literal["token", "next", "order", "replaced"]
 TaskClass = Literal["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"]
 
 TARGETS: Mapping[Head, str] = {"token": "ae", "next": "nsp", "order": "sop", "replaced": "rtd"}
-"""Target of each head: masked tokens, next sentence, sentence order, replaced tokens."""
+"""Target of each head."""
+PREDICTS: Mapping[Head, str] = {
+    "token": "masked tokens",
+    "next": "whether a segment follows",
+    "order": "whether segments are in order",
+    "replaced": "which tokens were replaced",
+}
+"""What each head predicts."""
+MODULES: Mapping[Head, str] = {head: OWN_HEADS.get(target, "token_head") for head, target in TARGETS.items()}
+"""Our module of each head."""
 TASK_CLASSES: Mapping[TaskClass, tuple[str, ...]] = {
     "ForSequenceClassification": ("label",),
     "ForTokenClassification": ("tags",),
@@ -58,8 +56,8 @@ class Family:
     configuration: Layout  # its keys of a configuration
     names: Mapping[str, str]  # as of `entries_of`, with full names
     gated: Mapping[str, str] = field(default_factory=dict)  # other names in gated models
-    changes: Callable[[Architecture], Mapping[str, Change]] = lambda _: {}  # as of `entries_of`, besides positions
-    copies: Mapping[str, str] = field(default_factory=dict)  # as in `Table`, with full names
+    # as of `entries_of`, besides positions
+    changes: Callable[[Architecture], Mapping[str, tables.Change]] = lambda _: {}
     pairs: Head = "next"  # what its head for pairs predicts
     gelu_head: bool = False  # whether its head for tokens uses GELU regardless of the activation of the layers
     always: bool = False  # whether every checkpoint predicts tokens, with tensors of its own for it or not
@@ -72,33 +70,45 @@ class Family:
     queries: bool = False
     task_head: str = "dense"  # `task.head` of its classes of texts and of choices
 
+    @functools.cached_property
+    def copies(self) -> Mapping[str, str]:
+        """As in `Table`, with full names: the output matrix, the inputs of two stacks, and the output bias."""
+        tokens = next(name for own, name in self.names.items() if own.startswith("backbone.embeddings.tokens"))
+        tokens, bias = f"{tokens.split('|')[0].removesuffix('.weight')}.weight", self.names.get("token_head.bias", "")
+        output = bias.removesuffix(".bias") if bias.endswith(".bias") else OUTPUT.removesuffix(".weight")
+        tied = f"{output}.weight", f"{output}.decoder.weight", *(f"{self.prefix}{each}" for each in _INPUTS)
+        return {**dict.fromkeys(tied, tokens), f"{output}.decoder.bias": bias}
+
     @property
     def prefix_of_classes(self) -> str:
         """How the names of its classes begin."""
         return self.classes[frozenset()].removesuffix("Model")
 
-    def table(self, layout: Architecture, ours: Iterable[str], *, bare: bool = False) -> Table:
+    def table(self, layout: Architecture, ours: Iterable[str], *, bare: bool = False) -> tables.Table:
         """The key table of a model with the given tensors of ours."""
         ours, settings = list(ours), layout.settings
         names = {**self.names, **layout.names, **(self.gated if settings.gated else {})}
         folds = settings.num_segments and not self.configuration.has_segments
-        own = folded(layout.padding, settings.num_segments) if folds else shifted(layout.padding)
+        own = tables.folded(layout.padding, settings.num_segments) if folds else tables.shifted(layout.padding)
         changes = {
             "backbone.embeddings.positions.weight": own,
-            "backbone.decoder.embeddings.positions.weight": shifted(layout.padding),
+            "backbone.decoder.embeddings.positions.weight": tables.shifted(layout.padding),
             **self.changes(layout),
         }
-        prefix, entries = self.prefix, entries_of(ours, names, changes)
+        prefix, entries = self.prefix, tables.entries_of(ours, names, changes)
         unused = [f"{prefix}embeddings.position_ids", f"{prefix}embeddings.token_type_ids"]
         if "pooler" in names and any(name.startswith("task_heads.") for name in ours):
             unused.append(f"{names['pooler']}.*")
+        copies = self.copies
         if bare:
             unused = [name.removeprefix(prefix) for name in unused]
-            entries = [Entry(e.ours, tuple(name.removeprefix(prefix) for name in e.theirs), e.change) for e in entries]
+            copies = {copy.removeprefix(prefix): first.removeprefix(prefix) for copy, first in copies.items()}
+            bared = (tuple(name.removeprefix(prefix) for name in entry.theirs) for entry in entries)
+            entries = [dataclasses.replace(entry, theirs=names) for entry, names in zip(entries, bared, strict=True)]
         stored = {name for entry in entries for name in entry.theirs}
-        return Table(
+        return tables.Table(
             entries=tuple(entries),
-            copies={copy: first for copy, first in self.copies.items() if first in stored and copy not in stored},
+            copies={copy: first for copy, first in copies.items() if first in stored and copy not in stored},
             ignored=(*unused, *self.unused),
         )
 
@@ -117,126 +127,52 @@ class Family:
     def heads_among(self, names: Collection[str]) -> list[Head]:
         """The heads of which any tensor is present; a pooler alone is not a head, see `layout`."""
         stored = {self.copies.get(name, name) for name in names}
-        modules: dict[Head, str] = {"token": "token_head", self.pairs: "pair_head", "replaced": "replaced_head"}
+        heads: tuple[Head, ...] = ("token", self.pairs, "replaced")
         found: list[Head] = []
-        for head, module in modules.items():
-            theirs = [name for own, name in self.names.items() if own.startswith(module)]
+        for head in heads:
+            theirs = [name for own, name in self.names.items() if own.startswith(MODULES[head])]
             theirs = [name for name in theirs if not name.startswith(self.prefix or " ")]
             is_stored = any(name == own or name.startswith(f"{own}.") for name in stored for own in theirs)
             if is_stored or (head == "token" and self.always):
                 found.append(head)
         return found
 
+    def has_task(self, kind: TaskClass) -> bool:
+        """Whether it has a class with the head of a task."""
+        return f"task_heads.{TASK_CLASSES[kind][0]}.output" in self.names
 
-def _of_text(target: str, dense: str, output: str = "classifier") -> dict[str, str]:
-    """Names of the head of a class of texts or of choices."""
-    return {f"task_heads.{target}.dense": dense, f"task_heads.{target}.output": output}
-
-
-def _token_head(dense: str, norm: str, bias: str) -> dict[str, str]:
-    """Names of a head of a masked language model: dense, activation, normalisation, output bias."""
-    return {"token_head.dense": dense, "token_head.norm": norm, "token_head.bias": bias}
+    def head_of(self, kind: TaskClass) -> str:
+        """`task.head` of a class."""
+        return self.task_head if f"task_heads.{TASK_CLASSES[kind][0]}.dense" in self.names else "plain"
 
 
-def _stack(ours: str, theirs: str, parts: Mapping[str, str]) -> dict[str, str]:
-    """Names of a stack of layers."""
-    return {f"{ours}.{{}}.{own}": f"{theirs}.{name}" for own, name in parts.items()}
+PARTS = ("attention.qkv", "attention.output", "attention_norm",
+         "feed_forward.inner", "feed_forward.output", "feed_forward_norm")  # fmt: skip
+"""Our modules of a layer."""
+READS_SOURCE = "cross_attention.query", "cross_attention.key_value", "cross_attention.output", "cross_attention_norm"
+_INPUTS = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 
 
-TOKENS = "embeddings.word_embeddings.weight"
-BERT_LAYER = {
-    "attention.qkv": "attention.self.query|key|value",
-    "attention.output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "feed_forward.inner": "intermediate.dense",
-    "feed_forward.output": "output.dense",
-    "feed_forward_norm": "output.LayerNorm",
-}
-"""Our modules of a layer, and theirs."""
+def _parts(theirs: str, ours: Sequence[str] = PARTS) -> dict[str, str]:
+    """Names of the modules of a layer."""
+    return dict(zip(ours, theirs.split(), strict=True))
 
 
-def _encoder(
-    prefix: str, *heads: Mapping[str, str], layer: Mapping[str, str] = BERT_LAYER, stack: str = "encoder.layer.{}",
-    segments: str = "token_type_embeddings", projection: str = "embeddings_project",
-) -> dict[str, str]:  # fmt: skip
-    """Names of an encoder; without segments of its own, they are folded into the positions."""
-    return {
-        "backbone.embeddings.tokens.weight": f"{prefix}{TOKENS}",
-        "backbone.embeddings.positions": f"{prefix}embeddings.position_embeddings",
-        "backbone.embeddings.segments": f"{prefix}embeddings.{segments}",
-        "backbone.embeddings.norm": f"{prefix}embeddings.LayerNorm",
-        "backbone.embeddings.projection": f"{prefix}{projection}",
-        **_stack("backbone.layers", f"{prefix}{stack}", layer),
-        "task_heads.tags.output": "classifier",
-        "task_heads.start.output": "qa_outputs",
-        "task_heads.end.output": "qa_outputs",
-        **{own: name for head in heads for own, name in head.items()},
-    }
-
-
-_LM_HEAD = _token_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
-_TWO_LAYERS = _of_text("label", "classifier.dense", "classifier.out_proj")
-_BERT = _encoder(
-    "bert.",
-    _token_head("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
-    {"pooler": "bert.pooler.dense", "pair_head.dense": "bert.pooler.dense", "pair_head.output": "cls.seq_relationship"},
-    _of_text("label", "bert.pooler.dense"),
-    _of_text("choice", "bert.pooler.dense"),
+_BERT_LAYER = _parts(
+    "attention.self.query|key|value attention.output.dense attention.output.LayerNorm intermediate.dense output.dense "
+    "output.LayerNorm"
 )
-_BERT_COPIES = {
-    "cls.predictions.decoder.weight": f"bert.{TOKENS}",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-_MPNET_LAYER = {
-    **BERT_LAYER,
-    "attention.qkv": "attention.attn.q|k|v",
-    "attention.output": "attention.attn.o",
-    "attention_norm": "attention.LayerNorm",
-}
-_DISTILBERT_LAYER = {
-    "attention.qkv": "attention.q_lin|k_lin|v_lin",
-    "attention.output": "attention.out_lin",
-    "attention_norm": "sa_layer_norm",
-    "feed_forward.inner": "ffn.lin1",
-    "feed_forward.output": "ffn.lin2",
-    "feed_forward_norm": "output_layer_norm",
-}
-_ALBERT_LAYER = {
-    "attention.qkv": "attention.query|key|value",
-    "attention.output": "attention.dense",
-    "attention_norm": "attention.LayerNorm",
-    "feed_forward.inner": "ffn",
-    "feed_forward.output": "ffn_output",
-    "feed_forward_norm": "full_layer_layer_norm",
-}
-_BART_LAYER = {
-    "attention.qkv": "self_attn.q_proj|k_proj|v_proj",
-    "attention.output": "self_attn.out_proj",
-    "attention_norm": "self_attn_layer_norm",
-    "feed_forward.inner": "fc1",
-    "feed_forward.output": "fc2",
-    "feed_forward_norm": "final_layer_norm",
-}
-_BART_CROSS = {
-    "cross_attention.query": "encoder_attn.q_proj",
-    "cross_attention.key_value": "encoder_attn.k_proj|v_proj",
-    "cross_attention.output": "encoder_attn.out_proj",
-    "cross_attention_norm": "encoder_attn_layer_norm",
-}
-_T5_CROSS = {
-    "cross_attention.query": "1.EncDecAttention.q",
-    "cross_attention.key_value": "1.EncDecAttention.k|v",
-    "cross_attention.output": "1.EncDecAttention.o",
-    "cross_attention_norm": "1.layer_norm",
-}
-_GPT2_LAYER = {
-    "attention.qkv": "attn.c_attn",
-    "attention.output": "attn.c_proj",
-    "attention_norm": "ln_1",
-    "feed_forward.inner": "mlp.c_fc",
-    "feed_forward.output": "mlp.c_proj",
-    "feed_forward_norm": "ln_2",
-}
+_DISTILBERT_LAYER = _parts(
+    "attention.q_lin|k_lin|v_lin attention.out_lin sa_layer_norm ffn.lin1 ffn.lin2 output_layer_norm"
+)
+_ALBERT_LAYER = _parts(
+    "attention.query|key|value attention.dense attention.LayerNorm ffn ffn_output full_layer_layer_norm"
+)
+_BART_LAYER = _parts("self_attn.q_proj|k_proj|v_proj self_attn.out_proj self_attn_layer_norm fc1 fc2 final_layer_norm")
+_BART_CROSS = _parts(
+    "encoder_attn.q_proj encoder_attn.k_proj|v_proj encoder_attn.out_proj encoder_attn_layer_norm", READS_SOURCE
+)
+_GPT2_LAYER = _parts("attn.c_attn attn.c_proj ln_1 mlp.c_fc mlp.c_proj ln_2")
 _XLNET_LAYER = {
     "attention.qkv.weight": "rel_attn.q|k|v",
     "attention.output.weight": "rel_attn.o",
@@ -245,31 +181,87 @@ _XLNET_LAYER = {
     "attention.terms.position": "rel_attn.r_r_bias",
     "attention.terms.segment": "rel_attn.r_s_bias",
     "attention.terms.segments": "rel_attn.seg_embed",
-    "attention_norm": "rel_attn.layer_norm",
-    "feed_forward.inner": "ff.layer_1",
-    "feed_forward.output": "ff.layer_2",
-    "feed_forward_norm": "ff.layer_norm",
+    **_parts("rel_attn.layer_norm ff.layer_1 ff.layer_2 ff.layer_norm", PARTS[2:]),
 }
 
 
-def _t5_stack(ours: str, theirs: str, last: int, *, gated: bool = False) -> dict[str, str]:
-    inner = f"{last}.DenseReluDense."
-    return _stack(
-        f"{ours}.layers",
-        f"{theirs}.block.{{}}.layer",
-        {
-            "attention.qkv": "0.SelfAttention.q|k|v",
-            "attention.output": "0.SelfAttention.o",
-            "attention_norm": "0.layer_norm",
-            "feed_forward.inner": f"{inner}{'wi_0' if gated else 'wi'}",
-            "feed_forward.gate": f"{inner}wi_1",
-            "feed_forward.output": f"{inner}wo",
-            "feed_forward_norm": f"{last}.layer_norm",
-        },
-    ) | {
+def _stack(ours: str, theirs: str, parts: Mapping[str, str]) -> dict[str, str]:
+    """Names of a stack of layers."""
+    return {f"{ours}.{{}}.{own}": f"{theirs}.{name}" for own, name in parts.items()}
+
+
+def _encoder(
+    prefix: str, head: str, *, pooler: str = "", dense: str = "", pair: str = "", two_layers: bool = False,
+    layer: Mapping[str, str] = _BERT_LAYER, stack: str = "encoder.layer.{}", segments: str = "token_type_embeddings",
+    projection: str = "embeddings_project",
+) -> dict[str, str]:  # fmt: skip
+    """Names of an encoder.
+
+    Args:
+        prefix: Prefix of its backbone.
+        head: Dense layer, normalisation and output bias of its masked language model.
+        pooler: Its pooler.
+        dense: Dense layer of its heads of texts and of choices; default: the pooler.
+        pair: Output of its head for pairs.
+        two_layers: Whether its head of texts has a dense layer of its own.
+        layer: Modules of a layer.
+        stack: Its layers.
+        segments: The table of segments; without one, they are folded into the positions.
+        projection: From the width of the embeddings.
+    """
+    dense = dense or pooler
+    label = ("classifier.dense", "classifier.out_proj") if two_layers else (dense, "classifier")
+    heads = {
+        "pooler": pooler,
+        **({"pair_head.dense": pooler, "pair_head.output": pair} if pair else {}),
+        **dict(zip(("task_heads.label.dense", "task_heads.label.output"), label, strict=True)),
+        **({"task_heads.choice.dense": dense, "task_heads.choice.output": "classifier"} if dense else {}),
+    }
+    return {
+        "backbone.embeddings.tokens.weight": f"{prefix}embeddings.word_embeddings.weight",
+        "backbone.embeddings.positions": f"{prefix}embeddings.position_embeddings",
+        "backbone.embeddings.segments": f"{prefix}embeddings.{segments}",
+        "backbone.embeddings.norm": f"{prefix}embeddings.LayerNorm",
+        "backbone.embeddings.projection": f"{prefix}{projection}",
+        **_stack("backbone.layers", f"{prefix}{stack}", layer),
+        **_parts(head, ("token_head.dense", "token_head.norm", "token_head.bias")),
+        "task_heads.tags.output": "classifier",
+        "task_heads.start.output": "qa_outputs",
+        "task_heads.end.output": "qa_outputs",
+        **{own: name for own, name in heads.items() if name},
+    }
+
+
+_BERT = _encoder(
+    "bert.",
+    "cls.predictions.transform.dense cls.predictions.transform.LayerNorm cls.predictions.bias",
+    pooler="bert.pooler.dense",
+    pair="cls.seq_relationship",
+)
+_LM_HEAD = "lm_head.dense lm_head.layer_norm lm_head.bias"
+
+
+def _t5_stack(ours: str, theirs: str, last: int) -> dict[str, str]:
+    inner = f"{last}.DenseReluDense"
+    parts = _parts(f"0.SelfAttention.q|k|v 0.SelfAttention.o 0.layer_norm {inner}.wi {inner}.wo {last}.layer_norm")
+    return {
+        **_stack(f"{ours}.layers", f"{theirs}.block.{{}}.layer", {**parts, "feed_forward.gate": f"{inner}.wi_1"}),
         f"{ours}.relative.weight": f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
         f"{ours}.final_norm": f"{theirs}.final_layer_norm",
     }
+
+
+_T5 = {
+    "backbone.embeddings.tokens": "shared",
+    **_t5_stack("backbone", "encoder", 1),
+    **_t5_stack("backbone.decoder", "decoder", 2),
+    **_stack(
+        "backbone.decoder.layers",
+        "decoder.block.{}.layer.1",
+        _parts("EncDecAttention.q EncDecAttention.k|v EncDecAttention.o layer_norm", READS_SOURCE),
+    ),
+    "token_head.output": OUTPUT,
+}
 
 
 def _bart_stack(ours: str, theirs: str, parts: Mapping[str, str]) -> dict[str, str]:
@@ -280,24 +272,27 @@ def _bart_stack(ours: str, theirs: str, parts: Mapping[str, str]) -> dict[str, s
     }
 
 
-def _of_xlnet(layout: Architecture) -> dict[str, Change]:
+def _of_xlnet(layout: Architecture) -> dict[str, tables.Change]:
     """An axis for the heads in every attention tensor, and the vector of the slots that predict."""
     settings, attention = layout.settings, "backbone.layers.{}.attention."
     hidden, heads = settings.hidden_size, settings.num_heads
     assert layout.query is not None
     terms = ("content", "position", "segment")
     return {
-        "backbone.embeddings.tokens.weight": query_vector(layout.query, is_new=layout.query_is_new),
-        f"{attention}qkv.weight": heads_last(heads, 3),
-        f"{attention}output.weight": reshaped((hidden, -1), (hidden, heads, -1)),
-        f"{attention}terms.projection.weight": heads_last(heads),
-        **{f"{attention}terms.{name}": reshaped((-1,), (heads, -1)) for name in terms},
-        **({"token_head.bias": appended(NEVER)} if layout.query_is_new else {}),
+        "backbone.embeddings.tokens.weight": tables.query_vector(layout.query, is_new=layout.query_is_new),
+        f"{attention}qkv.weight": tables.heads_last(heads, 3),
+        f"{attention}output.weight": tables.reshaped((hidden, -1), (hidden, heads, -1)),
+        f"{attention}terms.projection.weight": tables.heads_last(heads),
+        **{f"{attention}terms.{name}": tables.reshaped((-1,), (heads, -1)) for name in terms},
+        **({"token_head.bias": tables.appended(NEVER)} if layout.query_is_new else {}),
     }
 
 
-_NONE: frozenset[Head] = frozenset()
-_TOKEN: frozenset[Head] = frozenset({"token"})
+def _classes(stem: str, *pretraining: Head) -> dict[frozenset[Head], str]:
+    """Classes of an encoder: without heads, with that for tokens, and with those it is pre-trained with."""
+    own: dict[frozenset[Head], str] = {frozenset(): f"{stem}Model", frozenset({"token"}): f"{stem}ForMaskedLM"}
+    return own | ({frozenset(pretraining): f"{stem}ForPreTraining"} if pretraining else {})
+
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -307,26 +302,16 @@ FAMILIES: Mapping[str, Family] = {
             paper="BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
             prefix="bert.",
             configuration=layouts.BERT,
-            classes={
-                _NONE: "BertModel",
-                _TOKEN: "BertForMaskedLM",
-                frozenset({"next"}): "BertForNextSentencePrediction",
-                frozenset({"token", "next"}): "BertForPreTraining",
-            },
+            classes=_classes("Bert", "token", "next") | {frozenset({"next"}): "BertForNextSentencePrediction"},
             names=_BERT,
-            copies=_BERT_COPIES,
         ),
         Family(
             name="roberta",
             paper="RoBERTa: A Robustly Optimized BERT Pretraining Approach",
             prefix="roberta.",
             configuration=layouts.ROBERTA,
-            classes={_NONE: "RobertaModel", _TOKEN: "RobertaForMaskedLM"},
-            names=_encoder(
-                "roberta.", _LM_HEAD, {"pooler": "roberta.pooler.dense"}, _TWO_LAYERS,
-                _of_text("choice", "roberta.pooler.dense"),
-            ),
-            copies={"lm_head.decoder.weight": f"roberta.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
+            classes=_classes("Roberta"),
+            names=_encoder("roberta.", _LM_HEAD, pooler="roberta.pooler.dense", two_layers=True),
             separators=2,
             gelu_head=True,
         ),
@@ -335,21 +320,15 @@ FAMILIES: Mapping[str, Family] = {
             paper="MPNet: Masked and Permuted Pre-training for Language Understanding",
             prefix="mpnet.",
             configuration=layouts.MPNET,
-            classes={_NONE: "MPNetModel", _TOKEN: "MPNetForMaskedLM"},
-            names=_encoder(
-                "mpnet.",
-                _LM_HEAD,
-                {
-                    "backbone.relative.weight": "mpnet.encoder.relative_attention_bias.weight",
-                    "pooler": "mpnet.pooler.dense",
-                },
-                _TWO_LAYERS,
-                _of_text("choice", "mpnet.pooler.dense"),
-                layer=_MPNET_LAYER,
-                segments="position_embeddings",
-            ),
-            changes=lambda _: {"backbone.relative.weight": TRANSPOSED},
-            copies={"lm_head.decoder.weight": f"mpnet.{TOKENS}", "lm_head.decoder.bias": "lm_head.bias"},
+            classes=_classes("MPNet"),
+            names={
+                **_encoder(
+                    "mpnet.", _LM_HEAD, pooler="mpnet.pooler.dense", two_layers=True, segments="position_embeddings",
+                    layer=_BERT_LAYER | _parts("attention.attn.q|k|v attention.attn.o attention.LayerNorm", PARTS[:3]),
+                ),
+                "backbone.relative.weight": "mpnet.encoder.relative_attention_bias.weight",
+            },
+            changes=lambda _: {"backbone.relative.weight": tables.TRANSPOSED},
             separators=2,
             gelu_head=True,
         ),
@@ -358,21 +337,16 @@ FAMILIES: Mapping[str, Family] = {
             paper="ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators",
             prefix="electra.",
             configuration=layouts.ELECTRA,
-            classes={
-                _NONE: "ElectraModel",
-                _TOKEN: "ElectraForMaskedLM",
-                frozenset({"replaced"}): "ElectraForPreTraining",
+            classes=_classes("Electra", "replaced"),
+            names={
+                **_encoder(
+                    "electra.",
+                    "generator_predictions.dense generator_predictions.LayerNorm generator_lm_head.bias",
+                    two_layers=True,
+                ),
+                "replaced_head.dense": "discriminator_predictions.dense",
+                "replaced_head.output": "discriminator_predictions.dense_prediction",
             },
-            names=_encoder(
-                "electra.",
-                _token_head("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"),
-                {
-                    "replaced_head.dense": "discriminator_predictions.dense",
-                    "replaced_head.output": "discriminator_predictions.dense_prediction",
-                },
-                _TWO_LAYERS,
-            ),
-            copies={"generator_lm_head.weight": f"electra.{TOKENS}"},
             gelu_head=True,
             task_head="dense_gelu",
         ),
@@ -381,26 +355,13 @@ FAMILIES: Mapping[str, Family] = {
             paper="ALBERT: A Lite BERT for Self-supervised Learning of Language Representations",
             prefix="albert.",
             configuration=layouts.ALBERT,
-            classes={
-                _NONE: "AlbertModel",
-                _TOKEN: "AlbertForMaskedLM",
-                frozenset({"token", "order"}): "AlbertForPreTraining",
-            },
+            classes=_classes("Albert", "token", "order"),
             names=_encoder(
-                "albert.",
-                _token_head("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
-                {
-                    "pooler": "albert.pooler",
-                    "pair_head.dense": "albert.pooler",
-                    "pair_head.output": "sop_classifier.classifier",
-                },
-                _of_text("label", "albert.pooler"),
-                _of_text("choice", "albert.pooler"),
-                layer=_ALBERT_LAYER,
+                "albert.", "predictions.dense predictions.LayerNorm predictions.bias", pooler="albert.pooler",
+                pair="sop_classifier.classifier", layer=_ALBERT_LAYER,
                 stack="encoder.albert_layer_groups.{0}.albert_layers.{0}",
                 projection="encoder.embedding_hidden_mapping_in",
             ),
-            copies={"predictions.decoder.weight": f"albert.{TOKENS}", "predictions.decoder.bias": "predictions.bias"},
             pairs="order",
         ),
         Family(
@@ -408,17 +369,12 @@ FAMILIES: Mapping[str, Family] = {
             paper="DistilBERT, a distilled version of BERT: smaller, faster, cheaper and lighter",
             prefix="distilbert.",
             configuration=layouts.DISTILBERT,
-            classes={_NONE: "DistilBertModel", _TOKEN: "DistilBertForMaskedLM"},
+            classes=_classes("DistilBert"),
             names=_encoder(
-                "distilbert.",
-                _token_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
-                _of_text("label", "pre_classifier"),
-                _of_text("choice", "pre_classifier"),
+                "distilbert.", "vocab_transform vocab_layer_norm vocab_projector.bias", dense="pre_classifier",
                 layer=_DISTILBERT_LAYER,
-                stack="transformer.layer.{}",
-                segments="position_embeddings",
+                stack="transformer.layer.{}", segments="position_embeddings",
             ),
-            copies={"vocab_projector.weight": f"distilbert.{TOKENS}"},
             task_head="dense_relu",
         ),
         Family(
@@ -427,22 +383,10 @@ FAMILIES: Mapping[str, Family] = {
             prefix="",
             configuration=layouts.T5,
             generates="T5ForConditionalGeneration",
-            names={
-                "backbone.embeddings.tokens": "shared",
-                **_t5_stack("backbone", "encoder", 1),
-                **_t5_stack("backbone.decoder", "decoder", 2),
-                **_stack("backbone.decoder.layers", "decoder.block.{}.layer", _T5_CROSS),
-                "token_head.output": OUTPUT,
-            },
-            gated={
-                **_t5_stack("backbone", "encoder", 1, gated=True),
-                **_t5_stack("backbone.decoder", "decoder", 2, gated=True),
-            },
+            names=_T5,
+            gated={own: f"{name}_0" for own, name in _T5.items() if name.endswith(".wi")},
             changes=lambda _: dict.fromkeys(
-                ("backbone.relative.weight", "backbone.decoder.relative.weight"), TRANSPOSED
-            ),
-            copies=dict.fromkeys(
-                ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", OUTPUT), "shared.weight"
+                ("backbone.relative.weight", "backbone.decoder.relative.weight"), tables.TRANSPOSED
             ),
             always=True,
             unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
@@ -459,14 +403,10 @@ FAMILIES: Mapping[str, Family] = {
                 **_bart_stack("backbone", "model.encoder", _BART_LAYER),
                 **_bart_stack("backbone.decoder", "model.decoder", {**_BART_LAYER, **_BART_CROSS}),
                 "token_head.bias": FINAL_BIAS,
-                **_of_text("label", "classification_head.dense", "classification_head.out_proj"),
+                "task_heads.label.dense": "classification_head.dense",
+                "task_heads.label.output": "classification_head.out_proj",
             },
-            changes=lambda _: {"token_head.bias": reshaped((-1,), (1, -1))},
-            copies={
-                **{f"model.{stack}.embed_tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")},
-                **{f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
-                "lm_head.weight": "model.shared.weight",
-            },
+            changes=lambda _: {"token_head.bias": tables.reshaped((-1,), (1, -1))},
             always=True,
             separators=2,
         ),
@@ -484,9 +424,8 @@ FAMILIES: Mapping[str, Family] = {
                 "token_head.output": OUTPUT,
             },
             changes=lambda _: {  # its projections are stored transposed
-                f"backbone.layers.{{}}.{own}.weight": TRANSPOSED for own in _GPT2_LAYER if not own.endswith("norm")
+                f"backbone.layers.{{}}.{own}.weight": tables.TRANSPOSED for own in PARTS if not own.endswith("norm")
             },
-            copies={OUTPUT: "transformer.wte.weight"},
             always=True,
             unused=tuple(
                 f"{prefix}h.*.attn.{name}" for prefix in ("", "transformer.") for name in ("bias", "masked_bias")
@@ -504,7 +443,6 @@ FAMILIES: Mapping[str, Family] = {
                 "token_head.bias": "lm_loss.bias",
             },
             changes=_of_xlnet,
-            copies={"lm_loss.weight": "transformer.word_embedding.weight"},
             queries=True,
         ),
         Family(
@@ -514,9 +452,8 @@ FAMILIES: Mapping[str, Family] = {
             configuration=layouts.UNILM,
             names=_BERT,
             changes=lambda layout: dict.fromkeys(
-                layout.names.keys() & {"backbone.layers.{}.attention.qkv.bias"}, KEYLESS_BIAS
+                layout.names.keys() & {"backbone.layers.{}.attention.qkv.bias"}, tables.KEYLESS_BIAS
             ),
-            copies=_BERT_COPIES,
         ),
     )
 }  # fmt: skip
@@ -567,16 +504,6 @@ def task_class(targets: Iterable[str]) -> TaskClass | None:
     return next((kind for kind, own in TASK_CLASSES.items() if {*own} == {*targets}), None)
 
 
-def has_task(family: Family, kind: TaskClass) -> bool:
-    """Whether a family has a class with the head of a task."""
-    return f"task_heads.{TASK_CLASSES[kind][0]}.output" in family.names
-
-
-def head_of(family: Family, kind: TaskClass) -> str:
-    """`task.head` of a class."""
-    return family.task_head if f"task_heads.{TASK_CLASSES[kind][0]}.dense" in family.names else "plain"
-
-
 def dropout_key(model: str, kind: TaskClass) -> tuple[str, float | None]:
     """Key of the dropout before an output layer, and its default; None for the model's."""
     if model == "distilbert" and kind == "ForQuestionAnswering":
@@ -590,14 +517,14 @@ def dropout_key(model: str, kind: TaskClass) -> tuple[str, float | None]:
 
 def imported_task(config: Config, kind: TaskClass, family: Family) -> TaskSettings:
     """The task of a checkpoint with a task's head."""
-    if not has_task(family, kind):
+    if not family.has_task(kind):
         raise _refused(config, "architectures", "a head of this class cannot be imported")
     recipes = {"ForTokenClassification": "tagging", "ForQuestionAnswering": "squad-v1.1", "ForMultipleChoice": "choice"}
     name = recipes.get(kind, "classification")
     key, default = dropout_key(str(config.values.get("model_type")), kind)
     key, default = ("qa_dropout", 0.0) if kind == "ForQuestionAnswering" else (key, default)
     values: dict[str, Any] = {
-        "head": head_of(family, kind),
+        "head": family.head_of(kind),
         "pooling": "decoder" if family.configuration.decodes else "first",
         "head_dropout": default if config.values.get(key) is None else config.number(key, 0.0, most=1),
     }

@@ -6,6 +6,7 @@ reader, which rejects everything but tensors.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import pickle
@@ -121,30 +122,30 @@ _LEGACY = {".gamma": ".weight", ".beta": ".bias"}
 """Names of normalisation weights in checkpoints converted from TensorFlow."""
 
 
+Stored = tuple[tuple[int, ...], Callable[[], Tensor]]
+"""Shape of a tensor, and what reads it."""
+
+
 class Weights(Mapping[str, Tensor]):
     """Tensors by name, each read on access and not kept.
 
     Args:
         path: The file, or the index of several.
-        shapes: Shape of each tensor.
-        read: Reads a tensor.
+        stored: The tensors.
     """
 
-    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Tensor]) -> None:
+    def __init__(self, path: Path, stored: Mapping[str, Stored]) -> None:
         self.path = path
-        self.shapes = {_current(name): shape for name, shape in shapes.items()}
-        self._stored = {_current(name): name for name in shapes}
-        self._read = read
+        self._stored = {_current(name): found for name, found in stored.items()}
+        self.shapes = {name: shape for name, (shape, _) in self._stored.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._read(self._stored[name])
+        return self._stored[name][1]()
 
     def under_first_names(self, copies: Mapping[str, str]) -> Weights:
         """These weights, with tensors stored only as a copy renamed to their original."""
-        first = {copy: name for copy, name in copies.items() if copy in self.shapes and name not in self.shapes}
-        renamed = {first.get(name, name): name for name in self.shapes}
-        shapes = {name: self.shapes[stored] for name, stored in renamed.items()}
-        return Weights(self.path, shapes, lambda name: self[renamed[name]])
+        first = {copy: name for copy, name in copies.items() if name not in self}
+        return Weights(self.path, {first.get(name, name): found for name, found in self._stored.items()})
 
     def __contains__(self, name: object) -> bool:
         return name in self.shapes
@@ -197,19 +198,14 @@ def open_weights(folder: Path, *, pickle: bool = False) -> Weights:
     return _together(binaries[0], binaries, _binary)
 
 
-Opened = tuple[Mapping[str, tuple[int, ...]], Callable[[str], Tensor]]
-
-
-def _together(path: Path, files: Iterable[Path], open_one: Callable[[Path], Opened]) -> Weights:
-    shapes: dict[str, tuple[int, ...]] = {}
-    readers: dict[str, Callable[[str], Tensor]] = {}
+def _together(path: Path, files: Iterable[Path], open_one: Callable[[Path], Mapping[str, Stored]]) -> Weights:
+    stored: dict[str, Stored] = {}
     for file in files:
-        found, read = open_one(file)
-        if twice := sorted(found.keys() & shapes.keys()):
+        found = open_one(file)
+        if twice := sorted(found.keys() & stored.keys()):
             raise UniclozeError(f"{file} holds {twice[0]}, and so does another file of {path.name}: download it again")
-        shapes |= found
-        readers |= dict.fromkeys(found, read)
-    return Weights(path, shapes, lambda name: readers[name](name))
+        stored |= found
+    return Weights(path, stored)
 
 
 def _shards(folder: Path, index: Path) -> list[Path]:
@@ -228,9 +224,21 @@ def _shards(folder: Path, index: Path) -> list[Path]:
     return files
 
 
-def _safetensors(file: Path) -> Opened:
-    _check_header(file)
-    shapes = {}
+def _safetensors(file: Path) -> Mapping[str, Stored]:
+    size, stored = file.stat().st_size, {}
+    with file.open("rb") as stream:
+        claimed = int.from_bytes(stream.read(8), "little")
+    if size < 8 or claimed > size - 8:
+        raise UniclozeError(f"{file} is truncated or not a safetensors file: download it again")
+    if claimed > LARGEST_HEADER:
+        raise UniclozeError(f"{file} has a header of {claimed:,} bytes, more than any model needs: it is not read")
+
+    def read(name: str) -> Tensor:
+        # Opened for every tensor, so that the other tensors' pages are not kept in memory.
+        with safe_open(file, framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
+
     try:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - it is not a mapping
@@ -239,30 +247,13 @@ def _safetensors(file: Path) -> Opened:
                     raise UniclozeError(
                         f"{file}: {name} holds {part.get_dtype()} numbers: use the unquantised checkpoint"
                     )
-                shapes[name] = tuple(part.get_shape())
+                stored[name] = tuple(part.get_shape()), functools.partial(read, name)
     except (SafetensorError, OSError, ValueError) as error:
         raise UniclozeError(f"{file} is damaged ({error}): download it again") from error
-
-    def read(name: str) -> Tensor:
-        # Opened for every tensor, so that the other tensors' pages are not kept in memory.
-        with safe_open(file, framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-            return tensor
-
-    return shapes, read
+    return stored
 
 
-def _check_header(file: Path) -> None:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        claimed = int.from_bytes(stream.read(8), "little")
-    if size < 8 or claimed > size - 8:
-        raise UniclozeError(f"{file} is truncated or not a safetensors file: download it again")
-    if claimed > LARGEST_HEADER:
-        raise UniclozeError(f"{file} has a header of {claimed:,} bytes, more than any model needs: it is not read")
-
-
-def _binary(file: Path) -> Opened:
+def _binary(file: Path) -> Mapping[str, Stored]:
     try:
         with warnings.catch_warnings():  # about old pickles, which are read or rejected anyway
             warnings.simplefilter("ignore")
@@ -280,16 +271,16 @@ def _binary(file: Path) -> Opened:
     ):
         raise UniclozeError(f"{file} does not hold tensors by name: give a model state")
     for name, tensor in content.items():
-        if tensor.layout != torch.strided or tensor.device.type != "cpu" or not _is_whole(tensor):
+        if (
+            tensor.layout != torch.strided
+            or tensor.device.type != "cpu"
+            or tensor.nbytes > tensor.untyped_storage().nbytes()
+        ):
+            # a pickle can expand one number to any shape
             raise UniclozeError(f"{file}: {name} holds fewer numbers than its shape requires: it is not read")
         if not tensor.is_floating_point() and not name.endswith(CONSTANTS):
             raise UniclozeError(f"{file}: {name} holds {tensor.dtype} numbers: use the unquantised checkpoint")
-    return {name: tuple(tensor.shape) for name, tensor in content.items()}, content.__getitem__
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether storage holds every element of a tensor: a pickle can expand one number to any shape."""
-    return tensor.nbytes <= tensor.untyped_storage().nbytes()
+    return {name: (tuple(part.shape), functools.partial(content.__getitem__, name)) for name, part in content.items()}
 
 
 def _current(name: str) -> str:

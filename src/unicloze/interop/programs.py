@@ -30,9 +30,10 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.read import ModelLike, open_model
 from unicloze.interop.stock import encoder_inputs, step_inputs
 from unicloze.mixtures import describe
-from unicloze.model.from_attention_mask import EncoderInputs, StepInputs, encoding_batch, slots_of
+from unicloze.model.from_attention_mask import StepInputs, encoding_batch, slots_of
 from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import GivenKeys, check_steps
+from unicloze.settings import Reading
 from unicloze.training.loading import LoadedModel
 
 Program = Literal["encoder", "step"]
@@ -51,7 +52,7 @@ class Encoder(nn.Module):
         rule: How it encodes.
     """
 
-    def __init__(self, model: UnifiedModel, rule: EncoderInputs) -> None:
+    def __init__(self, model: UnifiedModel, rule: Reading) -> None:
         super().__init__()
         self.model = model
         self.rule = rule
@@ -63,9 +64,8 @@ class Encoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
         """*Shape:* (rows, slots) each to (rows, slots, hidden size) and (rows, slots, vocabulary)"""
-        batch = encoding_batch(
-            input_ids, attention_mask, token_type_ids, None, rule=self.rule, max_positions=self.model.max_positions
-        )
+        longest = self.model.max_positions
+        batch = encoding_batch(input_ids, attention_mask, token_type_ids, rule=self.rule, max_positions=longest)
         hidden = self.model.backbone(batch)[-1]
         return (hidden, self.model.token_logits(hidden)) if self.predicts else (hidden,)
 
@@ -173,7 +173,9 @@ def trace(module: Encoder | Step) -> ExportedProgram:
 @torch.no_grad()
 def compare_program(module: Encoder | Step, program: Callable[..., Sequence[Tensor]], name: str) -> None:
     """Compare a program with the model on the same rows: one or several, short or long, padded, with and without a past."""
-    for inputs in _samples(module):
+    longest = module.model.max_positions - 1
+    for rows, slots, past in ((1, 1, 0), (3, 7, 0), (2, 1, 6), (1, 1, 1), (4, longest // 2, longest - longest // 2)):
+        inputs = _sizes(module, rows, min(slots, longest), min(past, longest - 1))
         for output, found, expected in zip(module.outputs, program(*inputs), module(*inputs), strict=True):
             if not expected.numel():
                 continue
@@ -185,12 +187,6 @@ def compare_program(module: Encoder | Step, program: Callable[..., Sequence[Tens
                     f"{name} differs from the model by {difference:.2g} in {output} of {shape} tokens, more than "
                     f"{allowed:.2g}: it was discarded"
                 )
-
-
-def _samples(module: Encoder | Step) -> Iterator[tuple[Tensor, ...]]:
-    longest = module.model.max_positions - 1
-    for rows, slots, past in ((1, 1, 0), (3, 7, 0), (2, 1, 6), (1, 1, 1), (4, longest // 2, longest - longest // 2)):
-        yield _sizes(module, rows, min(slots, longest), min(past, longest - 1))
 
 
 def _sizes(module: Encoder | Step, rows: int, slots: int, past: int) -> tuple[Tensor, ...]:
@@ -217,7 +213,11 @@ def export_onnx(model: ModelLike, out: str | os.PathLike[str], *, parts: Sequenc
 
     Each file is run by ONNX Runtime and compared with the model on rows of several shapes before it is moved into place.
     """
-    _check_installed()
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise UsageError(f'{error.name} is not installed: in the clone, pip install -e ".[onnx]"') from error
     loaded = open_model(model)
     writes = step_inputs(loaded.recipe, loaded.tokenizer.vocabulary) is not None
     own: tuple[Program, ...] = ("encoder", "step") if writes else ("encoder",)
@@ -283,14 +283,6 @@ def _runner(module: Encoder | Step, file: Path) -> Callable[..., Sequence[Tensor
         return [torch.from_numpy(each) for each in session.run(None, dict(zip(module.inputs, arrays, strict=True)))]
 
     return run
-
-
-def _check_installed() -> None:
-    for name in ("onnx", "onnxruntime", "onnxscript"):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise UsageError(f'{error.name} is not installed: in the clone, pip install -e ".[onnx]"') from error
 
 
 @contextlib.contextmanager

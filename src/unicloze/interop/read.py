@@ -36,18 +36,10 @@ from unicloze.recipes import save_recipe
 from unicloze.settings import ModelSettings, Precision, TaskSettings, TokenizerSettings, TrainingSettings
 from unicloze.tasks import TASKS
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training import initial
 from unicloze.training import precision as precisions
 from unicloze.training.checkpoint import write_checkpoint
 from unicloze.training.divergence import first_non_finite
-from unicloze.training.initial import (
-    POSITION_ROWS,
-    TOKEN_ROWS,
-    repeated,
-    rows_of_tokens,
-    said_of_positions,
-    said_of_tokens,
-    shared_tokens,
-)
 from unicloze.training.loading import LoadedModel, load_model
 
 SHOWN = 64
@@ -184,15 +176,15 @@ def import_checkpoint(
         model.initialize(0)
     state = model.state_dict()
     for name, tensor in held.ours(weights):
-        if name in TOKEN_ROWS:
+        if name in initial.TOKEN_ROWS:
             tensor = rows(tensor)
-        elif name in POSITION_ROWS and wanted > known:
-            tensor = repeated(tensor, wanted)
+        elif name in initial.POSITION_ROWS and wanted > known:
+            tensor = initial.repeated(tensor, wanted)
         state[name].copy_(tensor)
     if (bad := first_non_finite(state)) is not None:
         raise UniclozeError(f"{place} holds NaN or infinite values ({bad}): use another checkpoint")
     if wanted > known:
-        warnings.warn(said_of_positions(known, wanted, place), stacklevel=2)
+        warnings.warn(initial.said_of_positions(known, wanted, place), stacklevel=2)
     recipe = imported_recipe(
         place,
         family=family,
@@ -271,9 +263,9 @@ def _tokenizers(
 def _token_rows(place: Path, own: Tokenizer, new: Tokenizer, stored: int) -> Callable[[Tensor], Tensor]:
     """Function that converts stored token rows to the new vocabulary; warns about what it does."""
     if own.fingerprint != new.fingerprint:
-        shared = shared_tokens(own, new)
-        warnings.warn(said_of_tokens(shared, place), stacklevel=3)
-        return lambda table: rows_of_tokens(table, shared, own.vocabulary.ordinary)
+        shared = initial.shared_tokens(own, new)
+        warnings.warn(initial.said_of_tokens(shared, place), stacklevel=3)
+        return lambda table: initial.rows_of_tokens(table, shared, own.vocabulary.ordinary)
     size = len(own)
     if size < stored:
         warnings.warn(
@@ -351,16 +343,24 @@ ModelLike = str | os.PathLike[str] | LoadedModel
 
 
 def open_model(model: ModelLike, device: str | None = None, precision: Precision | None = None) -> LoadedModel:
-    """Open a trained model, ready for use."""
+    """Open a trained model, ready for use; with a precision, a view of it that shares its weights."""
     if precision is not None and precision not in get_args(Precision):
         raise UsageError(f"precision is {precision!r}: give one of {', '.join(get_args(Precision))}.")
     if isinstance(model, str | os.PathLike):
         chosen, place = precisions.named_device(device or "cpu"), _place(model)
         model = import_checkpoint(place) if is_foreign(place) else load_model(place, open_model)
         model.model.to(chosen)
-    elif device not in (None, "auto"):
-        _check_place(model, precisions.named_device(device))
-    return _in_precision(model, precision)
+    elif device not in (None, "auto"):  # moving a loaded model would affect other code that uses it
+        asked, lies = precisions.named_device(device), model.compute.device
+        if asked.type != lies.type or asked.index not in (None, lies.index):
+            raise UsageError(
+                f"the given model is on {lies}, not on {asked}: load it there with load_model(..., device={str(asked)!r})."
+            )
+    if precision is None:
+        return model
+    compute: Any = precisions.choose_precision(TrainingSettings(precision=precision), model.compute.device)
+    decoding = dataclasses.replace(model.recipe.decoding, precision=compute)
+    return dataclasses.replace(model, precision=compute, recipe=dataclasses.replace(model.recipe, decoding=decoding))
 
 
 def _place(model: str | os.PathLike[str]) -> Path:
@@ -375,22 +375,3 @@ def _place(model: str | os.PathLike[str]) -> Path:
             + folder_meant(folder, installed).removesuffix(".")
         )
     return installed[folder.name]
-
-
-def _check_place(model: LoadedModel, device: torch.device) -> None:
-    """Refuse a device other than that of a loaded model; moving it would affect other code that uses it."""
-    lies = model.compute.device
-    if device.type != lies.type or device.index not in (None, lies.index):
-        raise UsageError(
-            f"the given model is on {lies}, not on {device}: load it there with load_model(..., device={str(device)!r})."
-        )
-
-
-def _in_precision(model: LoadedModel, precision: Precision | None) -> LoadedModel:
-    """A view of the model that computes in a precision and shares its weights."""
-    if precision is None:
-        return model
-    asked = TrainingSettings(precision=precision)
-    chosen: Any = precisions.choose_precision(asked, model.compute.device)
-    recipe = dataclasses.replace(model.recipe, decoding=dataclasses.replace(model.recipe.decoding, precision=chosen))
-    return dataclasses.replace(model, precision=chosen, recipe=recipe)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from unicloze.errors import UniclozeError
 from unicloze.files import TOKENIZER_CONFIG
-from unicloze.interop.families import TARGETS, Family, Head
+from unicloze.interop.families import PREDICTS, TARGETS, Family, Head
 from unicloze.interop.files import inside, read_json
 from unicloze.interop.tokenizer_files import POOLING, separators_in
 from unicloze.objectives.causal import CausalSettings
@@ -136,11 +136,9 @@ def _note(family: Family, model: ModelSettings, heads: Sequence[Head], task: Tas
         return f"A model of the family {family.name}, fine-tuned for {task.kind}."
     if family.always:
         return f"{'An encoder-decoder' if model.decoder_layers else 'A language model'} of the family {family.name}."
-    predicts = {"token": "masked tokens", "next": "whether a segment follows", "order": "whether segments are in order",
-                "replaced": "which tokens were replaced"}  # fmt: skip
     if not heads:
         return f"An encoder of the family {family.name} without heads, for text embeddings."
-    return f"An encoder of the family {family.name} with heads that predict {' and '.join(predicts[head] for head in heads)}."
+    return f"An encoder of the family {family.name} with heads that predict {' and '.join(PREDICTS[head] for head in heads)}."
 
 
 def text_use(

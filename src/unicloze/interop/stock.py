@@ -13,26 +13,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unicloze.decoding.inputs import (
-    find_generation_format,
-    generation_format_of,
-    objective_of,
-    part_with,
-    read_as,
-    repetition_guard,
-    text_format,
-)
+from unicloze.decoding import inputs
 from unicloze.errors import UsageError, did_you_mean
+from unicloze.interop import families
 from unicloze.interop.configurations import OF_OUTPUT, OF_TRAINING, OF_WEIGHTS, Architecture
-from unicloze.interop.families import CLASSES, FAMILIES, STOCK, Family, Head, dropout_key, has_task, head_of, task_class
 from unicloze.interop.tables import Table
 from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
 from unicloze.mixtures import all_targets
-from unicloze.model.from_attention_mask import EncoderInputs, StepInputs
+from unicloze.model.from_attention_mask import StepInputs
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.objectives.permuted import PermutedSettings
 from unicloze.objectives.unilmv2 import pseudo_id
-from unicloze.settings import ModelSettings, Recipe
+from unicloze.settings import ModelSettings, Reading, Recipe
 from unicloze.tasks import generation, task_heads
 from unicloze.tasks.extraction import ExtractionSettings, predicts_none
 from unicloze.tasks.rows import TextFormat, pooling_of
@@ -47,13 +39,6 @@ PACKAGE = "package"
 """Name of the format of Python packages, which can hold every model."""
 AGAIN = "fine-tune it with"
 PREDICT = "predict with `unicloze predict`"
-HEADS: Mapping[Head, tuple[str, str]] = {
-    "token": ("token_head", "the head that predicts tokens"),
-    "next": ("pair_head", "the head that predicts whether a segment follows"),
-    "order": ("pair_head", "the head that predicts whether segments are in order"),
-    "replaced": ("replaced_head", "the head that finds replaced tokens"),
-}
-"""Our module of each pre-training head, and its description."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +53,7 @@ class Limit:
 
 def check_name(to: str) -> None:
     """Reject an unknown format."""
-    formats = [*STOCK, *CLASSES, OWN, PACKAGE]
+    formats = [*families.STOCK, *families.CLASSES, OWN, PACKAGE]
     if to not in formats:
         raise UsageError(f"--to is '{to}': give one of {', '.join(formats)}{did_you_mean(to.lower(), formats)}")
 
@@ -91,13 +76,13 @@ def check_format(to: str, loaded: LoadedModel) -> None:
         if settings.decoder_layers or heads:
             raise UsageError(f"{loaded.path} {what}: {_offered(loaded, PREDICT)}")
         return
-    limit = next(limits(FAMILIES[to], loaded), None)
+    limit = next(limits(families.FAMILIES[to], loaded), None)
     if limit is None:
         return
     value = " ".join(map(str, limit.value)) if isinstance(limit.value, list) else limit.value
-    own = to in STOCK and not heads and not settings.decoder_layers
+    own = to in families.STOCK and not heads and not settings.decoder_layers
     cure = limit.cure or _offered(loaded, f"export it with --to {OWN}" if own else PREDICT)
-    name = CLASSES.get(to) or f"{STOCK[to].prefix_of_classes}Model"
+    name = families.CLASSES.get(to) or f"{families.STOCK[to].prefix_of_classes}Model"
     raise UsageError(
         f"{loaded.path}: {limit.setting} is {str(value).lower()}, and the {name} of Transformers {limit.theirs}: {cure}"
     )
@@ -105,14 +90,14 @@ def check_format(to: str, loaded: LoadedModel) -> None:
 
 def _offered(loaded: LoadedModel, otherwise: str) -> str:
     """Advice for a model: the first format that can hold it, now or after fine-tuning with another setting."""
-    first = {name: next(limits(FAMILIES[name], loaded), None) for name in (*STOCK, *CLASSES)}
+    first = {name: next(limits(families.FAMILIES[name], loaded), None) for name in (*families.STOCK, *families.CLASSES)}
     fitting = [f"export it with --to {name}" for name, limit in first.items() if limit is None]
     again = {name: limit.cure for name, limit in first.items() if limit and limit.cure.startswith(AGAIN)}
     nearly = [f"{cure}, then export it with --to {name}" for name, cure in again.items()]
     return next(iter(fitting + nearly), otherwise)
 
 
-def limits(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
+def limits(family: families.Family, loaded: LoadedModel) -> Iterator[Limit]:
     """What of a model a family's classes do not have."""
     settings, stacks = loaded.model.settings, family.configuration.decodes
     if bool(settings.decoder_layers) != stacks:
@@ -134,7 +119,7 @@ def limits(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
         yield from _task(family, loaded)
 
 
-def _rows(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
+def _rows(family: families.Family, loaded: LoadedModel) -> Iterator[Limit]:
     """What of a model's rows a family's classes do not have."""
     recipe, layout = loaded.recipe, layout_of(loaded)
     task, reads = recipe.task.kind, recipe.use.visibility
@@ -156,15 +141,15 @@ def _rows(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
         yield Limit("objective.restart_positions", False, "counts the positions of its target from 0")
 
 
-def _task(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
+def _task(family: families.Family, loaded: LoadedModel) -> Iterator[Limit]:
     """What of a task's heads and rows a family's class does not have."""
     task, heads = loaded.recipe.task, task_heads(loaded.recipe)
-    kind = task_class(heads)
+    kind = families.task_class(heads)
     if kind is None and isinstance(task, ExtractionSettings) and predicts_none(task):
         cure = f"fine-tune with --task.no_answer span, or {PREDICT}"
         yield Limit("task.no_answer", task.no_answer, "scores the span of the whole row", cure)
         return
-    if kind is None or not has_task(family, kind):
+    if kind is None or not family.has_task(kind):
         yield Limit("task.kind", task.kind, "has no class for it", PREDICT if kind is None else "")
         return
     own: dict[str, Any] = {
@@ -174,7 +159,7 @@ def _task(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
     if task.kind == "tagging" and own["pooling"] == "last":
         own["pooling"] = "first"  # the class predicts from every slot
     theirs = {
-        "head": head_of(family, kind), "pooling": "first", "encoder_size": 0, "delimiter": False, "both_orders": False,
+        "head": family.head_of(kind), "pooling": "first", "encoder_size": 0, "delimiter": False, "both_orders": False,
     }  # fmt: skip
     for name, value in own.items():
         if value != theirs[name]:
@@ -197,15 +182,15 @@ def _again(setting: str, value: object = False) -> str:
     return f"{AGAIN} --{setting} {str(value).lower()}"
 
 
-def exported_heads(family: Family, loaded: LoadedModel) -> tuple[list[Head], list[str]]:
+def exported_heads(family: families.Family, loaded: LoadedModel) -> tuple[list[families.Head], list[str]]:
     """The pre-training heads of a model that a family's class has too, and descriptions of the others."""
     model, said = loaded.model, []
-    found: list[Head] = []
+    found: list[families.Head] = []
     if hasattr(model, "token_head"):
-        if family.generates or part_with(objective_of(loaded.recipe), "cloze") is not None:
+        if family.generates or inputs.part_with(inputs.objective_of(loaded.recipe), "cloze") is not None:
             found.append("token")
         else:
-            said.append(f"{HEADS['token'][1]}, which was not trained to fill masks")
+            said.append("the head that predicts tokens, which was not trained to fill masks")
     if hasattr(model, "pair_head"):
         found.append("next" if "nsp" in all_targets(loaded.recipe) else "order")
     if hasattr(model, "replaced_head"):
@@ -215,19 +200,13 @@ def exported_heads(family: Family, loaded: LoadedModel) -> tuple[list[Head], lis
     kept = max((each for each in family.classes if each <= frozenset(found)), key=len, default=frozenset({"token"}))
     if task_heads(loaded.recipe):
         kept = frozenset()
-    return [head for head in found if head in kept], said + [HEADS[head][1] for head in found if head not in kept]
+    said += [f"the head that predicts {families.PREDICTS[head]}" for head in found if head not in kept]
+    return [head for head in found if head in kept], said
 
 
 def layout_of(loaded: LoadedModel) -> GenerationFormat | None:
     """How a model generates; None if it cannot."""
-    return find_generation_format(loaded.recipe, loaded.tokenizer.vocabulary)
-
-
-def query_of(loaded: LoadedModel) -> int:
-    """Id of the token whose row is the vector of predicted slots (XLNet)."""
-    settings = loaded.recipe.objective
-    assert isinstance(settings, PermutedSettings)
-    return pseudo_id(loaded.tokenizer.vocabulary, settings)
+    return inputs.find_generation_format(loaded.recipe, loaded.tokenizer.vocabulary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +214,7 @@ class StockExport:
     """A model with everything needed to write it as a stock class."""
 
     loaded: LoadedModel  # the model
-    family: Family  # its family
+    family: families.Family  # its family
     architecture: str  # name of the class
     heads: tuple[str, ...]  # names of the outputs of the class: kept heads, or targets of the task
     form: TextFormat  # rows of texts, whose segments are the class's `token_type_ids`
@@ -262,26 +241,18 @@ class StockExport:
             words=loaded.recipe.task.kind == "tagging" and loaded.tokenizer.spaced,
         )
         if self.family.classes and not task_heads(loaded.recipe):
-            write_sentence_files(
-                folder,
-                loaded.recipe.use,
-                hidden_size=loaded.model.settings.hidden_size,
-                longest=self.form.longest,
-            )
+            size = loaded.model.settings.hidden_size
+            write_sentence_files(folder, loaded.recipe.use, hidden_size=size, longest=self.form.longest)
         weights = {name: tensor.detach().clone() for name, tensor in self.table.to_theirs(self.state).items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
+def stock_export(family: families.Family, loaded: LoadedModel) -> StockExport:
     """Prepare the export of a model to a family that can hold it, see `limits`."""
-    model, recipe, vocabulary, configuration = (
-        loaded.model,
-        loaded.recipe,
-        loaded.tokenizer.vocabulary,
-        family.configuration,
-    )
+    model, recipe, vocabulary = loaded.model, loaded.recipe, loaded.tokenizer.vocabulary
+    configuration = family.configuration
     targets, settings, layout = task_heads(recipe), model.settings, layout_of(loaded)
-    kind = task_class(targets) if family.classes else None
+    kind = families.task_class(targets) if family.classes else None
     pad, swapped = padding_of(loaded.tokenizer, configuration.padding_id)
     padding = pad + 1 if configuration.after_padding else configuration.padding
     kept, lost = exported_heads(family, loaded)
@@ -297,7 +268,9 @@ def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
         state["token_head.bias"] = torch.zeros(model.vocab_size)
     folds = settings.num_segments > 1 and not configuration.has_segments
     if SEGMENT_ROWS in state:
-        first = list(dict.fromkeys(text_format(loaded).segments))  # those of a text and its second part come first
+        first = list(
+            dict.fromkeys(inputs.text_format(loaded).segments)
+        )  # those of a text and its second part come first
         state[SEGMENT_ROWS] = state[SEGMENT_ROWS][
             first + [row for row in range(settings.num_segments) if row not in first]
         ]
@@ -309,13 +282,16 @@ def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
     if swapped is not None:
         said.append(f"ids {swapped[0]} and {swapped[1]} are swapped, because padding has id {pad} there")
 
-    modules = {"backbone", "task_heads", *(HEADS[head][0] for head in kept)}
+    modules = {"backbone", "task_heads", *(families.MODULES[head] for head in kept)}
     if settings.pooler and "pooler" in family.names and "pair_head" not in modules:  # whose dense layer is theirs
         modules.add("pooler")
     elif settings.pooler:
         said.append("the pooler is omitted")
     names = [name for name in state if name.partition(".")[0] in modules]
-    query = query_of(loaded) if family.queries else None
+    # the token whose row is the vector of predicted slots (XLNet)
+    query = None
+    if family.queries and isinstance(recipe.objective, PermutedSettings):
+        query = pseudo_id(vocabulary, recipe.objective)
     architecture = family.generates or (
         family.classes[frozenset(kept)] if kind is None else f"{family.prefix_of_classes}{kind}"
     )
@@ -351,9 +327,9 @@ def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
     )
 
 
-def _form(family: Family, loaded: LoadedModel) -> TextFormat:
+def _form(family: families.Family, loaded: LoadedModel) -> TextFormat:
     """The rows of a text: of an encoder, of the source of a generator, or of an XLNet's whole text."""
-    layout, form = layout_of(loaded), text_format(loaded)
+    layout, form = layout_of(loaded), inputs.text_format(loaded)
     if family.classes:
         return dataclasses.replace(form, segments=(0, int(form.segments[0] != form.segments[1])))
     if layout is None:
@@ -363,13 +339,13 @@ def _form(family: Family, loaded: LoadedModel) -> TextFormat:
     return dataclasses.replace(form, start=layout.start, end=end, longest=longest)
 
 
-def _task_config(family: Family, loaded: LoadedModel) -> dict[str, object]:
+def _task_config(family: families.Family, loaded: LoadedModel) -> dict[str, object]:
     """The keys of a class with the head of a task."""
     task, heads, dropout = loaded.recipe.task, task_heads(loaded.recipe), loaded.model.settings.dropout
-    kind = task_class(heads)
+    kind = families.task_class(heads)
     assert kind is not None
     rate = max(loaded.model.task_head(name).rate for name in heads)
-    key, default = dropout_key(family.name, kind)
+    key, default = families.dropout_key(family.name, kind)
     # Classes without a default of their own have the encoder's rate.
     values: dict[str, object] = {}
     if default is not None or (rate != dropout and family.name != "mpnet"):
@@ -383,16 +359,15 @@ def _task_config(family: Family, loaded: LoadedModel) -> dict[str, object]:
     return values | ({"problem_type": "single_label_classification"} if "label" in heads else {})
 
 
-def encoder_inputs(recipe: Recipe) -> EncoderInputs:
+def encoder_inputs(recipe: Recipe) -> Reading:
     """How a model reads a text with nothing masked, as `embed` does; no segment lies beyond the end of its table."""
-    reading, visibility = read_as(recipe), recipe.use.visibility
-    if visibility not in ("bidirectional", "left_to_right") or recipe.model.kind != "transformer":
+    reading = inputs.read_as(recipe)
+    if reading.visibility not in ("bidirectional", "left_to_right") or recipe.model.kind != "transformer":
         raise UsageError(
             "only a Transformer that reads a text in both directions or from left to right can be exported "
             "(use.visibility, model.kind)"
         )
-    first, second = _in_table(recipe.model, *reading.segments)
-    return EncoderInputs(visibility=visibility, segment_ids=(first, second), local_width=reading.local_width)
+    return reading._replace(segment_ids=_in_table(recipe.model, *reading.segments))
 
 
 def step_inputs(recipe: Recipe, vocabulary: Vocabulary) -> StepInputs | None:
@@ -401,7 +376,7 @@ def step_inputs(recipe: Recipe, vocabulary: Vocabulary) -> StepInputs | None:
     None if it cannot, or if its rows hold more than source, target and the tokenizer's special tokens: a token that
     opens the target (MASS) or names the task (UL2).
     """
-    layout = find_generation_format(recipe, vocabulary)
+    layout = inputs.find_generation_format(recipe, vocabulary)
     if layout is None or layout.opening or len(layout.start) > 1:
         return None
     return StepInputs(
@@ -420,15 +395,16 @@ def _in_table(settings: ModelSettings, first: int, second: int) -> tuple[int, in
 
 def never_written(recipe: Recipe, vocabulary: Vocabulary) -> list[int]:
     """Tokens that a target never contains: all special ones except [EOS], and except sentinels if targets consist of them."""
-    layout = find_generation_format(recipe, vocabulary)
+    layout = inputs.find_generation_format(recipe, vocabulary)
     return sorted({*vocabulary.special.tolist()} - {vocabulary.eos} if layout is None else {*layout.never})
 
 
 def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
     """Arguments of `generate` that reproduce `unicloze generate` as far as possible."""
     decoding = loaded.recipe.decoding
+    search: dict[str, Any] = {}
     if decoding.sample:
-        search: dict[str, Any] = {
+        search = {
             "do_sample": True,
             "temperature": decoding.temperature,
             "top_k": decoding.top_k or 0,
@@ -440,8 +416,6 @@ def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
             "early_stopping": True if decoding.early_stop == "first" else "never",
             "length_penalty": decoding.length_penalty,
         }
-    else:
-        search = {}
     limits = {"min_new_tokens": decoding.min_length, "no_repeat_ngram_size": decoding.no_repeat_ngram}
     several = {"num_return_sequences": decoding.num_results} if decoding.num_results > 1 else {}
     set_limits = {name: value for name, value in limits.items() if value}
@@ -465,7 +439,7 @@ def not_said(loaded: LoadedModel) -> list[str]:
             "`generate` blocks every repeated n-gram, unicloze allows those with a token of "
             f"{', '.join(decoding.may_repeat)}"
         )
-    if (guard := repetition_guard(loaded)) and not decoding.no_repeat_ngram:
+    if (guard := inputs.repetition_guard(loaded)) and not decoding.no_repeat_ngram:
         said.append(f"unicloze lets so small a model repeat no {guard} tokens (`no_repeat_ngram_size={guard}`)")
     if decoding.parallel is not None:
         said.append("`generate` writes one token at a time, unicloze `decoding.parallel` at once")
@@ -480,7 +454,7 @@ def longest_source(loaded: LoadedModel) -> int:
 
 def goes_on(loaded: LoadedModel) -> bool:
     """Whether the model continues a text, which then has no final [EOS]."""
-    return not generation_format_of(loaded.recipe, loaded.tokenizer.vocabulary).ends_source
+    return not inputs.generation_format_of(loaded.recipe, loaded.tokenizer.vocabulary).ends_source
 
 
 def _longest_target(loaded: LoadedModel) -> int:

@@ -129,11 +129,6 @@ class Table:
     # patterns of their names that are not used here, such as a pooler without a classifier
     ignored: tuple[str, ...] = ()
 
-    @property
-    def theirs(self) -> list[str]:
-        """Their names of all weights."""
-        return [name for entry in self.entries for name in entry.theirs]
-
     def ours(self, theirs: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Our tensors by name, one entry at a time, so a mapping that reads on demand is never fully in memory."""
         for entry in self.entries:

@@ -313,7 +313,6 @@ def step_biases(
     positions: Tensor,
     key_positions: Tensor,
     relative: RelativeBias | None,
-    *,
     names: Iterable[str],
     local_width: int | None,
     dtype: torch.dtype,
@@ -352,48 +351,6 @@ def step_biases(
     return biases
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    region: Region,
-    *,
-    backend: Backend,
-    dropout: DropoutKey | None,
-    rate: float,
-    scale: float,
-) -> Tensor:
-    """Attention within one region: softmax(scale Q K^T + bias) V.
-
-    Args:
-        query: *Shape:* (rows, heads, queries, head size)
-        key: *Shape:* (rows, heads, keys, head size)
-        value: *Shape:* (rows, heads, keys, head size)
-        region: The keys the queries may read, with their bias.
-        backend: `explicit` computes the scores by matrix products; `sdpa` and `flex` are torch's fused kernels.
-        dropout: Dropout of this forward pass; None in evaluation.
-        rate: Dropout rate of the attention probabilities.
-        scale: Factor of the scores, see `score_scale`.
-
-    Returns:
-        *Shape:* (rows, heads, queries, head size)
-    """
-    if region.block_mask is not None:
-        kernel = _flex_kernel(query.is_cuda)
-        return kernel(query, key, value, region.score_mod, block_mask=region.block_mask, scale=scale)
-    if backend != "explicit" and (dropout is None or rate == 0 or query.is_cuda):
-        return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=region.bias, dropout_p=rate if dropout is not None else 0.0, scale=scale
-        )
-    scores = (query * scale) @ key.transpose(-1, -2)
-    if region.bias is not None:
-        scores = scores + region.bias if region.bias.requires_grad else scores.add_(region.bias)
-    probabilities = torch.softmax(scores, dim=-1)
-    if dropout is not None:
-        probabilities = dropout(probabilities, rate)
-    return probabilities @ value
-
-
 @functools.cache
 def _flex_kernel(compiled: bool) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
@@ -407,11 +364,6 @@ def head_width(settings: ModelSettings) -> int:
     return settings.head_size or settings.hidden_size // settings.num_heads
 
 
-def score_scale(settings: ModelSettings) -> float:
-    """Factor of the attention scores: 1 / sqrt(head size), or 1 without scaling (T5)."""
-    return float(head_width(settings) ** -0.5) if settings.scale_scores else 1.0
-
-
 class AttentionWeights(nn.Module):
     """What self-attention and cross-attention have in common."""
 
@@ -420,8 +372,93 @@ class AttentionWeights(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.num_heads, self.width = settings.num_heads, settings.num_heads * head_width(settings)
-        self.rate, self.scale = settings.attention_dropout, score_scale(settings)
+        size, self.num_heads = head_width(settings), settings.num_heads
+        self.width, self.rate = self.num_heads * size, settings.attention_dropout
+        self.scale = size**-0.5 if settings.scale_scores else 1.0  # T5 does not scale
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, region: Region, backend: Backend, dropout: DropoutKey | None
+    ) -> Tensor:
+        """Attention within one region: softmax(scale Q K^T + bias) V.
+
+        Args:
+            query: *Shape:* (rows, heads, queries, head size)
+            key: *Shape:* (rows, heads, keys, head size)
+            value: *Shape:* (rows, heads, keys, head size)
+            region: The keys the queries may read, with their bias.
+            backend: `explicit` computes the scores by matrix products; `sdpa` and `flex` are torch's fused kernels.
+            dropout: Dropout of this forward pass; None in evaluation.
+
+        Returns:
+            *Shape:* (rows, heads, queries, head size)
+        """
+        rate, scale = self.rate, self.scale
+        if region.block_mask is not None:
+            kernel = _flex_kernel(query.is_cuda)
+            return kernel(query, key, value, region.score_mod, block_mask=region.block_mask, scale=scale)
+        if backend != "explicit" and (dropout is None or rate == 0 or query.is_cuda):
+            return functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=region.bias, dropout_p=rate if dropout is not None else 0.0, scale=scale
+            )
+        scores = (query * scale) @ key.transpose(-1, -2)
+        if region.bias is not None:
+            scores = scores + region.bias if region.bias.requires_grad else scores.add_(region.bias)
+        probabilities = torch.softmax(scores, dim=-1)
+        if dropout is not None:
+            probabilities = dropout(probabilities, rate)
+        return probabilities @ value
+
+    def attend_buckets(
+        self, query: Tensor, key: Tensor, value: Tensor, buckets: Sequence[BucketPlan], backend: Backend,
+        dropout: DropoutKey | None,
+    ) -> Tensor:  # fmt: skip
+        """Attention of buckets, each by itself. *Shape:* (rows, queries or keys, width) to (rows, queries, width)"""
+
+        def by_head(states: Tensor, widths: Sequence[int]) -> list[Tensor]:
+            """*Shape:* (rows, heads, slots, head size) of each bucket"""
+            parts: Sequence[Tensor] = [states]
+            if len(buckets) > 1:
+                parts = states[0].split([bucket.rows * width for bucket, width in zip(buckets, widths, strict=True)])
+            shapes = [(bucket.rows, width, self.num_heads, -1) for bucket, width in zip(buckets, widths, strict=True)]
+            return [part.view(shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
+
+        queries = by_head(query, [bucket.queries for bucket in buckets])
+        keys, values = (by_head(part, [bucket.keys for bucket in buckets]) for part in (key, value))
+        joined = []
+        for asking, key, value, bucket in zip(queries, keys, values, buckets, strict=True):
+            sizes = [region.last - region.first for region in bucket.regions]
+            parts = []
+            for part, region in zip(asking.split(sizes, dim=2), bucket.regions, strict=True):
+                if self.terms is not None and region.relation is not None:
+                    part, bias = self.terms(part, region.relation)
+                    region = dataclasses.replace(region, bias=bias if region.bias is None else bias + region.bias)
+                read = key[:, :, : region.keys], value[:, :, : region.keys]
+                parts.append(self.attend(part, *read, region, backend, dropout))
+            attended = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+            joined.append(attended.transpose(1, 2).flatten(2))
+        return joined[0] if len(joined) == 1 else torch.cat([part.flatten(0, 1) for part in joined])[None]
+
+    def attend_stored(self, query: Tensor, keys: Tensor, values: Tensor, biases: Iterable[Tensor]) -> Tensor:
+        """Attention of a few slots to stored keys, projected; in generation.
+
+        Args:
+            query: *Shape:* (rows, slots, heads, head size)
+            keys: *Shape:* (rows, heads, head size, keys)
+            values: *Shape:* (rows, heads, keys, head size)
+            biases: Tensors that are added to the scores one after the other.
+                *Shape:* (rows or 1, heads or 1, slots or 1, keys)
+
+        Returns:
+            *Shape:* (rows, slots, hidden size)
+        """
+        shape = len(query), self.num_heads
+        asking = (query * self.scale).transpose(1, 2).flatten(0, 1)
+        scores = torch.bmm(asking, keys.flatten(0, 1)).unflatten(0, shape)
+        for bias in biases:
+            scores.add_(bias)
+        attended = torch.bmm(torch.softmax(scores, dim=-1).flatten(0, 1), values.flatten(0, 1))
+        projected: Tensor = self.output(attended.unflatten(0, shape).transpose(1, 2).flatten(2))
+        return projected
 
 
 class SelfAttention(AttentionWeights):
@@ -441,69 +478,6 @@ class SelfAttention(AttentionWeights):
         self.qkv = nn.Linear(settings.hidden_size, 3 * self.width, bias=biases)
         self.output = nn.Linear(self.width, settings.hidden_size, bias=biases)
         self.terms = RelativeTerms(settings) if relative else None
-
-
-def attend_buckets(
-    attention: AttentionWeights,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    buckets: Sequence[BucketPlan],
-    *,
-    backend: Backend,
-    dropout: DropoutKey | None,
-) -> Tensor:
-    """Attention of concatenated buckets, each by itself. *Shape:* (rows, queries or keys, width) to (rows, queries, width)"""
-
-    def by_head(states: Tensor, widths: Sequence[int]) -> list[Tensor]:
-        """*Shape:* (rows, heads, slots, head size) of each bucket"""
-        parts: Sequence[Tensor] = [states]
-        if len(buckets) > 1:
-            parts = states[0].split([bucket.rows * width for bucket, width in zip(buckets, widths, strict=True)])
-        shapes = [(bucket.rows, width, attention.num_heads, -1) for bucket, width in zip(buckets, widths, strict=True)]
-        return [part.view(shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
-
-    queries = by_head(query, [bucket.queries for bucket in buckets])
-    keys, values = (by_head(part, [bucket.keys for bucket in buckets]) for part in (key, value))
-    joined = []
-    for asking, key, value, bucket in zip(queries, keys, values, buckets, strict=True):
-        sizes = [region.last - region.first for region in bucket.regions]
-        parts = []
-        for part, region in zip(asking.split(sizes, dim=2), bucket.regions, strict=True):
-            if attention.terms is not None and region.relation is not None:
-                part, bias = attention.terms(part, region.relation)
-                region = dataclasses.replace(region, bias=bias if region.bias is None else bias + region.bias)
-            read = key[:, :, : region.keys], value[:, :, : region.keys]
-            rate, scale = attention.rate, attention.scale
-            parts.append(attend(part, *read, region, backend=backend, dropout=dropout, rate=rate, scale=scale))
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-        joined.append(attended.transpose(1, 2).flatten(2))
-    return joined[0] if len(joined) == 1 else torch.cat([part.flatten(0, 1) for part in joined])[None]
-
-
-def attend_stored(
-    attention: AttentionWeights, query: Tensor, keys: Tensor, values: Tensor, biases: Iterable[Tensor]
-) -> Tensor:
-    """Attention of a few slots to stored keys, projected; in generation.
-
-    Args:
-        attention: The weights.
-        query: *Shape:* (rows, slots, heads, head size)
-        keys: *Shape:* (rows, heads, head size, keys)
-        values: *Shape:* (rows, heads, keys, head size)
-        biases: Tensors that are added to the scores one after the other. *Shape:* (rows or 1, heads or 1, slots or 1, keys)
-
-    Returns:
-        *Shape:* (rows, slots, hidden size)
-    """
-    shape = len(query), attention.num_heads
-    asking = (query * attention.scale).transpose(1, 2).flatten(0, 1)
-    scores = torch.bmm(asking, keys.flatten(0, 1)).unflatten(0, shape)
-    for bias in biases:
-        scores.add_(bias)
-    attended = torch.bmm(torch.softmax(scores, dim=-1).flatten(0, 1), values.flatten(0, 1))
-    projected: Tensor = attention.output(attended.unflatten(0, shape).transpose(1, 2).flatten(2))
-    return projected
 
 
 def in_one_row(hidden: Tensor) -> Tensor:

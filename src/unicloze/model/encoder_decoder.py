@@ -18,8 +18,6 @@ from unicloze.model.attention import (
     Backend,
     BucketPlan,
     Region,
-    attend_buckets,
-    attend_stored,
     choose_backend,
     score_bias,
     score_dtype,
@@ -215,9 +213,7 @@ class SourceStates:
         """See `SourceReader.attend`."""
         asked = project(attention.query, normed, self.dropout)
         key, value = project(attention.key_value, self.states, self.dropout).split(attention.width, dim=-1)
-        joined = attend_buckets(
-            attention, asked, key, value, self._buckets, backend=self._backend, dropout=self.dropout
-        )
+        joined = attention.attend_buckets(asked, key, value, self._buckets, self._backend, self.dropout)
         return project(attention.output, joined, self.dropout)
 
 
@@ -275,4 +271,4 @@ class SourceKeys:
         """See `SourceReader.attend`."""
         query = attention.query(normed).unflatten(2, (attention.num_heads, -1))
         biases = [] if self.bias is None else [self.bias]
-        return attend_stored(attention, query, self.keys[number], self.values[number], biases)
+        return attention.attend_stored(query, self.keys[number], self.values[number], biases)

@@ -24,15 +24,7 @@ from torch import Tensor
 from unicloze import visibility_masks as masks
 from unicloze.errors import UsageError
 from unicloze.example import Batch, Leading
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderInputs:
-    """How a model encodes a text."""
-
-    visibility: Literal["bidirectional", "left_to_right"] = "bidirectional"  # which slots a slot reads
-    segment_ids: tuple[int, int] = (0, 1)  # segment ids of a text and of its second part
-    local_width: int | None = None  # how many slots to its left a slot reads in `local` layers
+from unicloze.settings import Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +80,11 @@ def check_positions(real_slots: Tensor, slots: int, max_positions: int) -> None:
 
 def encoding_batch(
     input_ids: Tensor,
-    attention_mask: Tensor | None,
-    part: Tensor | None,
-    position_ids: Tensor | None,
+    attention_mask: Tensor | None = None,
+    part: Tensor | None = None,
+    position_ids: Tensor | None = None,
     *,
-    rule: EncoderInputs,
+    rule: Reading,
     max_positions: int,
 ) -> Batch:
     """A batch of texts to encode, without targets. Padding may be at either end of a row; it reads only itself.
@@ -115,7 +107,7 @@ def encoding_batch(
     return Batch(
         input_ids=input_ids,
         position_ids=positions_of(real) if position_ids is None else position_ids,
-        segment_ids=named_segments(rule.segment_ids, torch.zeros_like(input_ids) if part is None else part),
+        segment_ids=named_segments(rule.segments, torch.zeros_like(input_ids) if part is None else part),
         intervals=masks.real_rows(real, both_ways=both_ways),
         leading=Leading(slots=mutual, keys=mutual, alike=True, in_order=position_ids is None, shorter=None),
         targets={},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -159,33 +160,21 @@ class BoundaryHead(nn.Module):
         return vocabulary_logits(outer, embeddings, self.bias)
 
 
-class PairHead(nn.Module):
-    """BERT's pooler and a linear layer: classifies a segment pair from the first slot (BERT, Section 3.1)."""
+class DenseHead(nn.Module):
+    """A dense layer, an activation and a linear layer.
 
-    def __init__(self, settings: ModelSettings) -> None:
+    With tanh it classifies a segment pair from the first slot (BERT's pooler; BERT, Section 3.1); with the activation of the
+    layers and one output it tells replaced tokens (ELECTRA's discriminator; Clark et al. 2020, Section 2).
+    """
+
+    def __init__(self, width: int, outputs: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.dense = nn.Linear(settings.hidden_size, settings.hidden_size)
-        self.output = nn.Linear(settings.hidden_size, 2)
+        self.dense, self.output, self.activation = nn.Linear(width, width), nn.Linear(width, outputs), activation
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits of "follows" and "does not". *Shape:* (..., hidden size) to (..., 2)"""
-        logits: Tensor = self.output(torch.tanh(self.dense(hidden)))
-        return logits
-
-
-class ReplacedTokenHead(nn.Module):
-    """ELECTRA's discriminator head: dense, activation, one logit (Clark et al. 2020, Section 2)."""
-
-    def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.dense = nn.Linear(settings.hidden_size, settings.hidden_size)
-        self.activation = ACTIVATIONS[settings.activation]
-        self.output = nn.Linear(settings.hidden_size, 1)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Logit of "replaced". *Shape:* (..., hidden size) to (...)"""
+        """Logits. *Shape:* (..., hidden size) to (..., outputs)"""
         logits: Tensor = self.output(self.activation(self.dense(hidden)))
-        return logits.squeeze(-1)
+        return logits
 
 
 class _CrossEntropy(torch.autograd.Function):

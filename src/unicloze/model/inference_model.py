@@ -69,12 +69,12 @@ class Output:
     def __init__(self, model: UnifiedModel, dtype: torch.dtype) -> None:
         if not hasattr(model, "token_head"):
             raise UsageError("this model does not predict tokens, so it cannot generate text: use another objective")
-        self._head, self._dtype = model.token_head, dtype
+        self.head, self._dtype = model.token_head, dtype
         self._output = linear_for(model.token_head.matrix(model.token_table), model.token_head.bias, dtype)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """*Shape:* (..., hidden size) to (..., vocabulary), float32"""
-        logits: Tensor = self._output(self._head.transform(hidden).to(self._dtype))
+        logits: Tensor = self._output(self.head.transform(hidden).to(self._dtype))
         return logits.float()
 
 
@@ -92,20 +92,18 @@ class IncrementalModel:
     """
 
     def __init__(self, model: UnifiedModel, dtype: torch.dtype) -> None:
-        if not hasattr(model, "token_head"):
-            raise UsageError("this model does not predict tokens, so it cannot generate text: use another objective")
+        self._logits = Output(model, dtype)
         check_steps(model.settings)
         shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
-        self._backbone, self._head = copy.deepcopy(model.transformer, shared), copy.deepcopy(model.token_head, shared)
-        for module in (*self._backbone.modules(), *self._head.modules()):
+        self._backbone = copy.deepcopy(model.transformer, shared)
+        self._logits.head = copy.deepcopy(model.token_head, shared)
+        for module in (*self._backbone.modules(), *self._logits.head.modules()):
             for name, part in list(module.named_children()):
                 if isinstance(part, nn.Linear | LowRankLinear):
                     weight = part.merged_weight() if isinstance(part, LowRankLinear) else part.weight
                     setattr(module, name, linear_for(weight, part.bias, dtype))
-        tokens = model.transformer.embeddings.tokens.weight
         self.settings, self.max_positions, self.vocab_size = model.settings, model.max_positions, model.vocab_size
-        self.device, self.dtype = tokens.device, dtype
-        self._output = linear_for(model.token_head.matrix(tokens), model.token_head.bias, dtype)
+        self.device, self.dtype = model.transformer.embeddings.tokens.weight.device, dtype
         self._writes = self._backbone.decoder or self._backbone
 
     def cache(self, rows: int, capacity: int) -> Cache:
@@ -170,6 +168,4 @@ class IncrementalModel:
         positions, segments = (ids.repeat_interleave(copies, dim=1) for ids in (position_ids, segment_ids))
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             states = self._writes.read(input_ids.flatten(1), positions, segments, reader, source=cache.source)
-            hidden = deque(states, maxlen=1).pop()
-            logits: Tensor = self._output(self._head.transform(hidden))
-        return logits.float()
+            return self._logits(deque(states, maxlen=1).pop())

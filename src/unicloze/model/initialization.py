@@ -40,7 +40,14 @@ def draw_weights(model: nn.Module, backbone: Backbone | RecurrentBackbone | Tran
     """
     generator = torch.Generator().manual_seed(seed)
     settings = backbone.settings
-    deviations = dict(_t5_deviations(model, settings) if settings.initializer == "t5" else _scaled(backbone))
+    deviations: dict[int, Sequence[float]] = {}
+    if settings.initializer == "t5":
+        deviations |= _t5_deviations(model, settings)
+    elif settings.scaled_init and isinstance(
+        backbone, Backbone
+    ):  # smaller where they write into the residual stream (GPT-2)
+        smaller = settings.initializer_range / math.sqrt(2 * settings.num_layers)
+        deviations |= {id(module): (smaller,) for module in backbone.residual_writers()}
     adapters = [module for module in model.modules() if isinstance(module, Adapter)]
     deviations |= {id(linear): (DEVIATION,) for adapter in adapters for linear in (adapter.down, adapter.up)}
     updated = [module for module in model.modules() if isinstance(module, LowRankLinear)]
@@ -95,15 +102,6 @@ def _draw_lstms(backbone: nn.Module, initializer_range: float, seed: int) -> Non
                 module.initialize(generator)
             elif isinstance(module, nn.Embedding) and module not in of_characters:
                 module.weight.uniform_(-initializer_range, initializer_range, generator=generator)
-
-
-def _scaled(backbone: Backbone | RecurrentBackbone | TranslationBackbone) -> Deviations:
-    """Smaller deviations of the matrices that write into the residual stream (GPT-2), if the settings ask for them."""
-    settings = backbone.settings
-    if not settings.scaled_init or not isinstance(backbone, Backbone):
-        return {}
-    deviation = settings.initializer_range / math.sqrt(2 * settings.num_layers)
-    return {id(module): (deviation,) for module in backbone.residual_writers()}
 
 
 def _t5_deviations(model: nn.Module, settings: ModelSettings) -> Deviations:

@@ -15,8 +15,9 @@ from unicloze.example import Batch, TargetBatch, nonzero, predicts_tokens
 from unicloze.model.backbone import Backbone, embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import TRAINING, Amounts, backbone_flops, linear_flops
-from unicloze.model.heads import BoundaryHead, PairHead, ReplacedTokenHead, TokenHead, cross_entropy, mixed_losses
+from unicloze.model.heads import BoundaryHead, DenseHead, TokenHead, cross_entropy, mixed_losses
 from unicloze.model.initialization import draw_weights
+from unicloze.model.layers import ACTIVATIONS
 from unicloze.model.recurrent.backbone import RecurrentBackbone, predicted
 from unicloze.model.recurrent.translation import TranslationBackbone
 from unicloze.model.task_heads import TASK_HEADS, LayerMix, TaskHead
@@ -100,9 +101,9 @@ class UnifiedModel(nn.Module):
         if settings.pooler:
             self.pooler = nn.Linear(settings.hidden_size, settings.hidden_size)
         if set(targets) & set(PAIR_TARGETS):
-            self.pair_head = PairHead(settings)
+            self.pair_head = DenseHead(settings.hidden_size, 2, torch.tanh)
         if "rtd" in targets:
-            self.replaced_head = ReplacedTokenHead(settings)
+            self.replaced_head = DenseHead(settings.hidden_size, 1, ACTIVATIONS[settings.activation])
         if "sbo" in targets:
             self.boundary_head = BoundaryHead(settings, vocab_size=vocab_size)
         self.layer_mix = LayerMix(settings.num_layers) if settings.layer_mix and heads else None
@@ -243,7 +244,7 @@ class UnifiedModel(nn.Module):
     def _other_losses(self, name: str, hidden: Tensor, target: TargetBatch) -> Tensor:
         """Loss of every prediction of a target with its own head. *Shape:* (rows, predictions)"""
         if name == "rtd":
-            replaced, labels = self.replaced_head(hidden).float(), target.labels.float()
+            replaced, labels = self.replaced_head(hidden).squeeze(-1).float(), target.labels.float()
             return functional.binary_cross_entropy_with_logits(replaced, labels, reduction="none")
         if name == "sbo":
             return self._boundary_losses(hidden, target)

@@ -27,9 +27,6 @@ from unicloze.model.attention import (
     Region,
     RelativeBias,
     SelfAttention,
-    attend,
-    attend_buckets,
-    attend_stored,
     choose_backend,
     head_width,
     in_one_row,
@@ -155,11 +152,6 @@ Append = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 """Appends new keys and values of a layer, by its number, and returns all of them. *Shape:* (rows, heads, slots, head size)"""
 
 
-def takes_steps(settings: ModelSettings) -> bool:
-    """Whether keys and values are all that a model's layers need of earlier slots, so that they can be cached."""
-    return settings.kind != "recurrent" and settings.positions != "transformer_xl"
-
-
 def check_steps(settings: ModelSettings) -> None:
     """Reject a model whose layers need more of earlier slots than their keys and values."""
     if settings.kind == "recurrent":
@@ -261,7 +253,7 @@ class LayerRows:
         buckets, selected, attention = self.buckets, self.selected, layer.attention
         earlier = None if self.memory is None else layer.before_attention(self.memory)
         query, key, value = _project(attention, normed, earlier, None if self.late else selected, self.dropout)
-        joined = attend_buckets(attention, query, key, value, buckets, backend=self.backend, dropout=self.dropout)
+        joined = attention.attend_buckets(query, key, value, buckets, self.backend, self.dropout)
         if self.late and selected is not None:
             joined = select_slots(in_one_row(joined), selected)
         return project(attention.output, joined, self.dropout)
@@ -295,16 +287,8 @@ class OwnCache:
         if reads is not None and FEW * slots <= last < cache.capacity:
             reads, last = functional.pad(reads, (0, cache.capacity - last)), cache.capacity
         self._keys = last
-        biases = step_biases(
-            reads,
-            self.positions,
-            cache.positions[: len(self.positions), :last],
-            relative,
-            names=visibility,
-            local_width=self.local_width,
-            dtype=score_dtype(hidden),
-            copies=self.copies,
-        )
+        earlier, dtype = cache.positions[: len(self.positions), :last], score_dtype(hidden)
+        biases = step_biases(reads, self.positions, earlier, relative, visibility, self.local_width, dtype, self.copies)
         self._biases = [biases[name] for name in visibility]
 
     def at(self, number: int) -> OwnCache:
@@ -333,7 +317,7 @@ class OwnCache:
             bias if select is None or bias.shape[2] == 1 else _selected_bias(bias, select)
             for bias in self._biases[layer.number]
         )
-        return attend_stored(attention, asking, keys[:, :, :, : self._keys], values[:, :, : self._keys], biases)
+        return attention.attend_stored(asking, keys[:, :, :, : self._keys], values[:, :, : self._keys], biases)
 
     def _selected(self, layer: Layer) -> slice | Tensor | None:
         return self.select if layer.number == len(self._biases) - 1 else None
@@ -358,13 +342,7 @@ class GivenKeys:
         slots, dtype = self.slots, score_dtype(hidden)
         self._backend = self.backend or choose_backend(hidden, dtype, relative is not None)
         biases = step_biases(
-            slots.visible,
-            slots.positions,
-            slots.key_positions,
-            relative,
-            names=visibility,
-            local_width=self.local_width,
-            dtype=dtype,
+            slots.visible, slots.positions, slots.key_positions, relative, visibility, self.local_width, dtype
         )
         queries, keys = slots.visible.shape[1:]
         regions = {name: Region(0, queries, keys, bias) for name, (bias,) in biases.items()}
@@ -386,17 +364,7 @@ class GivenKeys:
             for part in attention.qkv(normed).chunk(3, dim=-1)
         )
         key, value = self.append(key, value, layer.number)
-        region = self._regions[layer.number]
-        attended = attend(
-            query,
-            key,
-            value,
-            region,
-            backend=self._backend,
-            dropout=self.dropout,
-            rate=attention.rate,
-            scale=attention.scale,
-        )
+        attended = attention.attend(query, key, value, self._regions[layer.number], self._backend, self.dropout)
         projected: Tensor = attention.output(attended.transpose(1, 2).flatten(2))
         return projected
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unicloze.example import Batch
+from unicloze.example import Batch, Memory
 from unicloze.model.attention import predicted_slots, select_slots
 from unicloze.model.backbone import embedding_width
 from unicloze.model.dropout import DropoutKey
@@ -206,64 +206,40 @@ class RecurrentBackbone(nn.Module):
         both_ways, intervals = self.settings.directions == "bidirectional", batch.intervals.cpu().numpy()
         directions = directions_of(self.settings)
         found = find_texts(intervals) if both_ways else find_runs(intervals, directions)
-        shown: list[Tensor] = []
         with torch.autocast(batch.input_ids.device.type, enabled=False):
             embedded = self.embeddings(batch.input_ids, dropout).float()
-            if both_ways:
-                width = embedded.shape[1]
-                sequences = {direction: Sequences(runs, width, embedded.device) for direction, runs in found.items()}
-                raw, shown, _ = read_both_ways(self.layers, embedded, sequences, self.settings, dropout)
-                layers = [*raw, shown[-1]]
-            else:
-                readings = [self._read(batch, embedded, each, found[each], dropout) for each in directions]
-                layers = [functools.reduce(torch.add, of_layer) for of_layer in zip(*readings, strict=True)]
+            width, device, settings = embedded.shape[1], embedded.device, self.settings
+            sequences = {direction: Sequences(runs, width, device) for direction, runs in found.items() if len(runs)}
+            readings: list[list[Tensor]] = []
+            for part in [sequences] if both_ways else [{each: steps} for each, steps in sequences.items()]:
+                alone = None if both_ways or batch.memory is None else Carried(batch.memory, found[next(iter(part))])
+                raw, shown, _ = read_layers(self.layers, embedded, part, settings, dropout, alone)
+                readings.append([*raw, shown[-1]])
+                if alone is not None and batch.text_slots is not None:
+                    alone.close()
+            layers = [functools.reduce(torch.add, of_layer) for of_layer in zip(*readings, strict=True)]
         runs = [found[FORWARD]] if both_ways else [*found.values()]
         penalty = None if dropout is None else penalty_of(layers[-2], layers[-1], runs, self.settings)
-        return Reading(states=[embedded, *layers], shown=shown, penalty=penalty)
-
-    def _read(
-        self, batch: Batch, embedded: Tensor, direction: Direction, runs: Runs, dropout: DropoutKey | None
-    ) -> list[Tensor]:
-        """Outputs of one direction, 0 at the slots of the other. *Shape:* (rows, slots, width) each"""
-        rows, width = embedded.shape[:2]
-        settings = self.settings
-        if not len(runs):
-            widths = [outputs for _, _, outputs in layer_widths(settings)]
-            return [embedded.new_zeros(rows, width, each) for each in (*widths, widths[-1])]
-        sequences = Sequences(runs, width, embedded.device)
-        carried = _Carried(batch, runs)
-        x = sequences.locked(sequences.gather(embedded), settings.input_dropout, dropout)
-        outputs = []
-        for number, layer in enumerate(self.layers):
-            assert isinstance(layer, Layer)
-            cell = layer.of(direction)
-            before = carried.state(number, cell)
-            output, after = cell(x, sequences.running, before, dropout)
-            carried.keep(number, after)
-            if settings.residual and number:
-                output = output + x
-            outputs.append(sequences.scatter(output, rows, width))
-            is_last = number == len(self.layers) - 1
-            x = sequences.locked(output, settings.dropout if is_last else settings.hidden_dropout, dropout)
-        carried.close()
-        return [*outputs, sequences.scatter(x, rows, width)]
+        return Reading(states=[embedded, *layers], shown=shown if both_ways else [], penalty=penalty)
 
 
-def read_both_ways(
+def read_layers(
     layers: nn.ModuleList,
     x: Tensor,
     sequences: Mapping[Direction, Sequences],
     settings: ModelSettings,
     dropout: DropoutKey | None,
+    carried: Carried | None = None,
 ) -> tuple[list[Tensor], list[Tensor], list[State]]:
-    """Read runs with bidirectional layers.
+    """Read the runs of one direction, from the state that is carried, or those of both with bidirectional layers.
 
     Returns:
         Outputs of each layer before and after dropout, *Shape:* (rows, slots, width) each; and output and cell in which each
         layer ends, *Shape:* (runs, width) each.
     """
     rows, width = x.shape[:2]
-    x = sequences[FORWARD].locked_slots(x, settings.input_dropout, dropout)
+    first = next(iter(sequences.values()))
+    x = first.locked(x, settings.input_dropout, dropout)
     raw, shown, final = [], [], []
     for number, layer in enumerate(layers):
         assert isinstance(layer, Layer)
@@ -271,14 +247,18 @@ def read_both_ways(
         for direction, each in sequences.items():
             cell = layer.of(direction)
             start = x.new_zeros(each.count, cell.outputs), x.new_zeros(each.count, cell.cells)
+            if carried is not None:
+                carried.begin(number, start)
             output, end = cell(each.gather(x), each.running, start, dropout)
+            if carried is not None:
+                carried.keep(number, end)
             sides.append(each.scatter(output, rows, width))
             ends.append(end)
         output = torch.cat(sides, dim=-1)
         if settings.residual and number:
             output = output + x
         is_last = number == len(layers) - 1
-        x = sequences[FORWARD].locked_slots(output, settings.dropout if is_last else settings.hidden_dropout, dropout)
+        x = first.locked(output, settings.dropout if is_last else settings.hidden_dropout, dropout)
         raw.append(output)
         shown.append(x)
         final.append((torch.cat([h for h, _ in ends], dim=1), torch.cat([c for _, c in ends], dim=1)))
@@ -313,15 +293,8 @@ class Sequences:
         whole = flat.new_zeros(rows * width, flat.shape[1]).index_copy(0, self._index, flat)
         return whole.view(rows, width, -1)
 
-    def locked(self, steps: Tensor, rate: float, dropout: DropoutKey | None) -> Tensor:
-        """Dropout with one mask for all steps of a run."""
-        if dropout is None or rate == 0:
-            return steps
-        mask = dropout(torch.ones(self.count, steps.shape[-1], device=steps.device), rate)
-        return steps * (mask[self._run] if self.running is not None else mask[:, None])
-
-    def locked_slots(self, states: Tensor, rate: float, dropout: DropoutKey | None) -> Tensor:
-        """The same for the states of slots, which are 0 outside of the runs. *Shape:* (rows, slots, width)"""
+    def locked(self, states: Tensor, rate: float, dropout: DropoutKey | None) -> Tensor:
+        """Dropout with one mask for all steps of a run. *Shape:* (rows, slots, width), of which only the runs are used"""
         if dropout is None or rate == 0:
             return states
         mask = dropout(torch.ones(self.count, states.shape[-1], device=states.device), rate)
@@ -333,46 +306,33 @@ class Sequences:
         return torch.zeros(slots, dtype=torch.bool, device=self._slots.device).index_fill(0, self._slots, True)
 
 
-class _Carried:
+class Carried:
     """The state that runs begin with and leave behind, in the memory of a batch.
 
     The memory holds output and cell of every layer, padded to the widest: those of layer n are its states 2n and 2n + 1.
     """
 
-    def __init__(self, batch: Batch, runs: Runs) -> None:
-        self._memory = batch.memory
-        self._updates = batch.memory is not None and batch.text_slots is not None
-        self._count = len(runs)
-        self._device = batch.input_ids.device
-        first = np.flatnonzero(runs.starts == 0)
-        self._runs = torch.from_numpy(first).to(self._device)
-        self._rows = torch.from_numpy(runs.rows[first]).to(self._device)
-        self._after = None if self._memory is None else torch.zeros_like(self._memory.states)
+    def __init__(self, memory: Memory, runs: Runs) -> None:
+        first, device = np.flatnonzero(runs.starts == 0), memory.lengths.device
+        self._memory, self._after = memory, torch.zeros_like(memory.states)
+        self._runs, self._rows = (torch.from_numpy(each).to(device) for each in (first, runs.rows[first]))
 
-    def state(self, layer: int, cell: RecurrentLayer) -> State:
-        """The state that a layer's runs begin with: 0 but for the first run of a row that continues."""
-        h = torch.zeros(self._count, cell.outputs, device=self._device)
-        c = torch.zeros(self._count, cell.cells, device=self._device)
-        if self._memory is None:
-            return h, c
+    def begin(self, layer: int, start: State) -> None:
+        """Fill in the state that a layer's runs begin with: 0 but for the first run of a row that continues."""
         known = self._memory.lengths.clamp(max=1)[self._rows, None]
-        for part, of_part in enumerate((h, c)):
+        for part, of_part in enumerate(start):
             states = self._memory.states[2 * layer + part, :, -1, : of_part.shape[1]]
             of_part[self._runs] = states[self._rows].float() * known
-        return h, c
 
     def keep(self, layer: int, state: State) -> None:
         """Note the state that a layer's runs end with."""
-        if self._after is None:
-            return
         for part, of_part in enumerate(state):
             self._after[2 * layer + part, self._rows, -1, : of_part.shape[1]] = of_part.detach()[self._runs]
 
     def close(self) -> None:
         """Put the noted states in the memory."""
-        if self._updates and self._memory is not None and self._after is not None and len(self._rows):
-            self._memory.states = self._after
-            self._memory.lengths = torch.ones_like(self._memory.lengths)
+        if len(self._rows):
+            self._memory.states, self._memory.lengths = self._after, torch.ones_like(self._memory.lengths)
 
 
 def predicted(batch: Batch, states: Tensor) -> Tensor:

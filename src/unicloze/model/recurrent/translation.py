@@ -14,7 +14,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Batch
 from unicloze.model.backbone import embedding_width
 from unicloze.model.dropout import DropoutKey
-from unicloze.model.recurrent.backbone import Embeddings, Layer, Sequences, layer_widths, predicted, read_both_ways
+from unicloze.model.recurrent.backbone import Embeddings, Layer, Sequences, layer_widths, predicted, read_layers
 from unicloze.model.recurrent.layers import BACKWARD, FORWARD, Runs, State, lstm_step
 from unicloze.settings import ModelSettings
 from unicloze.visibility import Intervals
@@ -235,9 +235,8 @@ class TranslationBackbone(nn.Module):
         """
         pairs = find_pairs(batch.intervals.cpu().numpy())
         with torch.autocast(batch.input_ids.device.type, enabled=False):
-            embedded, states, final = self.encode(batch.input_ids, pairs, dropout)
-            if pairs.targets.any():
-                embedded, states = self._decode(batch, pairs, embedded, states, final, dropout)
+            encoded = self.encode(batch.input_ids, pairs, dropout)
+            embedded, states = self._decode(batch, pairs, encoded, dropout) if pairs.targets.any() else encoded[:2]
         return [embedded, predicted(batch, states) if select else states]
 
     def encode(
@@ -262,19 +261,14 @@ class TranslationBackbone(nn.Module):
         embedded = self.embeddings(input_ids, dropout).float() * sequences[FORWARD].covered(rows * slots).view(
             rows, slots, 1
         )
-        _, shown, final = read_both_ways(self.layers, embedded, sequences, self.settings, dropout)
+        _, shown, final = read_layers(self.layers, embedded, sequences, self.settings, dropout)
         return embedded, shown[-1], final
 
     def _decode(
-        self,
-        batch: Batch,
-        pairs: Pairs,
-        embedded: Tensor,
-        states: Tensor,
-        final: list[State],
-        dropout: DropoutKey | None,
+        self, batch: Batch, pairs: Pairs, encoded: tuple[Tensor, Tensor, list[State]], dropout: DropoutKey | None
     ) -> tuple[Tensor, Tensor]:
         """Embeddings and states of all slots, those of the targets added. *Shape:* (rows, slots, width) each"""
+        embedded, states, final = encoded
         rows, slots = batch.input_ids.shape
         device, settings, decoder = batch.input_ids.device, self.settings, self.decoder
         chosen = pairs.with_targets()
