@@ -61,7 +61,7 @@ def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
     from unicloze.pretraining.budget import flops_of
     from unicloze.settings import ModelSettings, TrainingSettings
     from unicloze.training.batches import MicroBatch
-    from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+    from unicloze.training.loop import Compute, TrainState, losses_and_norm
     from unicloze.training.optimizers import build_optimizers
 
     dropout = spec.get("dropout", 0.0)
@@ -79,7 +79,7 @@ def ours(spec: dict[str, Any]) -> tuple[Callable[[int], None], dict[str, float]]
     def step(number: int) -> None:
         windows = full_windows(spec["batch"], spec["window"], seed=number)
         micro_batch = MicroBatch(unilmv2(windows, VOCABULARY, objective), windows)
-        accumulate_gradients(state, [micro_batch], training, compute, str)
+        losses_and_norm(state, [micro_batch], training, compute, str)
         for optimizer in state.optimizers:
             optimizer.step()
 

@@ -28,7 +28,7 @@ from unicloze.tasks.unanswerable import unanswerable, write_training_records
 from unicloze.training.batches import MicroBatch
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import LoadedModel, load_model, ready_model
-from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+from unicloze.training.loop import Compute, TrainState, losses_and_norm
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 
@@ -53,7 +53,7 @@ def gradients(recipe: Recipe, start: LoadedModel, step: list[MicroBatch]) -> dic
     model = ready_model(recipe, start.model.vocab_size, torch.device("cpu"))
     start_weights(model, start, recipe.task)
     state = TrainState(model=model, optimizers=[])
-    accumulate_gradients(state, step, recipe.training, CPU, lambda batch: batch.place)
+    losses_and_norm(state, step, dataclasses.replace(recipe.training, clip_norm=0.0), CPU, lambda batch: batch.place)
     return {
         name: torch.zeros_like(weight) if weight.grad is None else weight.grad
         for name, weight in model.named_parameters()

@@ -22,7 +22,7 @@ from unicloze.settings import Recipe
 from unicloze.training import memory as forecast
 from unicloze.training.batches import training_steps
 from unicloze.training.loading import ready_model
-from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+from unicloze.training.loop import Compute, TrainState, losses_and_norm
 from unicloze.training.optimizers import build_optimizers
 
 SMALL: dict[str, Any] = {
@@ -45,7 +45,7 @@ def steps_of(recipe: Recipe, *, checkpoints: bool, live: bool = False) -> tuple[
         steps = training_steps(recipe, sampler_of, 0)
         with Live(itertools.chain(model.parameters(), model.buffers())) as held:
             for state.step in range(2):
-                accumulate_gradients(state, next(steps), recipe.training, compute, lambda _: "")
+                losses_and_norm(state, next(steps), recipe.training, compute, lambda _: "")
                 for optimizer in state.optimizers:
                     optimizer.step()
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}, held.peak

@@ -38,7 +38,7 @@ from unicloze.records.record import Record
 from unicloze.settings import Recipe, ViewName
 from unicloze.tasks import TASKS, of_view
 from unicloze.training.loading import LoadedModel, build_model, load_model
-from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient, update
+from unicloze.training.loop import Compute, TrainState, clip_gradient, losses_and_norm, update
 from unicloze.training.optimizers import build_optimizers
 
 SMALL = {
@@ -180,7 +180,8 @@ def test_views_learn_what_the_primary_head_predicts_without_dropout(tiny: Loaded
     micro_batch = unlabelled_batch(recipe, tiny, data)
     state = TrainState(model=model, optimizers=[], step=1)
     compute = dataclasses.replace(CPU, soften=OwnTeacher(model, recipe))
-    losses = accumulate_gradients(state, [micro_batch], recipe.training, compute, lambda _: "")
+    unclipped = dataclasses.replace(recipe.training, clip_norm=0.0)
+    losses, _ = losses_and_norm(state, [micro_batch], unclipped, compute, lambda _: "")
     assert list(losses) == [of_view("tags", name) for name in NAMES]
     ours = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
@@ -224,7 +225,7 @@ def test_a_labelled_step_trains_the_primary_head_alone(tiny: LoadedModel, tmp_pa
         model, data = ready(each, tiny), data_of(tagged(), each, tiny)
         step = next(finetuning_steps(data, each, tiny.tokenizer.vocabulary, "cpu", 0))
         compute = dataclasses.replace(CPU, soften=OwnTeacher(model, each))
-        losses = accumulate_gradients(TrainState(model, []), step, each.training, compute, lambda _: "")
+        losses, _ = losses_and_norm(TrainState(model, []), step, each.training, compute, lambda _: "")
         grads = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
         found.append((losses, grads))
     assert list(found[0][0]) == ["tags"] and found[0][1].keys() == found[1][1].keys()
@@ -443,7 +444,7 @@ def test_the_papers_network_takes_a_step_of_either_kind(tiny: LoadedModel, tmp_p
     for step, names in zip(
         finetuning_steps(data, recipe, tiny.tokenizer.vocabulary, "cpu", 0), (["tags"], [*widths][1:]), strict=False
     ):
-        losses = accumulate_gradients(state, step, recipe.training, compute, lambda _: "")
+        losses, _ = losses_and_norm(state, step, recipe.training, compute, lambda _: "")
         assert list(losses) == names and all(np.isfinite(each) for each in losses.values())
         update(state, float(clip_gradient(model, 1.0)), recipe.training)
         state.step += 1

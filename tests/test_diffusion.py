@@ -21,7 +21,7 @@ from unicloze.model.model import UnifiedModel
 from unicloze.objectives import diffusion, make_examples
 from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
-from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+from unicloze.training.loop import Compute, TrainState, losses_and_norm
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 EPS = diffusion.LOWEST_LEVEL
@@ -188,7 +188,7 @@ def test_the_loss_is_normalised_over_the_global_batch(size: int | None) -> None:
     for rows in (8, 4, 1):
         parts = [MicroBatch(examples[i : i + rows], windows[i : i + rows]) for i in range(0, 8, rows)]
         state = TrainState(model=toys.model(), optimizers=[])
-        losses = accumulate_gradients(state, parts, TrainingSettings(), CPU, str)
+        losses, _ = losses_and_norm(state, parts, TrainingSettings(), CPU, str)
         assert losses == {"diffusion": pytest.approx(expected, rel=1e-5)}
         gradients.append(torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None]))
     scale = float(gradients[0].abs().max())

@@ -41,7 +41,7 @@ from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import load_newest
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
-from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+from unicloze.training.loop import Compute, TrainState, losses_and_norm
 
 SHAPE = ModelSettings(
     hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, relative_bias=False, generator_size=0.5,
@@ -307,7 +307,7 @@ def test_the_loss_is_the_generators_and_fifty_times_the_discriminators() -> None
         with torch.no_grad():
             model.generator.token_head.bias[20] = 100.0  # every sample, independent of the draw
         parts = [MicroBatch(examples[i : i + rows], windows[i : i + rows], {"rtd": 50.0}) for i in range(0, 6, rows)]
-        losses = accumulate_gradients(TrainState(model=model, optimizers=[]), parts, TrainingSettings(), CPU, str)
+        losses, _ = losses_and_norm(TrainState(model=model, optimizers=[]), parts, TrainingSettings(), CPU, str)
         found.append((losses, {name: parameter.grad for name, parameter in model.named_parameters()}))
     model = electra()
     with torch.no_grad():

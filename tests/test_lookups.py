@@ -11,7 +11,7 @@ from test_training import CPU, micro_batches
 from unicloze.objectives import settings_of
 from unicloze.settings import TrainingSettings
 from unicloze.training import gradients as lookups
-from unicloze.training.loop import TrainState, accumulate_gradients
+from unicloze.training.loop import TrainState, losses_and_norm
 
 READ = torch.tensor([[3, 3, 9], [0, 3, 9]])
 
@@ -19,7 +19,7 @@ READ = torch.tensor([[3, 3, 9], [0, 3, 9]])
 def gradients(monkeypatch: pytest.MonkeyPatch, large: int) -> dict[str, torch.Tensor]:
     monkeypatch.setattr(lookups, "LARGE", large)
     state = TrainState(model=toys.model(), optimizers=[])
-    accumulate_gradients(state, micro_batches(4, 3, settings_of()), TrainingSettings(), CPU, str)
+    losses_and_norm(state, micro_batches(4, 3, settings_of()), TrainingSettings(), CPU, str)
     return {name: weight.grad for name, weight in state.model.named_parameters() if weight.grad is not None}
 
 

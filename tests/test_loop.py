@@ -27,10 +27,10 @@ from unicloze.training.loop import (
     Hooks,
     NonFiniteError,
     TrainState,
-    accumulate_gradients,
     clip_gradient,
     evaluate,
     fit,
+    losses_and_norm,
 )
 from unicloze.training.optimizers import build_optimizers
 
@@ -97,12 +97,12 @@ def test_dropout_differs_between_equal_micro_batches_and_is_off_where_the_model_
     settings = TrainingSettings()
     state = state_of(settings, dropout=0.3, attention_dropout=0.3)
     (one,) = micro_batches(1)
-    losses = [accumulate_gradients(state, [one], settings, CPU, str)["ae"] for _ in range(2)]
-    both = accumulate_gradients(state, [one, one], settings, CPU, str)["ae"]
+    losses = [losses_and_norm(state, [one], settings, CPU, str)[0]["ae"] for _ in range(2)]
+    both = losses_and_norm(state, [one, one], settings, CPU, str)[0]["ae"]
     assert losses[0] == losses[1] != pytest.approx(both, rel=1e-4)
     plain = evaluate(state.model, one.examples, CPU, 2)["ae"]
     assert not state.model.training and evaluate(state.model, one.examples, CPU, 2)["ae"] == plain
-    accumulate_gradients(state, [one], settings, CPU, str)
+    losses_and_norm(state, [one], settings, CPU, str)
     assert state.model.training
 
 
@@ -122,14 +122,14 @@ def test_a_target_without_predictions_costs_nothing(empty: list[str]) -> None:
     examples = batch.examples
     for name in empty:
         examples = emptied(examples, name)
-    losses = accumulate_gradients(state, [MicroBatch(examples, None)], settings, CPU, str)
+    losses, _ = losses_and_norm(state, [MicroBatch(examples, None)], settings, CPU, str)
     assert [losses[name] for name in empty] == [0.0] * len(empty)
     found = gradient_of(state.model)
     alone = {name: target for name, target in examples.targets.items() if name not in empty}
     if not alone:
         assert all(not gradient.any() for gradient in found.values())
         return
-    accumulate_gradients(state, [MicroBatch(dataclasses.replace(examples, targets=alone), None)], settings, CPU, str)
+    losses_and_norm(state, [MicroBatch(dataclasses.replace(examples, targets=alone), None)], settings, CPU, str)
     expected = gradient_of(state.model)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
@@ -140,7 +140,7 @@ def test_what_a_loss_is_divided_by_is_summed_over_the_batch_and_may_be_below_one
     target = examples.targets["ae"]
     light = dataclasses.replace(examples, targets={"ae": dataclasses.replace(target, weights=target.weights / 1000)})
     found = [
-        accumulate_gradients(state_of(TrainingSettings()), [MicroBatch(each, None)], TrainingSettings(), CPU, str)["ae"]
+        losses_and_norm(state_of(TrainingSettings()), [MicroBatch(each, None)], TrainingSettings(), CPU, str)[0]["ae"]
         for each in (light, examples)
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
@@ -150,7 +150,7 @@ def test_gradients_do_not_add_up_from_step_to_step() -> None:
     state, settings = state_of(TrainingSettings()), TrainingSettings()
     found = []
     for _ in range(2):
-        accumulate_gradients(state, micro_batches(2), settings, CPU, str)
+        losses_and_norm(state, micro_batches(2), settings, CPU, str)
         found.append(gradient_of(state.model))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -162,7 +162,7 @@ def test_gradients_of_a_step_are_freed_before_the_next_one(count: int) -> None:
     state = state_of(settings)
     gc.disable()
     try:
-        accumulate_gradients(state, micro_batches(count), settings, CPU, str)
+        losses_and_norm(state, micro_batches(count), settings, CPU, str)
         held = [weakref.ref(w.grad.untyped_storage()) for w in state.model.parameters() if w.grad is not None]
         state.model.zero_grad(set_to_none=True)
         assert held and not any(each() is not None for each in held)
@@ -174,7 +174,7 @@ def test_gradients_of_a_step_are_freed_before_the_next_one(count: int) -> None:
 def test_a_gradient_is_clipped_to_its_norm_only_where_it_is_longer(largest: float, scaled: bool) -> None:
     settings = TrainingSettings(steps=1, warmup_steps=0, clip_norm=largest)
     state = state_of(settings)
-    accumulate_gradients(state, micro_batches(1), settings, CPU, str)
+    losses_and_norm(state, micro_batches(1), TrainingSettings(), CPU, str)
     before = gradient_of(state.model)
     norm = float(clip_gradient(state.model, largest))
     assert norm == pytest.approx(float(torch.cat([each.flatten() for each in before.values()]).norm()), rel=1e-5)

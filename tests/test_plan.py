@@ -20,7 +20,7 @@ from unicloze.pretraining.plan import Plan, gradients_held, plan_run
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
 from unicloze.training.loading import build_model, ready_model
-from unicloze.training.loop import Compute, TrainState, accumulate_gradients
+from unicloze.training.loop import Compute, TrainState, losses_and_norm
 from unicloze.training.optimizers import build_optimizers
 
 SMALL: dict[str, Any] = {
@@ -39,7 +39,7 @@ def live_bytes(recipe: Recipe) -> int:
         steps = plan.training_steps(recipe, sampler_of, 0)
         with Live(itertools.chain(model.parameters(), model.buffers())) as live:
             for _ in range(2):
-                accumulate_gradients(state, next(steps), recipe.training, compute, lambda _: "")
+                losses_and_norm(state, next(steps), recipe.training, compute, lambda _: "")
                 for optimizer in state.optimizers:
                     optimizer.step()
     return live.peak + 4 * sum(weight.numel() for weight in model.parameters())

@@ -32,7 +32,7 @@ from unicloze.training.divergence import cure
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import build_model, load_model
 from unicloze.training.lock import free_after
-from unicloze.training.loop import Compute, Hooks, Interruption, TrainState, accumulate_gradients, fit, non_finite
+from unicloze.training.loop import Compute, Hooks, Interruption, TrainState, fit, losses_and_norm, non_finite
 from unicloze.training.optimizers import build_optimizers, schedule_factor, set_learning, set_learning_rate
 from unicloze.training.parallel import World
 
@@ -57,7 +57,7 @@ def test_micro_batches_weigh_as_one_batch() -> None:
     found = []
     for rows, count in ((12, 1), (4, 3), (1, 12)):
         state = TrainState(model=toys.model(), optimizers=[])
-        losses = accumulate_gradients(state, micro_batches(rows, count, objective), TrainingSettings(), CPU, str)
+        losses, _ = losses_and_norm(state, micro_batches(rows, count, objective), TrainingSettings(), CPU, str)
         found.append((losses, gradients(state.model)))
     for losses, grads in found[1:]:
         assert losses == pytest.approx(found[0][0], rel=1e-5)
@@ -68,7 +68,7 @@ def test_micro_batches_weigh_as_one_batch() -> None:
 def test_loss_is_the_mean_over_the_global_batch_times_its_coefficient() -> None:
     batches = micro_batches(3, 4, settings_of())
     state = TrainState(model=toys.model(), optimizers=[])
-    losses = accumulate_gradients(state, batches, TrainingSettings(), CPU, str)
+    losses, _ = losses_and_norm(state, batches, TrainingSettings(), CPU, str)
     total: dict[str, list[float]] = {"ae": [], "par": []}
     with torch.no_grad():
         for micro_batch in batches:
@@ -126,7 +126,7 @@ def test_optimizer_groups() -> None:
 def trained(optimizer: str = "muon") -> TrainState:
     model = toys.model()
     state = TrainState(model=model, optimizers=build_optimizers(model, TrainingSettings(optimizer=optimizer)))  # type: ignore[arg-type]
-    accumulate_gradients(state, micro_batches(4, 1, settings_of()), TrainingSettings(), CPU, str)
+    losses_and_norm(state, micro_batches(4, 1, settings_of()), TrainingSettings(), CPU, str)
     for built in state.optimizers:
         built.step()
     return state

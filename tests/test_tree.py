@@ -14,7 +14,7 @@ from unicloze.recipes import load_recipe
 from unicloze.settings import TrainingSettings
 from unicloze.training.batches import MicroBatch
 from unicloze.training.gradients import Node, PartialSums, leaves_of, nodes_of, rounds, share, traffic
-from unicloze.training.loop import accumulate_gradients
+from unicloze.training.loop import losses_and_norm
 
 
 def written_out(first: int, count: int, size: int) -> str:
@@ -80,7 +80,7 @@ def test_parts_of_a_mixture_are_spread_over_the_leaves() -> None:
 def gradients(leaves: int, count: int) -> dict[str, torch.Tensor]:
     settings = TrainingSettings(leaves=leaves)
     state = state_of(settings)
-    accumulate_gradients(state, micro_batches(count, rows=1), settings, CPU, str)
+    losses_and_norm(state, micro_batches(count, rows=1), settings, CPU, str)
     return gradient_of(state.model)
 
 
@@ -98,7 +98,7 @@ def test_gradients_are_added_leaf_by_leaf_and_in_the_tree() -> None:
         torch.stack([loss.total / weights[name] for name, loss in losses.items()]).sum().backward()
         alone.append(gradient_of(model))
     state = state_of(settings)
-    accumulate_gradients(state, batches, settings, CPU, str)
+    losses_and_norm(state, batches, settings, CPU, str)
     found = gradient_of(state.model)
     for name, gradient in found.items():
         g = [one[name] for one in alone]
@@ -122,9 +122,9 @@ def test_a_target_that_few_micro_batches_have_reaches_its_weights() -> None:
     examples = examples_of(4)
     batches = [MicroBatch(examples[row : row + 1], None) for row in range(4)]
     state, settings = state_of(TrainingSettings(), targets=("ae", "par", "lm")), TrainingSettings()
-    accumulate_gradients(state, batches, settings, CPU, str)
+    losses_and_norm(state, batches, settings, CPU, str)
     line = state_of(settings, targets=("ae", "par", "lm"))
-    accumulate_gradients(line, batches, TrainingSettings(leaves=1), CPU, str)
+    losses_and_norm(line, batches, TrainingSettings(leaves=1), CPU, str)
     assert gradient_of(state.model).keys() == gradient_of(line.model).keys()
 
 

@@ -129,11 +129,7 @@ def compare_recipes(
         raise UsageError(f"seeds is {seeds}: give 1 or more.")
     recipes = contestants(names, like=like, overrides=overrides or {})
     _check_one_text(recipes)
-    wanted = {
-        "schema": SCHEMA,
-        "recipes": [recipe.to_dict() for recipe in recipes],
-        "budget": str(budget),
-    }
+    wanted = {"schema": SCHEMA, "recipes": [recipe.to_dict() for recipe in recipes], "budget": str(budget)}
     _refuse_foreign(out)
     for recipe in recipes:
         try:
@@ -159,9 +155,8 @@ def compare_recipes(
     every_run = [(contestant, seed) for seed in range(seeds) for contestant in planned]
     jobs = []
     for number, (contestant, seed) in enumerate(every_run, 1):
-        name = contestant.recipe.name
-        label = f"{name}, seed {seed} ({number} of {len(every_run)})"
-        jobs.append(Job(contestant, seed, out / name / f"seed-{seed}", label))
+        label = f"{contestant.recipe.name}, seed {seed} ({number} of {len(every_run)})"
+        jobs.append(Job(contestant, seed, out / contestant.recipe.name / f"seed-{seed}", label))
 
     def do(job: Job) -> dict[str, Any]:
         recipe = job.contestant.recipe
@@ -194,15 +189,11 @@ def compare_recipes(
         probes=tuple(probe.column(_measured(probe, done)[0]["unit"]) for probe in fitted),
     )
     found = comparison.to_dict()
-    results = {
-        "seeds": seeds,
-        "results": found["rows"],
-        "counts": found["counts"],
-        "counted_words": found["counted_words"],
-        **({"probed": found["probes"]} if fitted else {}),
-    }
+    keys = {"seeds": "seeds", "results": "rows", "counts": "counts", "counted_words": "counted_words"}
+    keys |= {"probed": "probes"} if fitted else {}
     with _alone(out):
         planned_file = json.loads((out / COMPARISON_FILE).read_text(encoding="utf-8"))
+        results = {key: found[name] for key, name in keys.items()}
         write_file(out / COMPARISON_FILE, json.dumps({**planned_file, **results}, indent=1))
     return comparison
 
@@ -278,14 +269,10 @@ def _plan(
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
         planned.append(contestants_at_budget(recipe, prepared, budget, path.parent, evaluate_every=evaluate_every))
     entries = [
-        {
-            "name": contestant.recipe.name,
-            "flops_per_step": contestant.flops_per_step,
-            "tokens_per_step": contestant.tokens_per_step,
-            "training": dataclasses.asdict(contestant.recipe.training),
-        }
-        for contestant in planned
-    ]
+        {"name": one.recipe.name, "flops_per_step": one.flops_per_step, "tokens_per_step": one.tokens_per_step,
+         "training": dataclasses.asdict(one.recipe.training)}
+        for one in planned
+    ]  # fmt: skip
     write_file(path, json.dumps({**wanted, "plan": entries}, indent=1))
     return planned
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,10 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
     model = None if like is None else load_recipe(like, sizing)
     found = []
     for name, recipe in zip(names, own, strict=True):
-        shared: dict[str, Any] = {"tokenizer.extra_tokens": extra}
-        if model is not None:
-            shared |= _shared_settings(model, recipe) | {"tokenizer.extra_tokens": extra}
+        shared = {} if model is None else _shared_settings(model, recipe)
+        shared |= {"tokenizer.extra_tokens": extra, **_those_of(recipe, overrides), "training.copy_to": None}
         try:
-            found.append(load_recipe(name, {**shared, **_those_of(recipe, overrides), "training.copy_to": None}))
+            found.append(load_recipe(name, shared))
         except UsageError as error:
             if model is None:
                 raise
@@ -135,24 +135,22 @@ def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
     elif own.objective.windows.pairs == "next_sentence" and not {"nsp", "sop"} & {*own.objective.targets}:
         settings["objective.pairs"] = "next_sentence" if settings["data.overlap"] else "contiguous"
     if own.model.num_segments:
-        settings["model.num_segments"] = max(own.model.num_segments, _segments_needed(own))
+        every = [part.settings.reading for phase in phases(own) for part in parts(phase.recipe.objective)]
+        needed = 1 + max(max(reading.segments) for reading in every)
+        settings["model.num_segments"] = max(own.model.num_segments, needed)
     return settings
 
 
 def _sizes(like: Recipe, own: Recipe) -> dict[str, Any]:
     """The sizes of a system's own network that match those of `like`: width, depth and rates of dropout."""
     of, like_of = own.model, like.model
-    if (
-        of.kind == "recurrent" or like_of.kind == "recurrent"
-    ):  # neither has heads, and its dropout is part of an AWD-LSTM
-        sizes: dict[str, Any] = {"hidden_size": like_of.hidden_size, "num_layers": like_of.num_layers}
-        wide = like_of.hidden_size / of.hidden_size
+    wide = like_of.hidden_size / of.hidden_size
+    sizes = {name: getattr(like_of, name) for name in _SIZES}
+    if "recurrent" in (of.kind, like_of.kind):  # LSTMs have no heads, and their dropout is part of an AWD-LSTM
+        sizes = {"hidden_size": like_of.hidden_size, "num_layers": like_of.num_layers}
         sizes["intermediate_size"] = round(wide * of.intermediate_size)
         if of.embeddings == "characters":
             sizes["character_filters"] = [max(1, round(wide * filters)) for filters in of.character_filters]
-    else:
-        sizes = {name: getattr(like_of, name) for name in _SIZES}
-        wide = like_of.hidden_size / of.hidden_size
     if of.decoder_layers:
         sizes["decoder_layers"] = max(1, round(like_of.num_layers * of.decoder_layers / of.num_layers))
     if of.embedding_size is not None:
@@ -183,22 +181,12 @@ def network(model: ModelSettings) -> str:
     return ", ".join([f"{layers} x {model.hidden_size}", *(name for name, holds in features.items() if holds)])
 
 
-def _segments_needed(recipe: Recipe) -> int:
-    ids = [part.settings.reading.segments for phase in phases(recipe) for part in parts(phase.recipe.objective)]
-    return 1 + max(max(pair) for pair in ids)
-
-
 def check_same_text(recipe: Recipe, prepared: Prepared, folder: Path) -> None:
     """Reject text that the recipe's objective cannot use, before training starts."""
     phrases = phrases_for(recipe, prepared, folder, progress=False)
     try:
         for heldout in (False, True):
-            check_windows(
-                recipe,
-                lambda settings, part=heldout: build_sampler(  # type: ignore[misc]
-                    settings, prepared, heldout=part, phrases=phrases
-                ),
-            )
+            check_windows(recipe, partial(build_sampler, prepared=prepared, heldout=heldout, phrases=phrases))
     except UsageError as error:
         raise UsageError(f"recipe {recipe.name}: {error}") from error
 
@@ -210,7 +198,5 @@ def contestants_at_budget(
     cost = cost_of_a_step(recipe, prepared, folder, timed=budget.kind == "time")
     recipe = with_steps(recipe, budget, cost)
     every = max(1, recipe.training.steps // 8) if evaluate_every is None else evaluate_every
-    training = dataclasses.replace(recipe.training, evaluate_every=every)
-    return Contestant(
-        recipe=dataclasses.replace(recipe, training=training), flops_per_step=cost.flops, tokens_per_step=cost.tokens
-    )
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, evaluate_every=every))
+    return Contestant(recipe=recipe, flops_per_step=cost.flops, tokens_per_step=cost.tokens)

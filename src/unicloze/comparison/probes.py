@@ -37,6 +37,7 @@ from unicloze.recipes.unread_settings import (
     refuse_unread_in_task,
     refuse_unread_in_task_files,
 )
+from unicloze.recipes.validation import value_of
 from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
@@ -62,13 +63,9 @@ SHARED = "task", "generation", "decoding", "finetuning", "training"
 _SHOWN = "finetuning.epochs", "training.batch_size", "training.learning_rate", "task.max_length"
 _DROPOUTS = "model.dropout", "model.attention_dropout"
 _DECIDED = (
-    "training.seed",
-    "training.steps",
-    "training.warmup_steps",
-    "training.initialize_from",
-    "training.word_vectors",
+    "training.seed", "training.steps", "training.warmup_steps", "training.initialize_from", "training.word_vectors",
     "task.pooling",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +101,7 @@ class FittedProbe(Probe):
             higher_is_better=metric(name).higher_is_better,
             files=(str(self.files[0]), str(self.files[1])),
             records=self.records,
-            settings={key: _value(self.recipe, key) for key in _SHOWN},
+            settings={key: value_of(self.recipe, key) for key in _SHOWN},
             not_defined=self.not_defined,
         )
 
@@ -173,8 +170,7 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
     longest = min(start.model.max_positions for start in starts)
     task = dataclasses.replace(probe.recipe.task, max_length=min(probe.recipe.task.max_length, longest))
     probe = dataclasses.replace(probe, recipe=dataclasses.replace(probe.recipe, task=task))
-    able: list[Recipe] = []
-    not_defined = {}
+    able, not_defined = list[Recipe](), dict[str, str]()
     for start in starts:
         try:
             able.append(recipe_for(probe, start))
@@ -193,10 +189,8 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
     for one in able:
         labelled = dataclasses.replace(one, task=resolved(one.task, records))
         refuse_task_that_cannot_fit(labelled, device, tokenizer.vocabulary.size, slots)
-    fingerprints = {
-        "training file": training.fingerprint,
-        "development file": open_records(dev, learned, tokenizer).fingerprint,
-    }
+    measured = open_records(dev, learned, tokenizer)
+    fingerprints = {"training file": training.fingerprint, "development file": measured.fingerprint}
     fields = {field.name: getattr(probe, field.name) for field in dataclasses.fields(Probe)}
     return FittedProbe(**fields, fingerprints=fingerprints, not_defined=not_defined)
 
@@ -210,13 +204,13 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     inherited = {key: getattr(own, key) for key in ("device", "precision") if f"training.{key}" not in probe.overridden}
     training = dataclasses.replace(recipe.training, seed=own.seed, **inherited)
     task = recipe.task
-    if isinstance(task, Headed) and (start.recipe.model.decoder_layers or task.head == "biattentive"):
-        task = dataclasses.replace(task, pooling=None)  # from the decoder, refused, or the head's own
-    elif isinstance(task, Headed) and task.kind in POOLED:
-        pooling = None if task.one_slot and start.recipe.use.pooling == "mean" else start.recipe.use.pooling
-        task = dataclasses.replace(task, pooling=pooling)
-    elif isinstance(task, Headed) and task.one_slot:
-        task = dataclasses.replace(task, pooling=None)
+    if isinstance(task, Headed):
+        pooling = start.recipe.use.pooling if task.kind in POOLED else task.pooling
+        own_way = (
+            start.recipe.model.decoder_layers or task.head == "biattentive"
+        )  # the decoder's, refused, or the head's
+        alone = task.one_slot and (task.kind not in POOLED or pooling == "mean")
+        task = dataclasses.replace(task, pooling=None if own_way or alone else pooling)
     return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
 
 
@@ -236,7 +230,7 @@ def _noted(probe: FittedProbe) -> dict[str, Any]:
         for section in SHARED
         for name, value in dataclasses.asdict(getattr(probe.recipe, section)).items()
     }
-    settings |= {key: _value(probe.recipe, key) for key in probe.overridden}
+    settings |= {key: value_of(probe.recipe, key) for key in probe.overridden}
     kept = {key: value for key, value in settings.items() if key not in FREE_TO_CHANGE and key not in _DECIDED}
     noted: dict[str, Any] = json.loads(json.dumps({"settings": kept, "files": probe.fingerprints}))
     return noted
@@ -267,8 +261,3 @@ def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: i
     sampled = [next(finetuning_steps(data, recipe, tokenizer.vocabulary, "cpu", int(number))) for number in numbers]
     blocks = [batch.examples for step in sampled for batch in step if len(batch.examples)]
     return steps * sum(flops_of(model, block) for block in blocks) / len(sampled)
-
-
-def _value(recipe: Recipe, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(recipe, section), name)

@@ -30,7 +30,7 @@ from unicloze.model.model import perplexity
 from unicloze.objectives import Ability
 from unicloze.objectives.causal import CausalSettings, chain
 from unicloze.objectives.unilmv2 import UniLMv2Settings, cloze, draw_steps, stepwise
-from unicloze.pretraining.count_baselines import perplexities_of
+from unicloze.pretraining.count_baselines import perplexities_of, read_known
 from unicloze.pretraining.data import tokens_per_byte
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
@@ -42,7 +42,7 @@ from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
-from unicloze.training.ledger import Figure
+from unicloze.training.ledger import NUMBERS, Figure
 from unicloze.training.loading import LoadedModel, load_model
 from unicloze.training.loop import Compute, evaluate
 from unicloze.training.pace import Clock
@@ -126,10 +126,8 @@ def _with_memory(
     rows: int,
 ) -> Figure:
     """The summed losses of the only target, each row with the memory of its past."""
-    loaded, figure = (
-        dataclasses.replace(loaded, precision=compute.precision),
-        Figure(target=next(iter(examples.targets))),
-    )
+    loaded = dataclasses.replace(loaded, precision=compute.precision)
+    figure = Figure(target=next(iter(examples.targets)))
     texts = [
         [*past, tokens[1 : length - 1]]
         for past, tokens, length in zip(before, windows.token_ids, windows.lengths, strict=True)
@@ -147,14 +145,8 @@ def _with_memory(
             batch = dataclasses.replace(batch, memory=rows_of(memory, places))
         with torch.no_grad(), compute.autocast():
             (loss,) = model(batch).values()
-        figure += Figure(
-            target=figure.target,
-            nats=float(loss.total),
-            weight=loss.weight,
-            counted_nats=float(loss.counted[0]),
-            counted_squares=float(loss.counted[1]),
-            counted_weight=loss.counted_weight,
-        )
+        sums = float(loss.total), loss.weight, *map(float, loss.counted), loss.counted_weight
+        figure += Figure.of(figure.target, sums)
     return figure
 
 
@@ -181,7 +173,7 @@ def run_once(
 ) -> dict[str, Any]:
     """Train and measure one run, unless `scores.json` has it already; returns the content of `scores.json`."""
     scores_file = run / SCORES
-    known = _read_scores(scores_file)
+    known = read_known(scores_file)
     wanted = {
         "schema": SCHEMA,
         "steps": recipe.training.steps,
@@ -237,15 +229,6 @@ def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bo
     shutil.rmtree(out / CHECKPOINTS)  # the best one is kept for `predict`
 
 
-def _read_scores(path: Path) -> dict[str, Any]:
-    """The recorded scores of a run; empty if the file is missing or damaged, so that it is measured again."""
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
-
-
 class Interrupted(UniclozeError):
     """A signal stopped the comparison; the same command resumes it.
 
@@ -281,6 +264,5 @@ def figures_over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     for name in every[0]:
         each = [figures[name] for figures in every if name in figures]
         total = functools.reduce(operator.add, each)
-        numbers = "nats", "weight", "counted_nats", "counted_squares", "counted_weight"
-        found[name] = dataclasses.replace(total, **{key: getattr(total, key) / len(each) for key in numbers})
+        found[name] = dataclasses.replace(total, **{key: getattr(total, key) / len(each) for key in NUMBERS})
     return found

@@ -212,20 +212,10 @@ def cells(comparison: Comparison) -> list[list[str]]:
     heading += ["probes: read, pooled", "probes: FLOPs", "probes: seconds"] * bool(comparison.probes)
     table = [heading]
     for row in comparison.rows:
-        measured = [column.figure(row.scores[column.key]) for column in scores]
-        cost = [short(row.parameters), f"{row.steps:,}", short(row.text_tokens)]
-        probed = row.reads, *_cost(list(row.probes.values()))
-        table.append(
-            [
-                row.name,
-                row.objective,
-                row.network,
-                *measured,
-                *cost,
-                *_cost([row]),
-                *probed[: 3 * bool(comparison.probes)],
-            ]
-        )
+        line = [row.name, row.objective, row.network, *(column.figure(row.scores[column.key]) for column in scores)]
+        line += [short(row.parameters), f"{row.steps:,}", short(row.text_tokens), *_cost([row])]
+        line += [row.reads, *_cost(list(row.probes.values()))] if comparison.probes else []
+        table.append(line)
     return table
 
 
@@ -254,9 +244,8 @@ def _of_counts(comparison: Comparison) -> list[str]:
     counts = comparison.counts
     if not counts:
         return []
-    words = [
-        f"{value:.1f} % of the {TITLES[key].removesuffix(' %')}" for key, value in comparison.counted_words.items()
-    ]
+    said_of = comparison.counted_words.items()
+    words = [f"{value:.1f} % of the {TITLES[key].removesuffix(' %')}" for key, value in said_of]
     said = [f"A Kneser-Ney trigram of the training text, on the same predictions: {_list(_reached(counts) + words)}."]
     if with_memory := [row for row in comparison.rows if row.counts]:
         names, reached = _list([row.name for row in with_memory]), _list(_reached(with_memory[0].counts))

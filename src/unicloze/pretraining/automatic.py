@@ -55,37 +55,22 @@ REACHED = (
 text on the same predictions: of each text and budget in `benchmarks/results` the best size, by tokens."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """A model size with the rows it is trained on."""
-
-    layers: int
-    width: int
-    heads: int
-    window: int
-    batch: int
-
-    def settings(self) -> dict[str, Any]:
-        """The size as settings."""
-        return {
-            "model.num_layers": self.layers,
-            "model.hidden_size": self.width,
-            "model.num_heads": self.heads,
-            "model.intermediate_size": 4 * self.width,
-            "data.window": self.window,
-            "training.batch_size": self.batch,
-        }
-
-
-SIZES = (
-    Size(2, 128, 4, 64, 32),
-    Size(3, 192, 4, 128, 32),
-    Size(4, 256, 4, 128, 32),
-    Size(6, 384, 6, 128, 64),
-    Size(8, 512, 8, 256, 64),
-    Size(12, 768, 12, 512, 128),
-)
-"""The sizes to choose from, smallest first."""
+_SHAPE = (
+    "model.num_layers", "model.hidden_size", "model.num_heads", "model.intermediate_size", "data.window",
+    "training.batch_size",
+)  # fmt: skip
+SIZES: Sequence[Mapping[str, int]] = [
+    dict(zip(_SHAPE, size, strict=True))
+    for size in (
+        (2, 128, 4, 512, 64, 32),
+        (3, 192, 4, 768, 128, 32),
+        (4, 256, 4, 1024, 128, 32),
+        (6, 384, 6, 1536, 128, 64),
+        (8, 512, 8, 2048, 256, 64),
+        (12, 768, 12, 3072, 512, 128),
+    )
+]
+"""The sizes to choose from, smallest first: of a model and of the rows it is trained on, as settings."""
 
 
 @dataclass(frozen=True)
@@ -110,22 +95,22 @@ def choose(
     """Choose tokenizer, size, schedule and steps; prepares the text in FOLDER/data, where the run looks for it."""
     reasons: list[str] = []
     chosen: dict[str, Any] = {}
-    clock = None
-    own_schedule = bool({"training.schedule", "training.decay_steps"} & given.keys())
+    sizes, clock = SIZES, None
     if budget.kind == "time":
         clock = Clock(time.monotonic() if began is None else began, budget.amount, most=0)
-    sizes = [size.settings() for size in SIZES]
     if start is not None:
         chosen = inherited_settings(load_recipe(NAME, given), start, given, new_tokenizer=new_tokenizer, warn=False)
         chosen |= _schedule_after(start, given)
-        sizes = [_rows_after(start, given)]
+        window = int(given.get("data.window", min(CONTINUED_WINDOW, start.recipe.data.window)))
+        sizes = [{"data.window": window, "training.batch_size": max(1, CONTINUED_TOKENS // window)}]
     chosen |= _tokenizer(load_recipe(NAME, {**chosen, **given}), given, reasons)
     recipe = load_recipe(NAME, {**chosen, **given})
     prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder / "data", progress=progress)
     chosen |= _size(sizes, chosen, given, prepared, budget, folder, reasons, clock)
-    if clock is not None and own_schedule:
+    if clock is not None and {"training.schedule", "training.decay_steps"} & given.keys():
         reasons.append("no clock ends the run: you chose its schedule, so that the budget is only planned for")
-    return Choice(chosen, reasons, None if own_schedule else clock)
+        clock = None
+    return Choice(chosen, reasons, clock)
 
 
 def _schedule_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,22 +123,11 @@ def _schedule_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, A
         rate, muon_rate = CONTINUED_RATE * rate, None if muon_rate is None else CONTINUED_RATE * muon_rate
     else:
         rate, muon_rate, optimizer = GENTLE_RATE, None, given.get("training.optimizer", "adamw")
-    head = {} if hasattr(start.model, "token_head") else {"training.head_learning_rate": NEW_HEAD_RATE}
-    if head and not start.recipe.task.kind:
-        rate = HEADLESS_RATE
-    return {
-        "training.phases": [],
-        "training.optimizer": optimizer,
-        "training.learning_rate": rate,
-        "training.muon_learning_rate": muon_rate,
-        **head,
-    }
-
-
-def _rows_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Window and batch of a run that starts from a model."""
-    window = int(given.get("data.window", min(CONTINUED_WINDOW, start.recipe.data.window)))
-    return {"data.window": window, "training.batch_size": max(1, CONTINUED_TOKENS // window)}
+    chosen = {"training.phases": [], "training.optimizer": optimizer, "training.muon_learning_rate": muon_rate}
+    if not hasattr(start.model, "token_head"):
+        chosen["training.head_learning_rate"] = NEW_HEAD_RATE
+        rate = rate if start.recipe.task.kind else HEADLESS_RATE
+    return {**chosen, "training.learning_rate": rate}
 
 
 def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> dict[str, Any]:
@@ -204,45 +178,40 @@ def _size(
     def recipe_of(size: Mapping[str, Any]) -> Recipe:
         return load_recipe(NAME, {**chosen, **size, **given})
 
-    def cost(size: Mapping[str, Any], *, timed: bool) -> Cost:
-        recipe = recipe_of(size)
-        training = recipe.training
-        recipe = with_precision(recipe, choose_precision(training, choose_device(training)))
-        longest = min(LONGEST_TIMING, budget.amount / 60) if timed else 0.0
+    def cost(recipe: Recipe, *, timed: bool) -> Cost:
+        recipe = with_precision(recipe, choose_precision(recipe.training, choose_device(recipe.training)))
+        longest = min(LONGEST_TIMING, budget.amount / 60)
         return cost_of_a_step(recipe, prepared, folder, timed=timed, sampled=2, longest=longest)
 
     def steps_of_a_pass(recipe: Recipe) -> float:
         return build_sampler(recipe, prepared).rows_of_a_pass / recipe.training.batch_size
 
-    smallest = cost(sizes[0], timed=budget.kind == "time")
-    best, best_cost = sizes[0], smallest
+    best, recipe = sizes[0], recipe_of(sizes[0])
+    best_cost = smallest = cost(recipe, timed=budget.kind == "time")
     for size in sizes[1:]:
-        counted = cost(size, timed=False)
+        larger = recipe_of(size)
+        counted = cost(larger, timed=False)
         if smallest.seconds is not None:
             counted = dataclasses.replace(counted, seconds=smallest.seconds * counted.flops / smallest.flops)
-        most = MOST_PASSES * steps_of_a_pass(recipe_of(size))
+        most = MOST_PASSES * steps_of_a_pass(larger)
         read = counted.tokens * min(budget.amount / counted.of(budget.kind), most)
-        if read < TOKENS_OF_A_WEIGHT * inner_weights(recipe_of(size), prepared):
+        if read < TOKENS_OF_A_WEIGHT * inner_weights(larger, prepared):
             break
-        best, best_cost = size, counted
+        best, recipe, best_cost = size, larger, counted
     if best is not sizes[0] and budget.kind == "time":
-        best_cost = cost(best, timed=True)
+        best_cost = cost(recipe, timed=True)
     if clock is not None and clock.left <= 0:
         raise UsageError(
             f"recipe auto: the budget {budget} is spent before the first step, by preparing the text and timing a step: "
             "raise it, or run the same command again, since the text is prepared now."
         )
     left = budget if clock is None else Budget("time", clock.left)
-    steps = with_steps(recipe_of(best), left, best_cost).training.steps
-    recipe = recipe_of(best)
-    most_steps = max(len(recipe.training.phases), math.ceil(MOST_PASSES * steps_of_a_pass(recipe)))
-    limited = steps > most_steps
-    steps = min(steps, most_steps)
-    passes = steps / steps_of_a_pass(recipe)
-    dropout = 0.1 if passes > PASSES_WITHOUT_DROPOUT else 0.0
+    steps, of_a_pass = with_steps(recipe, left, best_cost).training.steps, steps_of_a_pass(recipe)
+    most_steps = max(len(recipe.training.phases), math.ceil(MOST_PASSES * of_a_pass))
+    limited, steps = steps > most_steps, min(steps, most_steps)
     settings = {
         **best,
-        "model.dropout": dropout,
+        "model.dropout": 0.1 if steps / of_a_pass > PASSES_WITHOUT_DROPOUT else 0.0,
         "training.steps": steps,
         "training.warmup_steps": max(1, min(150, steps // 20)),
         "training.evaluate_every": math.ceil(steps / 8),
@@ -252,8 +221,7 @@ def _size(
         clock.most = most_steps
         if not {"training.schedule", "training.decay_steps", "training.warmup_steps"} & given.keys():
             settings |= {"training.schedule": "wsd", "training.decay_steps": round(DECAY * steps)}
-    recipe = load_recipe(NAME, {**chosen, **settings, **given})
-    reasons += _reasons(recipe, given, prepared, budget, best_cost, limited, passes)
+    reasons += _reasons(recipe_of(settings), given, prepared, budget, best_cost, limited, steps / of_a_pass)
     return settings
 
 
@@ -275,36 +243,29 @@ def _reasons(
 ) -> list[str]:
     """What was chosen for the run, in words; what was given is not explained."""
     model, training, steps = recipe.model, recipe.training, recipe.training.steps
-    inner = inner_weights(recipe, prepared)
-    tokens = steps * cost.tokens
+    tokens, start = steps * cost.tokens, training.initialize_from
     passed = f"{passes:,.1f} passes" + ("" if recipe.data.weights is None else " over the source read most")
     duration = "" if cost.seconds is None else f", about {span(steps * cost.seconds)}"
     dropout = f"; dropout {model.dropout:g}, since the text repeats" if model.dropout else ""
     room = span(budget.amount) if budget.kind == "time" else str(budget)
     why = f": {MOST_PASSES} passes over the text are enough" if limited else f" within {room}"
-    start = training.initialize_from
-    reason = (
-        f"the largest that reads {TOKENS_OF_A_WEIGHT} tokens per weight" if start is None else f"started from {start}"
-    )
-    more = []
+    reason = f"started from {start}" if start else f"the largest that reads {TOKENS_OF_A_WEIGHT} tokens per weight"
+    said = [
+        f"model: {model.num_layers} layers of width {model.hidden_size}, {inner_weights(recipe, prepared):,} weights without "
+        f"embeddings: {reason}{dropout}",
+        f"steps: {steps:,} of {training.batch_size} windows of {recipe.data.window} tokens{why}; {short(tokens)} "
+        f"tokens, {passed}{duration}",
+    ]
     if start is not None and "training.learning_rate" not in given:
         head = training.head_learning_rate
         why_rate = "gentler than from scratch" if head is None else f"{head:g} for the new head"
-        more.append(f"rate: {training.learning_rate:g} ({training.optimizer}), {why_rate}")
-    if not any(key.startswith(("objective.", "training.phases")) for key in given):
-        order = "left to right for a third of the steps, then pseudo-masked"
-        if start is not None:
-            order = "pseudo-masked from the first step, since the model is trained"
-        more.append(f"objective: {order}")
-        if start is None:
-            more += expectation(tokens, "text" if limited else "budget")
-    return [
-        f"model: {model.num_layers} layers of width {model.hidden_size}, {inner:,} weights without embeddings: {reason}"
-        f"{dropout}",
-        f"steps: {steps:,} of {training.batch_size} windows of {recipe.data.window} tokens{why}; {short(tokens)} "
-        f"tokens, {passed}{duration}",
-        *more,
-    ]
+        said.append(f"rate: {training.learning_rate:g} ({training.optimizer}), {why_rate}")
+    if any(key.startswith(("objective.", "training.phases")) for key in given):
+        return said
+    if start is not None:
+        return [*said, "objective: pseudo-masked from the first step, since the model is trained"]
+    said.append("objective: left to right for a third of the steps, then pseudo-masked")
+    return said + expectation(tokens, "text" if limited else "budget")
 
 
 def expectation(tokens: float, limit: Literal["budget", "text"] = "budget") -> list[str]:

@@ -27,7 +27,7 @@ from unicloze.text.sampler import WindowSampler
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.distillation import Teacher
 from unicloze.training.loading import ready_model, shape_model, spell_tokens
-from unicloze.training.loop import Compute, TrainState, accumulate_gradients, clip_gradient
+from unicloze.training.loop import Compute, TrainState, losses_and_norm
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device
 from unicloze.visibility import Intervals
@@ -216,9 +216,8 @@ def step_seconds(
         return time.perf_counter()
 
     begun = now()
-    accumulate_gradients(state, micro_batches, recipe.training, compute, lambda _: f"the timed steps of {recipe.name}")
+    losses_and_norm(state, micro_batches, recipe.training, compute, lambda _: f"the timed steps of {recipe.name}")
     passed = now()
-    clip_gradient(state.model, recipe.training.clip_norm)
     for optimizer in state.optimizers:
         optimizer.step()
     return passed - begun, now() - passed

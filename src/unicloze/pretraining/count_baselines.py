@@ -58,16 +58,6 @@ class Baselines:
         return {"perplexity": self.perplexities, "counted": self.counted, "tokens": self.tokens}
 
 
-def by_figure(blocks: Mapping[str, MicroBatch]) -> dict[str, tuple[MicroBatch, str]]:
-    """The block and target of each held-out figure, by its name: the target, after the part if there are several."""
-    several = len(blocks) > 1
-    return {
-        f"{label}.{target}" if several else target: (block, target)
-        for label, block in blocks.items()
-        for target in block.examples.targets
-    }
-
-
 def perplexities_of(
     counts: Counts,
     examples: Examples,
@@ -122,14 +112,15 @@ def _around(
         slots = target.slots[row, counted[row]].reshape(counted[row].sum(), -1)
         if name.startswith("lm"):
             text = np.concatenate([np.where(shown[row, :1] < 0, past[row, 1:], shown[row, :1]), shown[row, 1:length]])
-            near: Sequence[Int64s] = _next_to(slots[:, 0], text, past[row, :1], examples, row, vocabulary)
+            near = [*_next_to(slots[:, 0], text, past[row, :1], examples, row, vocabulary)]
         else:
             sees = (bool_mask(examples.intervals[row, slots], length) & (slots >= 0)[:, :, None]).any(axis=1)
             positions = examples.position_ids[row, :length]
             place = positions[slots[:, 0]] + (0 if target.places is None else target.places[row, counted[row]])
-            near = [
-                _at(place + shift, positions, sees & (shown[row, :length] >= 0), shown[row]) for shift in (-2, -1, 1, 2)
-            ]
+            near = []
+            for at in (place + shift for shift in (-2, -1, 1, 2)):
+                hits = sees & (shown[row, :length] >= 0) & (positions == at[:, None])
+                near.append(np.where(hits.any(axis=1), shown[row, hits.argmax(axis=1)], ABSENT))
             for shift in (-2, -1) if before is not None else ():  # the text of a row begins at position 1
                 first = (place + shift).clip(-1, 0)
                 unseen = (near[shift + 2] == ABSENT) & (place + shift == first)
@@ -170,12 +161,6 @@ def _before(shown: Int64s, windows: Windows | None) -> Int64s:
     return found
 
 
-def _at(place: Int64s, positions: Int32s, candidates: Flags, shown: Int64s) -> Int64s:
-    """The token that a candidate slot shows at each place of the text. *Shape:* (predictions,)"""
-    hits = candidates & (positions == place[:, None])
-    return np.where(hits.any(axis=1), shown[hits.argmax(axis=1)], ABSENT)
-
-
 def _next_to(
     slots: Int32s, shown: Int64s, second: Int64s, examples: Examples, row: int, vocabulary: Vocabulary
 ) -> Neighbours:
@@ -213,25 +198,23 @@ def open_baselines(
         "longest": recipe.data.window - 2,
         "predictions": _digest(blocks),
     }
-    known = _read(folder / BASELINES)
+    known = read_known(folder / BASELINES)
     if known.get("made_from") == made_from:
         values = known["baselines"]
         return Baselines(**{**values, "words": ContentWords(**values["words"])})
-    figures = {name: (block, target) for name, (block, target) in by_figure(blocks).items() if predicts_tokens(target)}
     counts = open_counts(prepared, sources)
     perplexities = {
-        name: each
-        for name, (block, target) in figures.items()
-        if (each := perplexities_of(counts, block.examples, target, block.windows, memory=recipe.model.memory > 0))
+        f"{label}.{target}" if len(blocks) > 1 else target: found
+        for label, block in blocks.items()
+        for target in filter(predicts_tokens, block.examples.targets)
+        if (found := perplexities_of(counts, block.examples, target, block.windows, memory=recipe.model.memory > 0))
     }
     if not perplexities:
         return None
-    words = ContentWords(sentences=[], places=[])
+    longest, words = recipe.data.window - 2, ContentWords(sentences=[], places=[])
     if way is not None:
-        found = content_words(
-            prepared.heldout, counts, prepared.tokenizer, longest=recipe.data.window - 2, most=MOST_WORDS
-        )
-        words = found if len(found) >= FEWEST_WORDS else words
+        every = content_words(prepared.heldout, counts, prepared.tokenizer, longest=longest, most=MOST_WORDS)
+        words = every if len(every) >= FEWEST_WORDS else words
     baselines = Baselines(
         perplexities=perplexities,
         counted=counts.total,
@@ -251,20 +234,14 @@ def _digest(blocks: Mapping[str, MicroBatch]) -> str:
         rows = block.examples
         for name, target in rows.targets.items():
             found.update(f"{label} {name}".encode())
-            for column in (
-                rows.input_ids,
-                rows.position_ids,
-                rows.intervals,
-                target.slots,
-                target.labels,
-                target.weights,
-            ):
+            of_rows = rows.input_ids, rows.position_ids, rows.intervals
+            for column in (*of_rows, target.slots, target.labels, target.weights):
                 found.update(np.ascontiguousarray(column).data)
     return found.hexdigest()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Content of a file; empty if it is missing or damaged, so that it is made again."""
+def read_known(path: Path) -> dict[str, Any]:
+    """Content of a JSON file; empty if it is missing or damaged, so that it is made again."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from unicloze.errors import UniclozeError, UsageError
@@ -235,18 +234,14 @@ class _Run(RunProcess):
         check_windows(recipe, self._sampler)
         if heldout is not None:
             check_windows(last, lambda _: self.heldout)
-        self.heldout_examples = heldout_examples(
-            self.heldout,
-            last.objective,
-            training.evaluate_windows,
-            lanes=training.micro_batch_size or training.batch_size,
-        )
-        targets = [each for block in self.heldout_examples.values() for each in block.examples.targets.values()]
-        if heldout is not None and not any((target.weights > 0).any() for target in targets):
-            warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
-        self.baselines = None
+        lanes, self.baselines = training.micro_batch_size or training.batch_size, None
+        blocks = heldout_examples(self.heldout, last.objective, training.evaluate_windows, lanes=lanes)
+        self.heldout_examples = blocks
         if heldout is not None:
-            self.baselines = world.in_turn(lambda: open_baselines(last, prepared, out, self.heldout_examples))
+            targets = [each for block in blocks.values() for each in block.examples.targets.values()]
+            if not any((target.weights > 0).any() for target in targets):
+                warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
+            self.baselines = world.in_turn(lambda: open_baselines(last, prepared, out, blocks))
         self.counts: Counted = self.baselines.perplexities if self.baselines else {}
         state = self._initial_state(recipe, compute, checkpoint, show=progress)
         self.perplexity: dict[str, float | None] = {}
@@ -274,17 +269,16 @@ class _Run(RunProcess):
         """The state before the first step, or, for a run that resumes, the one to restore a checkpoint into."""
         model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, compute.device)
         spell_tokens(model, self.prepared.tokenizer.symbols)
-        if recipe.training.initialize_from is not None and checkpoint is None:
-            initialize_from(model, open_model(recipe.training.initialize_from), self.prepared.tokenizer, recipe)
-        if recipe.training.word_vectors is not None and checkpoint is None:
-            said = start_from_vectors(model, self.prepared.tokenizer, Path(recipe.training.word_vectors))
+        training = recipe.training
+        if training.initialize_from is not None and checkpoint is None:
+            initialize_from(model, open_model(training.initialize_from), self.prepared.tokenizer, recipe)
+        if training.word_vectors is not None and checkpoint is None:
+            said = start_from_vectors(model, self.prepared.tokenizer, Path(training.word_vectors))
             if show:
                 say(said)
         if compute.world.sharded:
             shard(model, compute.device, compute.world.size)
-        return TrainState(
-            model=model, optimizers=build_optimizers(model, recipe.training, layer_decay=recipe.training.layer_decay)
-        )
+        return TrainState(model, build_optimizers(model, training, layer_decay=training.layer_decay))
 
     def train(self) -> RunResult:
         """Train to the last step, from the checkpoint if there is one, and evaluate."""
@@ -384,23 +378,15 @@ class _Run(RunProcess):
         self.ledger.write("samples", step=self.state.step, samples=samples)
 
     def _evaluate(self, state: TrainState) -> bool:
-        began = time.monotonic()
-        try:
-            return self._measure(state)
-        finally:
-            if self.clock is not None:
-                self.clock.evaluated(time.monotonic() - began)
-
-    def _measure(self, state: TrainState) -> bool:
-        training = self.recipe.training
+        began, training = time.monotonic(), self.recipe.training
         rows = training.micro_batch_size or training.batch_size
         figures: list[Figure] = []
+        *before, last = phases(self.recipe)
         for label, block in self.heldout_examples.items():
             with averaged(state.optimizers):
                 measured = evaluate(state.model, block.examples, self.compute, rows, block.windows)
-            several, phase = len(parts(phases(self.recipe)[-1].recipe.objective)) > 1, len(phases(self.recipe)) - 1
-            part = label if several else ""
-            figures += [dataclasses.replace(figure, part=part, phase=phase) for figure in measured.values()]
+            part = label if len(parts(last.recipe.objective)) > 1 else ""
+            figures += [dataclasses.replace(figure, part=part, phase=len(before)) for figure in measured.values()]
         prefixed = len(self.heldout_examples) > 1
         self.figures = {figure.name if prefixed else figure.target: figure for figure in figures}
         means = {name: figure.mean for name, figure in self.figures.items()}
@@ -431,6 +417,8 @@ class _Run(RunProcess):
         if self.progress:
             said = _measured(self.part, self.perplexity, self.counts)
             say(f"step {state.step}: {said} (window {self.heldout.window})")
+        if self.clock is not None:
+            self.clock.evaluated(time.monotonic() - began)
         return False
 
     def _hear(self, means: Mapping[str, float | None]) -> None:
@@ -464,13 +452,10 @@ class _Run(RunProcess):
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows
         assert windows is not None
-        phase = next(
-            phase for phase in phases(decided(self.recipe, self.state.decays)) if self.state.step < phase.last_step
-        )
-        return (
-            str(self._sampler(phase.recipe).name(int(windows.source[0]), int(windows.index[0])))
-            + f" and {len(windows) - 1} more windows"
-        )
+        there = phases(decided(self.recipe, self.state.decays))
+        recipe = next(phase.recipe for phase in there if self.state.step < phase.last_step)
+        name = self._sampler(recipe).name(int(windows.source[0]), int(windows.index[0]))
+        return f"{name} and {len(windows) - 1} more windows"
 
 
 SAMPLES = 6
@@ -525,11 +510,8 @@ def varied(windows: Windows, count: int) -> Windows:
 
     If all windows are like that (underlines, tables of numbers), they are used anyway.
     """
-    texts = (ids[real] for ids, real in zip(windows.token_ids, windows.maskable, strict=True))
-    kept = np.flatnonzero([not _is_one_token(text) for text in texts])
+    texts = [ids[real] for ids, real in zip(windows.token_ids, windows.maskable, strict=True)]
+    most = [np.unique(text, return_counts=True)[1].max(initial=0) for text in texts]
+    kept = np.flatnonzero([2 * times <= len(text) for times, text in zip(most, texts, strict=True)])
     kept = kept if len(kept) else np.arange(len(windows))
     return select_rows(windows, kept[evenly_spaced(min(count, len(kept)), len(kept))])
-
-
-def _is_one_token(text: npt.NDArray[np.int32]) -> bool:
-    return len(text) > 0 and int(np.unique(text, return_counts=True)[1].max()) > len(text) / 2

@@ -13,7 +13,7 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -154,10 +154,11 @@ def _built(layers: Sequence[Mapping[str, Setting]]) -> Recipe:
     classes: dict[str, Any] = {section: kind_of(kind, "the recipe", (), section) for section, kind in kinds.items()}
     own = {key for section, kind in classes.items() for key in keys_of(section, kind)}
     settings = {key: one for key, one in settings.items() if key in own or key.partition(".")[0] not in classes}
-    values, objective = parsed(settings, classes), kinds["objective"]
-    for section, name, typed in (("objective", "mixture", typed_mixture), ("training", "phases", typed_phases)):
-        if f"{section}.{name}" in settings:
-            values[section][name] = typed(values[section][name], settings[f"{section}.{name}"].origin, objective)
+    values = parsed(settings, classes)
+    for key, typed in (("objective.mixture", typed_mixture), ("training.phases", typed_phases)):
+        section, _, name = key.partition(".")
+        if key in settings:
+            values[section][name] = typed(values[section][name], settings[key].origin, kinds["objective"])
     classes = {**SECTIONS, **classes}
     for section, (_, key) in VARIED.items():
         values.setdefault(section, {}).setdefault(key, kinds[section])
@@ -226,17 +227,15 @@ def _files(path: Path, seen: tuple[Path, ...]) -> list[_File]:
         except UsageError as error:
             raise UsageError(f"{path}, line {lines['base']}: base: {error}") from error
         bases = _files(parent, (*seen, path.resolve()))
-    _check_names(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
-    own = flatten(values, lambda key: f"{path}, line {lines[key]}" if key in lines else str(path))
-    return [*bases, _File({"name": Setting(path.stem, str(path)), **own}, of_a_run=schema is not None)]
 
+    def origin(key: str) -> str:
+        return f"{path}, line {lines[key]}" if key in lines else str(path)
 
-def _check_names(values: Mapping[str, Any], origin: Callable[[str], str]) -> None:
-    """Reject an unknown objective or task first, since its settings would be unknown too."""
-    for section, (_, key) in VARIED.items():
-        name = named(values, section, key)
-        if name is not None:
+    for section, (_, key) in VARIED.items():  # first, since the settings of an unknown one would be unknown too
+        if (name := named(values, section, key)) is not None:
             kind_of(name, origin(f"{section}.{key}"), (), section)
+    own = {"name": Setting(path.stem, str(path)), **flatten(values, origin)}
+    return [*bases, _File(own, of_a_run=schema is not None)]
 
 
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -295,14 +294,11 @@ def _expanded(word: str) -> list[str]:
     if not glob.has_magic(word):
         return [_file(word)]
     fitting = [name for name in recipe_names() if fnmatchcase(name, word)]
-    fitting = fitting or [_file(path) for path in sorted(glob.glob(word)) if _is_recipe(Path(path))]
+    files = [_file(path) for path in sorted(glob.glob(word))]
+    fitting = fitting or [file for file in files if file.endswith((".yaml", ".yml"))]
     if not fitting:
         raise UsageError(f"no recipe or run matches '{word}': `unicloze recipes` lists the recipes.")
     return fitting
-
-
-def _is_recipe(path: Path) -> bool:
-    return path.suffix in (".yaml", ".yml") or (path / RECIPE).is_file()
 
 
 def _file(word: str) -> str:

@@ -181,24 +181,20 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
     """Convert nested or dotted values to settings by dotted key; a single value is accepted for a list of one."""
     settings: dict[str, Setting] = {}
     for key, value in values.items():
-        if find_key(key) is not None:
-            settings[key] = Setting(as_list(key, value), origin(key))
+        known = find_key(key)
+        if known is not None:
+            takes_list = any(get_origin(member) is list for member in _members(known.type))
+            spells_list = isinstance(value, str) and SPELLED_LIST.fullmatch(value)
+            whole = not takes_list or spells_list or value is None or isinstance(value, list | tuple)
+            settings[key] = Setting(value if whole else [value], origin(key))
         elif key not in SECTIONS:
             raise unknown_key(str(key), origin(key))
         elif isinstance(value, Mapping):
             settings |= flatten({f"{key}.{inner}": inner_value for inner, inner_value in value.items()}, origin)
         else:
-            sample = next(known for known in KEYS if known.startswith(f"{key}."))
+            sample = next(each for each in KEYS if each.startswith(f"{key}."))
             raise UsageError(f"{origin(key)}: {key} is {value!r}; expected settings such as {sample}.")
     return settings
-
-
-def as_list(key: str, value: Any) -> Any:
-    """The value of a key, wrapped in a list if the key expects a list."""
-    known = find_key(key)
-    takes_list = known is not None and any(get_origin(member) is list for member in _members(known.type))
-    spells_list = isinstance(value, str) and SPELLED_LIST.fullmatch(value) is not None
-    return value if not takes_list or value is None or spells_list or isinstance(value, list | tuple) else [value]
 
 
 def unknown_key(key: str, origin: str) -> UsageError:
@@ -276,9 +272,8 @@ def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[
     found, labels = [], set()
     for number, entry in enumerate(entries, 1):
         place = f"{origin}, part {number} of objective.mixture"
-        _check_mapping(entry, place)
+        _check_entry(entry, place)
         beside = {key: value for key, value in entry.items() if key in PART_KEYS}
-        _check_share(beside, place)
         if not isinstance(beside.get("evaluate", True), bool):
             raise UsageError(f"{place}: evaluate is {beside['evaluate']!r}; expected true or false.")
         changes = {f"objective.{key}": value for key, value in entry.items() if key not in PART_KEYS}
@@ -286,12 +281,8 @@ def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[
             raise UsageError(f"{place}: a part cannot be a mixture; list its parts directly.")
         name = entry.get("name", objective)
         kind_of(name, place, ())
-        for key in changes:
-            if find_key(key) is None:
-                raise unknown_key(key, place)
-        kind = kind_of(name, place, changes)
-        given = {key: as_list(key, value) for key, value in changes.items()}
-        values = typed(given, place, objective=kind).get("objective", {})
+        given = {key: setting.value for key, setting in flatten(changes, partial(_same, place)).items()}
+        values = typed(given, place, objective=kind_of(name, place, given)).get("objective", {})
         label = beside.get("label", values.get("name", f"part-{number}"))
         if not isinstance(label, str) or not label.strip():
             raise UsageError(f"{place}: label is {label!r}; expected text.")
@@ -328,8 +319,7 @@ def typed_phases(entries: list[Any], origin: str, objective: str) -> list[dict[s
     found = []
     for number, entry in enumerate(entries, 1):
         place = f"{origin}, phase {number} of training.phases"
-        _check_mapping(entry, place)
-        _check_share(entry, place)
+        _check_entry(entry, place)
         kind_of(named(entry) or objective, place, ())
         flat = flatten({key: value for key, value in entry.items() if key != "share"}, partial(_same, place))
         for key in flat:
@@ -350,12 +340,10 @@ def _same(place: str, _: str) -> str:
     return place
 
 
-def _check_mapping(entry: Any, place: str) -> None:
+def _check_entry(entry: Any, place: str) -> None:
+    """Reject an entry that is not a mapping, or has an invalid share."""
     if not isinstance(entry, Mapping):
         raise UsageError(f"{place}: it is {entry!r}; expected settings, such as {{share: 0.5, mask_rate: 0.3}}.")
-
-
-def _check_share(entry: Mapping[str, Any], place: str) -> None:
     share = entry.get("share", 1)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < math.inf:
         raise UsageError(f"{place}: share is {share!r}; it must be above 0 and finite.")
@@ -389,8 +377,7 @@ def parsed(settings: Mapping[str, Setting], kinds: Mapping[str, Any]) -> dict[st
 
 def _parse(given: Mapping[str, Setting], kind: Any) -> dict[str, Any]:
     values = {key.rpartition(".")[2]: setting.value for key, setting in given.items()}
-    parsed_values: dict[str, Any] = parser_of(kind).parse_object(values, defaults=False).as_dict()
-    return parsed_values
+    return dict(parser_of(kind).parse_object(values, defaults=False).as_dict())
 
 
 def _fits(key: str, setting: Setting, kind: Any) -> bool:

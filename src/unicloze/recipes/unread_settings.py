@@ -13,8 +13,7 @@ from unicloze.errors import UsageError
 from unicloze.recipes.schema import KEYS, VARIED, find_key, flatten, having, keys_of
 from unicloze.recipes.validation import value_of, variants
 from unicloze.rules import Derived, Needs, ReadBy, listed, needs
-from unicloze.settings import Recipe
-from unicloze.settings.sections import OF_THE_MODEL
+from unicloze.settings import OF_THE_MODEL, Recipe
 
 DECIDED_IN_A_TASK = {
     key: rule.instead for key, known in KEYS.items() for rule in known.rules if isinstance(rule, Derived)
@@ -90,14 +89,10 @@ def refuse_not_of_pretraining(verb: str, given: Collection[str], prefix: str = "
 def refuse_beyond(verb: str, given: Collection[str], instead: str) -> None:
     """Reject given settings that a verb does not read at all."""
     for key in given:
-        readers = [rule.verbs for rule in _rules(key) if isinstance(rule, ReadBy)]
+        known = find_key(key)
+        readers = [rule.verbs for rule in (known.rules if known else ()) if isinstance(rule, ReadBy)]
         if key != "name" and verb not in (readers[-1] if readers else ()):
             raise UsageError(f"option --{key}: `unicloze {verb}` does not use it: {instead}.")
-
-
-def _rules(key: str) -> Sequence[Any]:
-    known = find_key(key)
-    return () if known is None else known.rules
 
 
 def _needs(key: str, recipe: Recipe) -> list[Needs]:
@@ -111,15 +106,9 @@ def _needs(key: str, recipe: Recipe) -> list[Needs]:
 
 def _refuse(key: str, recipes: Sequence[Recipe], prefix: str = "", *first: Needs) -> None:
     """Reject a key if every recipe lacks something it needs there."""
-    lacks = [
-        next((need for need in (*first, *_needs(key, recipe)) if not need.holds(recipe)), None) for recipe in recipes
-    ]
+    lacks = [next((need.what for need in (*first, *_needs(key, one)) if not need.holds(one)), "") for one in recipes]
     known = find_key(key)
-    if (
-        None in lacks
-        or known is None
-        or all(value_of(recipe, key, known.default) == known.default for recipe in recipes)
-    ):
-        return
-    what = next(need.what for need in lacks if need is not None)
-    raise UsageError(f"option --{prefix}{key}: it has no effect without {what}: set that as well, or leave it out.")
+    if all(lacks) and known and any(value_of(recipe, key, known.default) != known.default for recipe in recipes):
+        raise UsageError(
+            f"option --{prefix}{key}: it has no effect without {lacks[0]}: set that as well, or leave it out."
+        )

@@ -109,10 +109,13 @@ class PhraseTable:
         kept = (counts > 1) & (counts <= MOST_WORDS)
         self.phrases = [phrase for phrase, keep in zip(usable, kept.tolist(), strict=True) if keep]
         self._names: dict[int, keyed.Bits] = {}
+        # by leading bits of a hash, which exclude most that are not among the names
+        self._sieves: dict[int, Flags] = {}
         for count in sorted(set(counts[kept].tolist()), reverse=True):
             first, names = words.runs(count)
-            self._names[count] = np.unique(names[counts[words.row[first]] == count])
-        self._sieves = {count: _sieve(names) for count, names in self._names.items()}
+            self._names[count] = names = np.unique(names[counts[words.row[first]] == count])
+            self._sieves[count] = np.zeros(2**_SIEVE_BITS, dtype=bool)
+            self._sieves[count][names >> np.uint64(64 - _SIEVE_BITS)] = True
 
     def __len__(self) -> int:
         return len(self.phrases)
@@ -134,7 +137,8 @@ class PhraseTable:
         for count, known in self._names.items():
             first, names = words.runs(count)
             seen = np.flatnonzero(self._sieves[count][names >> np.uint64(64 - _SIEVE_BITS)])
-            found = first[seen[_contains(known, names[seen])]]
+            place = np.minimum(np.searchsorted(known, names[seen]), len(known) - 1)
+            found = first[seen[known[place] == names[seen]]]
             covered = found[:, None] + np.arange(count)
             covered = _leftmost(found[~taken[covered].any(axis=1)], count)[:, None] + np.arange(count)
             taken[covered] = True
@@ -199,19 +203,6 @@ def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
             f"data.phrases: {path} has no phrase of two or more words that the tokenizer can spell: give one per line."
         )
     return table
-
-
-def _sieve(names: keyed.Bits) -> Flags:
-    """A table indexed by leading hash bits, which excludes most hashes that are not in `names`."""
-    sieve = np.zeros(2**_SIEVE_BITS, dtype=bool)
-    sieve[names >> np.uint64(64 - _SIEVE_BITS)] = True
-    return sieve
-
-
-def _contains(known: keyed.Bits, names: keyed.Bits) -> Flags:
-    """Whether each name is in `known`, which is sorted and not empty."""
-    found: Flags = known[np.minimum(np.searchsorted(known, names), len(known) - 1)] == names
-    return found
 
 
 def _leftmost(first: npt.NDArray[np.int64], words: int) -> npt.NDArray[np.int64]:

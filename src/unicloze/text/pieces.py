@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.arrays import Flags, Int32s, Int64s
+from unicloze.arrays import Flags, Int64s
 from unicloze.text.digests import Mapped
-from unicloze.text.shards import Marks, TokenShard, TokenSource
+from unicloze.text.shards import TokenShard, TokenSource
 
-Column = Callable[[TokenShard], Mapped | None]
+Column = Literal["tokens", "marks"]
 """One of the two columns of a shard with a value for each token."""
 
 
@@ -57,21 +57,9 @@ class Pieces(ABC):
     def document(self, run: int, start: int) -> tuple[TokenShard, int, int]:
         """Shard, document index and token index at which a piece begins."""
 
-    def take(self, run: Int64s, start: Int64s) -> Int32s:
-        """The tokens of pieces; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
-        tokens = np.empty((len(run), self._piece), dtype=np.int32)
-        self._read(tokens, run, start, lambda shard: shard.tokens)
-        return tokens
-
-    def take_marks(self, run: Int64s, start: Int64s) -> Marks:
-        """The bytes of their spans; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
-        marks = np.zeros((len(run), self._piece), dtype=np.uint8)
-        self._read(marks, run, start, lambda shard: shard.marks)
-        return marks
-
     @abstractmethod
-    def _read(self, values: npt.NDArray[np.integer], run: Int64s, start: Int64s, column: Column) -> None:
-        """Read the values of pieces from a column. *Shape:* (pieces, piece)"""
+    def read(self, values: npt.NDArray[np.integer], run: Int64s, start: Int64s, column: Column) -> None:
+        """Read the values of pieces from a column; arbitrary after a piece's end. *Shape:* (pieces, piece)"""
 
 
 def cut(
@@ -104,9 +92,9 @@ class _Separate(Pieces):
         ((shard, _, inside),) = self._source.by_shard(np.array([run]))
         return shard, int(inside[0]), start
 
-    def _read(self, values: npt.NDArray[np.integer], run: Int64s, start: Int64s, column: Column) -> None:
+    def read(self, values: npt.NDArray[np.integer], run: Int64s, start: Int64s, column: Column) -> None:
         for shard, mine, inside in self._source.by_shard(run):
-            if (read := column(shard)) is not None:
+            if (read := getattr(shard, column)) is not None:
                 begins, count = shard.bounds(inside)[0] + start[mine], self._piece
                 found = read.ranges(begins, begins + count)
                 if len(found) >= count and int(begins.max()) <= len(found) - count:
@@ -152,10 +140,10 @@ class _Joined(Pieces):
         within = int(self._before[run]) + start - int(before[0])
         return self._source.shards[run], int(document[0] - self._source.bounds[run]), within
 
-    def _read(self, values: npt.NDArray[np.integer], run: Int64s, start: Int64s, column: Column) -> None:
+    def read(self, values: npt.NDArray[np.integer], run: Int64s, start: Int64s, column: Column) -> None:
         for number in np.unique(run).tolist():
             shard, mine = self._source.shards[number], run == number
-            if (read := column(shard)) is not None:
+            if (read := getattr(shard, column)) is not None:
                 separator = self._separator if read is shard.tokens else 0
                 values[mine] = self._rows(number, start[mine], read, separator)
 

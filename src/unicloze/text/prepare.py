@@ -17,7 +17,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,24 +90,13 @@ class Prepared:
             "folder": str(self.folder),
             "fingerprint": self.fingerprint,
             "vocabulary": len(self.tokenizer),
-            **{
-                use: {"documents": documents, "tokens": tokens}
-                for use, (documents, tokens) in zip(("train", "heldout"), self._amounts, strict=True)
-            },
+            "train": _amount(self.train),
+            "heldout": _amount(self.heldout),
         }
 
-    @property
-    def _amounts(self) -> list[tuple[int, int]]:
-        return [
-            (sum(source.num_documents for source in sources), sum(source.num_tokens for source in sources))
-            for sources in (self.train, self.heldout)
-        ]
-
     def __str__(self) -> str:
-        counts = [
-            f"{documents:,} documents and {tokens:,} tokens {use}"
-            for use, (documents, tokens) in zip(("to train on", "held out"), self._amounts, strict=True)
-        ]
+        both = {"to train on": _amount(self.train), "held out": _amount(self.heldout)}
+        counts = [f"{of['documents']:,} documents and {of['tokens']:,} tokens {use}" for use, of in both.items()]
         return f"{self.folder}: {', '.join(counts)}, vocabulary {len(self.tokenizer):,}"
 
     @classmethod
@@ -138,9 +127,14 @@ class Prepared:
             )
             for part in ("train", "heldout")
         )
-        for shard in (shard for source in (*train, *heldout) if verify for shard in source.shards):
-            shard.check_all()
+        for source in (*train, *heldout) if verify else ():
+            for shard in source.shards:
+                shard.check_all()
         return cls(folder=folder, tokenizer=tokenizer, train=train, heldout=heldout, lineage=content)
+
+
+def _amount(sources: Sequence[TokenSource]) -> dict[str, int]:
+    return {name: sum(getattr(source, f"num_{name}") for source in sources) for name in ("documents", "tokens")}
 
 
 def open_or_prepare(

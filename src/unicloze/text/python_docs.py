@@ -86,25 +86,15 @@ class Summary(NamedTuple):
 @functools.cache
 def summaries() -> tuple[Summary, ...]:
     """Docstrings of a line, a blank line and a body of some words, without duplicates."""
-    return tuple(_summaries())
-
-
-def _summaries() -> Iterator[Summary]:
-    seen = set()
+    found: dict[tuple[str, str], Summary] = {}
     for name, docstrings in _modules():
-        number = 0
+        before = len(found)
         for _, docstring in docstrings:
             line, _, rest = docstring.strip().partition("\n")
             body = " ".join(rest.split())
-            if (
-                rest.startswith("\n")
-                and len(body) >= _LEAST_BODY
-                and len(line.split()) > 1
-                and (line, body) not in seen
-            ):
-                seen.add((line, body))
-                yield Summary(name, number, line.strip(), body)
-                number += 1
+            if rest.startswith("\n") and len(body) >= _LEAST_BODY and len(line.split()) > 1:
+                found.setdefault((line, body), Summary(name, len(found) - before, line.strip(), body))
+    return tuple(found.values())
 
 
 def _topics(path: Path) -> Iterator[Document]:

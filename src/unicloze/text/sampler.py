@@ -22,7 +22,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import select_rows
 from unicloze.text import windows as pairing
 from unicloze.text.phrases import PhraseTable
-from unicloze.text.pieces import Pieces, Places, cut
+from unicloze.text.pieces import Column, Pieces, Places, cut
 from unicloze.text.shards import TokenSource
 from unicloze.text.sources import check_ids
 from unicloze.text.vocabulary import Vocabulary
@@ -296,7 +296,9 @@ class WindowSampler:
         """Locations of some windows, and the text of all or of the given rows as one segment, zeros elsewhere."""
         columns = {field: np.empty(len(index), dtype=np.int64) for field in Places.__dataclass_fields__}
         text = np.zeros((len(source), self._piece), dtype=np.int32)
-        marks = np.zeros(text.shape, dtype=np.uint8) if self._spans else None
+        read: dict[Column, npt.NDArray[Any]] = {"tokens": text}
+        if self._spans:
+            read["marks"] = np.zeros(text.shape, dtype=np.uint8)
         for number in np.unique(source):
             mine, pieces = source == number, self._pieces[number]
             places = pieces.place(index[mine])
@@ -304,13 +306,13 @@ class WindowSampler:
                 column[mine] = getattr(places, field)
             taken = mine if rows is None else mine & rows
             if taken.any():
-                run, start = columns["run"][taken], columns["start"][taken]
-                text[taken] = pieces.take(run, start)
+                for name, values in read.items():
+                    block = values[taken]
+                    pieces.read(block, columns["run"][taken], columns["start"][taken], name)
+                    values[taken] = block
                 check_ids(self.sources[number].shards[0].path, text[taken], self.vocabulary.size)
-                if marks is not None:
-                    marks[taken] = pieces.take_marks(run, start)
         places = Places(**columns)
-        return places, Segments(text=text, lengths=places.length, cuts=places.length, marks=marks)
+        return places, Segments(text=text, lengths=places.length, cuts=places.length, marks=read.get("marks"))
 
     def _segments(
         self, source: Int64s, index: Int64s, keys: keyed.Bits, pairs: Pairs, quotas: Int64s, backward: Flags

@@ -53,15 +53,18 @@ def first_copies(parts: Iterable[Hashes], count: int, folder: Path) -> Flags:
     """Whether each document is the first of its hash."""
     buckets = min(_MOST_BUCKETS, -(-count // BUCKET))
     if buckets <= 1:
-        entries = np.concatenate([np.zeros(0, np.uint64), *parts])
         first = np.zeros(count, dtype=bool)
-        first[np.unique(entries, return_index=True)[1]] = True
+        first[np.unique(np.concatenate([np.zeros(0, np.uint64), *parts]), return_index=True)[1]] = True
         return first
     folder.mkdir(parents=True, exist_ok=True)
     first = np.memmap(folder / "first", dtype=bool, mode="w+", shape=count)
     with ExitStack() as stack:
         files = [stack.enter_context((folder / f"{number}").open("wb", 2**16)) for number in range(buckets)]
-        for entries in _placed(parts):
+        place = 0
+        for part in parts:
+            entries = np.empty(len(part), dtype=_ENTRY)
+            entries["hash"], entries["place"] = part, np.arange(place, place + len(part))
+            place += len(part)
             bucket = (entries["hash"] >> np.uint64(32)) * np.uint64(buckets) >> np.uint64(32)
             order = np.argsort(bucket, kind="stable")
             cuts = np.searchsorted(bucket[order], np.arange(buckets + 1))
@@ -73,15 +76,6 @@ def first_copies(parts: Iterable[Hashes], count: int, folder: Path) -> Flags:
         first[entries["place"][np.unique(entries["hash"], return_index=True)[1]]] = True
         (folder / f"{number}").unlink()
     return first
-
-
-def _placed(parts: Iterable[Hashes]) -> Iterator[np.ndarray[tuple[int], np.dtype[np.void]]]:
-    place = 0
-    for part in parts:
-        entries = np.empty(len(part), dtype=_ENTRY)
-        entries["hash"], entries["place"] = part, np.arange(place, place + len(part))
-        place += len(part)
-        yield entries
 
 
 DROP, TRAIN, HELDOUT, CUT = range(4)

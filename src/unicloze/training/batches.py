@@ -141,8 +141,8 @@ def _phase_steps(phase: Phase, sampler: WindowSampler, first_step: int, own: Own
         steps = np.arange(start, min(start + steps_at_once, phase.last_step))
         rows = rows_of_parts(phase, steps - phase.first_step)
         cuts = [
-            [(part, cut) for part, of_steps in enumerate(rows) for cut in _cut(of_steps[n], most)]
-            for n in range(len(steps))
+            [(part, mine[i : i + most]) for part, mine in enumerate(of_step) for i in range(0, len(mine), most)]
+            for of_step in zip(*rows, strict=True)
         ]
         chosen = [own([part for part, _ in of_step]) for of_step in cuts]
         made: list[dict[int, MicroBatch]] = [{} for _ in steps]
@@ -155,12 +155,6 @@ def _phase_steps(phase: Phase, sampler: WindowSampler, first_step: int, own: Own
             ]
             _make_part(made, part, settings.settings, wanted, chosen, phase, sampler, steps)
         yield from [[of_step[number] for number in sorted(of_step)] for of_step in made[max(0, first_step - start) :]]
-
-
-def _cut(rows: range, most: int) -> Iterator[range]:
-    """Rows by micro-batch."""
-    for first in range(rows.start, rows.stop, most):
-        yield range(first, min(first + most, rows.stop))
 
 
 def rows_of_parts(phase: Phase, steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[list[range]]:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,8 @@ from unicloze.example import predicts_tokens
 from unicloze.files import LEDGER, LONGEST_LINE, parse_json
 
 SCHEMA = 1
+NUMBERS = "nats", "weight", "counted_nats", "counted_squares", "counted_weight"
+"""Fields of a figure that are summed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,12 @@ class Figure:
     counted_nats: float = 0.0  # sum over the predictions of ordinary tokens that the row does not show elsewhere
     counted_squares: float = 0.0  # sum of the squares of these losses
     counted_weight: float = 0.0  # normaliser of both; 0 if they were not measured
+
+    @classmethod
+    def of(cls, target: str, sums: Iterable[float]) -> Figure:
+        """A figure with the sums named in `NUMBERS`."""
+        fields: dict[str, Any] = dict(zip(NUMBERS, sums, strict=True))
+        return cls(target=target, **fields)
 
     @classmethod
     def read(cls, values: Any) -> Figure | None:
@@ -63,8 +71,7 @@ class Figure:
     def __add__(self, other: Figure) -> Figure:
         if self.meaning != other.meaning:
             raise ValueError(f"losses of different meaning have no sum: {self.meaning}, {other.meaning}")
-        numbers = "nats", "weight", "counted_nats", "counted_squares", "counted_weight"
-        return dataclasses.replace(self, **{name: getattr(self, name) + getattr(other, name) for name in numbers})
+        return dataclasses.replace(self, **{name: getattr(self, name) + getattr(other, name) for name in NUMBERS})
 
     @property
     def mean(self) -> float | None:

@@ -265,40 +265,23 @@ def update(state: TrainState, norm: float, settings: TrainingSettings, rate: flo
         state.spikes.add(norm)
 
 
-def accumulate_gradients(
-    state: TrainState,
-    micro_batches: list[MicroBatch],
-    settings: TrainingSettings,
-    compute: Compute,
-    describe: Callable[[MicroBatch], str],
-) -> dict[str, float]:
-    """Run forward and backward for every micro-batch, dividing each loss by its target's weight in the global batch.
-
-    Each process computes its own leaves; the gradients of all are added in tree order, see `gradients`. The memories of
-    these rows replace `state.memories`.
-    """
-    passes = _Passes(state, micro_batches, settings, compute, describe, Interruption())
-    passes.run()
-    passes.read()
-    losses = passes.agree()
-    passes.give_gradients()
-    return losses
-
-
 def losses_and_norm(
     state: TrainState,
     micro_batches: list[MicroBatch],
     settings: TrainingSettings,
     compute: Compute,
     describe: Callable[[MicroBatch], str],
-    interruption: Interruption,
+    interruption: Interruption | None = None,
 ) -> tuple[dict[str, float], float]:
-    """`accumulate_gradients`, then `clip_gradient`; refuses a gradient that is not finite.
+    """Mean losses of a step and the norm of its gradient, which is then clipped; refuses one that is not finite.
+
+    Each loss is divided by its target's weight in the global batch. Each process computes its own leaves; the gradients of
+    all are added in tree order, see `gradients`. The memories of these rows replace `state.memories`.
 
     All numbers are read from a GPU at once: each process waits for its GPU once a step. Before that the processes agree that
     none of them left the step, and exchange gradients on their devices.
     """
-    passes = _Passes(state, micro_batches, settings, compute, describe, interruption)
+    passes = _Passes(state, micro_batches, settings, compute, describe, interruption or Interruption())
     passes.run()
     if not compute.queues:
         passes.read()
@@ -552,18 +535,11 @@ def evaluate(
             weights.append({name: (float(loss.weight), loss.counted_weight) for name, loss in losses.items()})
     values = iter(numbers_of(totals))
     found = [
-        {name: (next(values), next(values), next(values), *both) for name, both in of_block.items()}
+        {name: (next(values), each, next(values), next(values), counted) for name, (each, counted) in of_block.items()}
         for of_block in weights
     ][: len(own)]
     sums = {name: Figure(target=name) for name in examples.targets}
-    for losses_of_block in found if continued else itertools.chain(*world.gather(found)):
-        for name, (total, counted, squares, weight, counted_weight) in losses_of_block.items():
-            sums[name] += Figure(
-                target=name,
-                nats=total,
-                weight=weight,
-                counted_nats=counted,
-                counted_squares=squares,
-                counted_weight=counted_weight,
-            )
+    for each_block in found if continued else itertools.chain(*world.gather(found)):
+        for name, numbers in each_block.items():
+            sums[name] += Figure.of(name, numbers)
     return sums

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,20 +33,19 @@ class TensorwiseOptimizer(torch.optim.Optimizer):
 
     Args:
         params: Weights, or groups of weights.
-        defaults: Those of the groups.
         fused: Number of matrices in each fused parameter, see `matrices_in`.
+        settings: Settings of the groups, besides the class's `DEFAULTS`.
     """
 
-    def __init__(self, params: Any, defaults: dict[str, Any], fused: Mapping[int, int] | None = None) -> None:
-        super().__init__(params, defaults)
+    DEFAULTS: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, params: Iterable[Any], *, fused: Mapping[int, int] | None = None, **settings: Any) -> None:
+        super().__init__(params, {**self.DEFAULTS, **settings})
         self._fused = fused or {}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Update every weight that has a gradient."""
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -92,15 +92,7 @@ class Adafactor(TensorwiseOptimizer):
         fused: Number of matrices in each fused parameter, see `matrices_in`; each has its own moments and size.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        *,
-        lr: float = 1e-2,
-        weight_decay: float = 0.0,
-        fused: Mapping[int, int] | None = None,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay}, fused)
+    DEFAULTS: ClassVar[dict[str, Any]] = {"lr": 1e-2, "weight_decay": 0.0}
 
     def _update(
         self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], fused: bool
@@ -165,18 +157,9 @@ class Lamb(TensorwiseOptimizer):
         fused: Number of matrices in each fused parameter, see `matrices_in`; each has its own norm.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        *,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        fused: Mapping[int, int] | None = None,
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True}
-        super().__init__(params, defaults, fused)
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "adapt": True,
+    }  # fmt: skip
 
     def _update(
         self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], fused: bool
@@ -214,11 +197,8 @@ class Muon(torch.optim.Muon):
         super().__init__(params, **{"adjust_lr_fn": "match_rms_adamw", **settings})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Update every matrix that has a gradient."""
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[tuple[Tensor, Tensor, Tensor]]] = {}
             for weight in group["params"]:
@@ -299,11 +279,8 @@ class NtAsgd(torch.optim.Optimizer):
         self.heard.append(loss)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Update every weight that has a gradient, and the averages, without the first step, as `torch.optim.ASGD` does."""
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
         averages = self.averages
         for group in self.param_groups:
             for weight in group["params"]:
@@ -367,13 +344,9 @@ def build_optimizers(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        kind = _MATRICES
-        if parameter.ndim < 2 or id(parameter) in undecayed:
-            kind = _VECTORS
-        elif (
-            settings.optimizer == "muon" and ".layers." in name and parameter.ndim == 2 and id(parameter) not in stacked
-        ):
-            kind = _HIDDEN
+        hidden = settings.optimizer == "muon" and ".layers." in name and parameter.ndim == 2
+        kind = _HIDDEN if hidden and id(parameter) not in stacked else _MATRICES
+        kind = _VECTORS if parameter.ndim < 2 or id(parameter) in undecayed else kind
         members.setdefault((depth_of[name] if apart else 0, kind), []).append(parameter)
 
     def groups(rate: float, *kinds: str) -> list[dict[str, Any]]:
@@ -383,33 +356,26 @@ def build_optimizers(
                 "weight_decay": 0.0 if kind == _VECTORS else settings.weight_decay,
                 "lr": rate * layer_decay**depth if depth else head_rate or rate,
                 "first_step": round(depth * unfreeze_every),
+                **({"adapt": kind != _VECTORS} if settings.optimizer == "lamb" else {}),
             }
             for depth in range(1 + max(depth_of.values()))
             for kind in kinds
             if (depth, kind) in members
         ]
 
-    fused = matrices_in(model)
-    everything = groups(chosen(settings.learning_rate), _MATRICES, _VECTORS)
+    everything, fused = groups(chosen(settings.learning_rate), _MATRICES, _VECTORS), matrices_in(model)
     moments: dict[str, Any] = {"betas": settings.betas, "eps": settings.epsilon}
-    optimizers: list[torch.optim.Optimizer] = []
-    if everything and settings.optimizer == "adamax":
-        optimizers.append(torch.optim.Adamax(everything, **moments))
-    elif everything and settings.optimizer == "lamb":
-        for group in everything:
-            group["adapt"] = group["params"][0].ndim >= 2 and id(group["params"][0]) not in undecayed
-        optimizers.append(Lamb(everything, fused=fused, **moments))
-    elif everything and settings.optimizer == "sgd":
-        optimizers.append(torch.optim.SGD(everything, momentum=settings.momentum))
-    elif everything and settings.optimizer == "nt_asgd":
-        optimizers.append(NtAsgd(everything, patience=settings.average_patience))
-    elif everything and settings.optimizer == "adafactor":
-        optimizers.append(Adafactor(everything, fused=fused))
-    elif everything:
-        optimizers.append(torch.optim.AdamW(everything, **moments, fused=True))
-    hidden = groups(settings.muon_learning_rate or chosen(settings.learning_rate), _HIDDEN)
-    if hidden:
-        optimizers.append(Muon(hidden, momentum=settings.muon_momentum))
+    kinds: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "adamax": lambda: torch.optim.Adamax(everything, **moments),
+        "lamb": lambda: Lamb(everything, fused=fused, **moments),
+        "sgd": lambda: torch.optim.SGD(everything, momentum=settings.momentum),
+        "nt_asgd": lambda: NtAsgd(everything, patience=settings.average_patience),
+        "adafactor": lambda: Adafactor(everything, fused=fused),
+    }
+    adamw = functools.partial(torch.optim.AdamW, everything, **moments, fused=True)
+    optimizers = [kinds.get(settings.optimizer, adamw)()] if everything else []
+    if inner := groups(settings.muon_learning_rate or chosen(settings.learning_rate), _HIDDEN):
+        optimizers.append(Muon(inner, momentum=settings.muon_momentum))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
