@@ -375,11 +375,7 @@ def _predict(given: Sources, tokens: Tensor, new: Tensor, asked: Tensor, known: 
     assert layout.pseudo is not None
     ids = torch.cat([tokens.gather(1, new), torch.full_like(asked, layout.pseudo)], dim=1)
     positions = given.first_positions[:, None] + torch.cat([new, asked], dim=1)
+    reads = filling_mask(torch.cat([given.readable, known], dim=1), fresh, count)
     return given.model.extend(
-        given.cache,
-        ids[:, :, None],
-        positions,
-        torch.full_like(positions, layout.target_segment),
-        filling_mask(torch.cat([given.readable, known], dim=1), fresh, count),
-        select=slice(fresh, None),
+        given.cache, ids[:, :, None], positions, layout.target_segment, reads, select=slice(fresh, None)
     )

@@ -244,53 +244,43 @@ def log_probabilities(
     """log p of each token of each piece; nan for tokens that are not scored."""
     check_defines(inputs.objective_of(model.recipe), measure)
     inputs.check_predicts_tokens(model, "score texts")
-    ask = _pseudo if measure == "pseudo" else _chain
     if not model.model.settings.memory:
-        return ask(model, pieces, batch_size, progress, None, None)
+        return _ask(model, pieces, measure, batch_size, progress, None, None)
     result: list[inputs.Logs] = [np.empty(0)] * len(pieces)
     # An LSTM reads the same rows to score a text as to remember it.
     fills = measure == "chain" and model.model.settings.kind == "recurrent"
     for numbers, before, after in with_memories(model, pieces, batch_size, fills=fills):
-        logs = ask(model, [pieces[number] for number in numbers], batch_size, progress, before, after)
+        logs = _ask(model, [pieces[number] for number in numbers], measure, batch_size, progress, before, after)
         for number, of_piece in zip(numbers, logs, strict=True):
             result[number] = of_piece
     return result
 
 
-def _chain(
-    loaded: LoadedModel, pieces: Sequence[inputs.ReadWindow], batch_size: int, progress: Progress, memory: Memory | None,
-    after: Memory | None,
+def _ask(
+    loaded: LoadedModel, pieces: Sequence[inputs.ReadWindow], measure: Measure, batch_size: int, progress: Progress,
+    memory: Memory | None, after: Memory | None,
 ) -> list[inputs.Logs]:  # fmt: skip
-    """Chain-rule scores: one row per piece; `memory` has one row per piece, and so has `after`, which is filled if given."""
+    """One row per piece by the chain rule, one per token that is masked alone.
+
+    `memory` has one row per piece, and so has `after`, which is filled if given.
+    """
     result, special = [np.full(len(piece), np.nan) for piece in pieces], loaded.tokenizer.vocabulary.special
-    for block in inputs.by_length([len(piece) for piece in pieces], batch_size, slots_per_token=3):
-        examples = inputs.rows_to_ask(loaded, "causal", [pieces[i].tokens for i in block])
-        before = rows_of(memory or after, block)
+    asked = [(i, np.flatnonzero(~np.isin(piece.tokens, special))) for i, piece in enumerate(pieces)]
+    if measure == "pseudo":
+        asked = [(i, places[j : j + 1]) for i, places in asked for j in range(len(places))]
+    cost = 3 if measure == "chain" else 1
+    for block in inputs.by_length([len(pieces[i]) for i, _ in asked], batch_size, slots_per_token=cost):
+        rows, texts = np.array([asked[row][0] for row in block]), [pieces[asked[row][0]].tokens for row in block]
+        places = [asked[row][1] for row in block]
+        steps = [np.where(np.isin(np.arange(len(ids)), own), 0, -1) for ids, own in zip(texts, places, strict=True)]
+        examples = inputs.rows_to_ask(loaded, _ASKS[measure][0], texts, steps if measure == "pseudo" else None)
+        before = rows_of(memory or after, rows)
         logs = inputs.log_probability(*inputs.logits_of(loaded, examples, before, updates=after is not None))
         if after is not None and before is not None:
-            put_rows(after, block, before)
-        scored = [~np.isin(pieces[i].tokens, special) for i in block]
-        for i, flags, found in zip(block, scored, logs, strict=True):
-            result[i][flags] = found[: flags.sum()]
-        progress(sum(int(flags.sum()) for flags in scored))
-    return result
-
-
-def _pseudo(
-    loaded: LoadedModel, pieces: Sequence[inputs.ReadWindow], batch_size: int, progress: Progress, memory: Memory | None,
-    _after: Memory | None,
-) -> list[inputs.Logs]:  # fmt: skip
-    """Pseudo-log-likelihoods: one row per token; `memory` has one row per piece."""
-    result, special = [np.full(len(piece), np.nan) for piece in pieces], loaded.tokenizer.vocabulary.special
-    asked = [(i, j) for i, piece in enumerate(pieces) for j in np.flatnonzero(~np.isin(piece.tokens, special))]
-    for block in inputs.by_length([len(pieces[i]) for i, _ in asked], batch_size):
-        of = np.array([asked[number] for number in block])
-        steps = [np.where(np.arange(len(pieces[i])) == j, 0, -1) for i, j in of]
-        examples = inputs.rows_to_ask(loaded, "cloze", [pieces[i].tokens for i, _ in of], steps)
-        logs = inputs.log_probability(*inputs.logits_of(loaded, examples, rows_of(memory, of[:, 0])))
-        for (i, j), found in zip(of, logs, strict=True):
-            result[i][j] = found[0]
-        progress(len(block))
+            put_rows(after, rows, before)
+        for row, own, found in zip(rows, places, logs, strict=True):
+            result[row][own] = found[: len(own)]
+        progress(sum(map(len, places)))
     return result
 
 

@@ -97,10 +97,9 @@ class Sources:
         opening = layout.opening if layout.pseudo is None else (layout.pseudo,)
         for number, token in enumerate(opening, start=-len(layout.opening)):
             place = self.first_positions[:, None] + number
-            segments = torch.full_like(place, layout.target_segment)
-            alone = self.readable.new_zeros(len(self), 1, 0)
+            ids, alone = torch.full_like(place, token)[:, :, None], self.readable.new_zeros(len(self), 1, 0)
             reads = hypothesis_mask(self.readable[:, : self.cache.filled], alone)
-            logits = self.model.extend(self.cache, torch.full_like(place, token)[:, :, None], place, segments, reads)
+            logits = self.model.extend(self.cache, ids, place, layout.target_segment, reads)
             self.cache.filled = min(self.cache.filled + 1, self.readable.shape[1])
         check_numbers(logits)
         return logits[:, 0]
@@ -118,16 +117,10 @@ class Sources:
         reads = source_mask(self.readable[part, :width], both_ways=not layout.decoder_only)
         if int(lengths.min()) == width:
             reads = reads[:1]
-        predicts = layout.predicts == "next" and not layout.opening
-        return self.model.extend(
-            self.cache.of_rows(part),
-            ids[:, :, None],
-            slot[None],
-            torch.full_like(slot[None], layout.source_segment),
-            None if bool(reads.all()) else reads,
-            select=lengths - 1 if predicts else slice(0, 0),
-            local_width=layout.local_width,
-        )
+        select = lengths - 1 if layout.predicts == "next" and not layout.opening else slice(0, 0)
+        given = self.cache.of_rows(part), ids[:, :, None], slot[None], layout.source_segment
+        read = None if bool(reads.all()) else reads
+        return self.model.extend(*given, read, select=select, local_width=layout.local_width)
 
 
 STEPS_AT_ONCE = 16
@@ -188,15 +181,12 @@ class Branches:
         place = self._sources.first_positions + self._written
         slots, positions = tokens[:, None, :], place[:, None]
         select = None
-        if layout.predicts == "pseudo":
-            assert layout.pseudo is not None
+        if layout.pseudo is not None:
             reads = with_pseudo_masks(reads, reads)
             slots = torch.cat([slots, torch.full_like(slots, layout.pseudo)], dim=1)
             positions, select = torch.stack([place, place + 1], dim=1), slice(count, None)
-        segments = torch.full_like(positions, layout.target_segment)
-        logits = self._model.extend(
-            self._sources.cache, slots, positions, segments, reads, select=select, local_width=layout.local_width
-        )
+        given = self._sources.cache, slots, positions, layout.target_segment
+        logits = self._model.extend(*given, reads, select=select, local_width=layout.local_width)
         self._sources.cache.filled += count
         self._ancestors = lineage
         self._written += 1

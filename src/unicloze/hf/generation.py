@@ -179,8 +179,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
             raise UsageError(
                 "a source must be read as a whole: leave out prefill_chunk_size, and start a new cache for a longer source"
             )
-        if self.rule.predicts == "pseudo":
-            assert self.rule.pseudo is not None
+        if self.rule.pseudo is not None:
             input_ids = functional.pad(input_ids, (0, 1), value=self.rule.pseudo)
             part = functional.pad(part, (0, 1), value=1)
             attention_mask = None if attention_mask is None else functional.pad(attention_mask, (0, 1), value=1)

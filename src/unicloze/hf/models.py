@@ -130,7 +130,7 @@ class UniclozeConfig(PreTrainedConfig):
             predicts=self.predicts,
             source=self.source_visibility,
             segment_ids=(source, target),
-            pseudo=self.pseudo_token_id,
+            pseudo=self.pseudo_token_id if self.predicts == "pseudo" else None,
             local_width=self.local_width,
         )
 

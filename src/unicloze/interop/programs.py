@@ -114,8 +114,7 @@ class Step(nn.Module):
             Logits, *Shape:* (rows, vocabulary), and new keys and values, *Shape:* (layers, rows, heads, slots, head size)
         """
         kept = input_ids.shape[1]
-        if self.rule.predicts == "pseudo":
-            assert self.rule.pseudo is not None
+        if self.rule.pseudo is not None:
             input_ids = functional.pad(input_ids, (0, 1), value=self.rule.pseudo)
             token_type_ids = functional.pad(token_type_ids, (0, 1), value=1)
             attention_mask = functional.pad(attention_mask, (0, 1), value=1)

@@ -27,7 +27,7 @@ from unicloze.errors import UniclozeError, UsageError, folder_meant
 from unicloze.files import CHECKPOINTS, MANIFEST, RECIPE
 from unicloze.interop.families import TARGETS, Family, Head, class_of, family_of, imported_task
 from unicloze.interop.files import LARGEST, Config, Weights, inside, open_weights
-from unicloze.interop.recipe import imported_recipe, longest_row, text_use
+from unicloze.interop.recipe import imported_recipe
 from unicloze.interop.tables import Table
 from unicloze.interop.tokenizer_files import open_tokenizer, read_tokenizer
 from unicloze.model.build import shapes_only
@@ -185,17 +185,7 @@ def import_checkpoint(
         raise UniclozeError(f"{place} holds NaN or infinite values ({bad}): use another checkpoint")
     if wanted > known:
         warnings.warn(initial.said_of_positions(known, wanted, place), stacklevel=2)
-    recipe = imported_recipe(
-        place,
-        family=family,
-        model=shape,
-        heads=heads,
-        task=task,
-        tokenizer=settings,
-        has_pseudo=new.vocabulary.pseudo is not None,
-        window=wanted if positions is not None else longest_row(place, wanted),
-        use=text_use(place, family, new, settings, allow),
-    )
+    recipe = imported_recipe(place, family, shape, heads, task, new, settings, positions, allow)
     return LoadedModel(model.eval(), new, recipe, place, 0)
 
 

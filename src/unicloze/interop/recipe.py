@@ -55,15 +55,14 @@ _OBJECTIVES: Mapping[str, ObjectiveSettings] = {
 
 def imported_recipe(
     place: Path,
-    *,
     family: Family,
     model: ModelSettings,
     heads: Sequence[Head],
     task: TaskSettings | None,
-    tokenizer: TokenizerSettings,
-    has_pseudo: bool,
-    window: int,
-    use: UseSettings,
+    tokenizer: Tokenizer,
+    settings: TokenizerSettings,
+    window: int | None,
+    allow: Sequence[str],
 ) -> Recipe:
     """Make the recipe of an imported model.
 
@@ -73,15 +72,16 @@ def imported_recipe(
         model: Model shape, with the number of positions.
         heads: Its heads.
         task: The task it is fine-tuned for, if any.
-        tokenizer: Settings that load its tokenizer.
-        has_pseudo: Whether its vocabulary has a [P] token.
-        window: Largest number of tokens of a row.
-        use: How it writes and reads a text.
+        tokenizer: Its tokenizer.
+        settings: Settings that load its tokenizer.
+        window: Largest number of tokens of a row; default: that of its files.
+        allow: Patterns of modules that may be left out.
     """
+    window = _longest_row(place, model.max_positions or 1) if window is None else window
     objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
     if family.name in _OBJECTIVES and ("token" in heads or not family.queries):
         objective = _OBJECTIVES[family.name]
-    if not has_pseudo and isinstance(objective, PseudoToken):
+    if tokenizer.vocabulary.pseudo is None and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
     pairs = any(_PAIRS.get(TARGETS[head]) for head in heads) or bool(objective.mixture)
     recipe = Recipe(
@@ -96,11 +96,11 @@ def imported_recipe(
             documents="joined" if model.memory else "separate",
             order="streams" if model.memory else "shuffled",
         ),
-        tokenizer=tokenizer,
+        tokenizer=settings,
         objective=objective,
         model=model,
         task=TaskSettings() if task is None else dataclasses.replace(task, max_length=window),
-        use=use,
+        use=_text_use(place, family, tokenizer, settings, allow),
     )
     validate(recipe)
     return recipe
@@ -141,7 +141,7 @@ def _note(family: Family, model: ModelSettings, heads: Sequence[Head], task: Tas
     return f"An encoder of the family {family.name} with heads that predict {' and '.join(PREDICTS[head] for head in heads)}."
 
 
-def text_use(
+def _text_use(
     place: Path, family: Family, tokenizer: Tokenizer, settings: TokenizerSettings, allow: Sequence[str]
 ) -> UseSettings:
     """How a checkpoint writes a text: separators of its tokenizer or family, and what sentence-transformers does with it."""
@@ -223,7 +223,7 @@ def _prompt(place: Path) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
-def longest_row(place: Path, positions: int) -> int:
+def _longest_row(place: Path, positions: int) -> int:
     """Longest row of a checkpoint: that of sentence-transformers or of its tokenizer, at most its positions."""
     for name, key in (("sentence_bert_config.json", "max_seq_length"), (TOKENIZER_CONFIG, "model_max_length")):
         file = inside(place, name)

@@ -140,7 +140,7 @@ class IncrementalModel:
         cache: Cache,
         input_ids: Tensor,
         position_ids: Tensor,
-        segment_ids: Tensor,
+        segment: int,
         reads: Tensor | None,
         *,
         select: slice | Tensor | None = None,
@@ -152,7 +152,7 @@ class IncrementalModel:
             cache: Must have room for the slots; the caller updates `cache.filled` for those to keep.
             input_ids: Tokens; several slots may share a position. *Shape:* (rows, positions, slots per position)
             position_ids: *Shape:* (rows or 1, positions), 1 only if the cache is empty
-            segment_ids: *Shape:* (rows or 1, positions)
+            segment: Segment of every slot.
             reads: Which keys each slot reads: those in the cache, then these slots; default: all.
                 *Shape:* (rows or 1, slots or 1, keys)
             select: Return only these slots, see `OwnCache`.
@@ -165,7 +165,8 @@ class IncrementalModel:
         reader = OwnCache(
             cache=cache, positions=position_ids, reads=reads, copies=copies, select=select, local_width=local_width
         )
-        positions, segments = (ids.repeat_interleave(copies, dim=1) for ids in (position_ids, segment_ids))
+        positions = position_ids.repeat_interleave(copies, dim=1)
+        segments = torch.full_like(positions, segment)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             states = self._writes.read(input_ids.flatten(1), positions, segments, reader, source=cache.source)
             return self._logits(deque(states, maxlen=1).pop())
