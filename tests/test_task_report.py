@@ -114,6 +114,7 @@ def test_small_values_are_shown_and_percents_have_two_digits() -> None:
     result = MetricResult(metric="loss", values={"mse": 0.00312, "accuracy": 50}, items=2, units={"mse": ""})
     assert [result.shown(name) for name in result.values] == ["0.00312", "50.00"]
     assert OverSeeds.of([0.001, 0.003]).shown("s") == "0.002 \u00b1 0.001414 s"
+    assert str(OverSeeds.of([50.0])) == "50.00"
 
 
 @pytest.mark.whole

@@ -56,6 +56,9 @@ class OverSeeds:
         """Mean and deviation of a metric's value with this unit."""
         return shown(self.mean, unit, self.deviation)
 
+    def __str__(self) -> str:
+        return self.shown()
+
 
 @dataclass(frozen=True)
 class FinetuneSummary:
