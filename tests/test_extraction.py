@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import nlu_toys
-from nlu_toys import events_of, finetuned
-from qa_toys import questions, recipe_for, small_model, write
+from nlu_toys import events_of, finetuned, write
+from qa_toys import questions, recipe_for, small_model
 from unicloze import verbs
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.answers import Answer, squad
@@ -391,7 +391,8 @@ def test_an_answer_is_given_up_to_the_threshold() -> None:
 
 def test_whether_questions_may_have_no_answer_follows_from_the_records() -> None:
     assert TASKS["extraction"].resolve(SETTINGS, records_of(questions(3))).unanswerable is False
-    assert TASKS["extraction"].resolve(SETTINGS, records_of(questions(3, answerable=2))).unanswerable is True
+    first, second, without = records_of(questions(3, answerable=2))
+    assert TASKS["extraction"].resolve(SETTINGS, [first, without, second]).unanswerable is True
     given = task_settings(kind="extraction", unanswerable=False)
     assert TASKS["extraction"].resolve(given, records_of(questions(3, answerable=2))) is given
 

@@ -297,7 +297,8 @@ def test_correlation_by_hand() -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_is_listed_and_gives_its_headline(name: str) -> None:
     one = METRICS[name]
-    assert f"{name} " in str(MetricTable(METRICS))
+    listed = str(MetricTable(METRICS))
+    assert f"{name} " in listed and "\nlambada       percentage of right last words (texts)" in listed
     if one.compares in ("labels", "numbers"):
         assert one.headline in one([0, 1], [0, 1]).values
 
@@ -364,6 +365,8 @@ def test_standard_errors() -> None:
     assert binomial_error(90, 900) == pytest.approx(1)
     with pytest.raises(UsageError, match="give 1 or more"):
         binomial_error(90, 0)
+    assert standard_errors("accuracy", list("abbb"), list("aaaa")) == {"accuracy": binomial_error(25, 4)}
+    assert standard_errors("accuracy", [], []) == {}
     found = [int(number % 10 != 0) for number in range(400)]
     errors = bootstrap_errors(accuracy, found, [1] * 400, samples=400, seed=1)
     assert errors["accuracy"] == pytest.approx(binomial_error(90, 400), rel=0.15)

@@ -64,14 +64,18 @@ def test_each_stream_is_read_token_by_token(prepared: Prepared, direction: str) 
     vocabulary = prepared.tokenizer.vocabulary
     single = sampler_of(prepared, direction, WindowSampler, 3).read(0, int(lengths.sum()) * LANES, lanes=LANES)
     for lane in range(LANES):
-        wanted = single.token_ids[lane::LANES, 1]
-        found = []
+        wanted, cut = single.token_ids[lane::LANES, 1], single.cut[lane::LANES]
+        found, read = [], 0
         for row in range(lane, steps * LANES, LANES):
             tokens = windows.token_ids[row, : windows.lengths[row]]
             assert tokens[0] == vocabulary.sos and tokens[-1] == vocabulary.eos
             assert (windows.token_ids[row, windows.lengths[row] :] == vocabulary.pad).all()
-            backward = windows.backward is not None and windows.backward[row]
+            backward = windows.backward is not None and bool(windows.backward[row])
             found.append(tokens[1:-1][::-1] if backward else tokens[1:-1])
+            first, last = sorted((read, read + len(tokens) - 3), reverse=backward)
+            read += len(tokens) - 2
+            ends = {0: cut[first, 0], len(tokens) - 1: cut[last, 2]}
+            assert np.flatnonzero(windows.cut[row]).tolist() == [column for column, is_cut in ends.items() if is_cut]
         assert np.array_equal(np.concatenate(found), wanted)
     assert windows.continues is not None and windows.continues.tolist() == [
         row >= LANES for row in range(steps * LANES)
