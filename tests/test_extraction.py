@@ -338,10 +338,10 @@ def test_the_best_of_all_windows_are_those_of_brute_force(start: LoadedModel) ->
                 score = float(output["start"][0, i + 1]) + float(output["end"][0, j + 1])
                 best[span] = max(score, best.get(span, -np.inf))
     wanted = sorted(best.items(), key=lambda item: -item[1])[:20]
-    spans, nowhere, _ = best_of_windows(windows, outputs, task_settings(kind="extraction", max_answer=5, n_best=20))
+    spans, nowhere = best_of_windows(windows, outputs, task_settings(kind="extraction", max_answer=5, n_best=20))
     passage = windows[0].passage
-    assert [(one.start, one.text) for one in spans] == [passage.span(*span) for span, _ in wanted]
-    assert [one.score for one in spans] == pytest.approx([score for _, score in wanted])
+    assert [(one["start"], one["text"]) for one in spans] == [passage.span(*span) for span, _ in wanted]
+    assert [one["score"] for one in spans] == pytest.approx([score for _, score in wanted], abs=1e-6)
     assert nowhere == pytest.approx(min(float(o["start"][0, 0]) + float(o["end"][0, 0]) for o in outputs))
 
 

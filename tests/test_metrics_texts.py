@@ -399,12 +399,7 @@ def test_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
         metric("rouge")(["a"], [["a"]])
 
 
-def test_headlines_compare_results() -> None:
-    def result(value: float) -> MetricResult:
-        return MetricResult(metric="rouge", values={"rouge2": value}, items=1)
-
-    assert metric("rouge").better(result(2), result(1))
-    assert not metric("rouge").better(result(1), result(1))
+def test_a_result_is_shown_with_its_units_and_note() -> None:
     assert str(MetricResult(metric="m", values={"a": 1.5, "bits": 2}, items=1, units={"bits": "bits"}, note="So.")) == (
         "m of 1 item\n  a          1.50 %\n  bits     2.0000 bits\n  So."
     )

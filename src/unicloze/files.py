@@ -50,7 +50,11 @@ class Plain:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
+        return dataclasses.asdict(self, dict_factory=_spelled)  # type: ignore[call-overload, no-any-return]  # a dataclass
+
+
+def _spelled(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in fields}
 
 
 LARGEST_FILE = 2**30

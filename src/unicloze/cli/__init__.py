@@ -96,9 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if strange := next((word for word in words if "\0" in word), None):
-        raise UsageError(
-            f"{strange.replace(chr(0), '[NUL]')!r} holds a NUL character, which no name can: give another."
-        )
+        shown = strange.replace("\0", "[NUL]")
+        raise UsageError(f"{shown!r} holds a NUL character, which no name can: give another.")
     words = _register_plugins(words)
     first = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     program = _program_parser()
@@ -116,9 +115,8 @@ def _run(words: list[str]) -> int:
         guess = did_you_mean(name, [*VERBS, *GROUPS])
         raise UsageError(f"There is no verb '{name}'{guess} `unicloze --help` lists all.")
     if cores.processes() > 1 and name not in SHARED:
-        raise UsageError(
-            f"{name} runs in one process: start it without torchrun; only {' and '.join(SHARED)} use several."
-        )
+        several = f"only {' and '.join(SHARED)} use several"
+        raise UsageError(f"{name} runs in one process: start it without torchrun; {several}.")
     verb = VERBS[name]
     parser = _verb_parser(name, verb, with_settings="-h" in rest or "--help" in rest)
     _refuse_unknown_options(name, verb, parser, rest)

@@ -37,9 +37,8 @@ class Parser(argparse.ArgumentParser):
         """Raise argparse's complaint as a `UsageError`."""
         message = message.replace("argument ", "option ", 1) if message.startswith("argument ") else message
         place = self.prog.removeprefix("unicloze").lstrip()
-        raise UsageError(
-            f"{place}{': ' if place else ''}{message}{' ' if message.endswith('?') else '; '}`{self.prog} --help` shows how."
-        )
+        said = f"{place}{': ' if place else ''}{message}{' ' if message.endswith('?') else '; '}"
+        raise UsageError(f"{said}`{self.prog} --help` shows how.")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Say which of the values is most likely meant, too."""
@@ -152,13 +151,10 @@ def arguments_of(function: Callable[..., Any]) -> Iterator[Argument]:
     for name, parameter in inspect.signature(function).parameters.items():
         hint = eval(parameter.annotation, {"__builtins__": builtins}, names)  # our own source, not a user's
         kinds, marks = _apart(hint)
-        yield Argument(name, kinds, marks, parameter.default, _description(said.get(name, ""), name, names))
-
-
-def _description(text: str, name: str, names: Mapping[str, Any]) -> str:
-    """Description of an argument; `As of` refers to another function in the module."""
-    other = re.fullmatch(r"As of `(\w+)`\.", text)
-    return docstrings.arguments(names[other[1]])[name] if other else text
+        text = said.get(name, "")
+        if other := re.fullmatch(r"As of `(\w+)`\.", text):  # of another function in the module
+            text = docstrings.arguments(names[other[1]])[name]
+        yield Argument(name, kinds, marks, parameter.default, text)
 
 
 def _apart(hint: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -250,11 +246,12 @@ def call_arguments(verb: Verb, options: argparse.Namespace, overrides: Mapping[s
     for argument in verb.arguments:
         settings, option = argument.settings, argument.option
         if settings is not None:
-            found[argument.name] = {
-                key.removeprefix(settings.prefix): value
-                for key, value in overrides.items()
-                if bool(verb.prefix and key.startswith(verb.prefix)) == bool(settings.prefix)
+            prefix, others = settings.prefix, "" if settings.prefix else verb.prefix
+            given = overrides.items()
+            own = {
+                key: value for key, value in given if key.startswith(prefix) and not (others and key.startswith(others))
             }
+            found[argument.name] = {key.removeprefix(prefix): value for key, value in own.items()}
         elif hasattr(options, argument.name):
             value = getattr(options, argument.name)
             found[argument.name] = option.collect(value) if option.collect else value
@@ -266,9 +263,8 @@ def call_arguments(verb: Verb, options: argparse.Namespace, overrides: Mapping[s
 def instead_of(verb: Verb, switch: str, options: argparse.Namespace, found: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments for the function of a switch."""
     taken = {argument.name: argument for argument in arguments_of(verb.instead[switch])}
-    given = [
-        one for one in verb.arguments if hasattr(options, one.name) and one.name != "quiet"
-    ]  # it never shows progress
+    named = [one for one in verb.arguments if hasattr(options, one.name)]
+    given = [one for one in named if one.name != "quiet"]  # it never shows progress
     strange = [one.flag for one in given if one.name not in taken] + ["--json"] * options.json
     missing = [one.flag for one in taken.values() if one.default is REQUIRED and one.name not in found]
     if strange or missing:
@@ -309,14 +305,10 @@ def parser_of(verbs: Mapping[str, Verb]) -> Parser:
         sections = {key.partition(".")[0] for key in verb.settings}
         for key, hint in settings.items():
             if key.partition(".")[0] in sections:
-                parser.add_argument(f"--{key}", choices=_literals(hint) or None, metavar="VALUE")
+                values = map(str, get_args(hint)) if get_origin(hint) is Literal else ()
+                parser.add_argument(f"--{key}", choices=tuple(values) or None, metavar="VALUE")
         _complete_values(parser, {"recipe": recipe_names(), "recipes": recipe_names(), "task": task_names()})
     return program
-
-
-def _literals(hint: object) -> tuple[str, ...]:
-    """The values of a setting that has only a few."""
-    return tuple(map(str, get_args(hint))) if get_origin(hint) is Literal else ()
 
 
 def _complete_values(parser: Parser, known: Mapping[str, list[str]]) -> None:

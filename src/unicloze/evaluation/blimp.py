@@ -20,12 +20,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from unicloze.decoding.inputs import objective_of, pieces_of
 from unicloze.decoding.likelihood import Measure, check_defines, defines, log_probabilities
 from unicloze.errors import UniclozeError, UsageError, check_at_least
-from unicloze.files import Plain
+from unicloze.files import Plain, read_bytes
 from unicloze.progress import Progress
 from unicloze.records.files import decoded, jsonl, read_text
 from unicloze.settings import DataSettings, Mode, ObjectiveSettings
@@ -64,14 +63,12 @@ def read_pairs(path: str | Path) -> list[PairSet]:
     """
     place = Path(path).expanduser()
     if not place.exists():
-        raise UniclozeError(
-            f"There is no file or folder {place}: name the folder of BLiMP's .jsonl files, or an archive of them."
-        )
+        raise UniclozeError(f"There is no file or folder {place}: name the folder of BLiMP's sets, or their archive.")
     if place.is_file() and not _is_set(place.name):
         contents = _members(place)
     else:
         files = sorted(file for file in place.iterdir() if _is_set(file.name)) if place.is_dir() else [place]
-        contents = ((str(file), _read(file)) for file in files if file.is_file())
+        contents = ((str(file), read_bytes(file, LARGEST_FILE)) for file in files if file.is_file())
     sets: dict[str, PairSet] = {}
     for name, content in contents:
         one = _parse(name, content)
@@ -87,12 +84,6 @@ def _is_set(name: str) -> bool:
     return name.endswith(".jsonl") and not name.startswith(".")
 
 
-def _read(file: Path) -> bytes:
-    if file.stat().st_size > LARGEST_FILE:
-        raise UniclozeError(f"{file} has more than {LARGEST_FILE // 2**20} MB: a set of minimal pairs has far less.")
-    return file.read_bytes()
-
-
 def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
     """Name and content of each set of an archive."""
     try:
@@ -105,13 +96,10 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
             raise UniclozeError(f"{archive} unpacks to far more than BLiMP: name another archive.")
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             for member in tar:
-                if member.isreg() and _is_set(PurePosixPath(member.name).name):
+                file = tar.extractfile(member) if member.isreg() else None
+                if file is not None and _is_set(PurePosixPath(member.name).name):
                     if member.size > LARGEST_FILE:
-                        raise UniclozeError(
-                            f"{archive} unpacks to far more than BLiMP, at {member.name}: name another archive."
-                        )
-                    file = tar.extractfile(member)
-                    assert file is not None  # it is a regular file
+                        raise UniclozeError(f"{archive} unpacks to far more than BLiMP: {member.name}; name another.")
                     yield f"{archive}:{member.name}", file.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -120,20 +108,18 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _parse(name: str, content: bytes) -> PairSet:
-    kinds: list[tuple[str, str, str]] = []
-    pairs = []
+    kinds, pairs = [], []
     for number, record in jsonl(decoded(content, name), name):
         place = f"{name}, line {number}"
         for field in _FIELDS:
             if not isinstance(record.get(field), str) or not record[field].strip():
                 raise UniclozeError(f'{place} has no text in the field "{field}": fix or remove the line.')
         good, bad, *kind = (record[field] for field in _FIELDS)
-        kinds.append(tuple(kind))
+        kinds.append(kind)
         pairs.append((good, bad))
-        if kinds[0] != kinds[-1]:
-            raise UniclozeError(
-                f"{place} belongs to the set {kind[0]}, but the lines before it to {kinds[0][0]}: fix the line."
-            )
+        if kind != kinds[0]:
+            sets = f"the set {kind[0]}, but the lines before it to {kinds[0][0]}"
+            raise UniclozeError(f"{place} belongs to {sets}: fix the line.")
     if not kinds:
         raise UniclozeError(f"{name} has no pairs: remove it, or fetch it again.")
     uid, field, term = kinds[0]
@@ -309,9 +295,7 @@ def blimp(
     results = [_compare(one, scores) for one in sets]
     compared = [one for one in results if one.pairs]
     if not compared:
-        raise UniclozeError(
-            f"Every pair of {path} has tokens not in the model's vocabulary: use another language or model."
-        )
+        raise UniclozeError(f"Every pair of {path} has tokens not in the model's vocabulary: use another model.")
     return BlimpResult(
         model=str(model.path), measures=measures, accuracy=_mean(compared, measures),
         fields=_means(compared, "field", measures), terms=_means(compared, "term", measures), sets=results,
@@ -350,16 +334,10 @@ def _score(
     is_special = np.zeros(loaded.tokenizer.vocabulary.size, dtype=bool)
     is_special[loaded.tokenizer.vocabulary.special] = True
     tokens = loaded.tokenizer.encode_batch(sentences)
-    numbers: dict[bytes, int] = {}
-    distinct: list[npt.NDArray[np.int32]] = []
-    number_of = np.full(len(sentences), -1)
-    for i, ids in enumerate(tokens):
-        if len(ids) and not is_special[ids].any():
-            number_of[i] = numbers.setdefault(ids.tobytes(), len(numbers))
-            if number_of[i] == len(distinct):
-                distinct.append(ids)
-    pieces = pieces_of(loaded, distinct)
-    total = sum(map(len, distinct))
+    distinct = {ids.tobytes(): ids for ids in tokens if len(ids) and not is_special[ids].any()}
+    numbers = {spelled: number for number, spelled in enumerate(distinct)}
+    number_of = [numbers.get(ids.tobytes(), -1) for ids in tokens]
+    pieces, total = pieces_of(loaded, list(distinct.values())), sum(map(len, distinct.values()))
     result = {}
     for measure in measures:
         name = {"pseudo": "pseudo-log-likelihood", "chain": "chain rule"}[measure]
@@ -374,9 +352,7 @@ def _score(
 
 
 def _compare(one: PairSet, scores: Mapping[Measure, Mapping[str, float]]) -> SetResult:
-    accuracy: dict[Measure, float] = {}
-    ties: dict[Measure, int] = {}
-    pairs = 0
+    accuracy, ties, pairs = {}, {}, 0
     for measure, score in scores.items():
         margins = np.array([score[good] - score[bad] for good, bad in one.pairs])
         margins = margins[~np.isnan(margins)]

@@ -34,22 +34,9 @@ from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel
 
 ENGLISH = "english"
-"""Name of the built-in stop word list below."""
+"""Name of the built-in list of stop words."""
 
-STOP_WORDS = frozenset({
-    "a", "about", "above", "after", "again", "against", "ain", "all", "also", "am", "an", "and", "any", "are", "aren",
-    "as", "at", "be", "because", "been", "before", "being", "below", "between", "both", "but", "by", "can", "cannot",
-    "could", "couldn", "d", "did", "didn", "do", "does", "doesn", "doing", "don", "down", "during", "each", "few",
-    "for", "from", "further", "had", "hadn", "has", "hasn", "have", "haven", "having", "he", "her", "here", "hers",
-    "herself", "him", "himself", "his", "how", "i", "if", "in", "into", "is", "isn", "it", "its", "itself", "just",
-    "ll", "m", "ma", "me", "might", "mightn", "more", "most", "must", "mustn", "my", "myself", "need", "needn", "no",
-    "nor", "not", "now", "o", "of", "off", "on", "once", "only", "or", "other", "ought", "our", "ours", "ourselves",
-    "out", "over", "own", "re", "s", "same", "shall", "shan", "she", "should", "shouldn", "so", "some", "such", "t",
-    "than", "that", "the", "their", "theirs", "them", "themselves", "then", "there", "these", "they", "this", "those",
-    "through", "to", "too", "under", "until", "up", "upon", "us", "ve", "very", "was", "wasn", "we", "were", "weren",
-    "what", "when", "where", "which", "while", "who", "whom", "whose", "why", "will", "with", "won", "would",
-    "wouldn", "y", "yet", "you", "your", "yours", "yourself", "yourselves",
-})  # fmt: skip
+STOP_WORDS = Path(__file__).with_name("english.txt")
 """English function words, which seldom end a passage."""
 
 
@@ -105,7 +92,7 @@ def lambada(
     """Predict the last word of every passage."""
     check_at_least(1, limit=limit)
     blanks = [_blank(record) for record in read_records(Path(path), TaskSettings(), cure=None)[:limit]]
-    words = None if stop_words is None else STOP_WORDS if stop_words == ENGLISH else listed_words(stop_words)
+    words = None if stop_words is None else listed_words(STOP_WORDS if stop_words == ENGLISH else stop_words)
     by = way_of(model.recipe)
     never = None if words is None else spelling(words, model.tokenizer)
     with Progress("LAMBADA", len(blanks), "passages", show=progress) as bar:
@@ -119,24 +106,18 @@ def lambada(
     perplexity = math.exp(mean) if mean < 700 else math.inf
     deviation = float(scored.std(ddof=1)) if len(scored) > 1 else math.nan
     return LambadaResult(
-        model=str(model.path),
-        by=by,
-        passages=len(found),
-        accuracy=accuracy,
-        accuracy_error=binomial_error(accuracy, len(found)),
-        perplexity=perplexity,
-        perplexity_error=perplexity * deviation / math.sqrt(len(scored)),
-        unknown=len(found) - len(scored),
+        model=str(model.path), by=by, passages=len(found), accuracy=accuracy,
+        accuracy_error=binomial_error(accuracy, len(found)), perplexity=perplexity,
+        perplexity_error=perplexity * deviation / math.sqrt(len(scored)), unknown=len(found) - len(scored),
         stop_words=0 if words is None else len(words),
-    )
+    )  # fmt: skip
 
 
 def spelling(words: Collection[str], tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
     """Ids of the tokens that spell one of the lower-case `words` in any case; tokens inside words do not count."""
     vocabulary = tokenizer.vocabulary
     whole = [int(token) for token in vocabulary.ordinary if not vocabulary.continues[token]]
-    spelled = [token for token in whole if tokenizer.decode([token]).strip().lower() in words]
-    return np.array(spelled, dtype=np.int32)
+    return np.array([token for token in whole if tokenizer.decode([token]).strip().lower() in words], dtype=np.int32)
 
 
 def _blank(record: Record) -> Blank:
@@ -149,9 +130,7 @@ def _blank(record: Record) -> Blank:
         word = text.split()[-1] if text else ""
         before = text.removesuffix(word)
     if not word or not before.strip():
-        raise UniclozeError(
-            f"{record.place}: a passage needs a last word and text before it; this has only one of them"
-        )
+        raise UniclozeError(f"{record.place}: a passage needs a last word and text before it; this has only one")
     return Blank(before=before.rstrip(), answer=f" {word}", place=record.place)
 
 
@@ -160,19 +139,12 @@ _LINE = re.compile(r"(\d+) (.*)")
 
 
 def childrens_books(
-    model: LoadedModel,
-    path: str | Path,
-    *,
-    limit: int | None = None,
-    batch_size: int = 64,
-    progress: bool = True,
+    model: LoadedModel, path: str | Path, *, limit: int | None = None, progress: bool = True
 ) -> PromptResult:
     """Choose the missing word of every question."""
     check_at_least(1, limit=limit)
-    return choose(
-        model, read_questions(Path(path))[:limit], task="Children's Book Test",
-        batch_size=batch_size, progress=progress,
-    )  # fmt: skip
+    questions = read_questions(Path(path))[:limit]
+    return choose(model, questions, task="Children's Book Test", progress=progress)
 
 
 def read_questions(path: Path) -> list[Choice]:
@@ -189,9 +161,7 @@ def read_questions(path: Path) -> list[Choice]:
             continue
         match = _LINE.match(line)
         if match is None:
-            raise UniclozeError(
-                f"{place}: a line must begin with its number, as in '1 Once upon a time'; this does not"
-            )
+            raise UniclozeError(f"{place}: a line must begin with its number, as in '1 Once upon a time': add it")
         if int(match[1]) == 1:
             story = []
         sentence, *columns = match[2].split("\t")
@@ -200,10 +170,8 @@ def read_questions(path: Path) -> list[Choice]:
             continue
         word, candidates = columns[0], [one for one in columns[-1].strip().split("|") if one] if columns[1:] else []
         if sentence.count(BLANK) != 1 or word not in candidates or len(set(candidates)) != len(candidates):
-            raise UniclozeError(
-                f"{place}: a question is a sentence with one {BLANK}, its word, and distinct candidates that include the "
-                "word, separated by tabs; this is not one"
-            )
+            wanted = f"a sentence with one {BLANK}, its word, and distinct candidates that include the word"
+            raise UniclozeError(f"{place}: a question is {wanted}, separated by tabs; this is not one")
         left, right = sentence.strip().split(BLANK)
         before = " ".join([*story, left if left.strip() else ""])
         answers = {candidate: candidate for candidate in candidates}

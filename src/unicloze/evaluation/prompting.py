@@ -29,7 +29,7 @@ from unicloze import keyed
 from unicloze.decoding import generate as generation
 from unicloze.decoding.likelihood import Blank, By, fill_blanks, way_of
 from unicloze.errors import UniclozeError, UsageError, check_at_least, check_seed
-from unicloze.evaluation.metrics.registry import metric, standard_errors
+from unicloze.evaluation.metrics.registry import metric, of_lists
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import Plain, read_bytes
 from unicloze.progress import Progress
@@ -38,6 +38,7 @@ from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
 from unicloze.tasks.classification import choice_of
+from unicloze.tasks.columns import texts_of
 from unicloze.training.loading import LoadedModel
 from unicloze.yaml_loader import LARGEST_FILE, Loader
 
@@ -108,9 +109,7 @@ class PromptResult(Plain):
         if not self.scores:
             lines.append("  not measured: some records have no right answer")
         if self.unknown:
-            lines.append(
-                f"  {self.unknown:,} records have answers with tokens not in the vocabulary; they are never chosen"
-            )
+            lines.append(f"  {self.unknown:,} records have answers with tokens not in the vocabulary, never chosen")
         return "\n".join(lines)
 
 
@@ -133,11 +132,8 @@ def choose(
     if normalise not in get_args(Normaliser):
         raise UsageError(f"normalise is {normalise!r}: give one of {', '.join(get_args(Normaliser))}")
     by = way_of(model.recipe)
-    blanks = [
-        Blank(before=choice.before, answer=answer, after=choice.after, place=choice.place)
-        for choice in choices
-        for answer in choice.answers
-    ]
+    pairs = [(choice, answer) for choice in choices for answer in choice.answers]
+    blanks = [Blank(before=one.before, answer=answer, after=one.after, place=one.place) for one, answer in pairs]
     with Progress(task, len(blanks), "answers", show=progress) as bar:
         filled = iter(fill_blanks(model, blanks, batch_size=batch_size, progress=bar.update))
     predictions, unknown = [], 0
@@ -161,10 +157,7 @@ def measure(predictions: Sequence[Mapping[str, Any]], metrics: Sequence[str]) ->
     said, gold = [one["prediction"] for one in predictions], [one["reference"] for one in predictions]
     if any(one is None for one in gold):
         return {}
-    return {
-        name: dataclasses.replace(metric(name)(said, gold), errors=standard_errors(name, said, gold))
-        for name in metrics
-    }
+    return {name: of_lists(name, said, gold, errors=True) for name in metrics}
 
 
 LABEL = "label"
@@ -214,24 +207,17 @@ class Prompt:
 
     def sides(self, record: Record) -> tuple[str, str]:
         """The text before and after the blank; the whole text and "" if there is no blank."""
-        sides = ["", ""]
-        behind = 0
+        sides = [""]
         for literal, name in self._parts:
-            sides[behind] += literal
+            sides[-1] += literal
             if name == LABEL:
-                behind = 1
+                sides.append("")
             elif name is not None:
-                sides[behind] += self._said(record, name)
-        return sides[0], sides[1]
-
-    def _said(self, record: Record, name: str) -> str:
-        """A field as text: numbers as strings, lists of texts joined by spaces."""
-        value = record.get(self.records, name)
-        if isinstance(value, int | float):
-            return str(value)
-        return (
-            " ".join(record.texts(self.records, name)) if isinstance(value, list) else record.text(self.records, name)
-        )
+                value = record.get(self.records, name)
+                is_number = isinstance(value, int | float)
+                sides[-1] += str(value) if is_number else " ".join(texts_of(record, self.records, name))
+        before, after = [*sides, ""][:2]
+        return before, after
 
     def answers(self, record: Record) -> dict[str, str]:
         """The possible answers to a record, by name."""
@@ -252,9 +238,8 @@ class Prompt:
             return str(choice_of(value, list(answers.values()), record.place))
         named = next((name for name in (str(value), _spelled(value)) if name in answers), None)
         if named is None:
-            raise UniclozeError(
-                f"{record.place}: the label '{value}' is not one of those of the prompt ({', '.join(answers)})"
-            )
+            known = f"not one of those of the prompt ({', '.join(answers)})"
+            raise UniclozeError(f"{record.place}: the label '{value}' is {known}")
         return named
 
     def example(self, record: Record) -> str:
@@ -295,10 +280,6 @@ def read_prompt(path: Path) -> Prompt:
         raise UsageError(f"{path}: {problem}.")
     chosen = {f"decoding.{key}": value for key, value in prompt.generate.items()}
     generate: dict[str, Any] = typed(chosen, str(path))["decoding"] if chosen else {}
-    if (several := generate.get("num_results", 1)) != 1:
-        raise UsageError(
-            f"{path}: generate: num_results is {several}, but one text per record is measured: leave it out."
-        )
     metrics = tuple(prompt.metrics) or (("accuracy",) if prompt.has_blank else ("rouge",))
     return dataclasses.replace(prompt, generate=generate, metrics=metrics)
 
@@ -362,6 +343,8 @@ def _contradictions(prompt: Prompt) -> Iterator[str]:
         yield "two labels have the same answer, so the second could never be chosen: give each its own"
     for key in sorted(set(prompt.generate) - {one.name for one in dataclasses.fields(DecodingSettings)}):
         yield f"there is no generation setting '{key}': see DecodingSettings"
+    if (several := prompt.generate.get("num_results", 1)) != 1:
+        yield f"generate: num_results is {several}, but one text per record is measured: leave it out"
     if prompt.generate and prompt.has_blank:
         yield "generate does not apply with {label}: see DecodingSettings"
 
@@ -417,10 +400,8 @@ def _check_metrics(prompt: Prompt) -> None:
     for name in prompt.metrics:
         chosen = metric(name)
         if chosen.compares != compares:
-            does = "chooses answers" if prompt.has_blank else "writes texts"
-            raise UsageError(
-                f"the prompt {prompt.name} {does}, but {name} compares {chosen.compares}: name metrics of {compares}"
-            )
+            does = f"{'chooses answers' if prompt.has_blank else 'writes texts'}, but {name} compares {chosen.compares}"
+            raise UsageError(f"the prompt {prompt.name} {does}: name metrics of {compares}")
         if not prompt.has_blank:
             chosen(["a b c"], [["a b c"]])
         elif prompt.labels:
@@ -434,9 +415,7 @@ def draw_examples(
     check_seed(seed)
     check_at_least(0, shots=shots)
     if (shots > 0) != (path is not None):
-        raise UsageError(
-            "examples and shots go together: give a file to draw from and the number of examples, or neither"
-        )
+        raise UsageError("examples and shots go together: give a file to draw from and their number, or neither")
     if path is None:
         if seed:
             raise UsageError(f"seed is {seed}, but no examples are drawn: give examples and shots, or leave it out")
@@ -447,10 +426,8 @@ def draw_examples(
     drawn = []
     for number, asked in enumerate(map(prompt.sides, records)):
         if len(known) - times[asked] < shots:
-            other = " other than the one to be answered" if times[asked] else ""
-            raise UsageError(
-                f"shots is {shots}, but {path} has {len(known) - times[asked]} records{other}: give as many"
-            )
+            has = f"{len(known) - times[asked]} records{' other than the one to be answered' * bool(times[asked])}"
+            raise UsageError(f"shots is {shots}, but {path} has {has}: give as many")
         places = np.arange(shots + times[asked])
         order = keyed.permutation(places, len(known), keyed.key(seed, keyed.Purpose.SHOTS, number)[0])
         # The record itself, if drawn, would give away its answer.

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from unicloze import keyed
@@ -32,7 +31,7 @@ from unicloze.packing import bucket_cost, bucket_sizes
 from unicloze.progress import say
 from unicloze.records import read_records, record_files
 from unicloze.records.files import kind_of, read_text
-from unicloze.records.record import Record
+from unicloze.records.record import Record, evenly
 from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
 from unicloze.tasks import TASKS, of_view
 from unicloze.tasks.columns import check_roles, record_of_texts, with_columns
@@ -142,9 +141,9 @@ class TaskData:
     unlabelled: TaskData | None = None  # unlabelled text to learn from in every second step, if any
 
 
-def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer, *, answers: bool = True) -> TaskData:
+def open_records(path: Path, recipe: Recipe, tokenizer: Tokenizer) -> TaskData:
     """Read and encode development records, a file or a folder; arguments and errors as for `encoded`."""
-    return encoded(records_of(path, recipe.task, dev=True), recipe, tokenizer, answers=answers)
+    return encoded(records_of(path, recipe.task, dev=True), recipe, tokenizer)
 
 
 def reading_columns(recipe: Recipe, records: Sequence[Record], progress: bool) -> Recipe:
@@ -175,7 +174,7 @@ def evenly_chosen(data: TaskData, count: int | None) -> TaskData:
     """`count` of the records with their rows, evenly spaced; all if there are no more or `count` is None."""
     if count is None or count >= len(data.records):
         return data
-    numbers = {number * len(data.records) // count: number for number in range(count)}
+    numbers = {record: number for number, record in enumerate(evenly(range(len(data.records)), count))}
     rows = [dataclasses.replace(row, record=numbers[row.record]) for row in data.rows if row.record in numbers]
     return TaskData([data.records[record] for record in numbers], rows, data.fingerprint)
 
@@ -203,13 +202,10 @@ Origin = Mapping[str, str | None]
 
 def origin_of(start: LoadedModel, train: TaskData, dev: TaskData | None, teacher: str | None = None) -> Origin:
     """Fingerprints of the models and files of a new run."""
-    return {
-        **({} if teacher is None else {"teacher": teacher}),
-        **({} if train.unlabelled is None else {"unlabelled text": train.unlabelled.fingerprint}),
-        "training file": train.fingerprint,
-        "development file": None if dev is None else dev.fingerprint,
-        "model": model_fingerprint(start),
-    }
+    origin: dict[str, str | None] = {} if teacher is None else {"teacher": teacher}
+    origin |= {} if train.unlabelled is None else {"unlabelled text": train.unlabelled.fingerprint}
+    files = {"training file": train.fingerprint, "development file": None if dev is None else dev.fingerprint}
+    return {**origin, **files, "model": model_fingerprint(start)}
 
 
 def model_fingerprint(model: LoadedModel) -> str:
@@ -221,9 +217,8 @@ def refuse_other_origin(former: Origin, now: Origin, out: Path) -> None:
     """Reject resuming a run with other records or another model: its evaluations would not be comparable."""
     other = next((what for what, fingerprint in now.items() if former.get(what) != fingerprint), None)
     if other is not None:
-        raise UniclozeError(
-            f"{out} holds a run with another {other}, or one that has changed since: give the new run another --out"
-        )
+        changed = f"{out} holds a run with another {other}, or one that has changed since"
+        raise UniclozeError(f"{changed}: give the new run another --out")
 
 
 def unlabelled_text(recipe: Recipe, tokenizer: Tokenizer) -> TaskData | None:
@@ -282,7 +277,7 @@ def finetuning_steps(
         yield step_batches
 
 
-def buckets_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDArray[np.int64]]:
+def buckets_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[Int64s]:
     """Indices of all rows, longest first, in buckets of at most `most_slots` slots including padding."""
     lengths = np.array([row.slots for row in rows])
     order, first = np.argsort(-lengths, kind="stable"), 0
@@ -293,12 +288,7 @@ def buckets_by_length(rows: Sequence[Any], most_slots: int) -> Iterator[npt.NDAr
 
 
 def _micro_batch(
-    data: TaskData,
-    numbers: npt.NDArray[np.int64],
-    recipe: Recipe,
-    vocabulary: Vocabulary,
-    keys: npt.NDArray[np.uint64],
-    device: str,
+    data: TaskData, numbers: Int64s, recipe: Recipe, vocabulary: Vocabulary, keys: keyed.Bits, device: str
 ) -> MicroBatch:
     rows = [data.rows[number] for number in numbers]
     examples = TASKS[recipe.task.kind].lay_out(rows, vocabulary, recipe, keys)
@@ -330,19 +320,15 @@ def auxiliary_objective(recipe: Recipe) -> ObjectiveSettings:
             continue
         longest = positions(settings, recipe.task.max_length)
         if recipe.model.max_positions is not None and longest > recipe.model.max_positions:
-            raise UsageError(
-                f"finetuning.auxiliary needs {longest} positions for rows of {recipe.task.max_length} tokens, but the "
-                f"model has {recipe.model.max_positions}: lower {option_of('task.max_length')}"
-            )
+            needs = f"needs {longest} positions for rows of {recipe.task.max_length} tokens"
+            has = f"the model has {recipe.model.max_positions}"
+            raise UsageError(f"finetuning.auxiliary {needs}, but {has}: lower {option_of('task.max_length')}")
         targets = [name for name in settings.targets if name in wanted]
         alone = dataclasses.replace(settings, targets=targets)
         return dataclasses.replace(alone, pairs="contiguous") if isinstance(alone, Pairs) else alone
-    cure = f"train on the task alone with {option_of('finetuning.auxiliary')} '{{}}'"
-    raise UsageError(
-        f"finetuning.auxiliary names {', '.join(wanted)}, but the model's objective with {reads} visibility has "
-        f"{' and '.join(known) or 'no target that a single row has'}: {cure}, or start from a model that "
-        "was pre-trained for it"
-    )
+    has = f"with {reads} visibility has {' and '.join(known) or 'no target that a single row has'}"
+    cure = f"train on the task alone with {option_of('finetuning.auxiliary')} '{{}}', or start from one trained for it"
+    raise UsageError(f"finetuning.auxiliary names {', '.join(wanted)}, but the model's objective {has}: {cure}")
 
 
 def with_auxiliary(
@@ -394,10 +380,8 @@ def _alike(one: Examples, other: Examples) -> bool:
         return False
     real = np.arange(one.lengths.max(initial=0)) < one.lengths[:, None]
     columns = ("input_ids", "position_ids", "segment_ids", "intervals")
-    return all(
-        np.array_equal(*(getattr(examples, name)[:, : real.shape[1]][real] for examples in (one, other)))
-        for name in columns
-    )
+    pairs = [[getattr(each, name)[:, : real.shape[1]][real] for each in (one, other)] for name in columns]
+    return all(np.array_equal(*pair) for pair in pairs)
 
 
 def check_views(recipe: Recipe) -> None:
@@ -501,9 +485,6 @@ class OwnTeacher:
         with torch.no_grad(), compute.autocast():
             found = self._model.predicted_outputs(dataclasses.replace(batch, targets=asked))
         soft = {name: SoftLabels(outputs, temperature=1.0, weight=1.0) for name, outputs in found.items()}
-        targets = {
-            of_view(name, view): dataclasses.replace(batch.targets[of_view(name, view)], soft=soft[name])
-            for name in asked
-            for view in self._views
-        }
+        names = {of_view(name, view): name for name in asked for view in self._views}
+        targets = {of: dataclasses.replace(batch.targets[of], soft=soft[name]) for of, name in names.items()}
         return dataclasses.replace(batch, targets=targets)

@@ -112,10 +112,8 @@ class PartialFile:
             elif not done:
                 self._part.unlink()
             elif self.lines or self._size is None:
-                warnings.warn(
-                    f"{self._part} has {done:,} of {self._total:,} lines; the same command resumes from there",
-                    stacklevel=2,
-                )
+                lines = f"{self._part} has {done:,} of {self._total:,} lines"
+                warnings.warn(f"{lines}; the same command resumes from there", stacklevel=2)
             if error is None or not done:
                 self._about.unlink(missing_ok=True)
 

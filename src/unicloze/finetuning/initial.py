@@ -69,10 +69,8 @@ def _texts(record: Record, settings: TaskSettings, source: Sequence[str]) -> Ite
 def refuse_word_vectors(recipe: Recipe) -> None:
     """Reject word vectors for a model that has trained embeddings."""
     if recipe.training.word_vectors is not None:
-        raise UsageError(
-            "training.word_vectors is for new embeddings, and those of --model are trained: leave it out, or give "
-            "the recipe of a network as --model"
-        )
+        cure = "leave it out, or give the recipe of a network as --model"
+        raise UsageError(f"training.word_vectors is for new embeddings, and those of --model are trained: {cure}")
 
 
 FREE = (
@@ -105,10 +103,9 @@ def task_recipe(
     _refuse_other_models(recipe, start, overridden, origins or {})
     if recipe.finetuning.few and start.recipe.model.kind == "recurrent":
         key = "lora_rank" if recipe.finetuning.lora_rank is not None else "adapter_size"
-        raise UsageError(
-            f"finetuning.{key} needs the layers of a Transformer, and {start.path} has model.kind recurrent: leave it out, "
-            "or train its head alone (--training.frozen backbone)"
-        )
+        cure = "leave it out, or train its head alone (--training.frozen backbone)"
+        needs = "needs the layers of a Transformer"
+        raise UsageError(f"finetuning.{key} {needs}, and {start.path} has model.kind recurrent: {cure}")
     own = dataclasses.replace(start.recipe, objective=objective_of(start.recipe))
     sections: dict[str, Any] = {"objective": (with_overrides(own, objective) if objective else own).objective}
     for section in ("data", "tokenizer", "model", "use"):
@@ -121,7 +118,11 @@ def task_recipe(
     asked = recipe.model.max_positions if "model.max_positions" in overridden else None
     longest = recipe.task.max_length if asked is None else min(recipe.task.max_length, asked)
     unused = {"generator_size": 0.0, "memory": 0, "pooler": False}
-    size = _adapter_size(recipe, start)
+    size, own_size = recipe.finetuning.adapter_size, start.recipe.model.adapter_size
+    if size is not None and own_size not in (0, size):
+        has = f"the model {start.path} has adapters of width {own_size}"
+        raise UsageError(f"finetuning.adapter_size is {size}, but {has}: give {own_size} to train these")
+    size = own_size if size is None else size
     sections["model"] = dataclasses.replace(sections["model"], max_positions=asked, adapter_size=size, **unused)
     sections["training"] = dataclasses.replace(recipe.training, phases=[], initialize_from=None)
     recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
@@ -150,38 +151,24 @@ def _refuse_other_models(
         if key == "model.max_positions":
             asked, own = recipe.model.max_positions, start.model.max_positions
             if asked is not None and asked < own:
-                raise UsageError(
-                    f"{said} is {asked}, but the model {start.path} has {own} positions and keeps all of them: give {own} or "
-                    "more, or set --task.max_length for shorter rows"
-                )
+                cure = f"give {own} or more, or set --task.max_length for shorter rows"
+                raise UsageError(f"{said} is {asked}, but the model {start.path} has {own} positions: {cure}")
             continue
         if section not in ("data", "tokenizer", "model") or name in FREE:
             continue
         asked, own = (getattr(getattr(each, section), name) for each in (recipe, start.recipe))
         if asked != own:
+            free = f"fine-tuning can change only {', '.join(f'model.{one}' for one in (*FREE, 'max_positions'))}"
             raise UsageError(
-                f"{said} is {asked}, but the model {start.path} was trained with {own}: leave it out; fine-tuning can change "
-                f"only {', '.join(f'model.{one}' for one in (*FREE, 'max_positions'))} of the model"
+                f"{said} is {asked}, but the model {start.path} was trained with {own}: leave it out; {free}"
             )
-
-
-def _adapter_size(recipe: Recipe, start: LoadedModel) -> int:
-    """Width of the adapters: those asked for, else those of the start model."""
-    asked, own = recipe.finetuning.adapter_size, start.recipe.model.adapter_size
-    if asked is not None and own not in (0, asked):
-        raise UsageError(
-            f"finetuning.adapter_size is {asked}, but the model {start.path} has adapters of width {own}: give {own} to "
-            "train these"
-        )
-    return own if asked is None else asked
 
 
 def changed_settings(recipe: Recipe, start: LoadedModel) -> dict[str, tuple[Any, Any]]:
     """Model settings that a task changes, by dotted name: old and new value."""
-    own = dataclasses.replace(start.recipe.model, max_positions=start.model.max_positions)
-    names = [field.name for field in dataclasses.fields(own) if field.name not in LEFT_OUT]
-    pairs = {f"model.{name}": (getattr(own, name), getattr(recipe.model, name)) for name in names}
-    return {key: (former, now) for key, (former, now) in pairs.items() if former != now}
+    own = vars(dataclasses.replace(start.recipe.model, max_positions=start.model.max_positions))
+    new = {name: value for name, value in vars(recipe.model).items() if name not in LEFT_OUT and value != own[name]}
+    return {f"model.{name}": (own[name], value) for name, value in new.items()}
 
 
 def what_changed(changed: Mapping[str, tuple[Any, Any]], start: LoadedModel) -> str:
@@ -205,20 +192,16 @@ def _pooled(recipe: Recipe) -> Recipe:
     pooling = task.pooling
     if pooling is None and recipe.model.decoder_layers and task.of_texts:
         pooling = "decoder"  # BART
-    if pooling is None and reads == "left_to_right" and task.kind in ("tagging", "extraction", "conversation"):
+    elif pooling is None and reads == "left_to_right" and task.kind in ("tagging", "extraction", "conversation"):
         pooling = "last"
-    if pooling is None and reads == "both_directions":
-        pooling = "mean"
-    if pooling is None and task.kind == "tagging":
-        pooling = "first"
+    elif pooling is None and (reads == "both_directions" or task.kind == "tagging"):
+        pooling = "mean" if reads == "both_directions" else "first"
     recipe = dataclasses.replace(recipe, task=dataclasses.replace(task, pooling=pooling))
     unread, other = {"left_to_right": ("first", "last"), "right_to_left": ("last", "first")}.get(reads, ("", ""))
     if task.kind != "tagging" and pooling_of(recipe) == unread:
         key = "use.pooling" if pooling is None else "task.pooling"
-        raise UsageError(
-            f"{key} is {unread}, but the model reads from {reads.replace('_', ' ')}, so its {unread} slot has not read the "
-            f"text: set {option_of('task.pooling')} {other}"
-        )
+        why = f"the model reads from {reads.replace('_', ' ')}, so its {unread} slot has not read the text"
+        raise UsageError(f"{key} is {unread}, but {why}: set {option_of('task.pooling')} {other}")
     return recipe
 
 
@@ -228,16 +211,12 @@ def _refuse_decoder(recipe: Recipe, task: Headed) -> None:
     if task.pooling == "decoder" and not (has_decoder and task.of_texts):
         what = f"task {task.kind} has no slot of its own there" if has_decoder else "it has no decoder"
         raise UsageError(f"task.pooling is decoder, but {what}: give first, last or mean")
+    packed = "into one row, which an encoder-decoder does not read"
     if has_decoder and task.kind == "choice":
-        raise UsageError(
-            "task choice packs the choices of a record into one row, which an encoder-decoder does not read: use task "
-            "generation, with the right choice as target"
-        )
+        cure = "use task generation, with the right choice as target"
+        raise UsageError(f"task choice packs the choices of a record {packed}: {cure}")
     if isinstance(task, Paired) and task.both_orders and has_decoder and task.pooling in (None, "decoder"):
-        raise UsageError(
-            f"task.both_orders packs two texts into one row, which an encoder-decoder does not read: set "
-            f"{option_of('task.both_orders')} false"
-        )
+        raise UsageError(f"task.both_orders packs two texts {packed}: set {option_of('task.both_orders')} false")
 
 
 def _labels(task: TaskSettings) -> Mapping[str, Sequence[str] | None]:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
+from unicloze.arrays import Int64s
 from unicloze.decoding.generate import Part, check_settings, generate_parts, with_token_ids
 from unicloze.decoding.inputs import check_numbers, generation_format_of, instead
 from unicloze.decoding.steppers import check_generates, positions_of
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.example import collate
+from unicloze.example import Batch, Examples, collate
 from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, buckets_by_length
 from unicloze.model.model import UnifiedModel
@@ -51,9 +52,8 @@ class TaskModel:
 def load_task_model(loaded: LoadedModel) -> TaskModel:
     """A fine-tuned model, ready to predict."""
     if not loaded.recipe.task.kind:
-        raise UsageError(
-            f"{loaded.path} is not a fine-tuned model: give the --out of `unicloze finetune`; {instead(loaded)}"
-        )
+        cure = f"give the --out of `unicloze finetune`; {instead(loaded)}"
+        raise UsageError(f"{loaded.path} is not a fine-tuned model: {cure}")
     return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, loaded.compute)
 
 
@@ -66,11 +66,11 @@ def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list
     recipe = model.recipe
     if TASKS[recipe.task.kind].generates:
 
-        def generate_all() -> list[Prediction]:
+        def said() -> list[Prediction]:
             parts = generated(model, data, progress=progress)
             return [*itertools.chain(*predictions_of(parts, data.records, recipe, model.tokenizer, cut_records(data)))]
 
-        return model.compute.world.only_first(generate_all)
+        return model.compute.world.only_first(said)
     return predicted(data, outputs_of(model, data.rows, progress=progress), recipe)
 
 
@@ -79,12 +79,11 @@ def predicted(data: TaskData, outputs: Sequence[Outputs], recipe: Recipe) -> lis
     task, cut = TASKS[recipe.task.kind], cut_records(data)
     groups: list[tuple[list[object], list[Outputs]]] = [([], []) for _ in data.records]
     for row, output in zip(data.rows, outputs, strict=True):
-        for group, value in zip(groups[row.record], (row, output), strict=True):
-            group.append(value)
-    return [
-        _line(record, task.predict(record, *group, recipe), cut=number in cut)
-        for number, (record, group) in enumerate(zip(data.records, groups, strict=True))
-    ]
+        groups[row.record][0].append(row)
+        groups[row.record][1].append(output)
+    said = [task.predict(record, *group, recipe) for record, group in zip(data.records, groups, strict=True)]
+    pairs = enumerate(zip(data.records, said, strict=True))
+    return [_line(record, prediction, cut=number in cut) for number, (record, prediction) in pairs]
 
 
 def cut_records(data: TaskData) -> Collection[int]:
@@ -96,17 +95,23 @@ def _line(record: Record, prediction: Prediction, *, cut: bool) -> Prediction:
     return {"id": record.id, **prediction, **({"truncated": True} if cut else {})}
 
 
-def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = False) -> list[Outputs]:
-    """Outputs of the task heads for each row, without padding."""
-    task, vocabulary = TASKS[model.recipe.task.kind], model.tokenizer.vocabulary
-    own: dict[str, torch.Tensor] = {}
+def _passes(model: TaskModel, rows: Sequence[object]) -> Iterator[tuple[Int64s, Examples, Batch]]:
+    """The rows of each forward pass of this process: their numbers, and their examples."""
     world, blocks = model.compute.world, list(buckets_by_length(rows, SLOTS_AT_ONCE))
     model.model.eval()
+    for block in (blocks[number] for number in share(world.rank, world.size, len(blocks))):
+        own, vocabulary = [rows[number] for number in block], model.tokenizer.vocabulary
+        examples = TASKS[model.recipe.task.kind].lay_out(own, vocabulary, model.recipe, None)
+        yield block, examples, collate(examples, device=model.compute.device)
+
+
+def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = False) -> list[Outputs]:
+    """Outputs of the task heads for each row, without padding."""
+    own: dict[str, torch.Tensor] = {}
     with torch.inference_mode(), Progress("", len(rows), "rows", show=progress) as bar:
-        for block in (blocks[number] for number in share(world.rank, world.size, len(blocks))):
-            examples = task.lay_out([rows[number] for number in block], vocabulary, model.recipe, None)
+        for block, examples, batch in _passes(model, rows):
             with model.compute.autocast():
-                outputs = model.model.outputs(collate(examples, device=model.compute.device))
+                outputs = model.model.outputs(batch)
             each = {name: values.float().cpu() for name, values in outputs.items()}
             counts = {name: (target.weights > 0).sum(axis=1) for name, target in examples.targets.items()}
             for row, number in enumerate(block):
@@ -115,7 +120,7 @@ def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = Fal
                     check_numbers(own[f"{number}.{name}"])
             bar.update(len(block))
     found: list[Outputs] = [{} for _ in rows]
-    for key, values in world.share_tensors(own).items():
+    for key, values in model.compute.world.share_tensors(own).items():
         number, _, name = key.partition(".")
         found[int(number)] = {**found[int(number)], name: values.numpy()}
     return found
@@ -178,10 +183,8 @@ def format_of(out: Path | None, format: str | None) -> str:
     if format is not None or out is None:
         return format or "jsonl"
     if out.suffix not in ENDINGS:
-        raise UsageError(
-            f"{out}: its extension is not a format of predictions: use one of {', '.join(ENDINGS)}, or give --format "
-            f"{', '.join(PREDICTION_FORMATS)}."
-        )
+        cure = f"use one of {', '.join(ENDINGS)}, or give --format {', '.join(PREDICTION_FORMATS)}."
+        raise UsageError(f"{out}: its extension is not a format of predictions: {cure}")
     return ENDINGS[out.suffix]
 
 
@@ -228,10 +231,9 @@ def generated(
     positions = positions_of(model.model)
     longest = max((len(layout.row(source)) for source in sources.values()), default=0)
     if longest > layout.room(positions, decoding.max_length):
-        raise UsageError(
-            f"decoding.max_length is {decoding.max_length}, but with a source of {longest} tokens the model has positions "
-            f"for {positions - len(layout.opening) - (0 if layout.restarts else longest)}: give no more"
-        )
+        left = positions - len(layout.opening) - (0 if layout.restarts else longest)
+        has = f"with a source of {longest} tokens the model has positions for {left}"
+        raise UsageError(f"decoding.max_length is {decoding.max_length}, but {has}: give no more")
     tokens = list(sources.values())
     return generate_parts(model.model, tokens, decoding, layout, first=first, progress=progress, draws=draws)
 
@@ -255,18 +257,13 @@ def predictions_of(
         first: Index of the first record.
     """
     for part in parts:
-        if part.results:
-            numbers = range(first, first + len(part.results))
-            yield [
-                prediction_of(
-                    records[number],
-                    recipe,
-                    [(tokenizer.decode(one.tokens), one.score) for one in hypotheses],
-                    cut=number in cut,
-                )
-                for number, hypotheses in zip(numbers, part.results, strict=True)
-            ]
-            first = numbers.stop
+        said = []
+        for number, hypotheses in enumerate(part.results, first):
+            texts = [(tokenizer.decode(one.tokens), one.score) for one in hypotheses]
+            said.append(prediction_of(records[number], recipe, texts, cut=number in cut))
+        if said:
+            yield said
+        first += len(said)
 
 
 def prediction_of(
@@ -288,22 +285,15 @@ def prediction_of(
 
 def target_loss(model: TaskModel, data: TaskData) -> MetricResult:
     """Mean loss per token of the reference targets, each token predicted from the reference tokens before it."""
-    task, own = TASKS[model.recipe.task.kind], []
-    world, blocks = model.compute.world, list(buckets_by_length(data.rows, SLOTS_AT_ONCE))
-    model.model.eval()
+    own: list[tuple[float, float]] = []
     with torch.no_grad():
-        for number in share(world.rank, world.size, len(blocks)):
-            rows = [data.rows[row] for row in blocks[number]]
-            examples = task.lay_out(rows, model.tokenizer.vocabulary, model.recipe, None)
+        for _, _, batch in _passes(model, data.rows):
             with model.compute.autocast():
-                losses = model.model(collate(examples, device=model.compute.device))
-            totals = sum(float(loss.total) for loss in losses.values())
-            own.append((totals, sum(float(loss.weight) for loss in losses.values())))
+                losses = model.model(batch).values()
+            own.append((sum(float(loss.total) for loss in losses), sum(float(loss.weight) for loss in losses)))
     total = tokens = 0.0
-    for cost, weight in itertools.chain(*world.gather(own)):
+    for cost, weight in itertools.chain(*model.compute.world.gather(own)):
         total, tokens = total + cost, tokens + weight
-    mean = total / max(tokens, 1.0)
+    mean, units = total / max(tokens, 1.0), {"loss": "nats per token", "perplexity": ""}
     values = {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
-    return MetricResult(
-        metric="loss", values=values, items=len(data.rows), units={"loss": "nats per token", "perplexity": ""}
-    )
+    return MetricResult(metric="loss", values=values, items=len(data.rows), units=units)

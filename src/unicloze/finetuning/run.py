@@ -25,6 +25,7 @@ from unicloze.files import (
     DEV_SAMPLES,
     LEDGER,
     RECIPE,
+    Plain,
     digest,
     replace_file,
 )
@@ -40,7 +41,6 @@ from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import resolved
-from unicloze.tasks.extraction import ExtractionSettings
 from unicloze.tasks.several import records_of
 from unicloze.tasks.task import Prediction
 from unicloze.text.tokenizers import Tokenizer
@@ -61,7 +61,7 @@ from unicloze.training.lock import free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.memory import refuse_task_that_cannot_fit
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.parallel import World, joined
+from unicloze.training.parallel import joined
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads, write_settings
 
@@ -70,7 +70,7 @@ OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES
 
 
 @dataclass(frozen=True)
-class FinetuneResult:
+class FinetuneResult(Plain):
     """Outcome of a fine-tuning run.
 
     Args:
@@ -103,9 +103,7 @@ class FinetuneResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
-        scores = {name: result.to_dict() for name, result in self.scores.items()}
-        baselines = [baseline.to_dict() for baseline in self.baselines]
-        return {**vars(self), "out": str(self.out), "scores": scores, "baselines": baselines}
+        return {**super().to_dict(), "baselines": [baseline.to_dict() for baseline in self.baselines]}
 
 
 def finetune_run(
@@ -138,15 +136,13 @@ def finetune_run(
             free = free_after(stopped_by_error(out / LEDGER))
             refuse_changes(former, recipe, out, "leave out the changed setting to resume", free=free)
             labelled.refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
-        precision = world.only_first(lambda: choose_precision(recipe.training, choose_device(recipe.training)))
-        recipe = with_precision(recipe, precision)
-        slots = [row.slots for row in training.rows]
-        refuse_task_that_cannot_fit(recipe, choose_device(recipe.training), start.model.vocab_size, slots)
+        device = choose_device(recipe.training)
+        recipe = with_precision(recipe, world.only_first(lambda: choose_precision(recipe.training, device)))
+        refuse_task_that_cannot_fit(recipe, device, start.model.vocab_size, [row.slots for row in training.rows])
+        compute = Compute(device=device, precision=recipe.training.precision, world=world, soften=teacher)
         world.only_first(lambda: write_settings(recipe, start.tokenizer, out, checkpoint))
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
-        with _Run(
-            recipe, start, training, development, out, checkpoint, origin, files, teacher, progress, world
-        ) as run:
+        with _Run(recipe, start, training, development, out, checkpoint, origin, files, compute, progress) as run:
             result = run.train()
     run.heed(result.stopped_by)
     return result
@@ -178,13 +174,10 @@ def with_steps(recipe: Recipe, rows: int) -> Recipe:
     """The recipe with its number of epochs converted to steps."""
     each_epoch = labelled.steps_per_epoch(rows, recipe.training.batch_size) * recipe.finetuning.steps_between
     steps = max(1, math.ceil(chosen(recipe.finetuning.epochs) * each_epoch))
-    settings = dataclasses.replace(
-        recipe.training,
-        steps=steps,
-        warmup_steps=round(recipe.finetuning.warmup_share * steps),
-        evaluate_every=max(1, round(each_epoch / recipe.finetuning.evaluations)),
-    )
-    return dataclasses.replace(recipe, training=settings)
+    warmup = round(recipe.finetuning.warmup_share * steps)
+    every = max(1, round(each_epoch / recipe.finetuning.evaluations))
+    training = dataclasses.replace(recipe.training, steps=steps, warmup_steps=warmup, evaluate_every=every)
+    return dataclasses.replace(recipe, training=training)
 
 
 class _Run(RunProcess):
@@ -200,29 +193,21 @@ class _Run(RunProcess):
         checkpoint: Checkpoint | None,
         origin: Origin,
         files: Mapping[str, str | None],
-        teacher: Teacher | None,
+        compute: Compute,
         progress: bool,
-        world: World,
     ) -> None:
         self.start, self.train_data, self.dev, self.origin, self.files = start, train, dev, origin, files
         self.measured = dev and labelled.evenly_chosen(dev, recipe.task.evaluate_records)
         if dev and self.measured and len(self.measured.records) < len(dev.records):
-            warnings.warn(
-                f"evaluating on {len(self.measured.records)} of the {len(dev.records):,} development records, evenly spaced "
-                "(task.evaluate_records)",
-                stacklevel=2,
-            )
-        device = choose_device(recipe.training)
-        compute = Compute(device=device, precision=recipe.training.precision, world=world, soften=teacher)
+            share = f"{len(self.measured.records)} of the {len(dev.records):,} development records"
+            warnings.warn(f"evaluating on {share}, evenly spaced (task.evaluate_records)", stacklevel=2)
         model = ready_model(recipe, start.model.vocab_size, compute.device)
         spell_tokens(model, start.tokenizer.symbols)
         if train.unlabelled is not None:
             compute = dataclasses.replace(compute, soften=OwnTeacher(model.for_use(), recipe))
-        if world.size > 1 and next(model.buffers(), None) is not None:
-            raise UsageError(
-                "task.head normalises over a batch, and its statistics are those of one process: start a single process, or "
-                "set task.head to dense"
-            )
+        if compute.world.size > 1 and next(model.buffers(), None) is not None:
+            cure = "start a single process, or set task.head to dense"
+            raise UsageError(f"task.head normalises over a batch, with the statistics of one process: {cure}")
         self.drawn = initial.start_weights(model, start, recipe.task)
         self.below = StartModel.of(start.path, origin["model"] or "", out) if recipe.finetuning.few else None
         state = TrainState(model=model, optimizers=self._optimizers(model, recipe))
@@ -247,12 +232,10 @@ class _Run(RunProcess):
         first_steps = {group["first_step"] for optimizer in optimizers for group in optimizer.param_groups}
         never = sum(first >= training.steps for first in first_steps)
         if never:
-            warnings.warn(
-                f"the lowest {never} of {len(first_steps)} layers stay frozen: one layer is unfrozen every "
-                f"{settings.unfreeze_epochs:g} epochs, and training lasts {chosen(settings.epochs):g} "
-                "(finetuning.unfreeze_epochs)",
-                stacklevel=2,
-            )
+            frozen = f"the lowest {never} of {len(first_steps)} layers stay frozen"
+            pace = f"one layer is unfrozen every {settings.unfreeze_epochs:g} epochs"
+            lasts = f"training lasts {chosen(settings.epochs):g} (finetuning.unfreeze_epochs)"
+            warnings.warn(f"{frozen}: {pace}, and {lasts}", stacklevel=2)
         return optimizers
 
     @property
@@ -377,7 +360,7 @@ class _Run(RunProcess):
             lineage=trained_on(self.start.path),
             files=self.files,
             fingerprints=self.origin,
-            records=counts if unlabelled is None else {**counts, "unlabelled": len(unlabelled.records)},
+            records=counts | ({} if unlabelled is None else {"unlabelled": len(unlabelled.records)}),
             rivals=[baseline.to_dict() for baseline in self.baselines],
         )
 
@@ -427,8 +410,7 @@ class _Run(RunProcess):
             error = scores.headline_error(answers, records, self.recipe) or 0.0
         if better := self._compare(Evaluation(step, value, error, loss), results):
             self._keep_best(recipe, predictions)
-        task = recipe.task
-        threshold = task.no_answer_threshold if isinstance(task, ExtractionSettings) else None
+        threshold = getattr(recipe.task, "no_answer_threshold", None)
         self.ledger.write(  # only now: a resumed run assumes that recorded evaluations are saved
             "evaluate",
             step=step,

@@ -16,9 +16,10 @@ from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.answers import Gold, best_threshold, exact_match, normalise, token_f1
 from unicloze.evaluation.metrics.files import Item, check_match, read_items, value_of
 from unicloze.evaluation.metrics.labels import calibration
-from unicloze.evaluation.metrics.registry import METRICS, measurable, metric, standard_errors
+from unicloze.evaluation.metrics.registry import BY_ID, METRICS, measurable, metric, of_lists, standard_errors
 from unicloze.evaluation.metrics.result import Compared, MetricResult
-from unicloze.records.record import Record, refuse_repeated
+from unicloze.files import Plain
+from unicloze.records.record import Record, evenly, refuse_repeated
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.extraction import ExtractionSettings, no_answer_margin, with_threshold
@@ -36,19 +37,15 @@ def check_metrics(recipe: Recipe) -> None:
         if option not in known:
             raise UsageError(f"task.metric_options names {option}: metrics have the options {', '.join(sorted(known))}")
         if not any(option in each.options for each in named):
-            raise UsageError(
-                f"task.metric_options names {option}, but none of the metrics {', '.join(names)} has it: leave "
-                f"it out ({option_of('task.metric_options')} '{{}}')"
-            )
+            none, cure = f"none of the metrics {', '.join(names)} has it", f"{option_of('task.metric_options')} '{{}}'"
+            raise UsageError(f"task.metric_options names {option}, but {none}: leave it out ({cure})")
     for part in parts_of(recipe.task):
         allowed = part.compares(TASKS[recipe.task.kind])
         for name in part.metrics:
             compares = metric(name).compares
             if allowed and compares not in allowed:
-                raise UsageError(
-                    f"{part.where} names {name}, which compares {compares}, but its predictions are "
-                    f"{' or '.join(allowed)}: name another metric"
-                )
+                other = f"which compares {compares}, but its predictions are {' or '.join(allowed)}"
+                raise UsageError(f"{part.where} names {name}, {other}: name another metric")
             metric(name).check_options(options_of(name, recipe))
 
 
@@ -111,19 +108,12 @@ def averaged(each: Sequence[Sequence[Prediction]]) -> list[Prediction]:
 MEAN = "mean of tasks"
 """Result that selects the best checkpoint of several tasks: the mean of the first metric of each."""
 
-BY_ID: Mapping[str, Callable[[Any], Any]] = {
-    "squad": lambda texts: texts,
-    "coqa": lambda answers: Gold(**answers) if isinstance(answers, Mapping) else Gold(answers=answers),
-}
-"""Metrics that compare answers by question id, and how each takes a task's reference."""
-
-
 T = TypeVar("T")
 Answers = Callable[[Compared], Sequence[Any]]
 """Gives the answers to all records, read for what a metric compares."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Scorer:
     """Compares answers to the records of a part of a task with the right ones."""
 
@@ -137,7 +127,10 @@ class Scorer:
         task, compares = self.recipe.task, metric(name).compares
         right = [TASKS[task.kind].reference(record, task) for record in self.records]
         pairs = zip(self.records, right, strict=True)
-        return [self.part.reference_of(record, reference, compares=compares) for record, reference in pairs]
+        right = [self.part.reference_of(record, reference, compares=compares) for record, reference in pairs]
+        if compares != "coqa":
+            return right
+        return [Gold(**one) if isinstance(one, Mapping) else Gold(answers=one) for one in right]
 
     def answers(self, name: str, answers: Answers) -> list[Any]:
         """The answers to its records, as a metric compares them."""
@@ -147,37 +140,23 @@ class Scorer:
 
     def result(self, name: str, answers: Answers, *, errors: bool = False) -> MetricResult:
         """The result of one of its metrics, with standard errors if they are wanted."""
-        own, right, options = self.answers(name, answers), self.references(name), options_of(name, self.recipe)
-        said: Any = own
-        wanted: Any = right
-        by_id = BY_ID.get(metric(name).compares)
-        if by_id is not None:
+        if metric(name).compares in BY_ID:
             refuse_repeated(self.records)
-            ids = [record.id for record in self.records]
-            said, wanted = dict(zip(ids, own, strict=True)), dict(zip(ids, map(by_id, right), strict=True))
-        result = metric(name)(said, wanted, **options)
-        known = standard_errors(name, own, right, **options) if errors else result.errors
+        options = options_of(name, self.recipe)
+        result = of_lists(name, self.answers(name, answers), self.references(name), errors=errors, **options)
 
-        def named(values: Mapping[str, T]) -> dict[str, T]:
-            return {self.part.name(key): value for key, value in values.items()}
-
-        return dataclasses.replace(
-            result,
-            values=named(result.values),
-            units=named(result.units),
-            errors=named(known),
-            undefined=list(map(self.part.name, result.undefined)),
-        )
+        of_values = {"values": result.values, "units": result.units, "errors": result.errors}
+        named: dict[str, Any] = {
+            name: {self.part.name(key): value for key, value in each.items()} for name, each in of_values.items()
+        }
+        return dataclasses.replace(result, **named, undefined=list(map(self.part.name, result.undefined)))
 
 
 def scorers(records: Sequence[Record], recipe: Recipe) -> list[Scorer]:
     """One scorer for each part that has answers to compare."""
     numbers = by_part(records, recipe.task)
-    return [
-        Scorer(recipe=recipe, records=[records[number] for number in own], numbers=own, part=part)
-        for part in parts_of(recipe.task)
-        if not part.unsupervised and (own := numbers.get(part.label, []))
-    ]
+    parts = [(part, numbers[part.label]) for part in parts_of(recipe.task) if numbers.get(part.label)]
+    return [Scorer(recipe, [records[one] for one in own], own, part) for part, own in parts if not part.unsupervised]
 
 
 def measure(
@@ -311,7 +290,7 @@ def kept(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 @dataclass(frozen=True)
-class TaskScores:
+class TaskScores(Plain):
     """Scores of the predictions of a task.
 
     Args:
@@ -319,10 +298,6 @@ class TaskScores:
     """
 
     results: Mapping[str, MetricResult]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.results.values()))
@@ -344,7 +319,7 @@ def measure_file(
     wanted = [Item(value=None, place=record.place, id=record.get(recipe.task, "id")) for record in records]
     check_match(predictions, items, references, wanted)
     return TaskScores(
-        _measured(lambda compares: [value_of(item, compares) for item in items], records, recipe, errors=True)
+        _measured(lambda compares: [value_of(one, compares) for one in items], records, recipe, errors=True)
     )
 
 
@@ -455,10 +430,8 @@ def with_references(
 ) -> list[Prediction]:
     """Each prediction with its `reference`, JSON-serialisable."""
     task = TASKS[settings.kind]
-    return [
-        {**prediction, "reference": task.reference(record, settings)}
-        for prediction, record in zip(predictions, records, strict=True)
-    ]
+    pairs = zip(predictions, records, strict=True)
+    return [{**prediction, "reference": task.reference(record, settings)} for prediction, record in pairs]
 
 
 def samples(answered: Sequence[Prediction], records: Sequence[Record], settings: TaskSettings) -> list[dict[str, Any]]:
@@ -466,17 +439,16 @@ def samples(answered: Sequence[Prediction], records: Sequence[Record], settings:
 
     Both kinds are spread evenly over the file. For quantities the largest errors come first.
     """
-    rights = [
-        _is_right_in(part_of(record, settings), one, record) for one, record in zip(answered, records, strict=True)
-    ]
+    pairs = zip(answered, records, strict=True)
+    rights = [_is_right_in(part_of(record, settings), one, record) for one, record in pairs]
     wrong = [number for number, right in enumerate(rights) if right is False]
     other = [number for number, right in enumerate(rights) if right is not False]
     if "numbers" in TASKS[settings.kind].compares:
         errors = [abs(one["prediction"] - one["reference"]) for one in answered]
         wrong = sorted(other, key=lambda number: -errors[number])[: SAMPLES // 2]
         other = sorted(set(other) - set(wrong))
-    few_wrong = _evenly(wrong, max(MOST_WRONG, SAMPLES - len(other)))
-    chosen = [*few_wrong, *_evenly(other, SAMPLES - len(few_wrong))]
+    few_wrong = evenly(wrong, max(MOST_WRONG, SAMPLES - len(other)))
+    chosen = [*few_wrong, *evenly(other, SAMPLES - len(few_wrong))]
     return [_sample(answered[number], records[number], settings, rights[number]) for number in chosen]
 
 
@@ -505,12 +477,6 @@ def _answers(reference: Any) -> Any:
     return reference["answers"] if isinstance(reference, Mapping) and "answers" in reference else reference
 
 
-def _evenly(numbers: Sequence[int], most: int) -> list[int]:
-    """At most `most` of the numbers, evenly spaced."""
-    count = min(most, len(numbers))
-    return [numbers[number * len(numbers) // count] for number in range(count)]
-
-
 def _sample(one: Prediction, record: Record, settings: TaskSettings, right: bool | None) -> dict[str, Any]:
     fields = {}
     for role in TASKS[settings.kind].roles:
@@ -520,14 +486,8 @@ def _sample(one: Prediction, record: Record, settings: TaskSettings, right: bool
             fields[role] = _cut(value)
     probabilities = one.get("probabilities")
     confidence = probabilities.get(str(one["prediction"])) if isinstance(probabilities, Mapping) else None
-    return {
-        "id": one["id"],
-        "fields": fields,
-        "prediction": _cut(one["prediction"]),
-        "reference": _cut(_answers(one["reference"])),
-        "right": right,
-        "confidence": confidence,
-    }
+    sides = {"prediction": _cut(one["prediction"]), "reference": _cut(_answers(one["reference"]))}
+    return {"id": one["id"], "fields": fields, **sides, "right": right, "confidence": confidence}
 
 
 def _is_texts(value: Any) -> bool:

@@ -10,18 +10,17 @@ import statistics
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from unicloze import cores, keyed
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.labels import GLUE
 from unicloze.evaluation.metrics.registry import binomial_error
 from unicloze.evaluation.metrics.result import MetricResult, shown
-from unicloze.files import RECIPE, RESULTS, replace_file
+from unicloze.files import RECIPE, RESULTS, Plain, replace_file
 from unicloze.finetuning.data import encoded, open_records
 from unicloze.finetuning.predict import load_task_model, predict, write_predictions
 from unicloze.finetuning.run import FinetuneResult, finetune_run
@@ -61,7 +60,7 @@ class OverSeeds:
 
 
 @dataclass(frozen=True)
-class FinetuneSummary:
+class FinetuneSummary(Plain):
     """Outcome of a fine-tuning over all seeds.
 
     Args:
@@ -76,8 +75,7 @@ class FinetuneSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
-        spreads = {name: {key: asdict(one) for key, one in values.items()} for name, values in self.scores.items()}
-        return {"out": str(self.out), "runs": [run.to_dict() for run in self.runs], "scores": spreads}
+        return {**super().to_dict(), "runs": [run.to_dict() for run in self.runs]}
 
     @property
     def exit_code(self) -> int:
@@ -102,11 +100,10 @@ class FinetuneSummary:
             if len(values) > FEW and not several:
                 lines += [textwrap.indent(str(result), "  ") for result in run.scores.values()]
         if several:
-            units = {name: result.units for name, result in self.runs[0].scores.items()}
-            spreads = {
-                name: {key: one.shown(units[name].get(key, "%")) for key, one in each.items()}
-                for name, each in self.scores.items()
-            }
+            spreads = {}
+            for name, of_values in self.scores.items():
+                units = self.runs[0].scores[name].units
+                spreads[name] = {key: one.shown(units.get(key, "%")) for key, one in of_values.items()}
             values = _chosen_first(spreads, self.runs[0].chosen_by)
             lines.append(f"{self.out}: {len(self.runs)} seeds{_in_line(values)}")
             for name, each in spreads.items() if len(values) > FEW else ():
@@ -116,11 +113,8 @@ class FinetuneSummary:
 
 
 def _with_errors(result: MetricResult) -> dict[str, str]:
-    return {
-        key: result.shown(key)
-        + (f" (standard error {result.shown(key, result.errors[key])})" if key in result.errors else "")
-        for key in result.values
-    }
+    errors = {key: f" (standard error {result.shown(key, error)})" for key, error in result.errors.items()}
+    return {key: result.shown(key) + errors.get(key, "") for key in result.values}
 
 
 def _chosen_first(values: Mapping[str, Mapping[str, str]], chosen: str) -> list[str]:
@@ -192,11 +186,22 @@ def _over_seeds(runs: Sequence[FinetuneResult]) -> Mapping[str, Mapping[str, Ove
     return found
 
 
-NAMES: Mapping[str, str] = {
-    "cola": "CoLA", "sst-2": "SST-2", "mrpc": "MRPC", "sts-b": "STS-B", "qqp": "QQP", "mnli": "MNLI", "qnli": "QNLI",
-    "rte": "RTE", "wnli": "WNLI",
-}  # fmt: skip
-"""Names of the task folders and of the files for the server."""
+class GlueTask(NamedTuple):
+    """A task of the benchmark."""
+
+    name: str  # of its folder and of the files for the server
+    values: Sequence[str] = ("accuracy",)  # those reported in papers; the first is that of UniLM v1's Table 11
+    selects: str = "accuracy"  # the value of UniLMv2's Table 3, by which its grid of settings (Table 9) chooses
+
+
+GLUE: Mapping[str, GlueTask] = {
+    "cola": GlueTask("CoLA", ("matthews",), "matthews"),
+    "sst-2": GlueTask("SST-2"),
+    "mrpc": GlueTask("MRPC", ("f1", "accuracy")),
+    "sts-b": GlueTask("STS-B", ("spearman", "pearson"), "pearson"),
+    "qqp": GlueTask("QQP", ("f1", "accuracy")),
+    **{name.lower(): GlueTask(name) for name in ("MNLI", "QNLI", "RTE", "WNLI")},
+}
 
 GRID: Mapping[str, Sequence[float]] = {
     "training.batch_size": (16, 32),
@@ -223,7 +228,7 @@ RecipeOf = Callable[[str, Mapping[str, Any]], Recipe]
 """Gives the recipe of a task by name, with some settings changed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GlueTaskResult:
     """Result of one task.
 
@@ -247,7 +252,7 @@ class GlueTaskResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlueSummary:
+class GlueSummary(Plain):
     """Result of a run over GLUE.
 
     Args:
@@ -279,14 +284,8 @@ class GlueSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
-        return {
-            "out": str(self.out),
-            "score": self.score if self.tasks else None,
-            "error": self.error,
-            "tasks": [{**asdict(task), "out": str(task.out)} for task in self.tasks],
-            "files": list(map(str, self.files)),
-            "stopped_by": self.stopped_by,
-        }
+        score = self.score if self.tasks else None
+        return {**super().to_dict(), "score": score, "error": self.error, "files": list(map(str, self.files))}
 
     def __str__(self) -> str:
         lines = []
@@ -298,8 +297,8 @@ class GlueSummary:
         if self.stopped_by:
             lines.append(f"{self.out}: stopped and saved; the same command resumes from there")
         elif self.tasks:
-            missing = len(NAMES) - len(self.tasks)
-            without = f", {missing} of GLUE's {len(NAMES)} tasks missing" if missing else ""
+            missing = len(GLUE) - len(self.tasks)
+            without = f", {missing} of GLUE's {len(GLUE)} tasks missing" if missing else ""
             lines.append(f"score  {self.score:6.2f} (standard error {self.error:.2f}), on development files{without}")
         if self.files:
             lines.append(f"{self.out / LEADERBOARD}: {len(self.files)} files for the benchmark's server")
@@ -319,10 +318,9 @@ def finetune_glue(
     """Fine-tune on every GLUE task in a folder; resumes if stopped."""
     found = list(_found(folder))
     if not found:
-        raise UniclozeError(
-            f"{folder} holds no GLUE task: give a folder with some of the folders {', '.join(NAMES.values())}, each with "
-            "train.tsv and dev.tsv"
-        )
+        known = ", ".join(task.name for task in GLUE.values())
+        cure = f"give a folder with some of the folders {known}, each with train.tsv and dev.tsv"
+        raise UniclozeError(f"{folder} holds no GLUE task: {cure}")
     results: list[GlueTaskResult] = []
     files: list[Path] = []
     stopped = 0
@@ -350,7 +348,7 @@ def grid(recipe: Recipe, budget: int) -> list[dict[str, float]]:
 
 def _found(folder: Path) -> Iterator[tuple[str, Path, Path]]:
     """The tasks found, with their training and development files."""
-    for task, name in NAMES.items():
+    for task, (name, *_) in GLUE.items():
         place = folder / name
         if not place.is_dir():
             continue
@@ -382,7 +380,7 @@ def _task(
     settings = grid(recipe_of(task, {}), budget)
     tried: list[tuple[dict[str, float], FinetuneSummary]] = []
     for number, changes in enumerate(settings):
-        place = out / NAMES[task] / (f"setting-{number}" if len(settings) > 1 else "")
+        place = out / GLUE[task].name / (f"setting-{number}" if len(settings) > 1 else "")
         place.mkdir(parents=True, exist_ok=True)
         summary = finetune_seeds(recipe_of(task, changes), start, train, dev, place, seeds=seeds, progress=progress)
         if summary.runs[-1].stopped_by:
@@ -404,10 +402,7 @@ def _task(
         means["mismatched"] = statistics.fmean(others[run.out].values["accuracy"] for run in summary.runs)
         errors["mismatched"] = binomial_error(means["mismatched"], others[best.out].items)
     score, error = statistics.fmean(means.values()), statistics.fmean(errors.values())
-    result = GlueTaskResult(
-        name=NAMES[task], values=means, score=score, error=error, settings=changes, tried=len(tried), out=summary.out
-    )
-    return result, best
+    return GlueTaskResult(GLUE[task].name, means, score, error, changes, len(tried), summary.out), best
 
 
 def _measured(run: FinetuneResult, file: Path) -> MetricResult:
@@ -419,7 +414,8 @@ def _measured(run: FinetuneResult, file: Path) -> MetricResult:
 
 def _files_for_server(task: str, run: FinetuneResult, folder: Path, out: Path, progress: bool) -> list[Path]:
     """Write predictions for the unlabelled files, and with MNLI also for the diagnostic set."""
-    tests = {f"{NAMES[task]}{ending}": _first(folder / NAMES[task], names) for ending, names in _TESTS.items()}
+    own = GLUE[task].name
+    tests = {f"{own}{ending}": _first(folder / own, names) for ending, names in _TESTS.items()}
     if task == "mnli":
         tests["AX"] = _first(folder, _AX)
     asked = {out / f"{name}.tsv": file for name, file in tests.items() if file is not None}

@@ -9,23 +9,11 @@ A format is a function from the text of a file to the line (for messages) and fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.records.files import (
-    COLUMN_FORMATS,
-    Reader,
-    comma_separated,
-    dstc7,
-    json_records,
-    jsonl,
-    parallel,
-    python_docs,
-    read_text,
-    tsv,
-)
+from unicloze.records import files
 from unicloze.records.published import CHOICE_FORMATS, GLUE_FORMATS
 from unicloze.records.record import OPTION, Record, as_records, spelled
 from unicloze.settings import PYTHON_DOCS, TaskSettings
@@ -33,11 +21,11 @@ from unicloze.settings import PYTHON_DOCS, TaskSettings
 
 def record_files(path: Path) -> list[Path]:
     """The files of records at a path: the file itself, or all files in a folder and its subfolders, sorted by name."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("[!.]*") if file.is_file())
-    if not files:
+    found = [path] if path.is_file() else sorted(file for file in path.rglob("[!.]*") if file.is_file())
+    if not found:
         what = "the folder contains no files" if path.is_dir() else "there is no such file"
         raise UniclozeError(f"{path}: {what}; give a file of labelled records, or a folder of such files")
-    return files
+    return found
 
 
 def read_records(path: Path, settings: TaskSettings, *, cure: str | None = OPTION) -> list[Record]:
@@ -58,7 +46,7 @@ def _read_file(path: Path, settings: TaskSettings, first: int, cure: str | None)
             raise UsageError(f"{path}: a spreadsheet cannot be read: save the table as .csv")
         said = "give a file of" if cure is None else f"set it with {spelled(cure, 'format', 'NAME')}, where NAME is"
         raise UsageError(f"{path}: '{name}' is not a known record format: {said} one of {known}")
-    lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](read_text(path), path)
+    lines = COLLECTIONS[name](path) if name in COLLECTIONS else FORMATS[name](files.read_text(path), path)
     return as_records(lines, path, first=first, id_field=id_field, cure=cure, headed=name in HEADED)
 
 
@@ -74,14 +62,15 @@ def _format_of(path: Path, settings: TaskSettings) -> str:
     return path.name.removesuffix(".gz").rpartition(".")[2]
 
 
-FORMATS: Mapping[str, Reader] = {
-    "jsonl": jsonl,
-    "tsv": tsv,
-    "csv": comma_separated,
-    "json": json_records,
+FORMATS: Mapping[str, files.Reader] = {
+    "jsonl": files.jsonl,
+    "tsv": files.tsv,
+    "csv": files.comma_separated,
+    "json": files.json_records,
+    "conll": files.read_conll,
+    "conllu": files.read_conllu,
     **GLUE_FORMATS,
     **CHOICE_FORMATS,
-    **COLUMN_FORMATS,
 }
 """Readers by `TaskSettings.format`."""
 
@@ -91,10 +80,10 @@ SPREADSHEETS = "xlsx", "xls", "ods"
 HEADED = "tsv", "csv"
 """Formats whose first line names the fields."""
 
-COLLECTIONS: Mapping[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
-    "parallel": parallel,
-    "txt": parallel,
-    "dstc7": dstc7,
-    PYTHON_DOCS: python_docs,
+COLLECTIONS: Mapping[str, Callable[[Path], files.Lines]] = {
+    "parallel": files.parallel,
+    "txt": files.parallel,
+    "dstc7": files.dstc7,
+    PYTHON_DOCS: files.python_docs,
 }
 """Readers of formats that are not one file of consecutive records: they take a path instead of text."""

@@ -11,7 +11,7 @@ import re
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,12 @@ def parse_json(text: str, place: str, *, unique: bool = False) -> Any:
 LARGEST_FIELD = 1 << 27
 """Maximum number of characters in a field of a .csv or .tsv file."""
 
-Reader = Callable[[str, Path], Iterator[tuple[int | str, dict[str, Any]]]]
-"""From a file's text and path (for messages) to each record's line, or a description of its place, and fields."""
+Lines = Iterator[tuple[int, dict[str, Any]]]
+"""The line of each record in its file, and its fields."""
+Found = Iterator[tuple[int | str, dict[str, Any]]]
+"""The same, or a description of the record's place instead of its line."""
+Reader = Callable[[str, Path], Found]
+"""From a file's text and path (for messages) to its records."""
 
 
 _QUOTED = re.compile(r'"[^"]*"')
@@ -92,7 +96,7 @@ _HEADER = re.compile(rf'\s*(?:[^"\r\n]+|{_QUOTED.pattern})*')
 """The first nonblank line; a quoted name may contain a line break."""
 
 
-def jsonl(text: str, path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
+def jsonl(text: str, path: Path | str) -> Lines:
     """Records of a file with one JSON object per line."""
     for line, content in enumerate(text.split("\n"), 1):
         if content.strip():
@@ -102,9 +106,7 @@ def jsonl(text: str, path: Path | str) -> Iterator[tuple[int, dict[str, Any]]]:
             yield line, fields
 
 
-def separated(
-    text: str, path: Path, *, delimiter: str, quoted: bool, blank: bool = False
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def separated(text: str, path: Path, *, delimiter: str, quoted: bool, blank: bool = False) -> Lines:
     """Records of a file with a header and one record per line."""
     names: list[str] | None = None
     for line, row in _rows(text, path, delimiter, quoted):
@@ -117,9 +119,8 @@ def separated(
             if twice is not None:
                 raise UniclozeError(f"{path}, line {line}: two columns have the name '{twice}': rename one")
         elif len(row) != len(names):
-            raise UniclozeError(
-                f"{path}, line {line}: {len(row)} columns where {len(names)} are expected ({', '.join(names)})"
-            )
+            expected = f"{len(names)} are expected ({', '.join(names)})"
+            raise UniclozeError(f"{path}, line {line}: {len(row)} columns where {expected}")
         else:
             yield line, dict(zip(names, row, strict=True))
 
@@ -141,12 +142,12 @@ def _rows(text: str, path: Path, delimiter: str, quoted: bool) -> Iterator[tuple
         raise UniclozeError(f"{path}, line {first}: {error}") from error
 
 
-def tsv(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def tsv(text: str, path: Path) -> Lines:
     """Records of a file with a header and tab-separated columns, without quoting."""
     return separated(text, path, delimiter="\t", quoted=False)
 
 
-def comma_separated(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def comma_separated(text: str, path: Path) -> Lines:
     """Records of a file with a header and comma-separated columns; columns with a comma or a line break are quoted.
 
     If the header has no comma outside quotes but semicolons, as Excel writes in much of Europe, or else tabs, those separate.
@@ -162,34 +163,28 @@ DOCUMENT = "-DOCSTART-"
 CONLLU_COLUMNS = "id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc"
 
 
-def read_conll(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_conll(text: str, path: Path) -> Lines:
     """Sentences of a file whose columns are separated by tabs, or else by spaces.
 
     A record has `tokens`, the first column; `tags`, the last column, if there are two or more; and each column under its
     number from 0 (`--task.fields '{tags: "1"}'` chooses the second).
     """
-    for line, rows in _sentences(text, path, _cells, lambda cells: cells[0] == DOCUMENT):
-        columns = [list(column) for column in zip(*rows, strict=True)]
+    for line, columns in _sentences(text, path, _cells, re.compile(re.escape(DOCUMENT))):
         fields: dict[str, Any] = {str(number): column for number, column in enumerate(columns)}
         yield line, fields | {"tokens": columns[0]} | ({"tags": columns[-1]} if len(columns) > 1 else {})
 
 
-def read_conllu(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_conllu(text: str, path: Path) -> Lines:
     """Sentences of a CoNLL-U file: `tokens` (forms), `tags` (universal parts of speech), and each column under its name.
 
     Comments, multiword tokens and empty nodes are skipped.
     """
     body = "\n".join("#" if line.startswith("#") else line for line in text.split("\n"))
-    for line, rows in _sentences(body, path, lambda row: row.split("\t"), _is_aside):
-        columns = [list(column) for column in zip(*rows, strict=True)]
+    for line, columns in _sentences(body, path, lambda row: row.split("\t"), re.compile(r"#|\d+[-.]\d+")):
         if len(columns) != len(CONLLU_COLUMNS):
             raise UniclozeError(f"{path}, line {line}: {len(columns)} columns where CoNLL-U has {len(CONLLU_COLUMNS)}")
         fields: dict[str, Any] = dict(zip(CONLLU_COLUMNS, columns, strict=True))
         yield line, fields | {"tokens": fields["form"], "tags": fields["upos"]}
-
-
-def _is_aside(cells: list[str]) -> bool:
-    return cells == ["#"] or re.fullmatch(r"\d+[-.]\d+", cells[0]) is not None
 
 
 def _cells(line: str) -> list[str]:
@@ -198,9 +193,9 @@ def _cells(line: str) -> list[str]:
 
 
 def _sentences(
-    text: str, path: Path, cells_of: Callable[[str], list[str]], is_no_word: Callable[[list[str]], bool]
+    text: str, path: Path, cells_of: Callable[[str], list[str]], aside: re.Pattern[str]
 ) -> Iterator[tuple[int, list[list[str]]]]:
-    """The rows of each sentence, with the line number of the first."""
+    """The columns of each sentence, with its first line; lines with something `aside` in the first column are no words."""
     if re.match(r'\s*\{"[^"]*":', text):
         said = f"read it with {option_of('task.format')} jsonl"
         raise UniclozeError(f"{path}, line 1: this is JSON, not columns: {said}")
@@ -210,9 +205,9 @@ def _sentences(
         line = line.strip("\r ")
         cells = cells_of(line) if line.strip() else []
         if not cells and rows:
-            yield start, rows
+            yield start, [list(column) for column in zip(*rows, strict=True)]
             rows = []
-        if not cells or is_no_word(cells):
+        if not cells or aside.fullmatch(cells[0]):
             continue
         width = width or len(cells)
         if len(cells) != width:
@@ -221,57 +216,35 @@ def _sentences(
         rows.append(cells)
 
 
-COLUMN_FORMATS: Mapping[str, Reader] = {"conll": read_conll, "conllu": read_conllu}
-"""Readers by `TaskSettings.format`."""
+def json_records(text: str, path: Path) -> Found:
+    """The records of a JSON document: a list, or the format of SQuAD or CoQA, detected from its first entry.
 
-Found = tuple[str, dict[str, Any]]
-"""A record's place in its file, and its fields."""
+    Questions of SQuAD (Rajpurkar et al. 2016, 2018) have `id`, `title`, and, if in the file, `context`, `question` and
+    `answers` with `text` and `answer_start`; the answers are empty if the question is marked as impossible.
 
-
-def json_records(text: str, path: Path) -> Iterator[Found]:
-    """The records of a JSON document: a list, or the format of SQuAD or CoQA, detected from its first entry."""
+    Turns of CoQA's conversations (Reddy et al. 2019) have `id`, `story`, `turn`, `domain`, and, if in the file, `history`
+    (earlier questions and answers), `context`, `question`, `answers` (of all annotators), `rationale` and `rationale_start`
+    (-1 without a rationale).
+    """
     document = parse_json(text, str(path))
     if isinstance(document, list):
         return _listed(document, path)
-    data = _get(document, "data", list, str(path))
-    is_coqa = bool(data) and isinstance(data[0], dict) and "story" in data[0]
+    data = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(data, list):
+        lacks = "'data' is missing or not a list, unlike in SQuAD's and CoQA's files"
+        raise UniclozeError(f"{path}: this is not a list of records, and {lacks}; fix the file")
+    is_coqa = bool(data) and isinstance(data[0], dict) and not {"story", "questions"}.isdisjoint(data[0])
     return (_coqa if is_coqa else _squad)(data, path)
 
 
-def listed(text: str, path: Path) -> Iterator[Found]:
-    """The objects of a list."""
-    document = parse_json(text, str(path))
-    if not isinstance(document, list):
-        raise UniclozeError(f"{path}: this is not a list of records; fix the file")
-    return _listed(document, path)
-
-
-def squad(text: str, path: Path) -> Iterator[Found]:
-    """The questions of SQuAD (Rajpurkar et al. 2016, 2018).
-
-    Each has `id`, `title`, and, if in the file, `context`, `question` and `answers` with `text` and `answer_start`; the
-    answers are empty if the question is marked as impossible.
-    """
-    return _squad(_get(parse_json(text, str(path)), "data", list, str(path)), path)
-
-
-def coqa(text: str, path: Path) -> Iterator[Found]:
-    """The turns of CoQA's conversations (Reddy et al. 2019).
-
-    Each has `id`, `story`, `turn`, `domain`, and, if in the file, `history` (earlier questions and answers), `context`,
-    `question`, `answers` (of all annotators), `rationale` and `rationale_start` (-1 without a rationale).
-    """
-    return _coqa(_get(parse_json(text, str(path)), "data", list, str(path)), path)
-
-
-def _listed(entries: list[Any], path: Path) -> Iterator[Found]:
+def _listed(entries: list[Any], path: Path) -> Found:
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):
             raise UniclozeError(f"{path}, entry {number}: a record must be a JSON object; this is not one")
         yield f"entry {number}", entry
 
 
-def _squad(data: list[Any], path: Path) -> Iterator[Found]:
+def _squad(data: list[Any], path: Path) -> Found:
     for article in data:
         title = article.get("title", "") if isinstance(article, dict) else ""
         place = f"{path}, article '{title}'"
@@ -286,7 +259,7 @@ def _squad(data: list[Any], path: Path) -> Iterator[Found]:
                 yield f"question {name}", fields
 
 
-def _coqa(data: list[Any], path: Path) -> Iterator[Found]:
+def _coqa(data: list[Any], path: Path) -> Found:
     for story in data:
         name = _get(story, "id", str, f"{path}, a story")
         place = f"{path}, story {name}"
@@ -321,23 +294,17 @@ def _nth(answers: Any, number: int, turn: int, place: str) -> Any:
         raise UniclozeError(f"{place}: an annotator's answer is missing; fix the file")
     answer = answers[number]
     if isinstance(answer, dict) and answer.get("turn_id", turn) != turn:
-        raise UniclozeError(
-            f"{place}: the answer in its place is for turn {answer['turn_id']}; put each annotator's answers in the order of "
-            "the questions"
-        )
+        cure = "put each annotator's answers in the order of the questions"
+        raise UniclozeError(f"{place}: the answer in its place is for turn {answer['turn_id']}; {cure}")
     return answer
 
 
 def _get(record: Any, name: str, kind: type, place: str) -> Any:
     value = record.get(name) if isinstance(record, dict) else None
     if not isinstance(value, kind):
-        raise UniclozeError(
-            f"{place}: '{name}' is missing or has a different type from SQuAD's and CoQA's files; fix the file"
-        )
+        other = "is missing or has a different type from SQuAD's and CoQA's files"
+        raise UniclozeError(f"{place}: '{name}' {other}; fix the file")
     return value
-
-
-Lines = Iterator[tuple[int, dict[str, Any]]]
 
 
 def parallel(path: Path) -> Lines:
@@ -347,9 +314,8 @@ def parallel(path: Path) -> Lines:
         raise UniclozeError(f"{path} names {len(others) + 1} files: give two, SOURCE,TARGET, with one line per record")
     columns = [_lines(file) for file in (sources, *others)]
     if len(columns) == 2 and len(columns[0]) != len(columns[1]):
-        raise UniclozeError(
-            f"{sources} has {len(columns[0]):,} lines and {others[0]} {len(columns[1]):,}: give files that match line by line"
-        )
+        counts = f"{sources} has {len(columns[0]):,} lines and {others[0]} {len(columns[1]):,}"
+        raise UniclozeError(f"{counts}: give files that match line by line")
     for number, texts in enumerate(zip(*columns, strict=True), 1):
         yield number, dict(zip(("source", "target"), texts, strict=False))
 
@@ -387,9 +353,8 @@ def dstc7(path: Path) -> Lines:
     for number, line in enumerate(contexts[1:], 2):
         key, *columns = line.split("\t")
         if len(columns) != 2 or key not in references:
-            raise UniclozeError(
-                f"{path}, {_DSTC7_TABLES[0]}, line {number}: three columns and a line of human responses are expected"
-            )
+            expected = "three columns and a line of human responses are expected"
+            raise UniclozeError(f"{path}, {_DSTC7_TABLES[0]}, line {number}: {expected}")
         if references[key]:
             yield number, {"id": key, "context": columns[1], "references": references[key]}
 

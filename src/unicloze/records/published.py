@@ -14,6 +14,7 @@ Labels are numbered from 0, whatever the file counts from; a file without labels
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from typing import Any, cast
 from xml.etree import ElementTree
 
 from unicloze.errors import UniclozeError
-from unicloze.records.files import Reader, comma_separated, jsonl, parse_json
+from unicloze.records.files import Lines, Reader, comma_separated, jsonl, parse_json
 
 # Each line is a record with tab-separated columns; quotation marks are text. The header, or without one the number of
 # columns, tells which column is which. Test files have no label column. GLUE's diagnostic set, AX, is read like MNLI,
@@ -50,15 +51,8 @@ LAYOUTS: Mapping[str, GlueColumns] = {
     "cola": GlueColumns(text=("sentence",), bare={4: ("source", "label", "star", "sentence")}),
     "sst-2": GlueColumns(text=("sentence",)),
     "mrpc": GlueColumns(text=("#1 String",), pair=("#2 String",), label=("Quality",)),
-    "sts-b": GlueColumns(
-        text=("sentence1",),
-        pair=("sentence2",),
-        label=("score",),
-        bare={7: _STS, 9: (*_STS, "source1", "source2")},
-    ),
-    "qqp": GlueColumns(
-        text=("question1",), pair=("question2",), label=("is_duplicate",), id=("id",), drops_broken=True
-    ),
+    "sts-b": dataclasses.replace(_TWO_SENTENCES, label=("score",), bare={7: _STS, 9: (*_STS, "source1", "source2")}),
+    "qqp": GlueColumns(text=("question1",), pair=("question2",), label=("is_duplicate",), id=("id",), drops_broken=True),
     "mnli": GlueColumns(text=("sentence1", "Premise"), pair=("sentence2", "Hypothesis"), label=("gold_label", "Label")),
     "qnli": GlueColumns(text=("question",), pair=("sentence",)),
     "rte": _TWO_SENTENCES,
@@ -70,7 +64,7 @@ NAMED = 5
 """Maximum number of broken lines named in a message."""
 
 
-def read_glue(text: str, path: Path, *, task: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_glue(text: str, path: Path, *, task: str) -> Lines:
     """Records of a task's file: `text`, `pair` for tasks of two texts, `label` and `id` if present, and all other columns."""
     layout = LAYOUTS[task]
     lines = [(number, line.removesuffix("\r").split("\t")) for number, line in enumerate(text.split("\n"), 1)]
@@ -81,12 +75,11 @@ def read_glue(text: str, path: Path, *, task: str) -> Iterator[tuple[int, dict[s
     headed = bool(set(first) & {*layout.text, *layout.pair})
     known = {len(first): tuple(first)} if headed else layout.bare
     roles = {count: _roles(names, layout) for count, names in known.items()}
-    if len(first) not in known or not all(has_all(found, layout) for found in roles.values()):
-        raise UniclozeError(
-            f"{path}, line 1: the columns {', '.join(first)[:80]} are not those of GLUE's {task}: "
-            f"its header names {' and '.join(filter(None, (*layout.text[:1], *layout.pair[:1])))}; "
-            "choose another format (task.format)"
-        )
+    texts = {"text", "pair"} if layout.pair else {"text"}
+    if len(first) not in known or not all(texts <= set(found.values()) for found in roles.values()):
+        named = f"its header names {' and '.join((*layout.text[:1], *layout.pair[:1]))}"
+        cure = f"those of GLUE's {task}: {named}; choose another format (task.format)"
+        raise UniclozeError(f"{path}, line 1: the columns {', '.join(first)[:80]} are not {cure}")
     broken = []
     for number, cells in lines[headed:]:
         if len(cells) in known:
@@ -99,11 +92,6 @@ def read_glue(text: str, path: Path, *, task: str) -> Iterator[tuple[int, dict[s
     if broken:
         named = ", ".join(map(str, broken[:NAMED])) + (", ..." if len(broken) > NAMED else "")
         warnings.warn(f"{path}: {len(broken)} broken lines are skipped ({named})", stacklevel=2)
-
-
-def has_all(roles: Mapping[str, str], layout: GlueColumns) -> bool:
-    """Whether the columns include all texts of a task."""
-    return {"text", *(["pair"] if layout.pair else [])} <= set(roles.values())
 
 
 def _roles(names: tuple[str, ...], layout: GlueColumns) -> dict[str, str]:
@@ -124,10 +112,8 @@ ASKS_FOR = {"cause": "What was the cause of this?", "effect": "What happened as 
 UNTOLD = "", "?", "-1"
 """Values that stand for a missing answer in unlabelled files."""
 
-Fields = Iterator[tuple[int, dict[str, Any]]]
 
-
-def read_race(text: str, path: Path) -> Fields:
+def read_race(text: str, path: Path) -> Lines:
     """RACE: each question of an article is a record (Lai et al. 2017)."""
     try:
         articles: Iterator[tuple[int, Any]] = iter([(1, parse_json(text, str(path)))])
@@ -139,9 +125,8 @@ def read_race(text: str, path: Path) -> Fields:
         answers = [None] * len(questions) if not answers and isinstance(questions, list) else answers
         lists = questions, options, answers, *(options if isinstance(options, list) else ())
         if not all(isinstance(each, list) for each in lists):
-            raise UniclozeError(
-                f"{path}, line {line}: its questions, options and answers, and the options of each, must be lists"
-            )
+            lists_of = "its questions, options and answers, and the options of each"
+            raise UniclozeError(f"{path}, line {line}: {lists_of}, must be lists")
         name = str(article.get("id", path.name)).removesuffix(".txt")
         if not len(questions) == len(options) == len(answers):
             counts = f"{len(questions)} questions, {len(options)} lists of options and {len(answers)} answers"
@@ -151,7 +136,7 @@ def read_race(text: str, path: Path) -> Fields:
             yield line, _labelled(fields, answer, "A", path, line)
 
 
-def read_swag(text: str, path: Path) -> Fields:
+def read_swag(text: str, path: Path) -> Lines:
     """SWAG: which ending follows (Zellers et al. 2018)."""
     endings = [f"ending{number}" for number in range(4)]
     for line, row in comma_separated(text, path):
@@ -160,7 +145,7 @@ def read_swag(text: str, path: Path) -> Fields:
         yield line, _labelled(fields, row.get("label"), 0, path, line)
 
 
-def read_copa(text: str, path: Path) -> Fields:
+def read_copa(text: str, path: Path) -> Lines:
     """COPA: the likelier cause or effect (Roemmele et al. 2011; Wang et al. 2019, SuperGLUE)."""
     if text.lstrip().startswith("<"):
         for line, item in _elements(text, path, "item"):
@@ -183,7 +168,7 @@ def _copa(
     return _labelled(fields if name is None else {"id": str(name), **fields}, answer, first, path, line)
 
 
-def read_story_cloze(text: str, path: Path) -> Fields:
+def read_story_cloze(text: str, path: Path) -> Lines:
     """The Story Cloze Test: the right ending for four sentences (Mostafazadeh et al. 2016)."""
     sentences = [f"InputSentence{number}" for number in range(1, 5)]
     endings = ["RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"]
@@ -195,7 +180,7 @@ def read_story_cloze(text: str, path: Path) -> Fields:
         yield line, _labelled(fields, row.get("AnswerRightEnding"), 1, path, line)
 
 
-def read_winogrande(text: str, path: Path) -> Fields:
+def read_winogrande(text: str, path: Path) -> Lines:
     """Winogrande: which candidate fills the gap (Sakaguchi et al. 2020)."""
     for line, row in jsonl(text, path):
         _check(row, ("sentence", "option1", "option2"), path, line, "a line of Winogrande")
@@ -205,7 +190,7 @@ def read_winogrande(text: str, path: Path) -> Fields:
         yield line, _labelled(fields, row.get("answer"), 1, path, line)
 
 
-def read_wsc(text: str, path: Path) -> Fields:
+def read_wsc(text: str, path: Path) -> Lines:
     """The Winograd Schema Challenge: the candidates replace the pronoun (Levesque et al. 2012)."""
     for line, schema in _elements(text, path, "schema"):
         parts = {name: _joined(schema.find(f"text/{name}")) for name in ("txt1", "txt2")}
@@ -252,18 +237,13 @@ def _labelled(fields: dict[str, Any], answer: Any, first: str | int, path: Path,
         return fields
     known = [chr(ord(first) + n) if isinstance(first, str) else str(first + n) for n in range(len(fields["choices"]))]
     if said not in known:
-        raise UniclozeError(
-            f"{path}, line {line}: the right choice is {said!r}, which is not one of {', '.join(known)}"
-        )
+        other = f"which is not one of {', '.join(known)}"
+        raise UniclozeError(f"{path}, line {line}: the right choice is {said!r}, {other}")
     return {**fields, "label": known.index(said)}
 
 
 CHOICE_FORMATS: Mapping[str, Reader] = {
-    "race": read_race,
-    "swag": read_swag,
-    "copa": read_copa,
-    "story-cloze": read_story_cloze,
-    "winogrande": read_winogrande,
-    "wsc": read_wsc,
+    reader.__name__.removeprefix("read_").replace("_", "-"): reader
+    for reader in (read_race, read_swag, read_copa, read_story_cloze, read_winogrande, read_wsc)
 }
 """Readers by `TaskSettings.format`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from unicloze.errors import UniclozeError, option_of
 from unicloze.settings import TaskSettings
@@ -36,10 +38,8 @@ def answers_of(record: Record, settings: TaskSettings) -> list[GoldAnswer] | Non
     for answer in given if isinstance(given, list) else [None]:
         text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (answer, None)
         if not isinstance(text, str) or not (start is None or type(start) is int):
-            raise UniclozeError(
-                f"{record.place}: the answers are not a list of texts or of "
-                '{"text": ..., "answer_start": ...}: fix the record'
-            )
+            wanted = 'a list of texts or of {"text": ..., "answer_start": ...}'
+            raise UniclozeError(f"{record.place}: the answers are not {wanted}: fix the record")
         if text.strip():
             found.append(GoldAnswer(text, start))
     return found
@@ -49,14 +49,13 @@ def needed_answers(record: Record, settings: TaskSettings) -> list[GoldAnswer]:
     """The answers of a record that must have a list of them, possibly empty."""
     answers = answers_of(record, settings)
     if answers is None:
-        name = settings.fields.get("answers", "answers")
-        raise UniclozeError(
-            f"{record.place}: the field '{name}' is missing (it has {', '.join(map(str, record.fields))}); an unanswerable "
-            "question has an empty list"
-        )
+        lacks = f"the field '{settings.fields.get('answers', 'answers')}' is missing"
+        has = f"it has {', '.join(map(str, record.fields))}"
+        raise UniclozeError(f"{record.place}: {lacks} ({has}); an unanswerable question has an empty list")
     return answers
 
 
+Item = TypeVar("Item")
 OPTION = "{option} '{1}'"
 """How to set the fields and format of records on the command line: setting and value."""
 
@@ -110,9 +109,7 @@ class Record:
 
     def get(self, settings: TaskSettings, role: str) -> Any:
         """The value in a role, None if missing; `answers.0.text` is the `text` of the first of its `answers`."""
-        if role in self.unread:
-            return None
-        return held(self.fields, settings.fields.get(role, role))
+        return None if role in self.unread else held(self.fields, settings.fields.get(role, role))
 
     def _without(self, settings: TaskSettings, role: str, wanted: str) -> UniclozeError:
         name = settings.fields.get(role, role)
@@ -127,20 +124,14 @@ class Record:
         has = ", ".join(map(str, self.fields)) or "nothing"
         has += "; the first line is read as the header" * self.headed
         said = self.cure and f"name it with {spelled(self.cure, 'fields', f'{{{role}: NAME}}')}"
-        return UniclozeError(
-            f"{self.place}: the field '{name}' is missing (it has {has}); {said or 'rename the field that has it'}"
-            + ", or put a header above the first record" * self.headed
-        )
+        cure = (said or "rename the field that has it") + ", or put a header above the first record" * self.headed
+        return UniclozeError(f"{self.place}: the field '{name}' is missing (it has {has}); {cure}")
 
 
 def held(fields: Mapping[str, Any], name: str) -> Any:
-    """The value of a field, or at the path that a dotted name gives."""
-    return fields[name] if name in fields else _inside(fields, name.split("."))
-
-
-def _inside(value: Any, path: Sequence[str]) -> Any:
-    """The value at a path through nested mappings and lists; None if there is none."""
-    for step in path:
+    """The value of a field, or at the path through mappings and lists that a dotted name gives; None if there is none."""
+    value: Any = fields
+    for step in [name] if name in fields else name.split("."):
         if isinstance(value, Mapping):
             value = value.get(step)
         elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
@@ -165,16 +156,25 @@ def as_records(
     headed: bool = False,
 ) -> list[Record]:
     """The records of a file."""
-    return [
-        Record(
-            id=str(number if (own := held(fields, id_field)) is None else own),
-            fields=fields,
-            place=f"{path}, {f'line {where}' if isinstance(where, int) else where}",
-            cure=cure,
-            headed=headed,
-        )
-        for number, (where, fields) in enumerate(lines, first)
-    ]
+    records = []
+    for number, (where, fields) in enumerate(lines, first):
+        own, place = held(fields, id_field), f"{path}, {f'line {where}' if isinstance(where, int) else where}"
+        records.append(Record(str(number if own is None else own), fields, place, cure, headed=headed))
+    return records
+
+
+def number_of(value: Any) -> float | None:
+    """A number, or the text of one, as a float; None if it is neither, or not finite."""
+    with suppress(ValueError, OverflowError):
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+        return number if math.isfinite(number) else None
+    return None
+
+
+def evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many of the items, evenly spaced."""
+    count = min(most, len(items))
+    return [items[number * len(items) // count] for number in range(count)]
 
 
 def refuse_repeated(records: Sequence[Record]) -> None:

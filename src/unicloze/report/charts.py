@@ -82,19 +82,19 @@ def line_chart(
         return part("nothing", "Nothing measured yet.") + note
     steps = [x for points in finite for x, _ in points]
     logarithmic = logarithmic and min(values) > SMALLEST and max(values) / min(values) >= _LOG_FROM
-    means = [
-        running_mean(points) if line.smooth and len(points) >= _SMOOTH_FROM else None
-        for line, points in zip(lines, finite, strict=True)
-    ]
-    drawn = [(*one, (one[2] or one[1])[-1][1]) for one in zip(lines, finite, means, strict=True) if one[1]]
+    drawn = []
+    for line, points in zip(lines, finite, strict=True):
+        mean = running_mean(points) if line.smooth and len(points) >= _SMOOTH_FROM else None
+        drawn += [(line, points, mean, (mean or points)[-1][1])] if points else []
     labels = [f"{line.name * line.labelled} {short(last)}".strip() for line, *_, last in drawn]
     width, height = size
     right = width - max(_RIGHT, 12 + _LETTER * max(map(len, labels)))
     costs = styled and over != "step"
     x = Axis(min(steps) if costs else min(0.0, *steps), max(steps), _LEFT, right, logarithmic=costs)
-    y = Axis(
-        *_padded(min(values), max(values), logarithmic), height - _BOTTOM, _TOP + 30 * styled, logarithmic=logarithmic
-    )
+    low, high, pad = min(values), max(values), (max(values) - min(values)) * 0.06
+    padded = (low - pad if low - pad >= 0 or low < 0 else 0.0), high + pad
+    ends_of = (low / 1.15, high * 1.15) if logarithmic else padded
+    y = Axis(*ends_of, height - _BOTTOM, _TOP + 30 * styled, logarithmic=logarithmic)
     curves, ends = [], []
     for (line, points, smoothed, last), label in zip(drawn, labels, strict=True):
         paths = [("line pale" if smoothed else "line", _places(thin(points), x, y))]
@@ -237,27 +237,16 @@ class Axis:
         return [(self.at(value), label) for value, label in zip(values, apart(values), strict=True)]
 
 
-def _padded(low: float, high: float, logarithmic: bool) -> tuple[float, float]:
-    if logarithmic:
-        return low / 1.15, high * 1.15
-    pad = (high - low) * 0.06
-    return (low - pad if low - pad >= 0 or low < 0 else 0.0), high + pad
-
-
 def _places(points: Points, x: Axis, y: Axis) -> Points:
     return [(x.at(a), y.at(b)) for a, b in points]
 
 
 def _apart(places: list[float], floor: float) -> list[float]:
     """Sorted positions moved apart so that labels do not overlap, none below `floor`."""
-    moved: list[float] = []
-    for place in places:
-        moved.append(max(place, moved[-1] + _LABELS_APART) if moved else place)
-    limit = floor
-    for i in reversed(range(len(moved))):
-        moved[i] = min(moved[i], limit)
-        limit = moved[i] - _LABELS_APART
-    return moved
+    down = [*itertools.accumulate(places, lambda last, place: max(place, last + _LABELS_APART))]
+    below = floor + _LABELS_APART
+    up = [*itertools.accumulate([below, *reversed(down)], lambda limit, place: min(place, limit - _LABELS_APART))]
+    return up[:0:-1]
 
 
 MOST_LABELS = 20
@@ -276,11 +265,8 @@ def confusion(predictions: Sequence[str], references: Sequence[str], labels: Seq
         wrong = [(*pair, f"{count:,}") for pair, count in counts.most_common() if pair[0] != pair[1]]
         heads, caption = ["gold", "predicted", "times"], "The most frequent confusions"
         return part("table", heads, wrong[:MOST_CONFUSIONS], 2, None, caption)
-    cells = [
-        (gold, [(said, counts[gold, said], counts[gold, said] / max(1, rows[gold])) for said in names])
-        for gold in names
-    ]
-    return part("matrix", names, cells)
+    pairs = [(gold, [(said, counts[gold, said]) for said in names]) for gold in names]
+    return part("matrix", names, [(gold, [(*one, one[1] / max(1, rows[gold])) for one in row]) for gold, row in pairs])
 
 
 def by_class(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> Markup:
@@ -345,10 +331,8 @@ def lengths(predictions: Sequence[int], references: Sequence[int]) -> Markup:
     edges = nice_ticks(0, longest + 1, 14)
     step = max(1.0, edges[1] - edges[0]) if len(edges) > 1 else 1.0
     bins = math.floor(longest / step) + 1
-    series = {
-        name: Counter(min(bins - 1, int(value // step)) for value in values)
-        for name, values in (("predicted", predictions), ("gold", references))
-    }
+    sides = {"predicted": predictions, "gold": references}
+    series = {name: Counter(min(bins - 1, int(one // step)) for one in values) for name, values in sides.items()}
     x, y = Axis(0.0, bins * step, 52, 712), Axis(0.0, 1.05 * max(max(c.values()) for c in series.values()), 250, 12)
     wide, bars = (x.at(step) - x.at(0.0) - 4) / 2, []
     for place, (name, counts) in enumerate(series.items()):
@@ -364,10 +348,8 @@ def lengths(predictions: Sequence[int], references: Sequence[int]) -> Markup:
 def draw_learning(run: str | os.PathLike[str]) -> Picture:
     """The held-out perplexity of each target over the steps of a finished or unfinished run, on a logarithmic axis."""
     history = History.read(Path(run))
-    lines = [
-        Line(name=name, points=history.curve("perplexity", name, evaluated=True))
-        for name in filter(predicts_tokens, history.evaluated)
-    ]
+    names = filter(predicts_tokens, history.evaluated)
+    lines = [Line(name=name, points=history.curve("perplexity", name, evaluated=True)) for name in names]
     if not any(drawable(y) for line in lines for _, y in line.points):
         raise UniclozeError(f"{run} has no held-out perplexity to draw: it has not been evaluated yet.")
     return Picture(line_chart(lines, title="Held-out perplexity", logarithmic=True, styled=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, groupby, islice
 from pathlib import Path
@@ -23,41 +23,15 @@ from unicloze.settings import Recipe
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 from unicloze.text.windows import split_segments, windows_of
 
-Labels = npt.NDArray[np.integer]
 
-_RELATIONS = "follows", "does not follow"
-
-
-def _relations(labels: Labels) -> list[str]:
-    return [_RELATIONS[label] for label in labels.tolist()]
-
-
-def _questions(labels: Labels) -> list[str]:
-    """A question, as the labels are the original tokens and only the model knows which ones it replaced."""
-    return ["replaced?"] * len(labels)
+def spell(target: str, labels: npt.NDArray[np.integer], tokenizer: Tokenizer) -> list[str]:
+    """The labels of one target in words; of rtd a question, as only the model knows which tokens it replaced."""
+    if predicts_tokens(target):
+        return tokenizer.tokens(labels)
+    return ["replaced?" if target == "rtd" else ("follows", "does not follow")[label] for label in labels.tolist()]
 
 
-_IN_WORDS: Mapping[str, Callable[[Labels], list[str]]] = {
-    "nsp": _relations,
-    "sop": _relations,
-    "rtd": _questions,
-}
-"""Functions that put labels into words, for targets whose labels are not tokens."""
-
-
-def spell(target: str, labels: Labels, tokenizer: Tokenizer) -> list[str]:
-    """The labels of one target in words."""
-    return tokenizer.tokens(labels) if predicts_tokens(target) else _IN_WORDS[target](labels)
-
-
-_GROUPS = {
-    Kind.CONTEXT: "C",
-    Kind.MASK: "C",
-    Kind.ORIGINAL: "O",
-    Kind.PSEUDO: "P",
-    Kind.MEMORY: "M",
-    Kind.PADDING: "-",
-}
+_GROUPS = {Kind.CONTEXT: "C", Kind.MASK: "C", Kind.ORIGINAL: "O", Kind.PSEUDO: "P", Kind.MEMORY: "M", Kind.PADDING: "-"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,18 +134,11 @@ class ExampleView:
         shown = examples.input_ids[row, :length]
         tokens = tokenizer.tokens(shown)
         random = np.zeros(length, dtype=bool) if plain is None else shown != plain.input_ids[row, :length]
-        slots = [
-            Slot(
-                slot=slot,
-                token=token,
-                position=position,
-                segment=segment,
-                kind=Kind(kind).name.lower(),
-                step=step + 1 if step >= 0 else None,
-                random=bool(random[slot]),
-            )
-            for slot, (token, (position, segment, kind, step)) in enumerate(zip(tokens, values, strict=True))
-        ]
+        slots = []
+        for slot, (token, (position, segment, kind, step)) in enumerate(zip(tokens, values, strict=True)):
+            place = {"slot": slot, "token": token, "position": position, "segment": segment}
+            number = step + 1 if step >= 0 else None
+            slots.append(Slot(**place, kind=Kind(kind).name.lower(), step=number, random=bool(random[slot])))
         targets = {}
         for name, target in examples.targets.items():
             real = target.weights[row] > 0
@@ -199,9 +166,7 @@ class ExampleView:
 
     def _layers(self, name: str) -> str:
         numbers = [str(number) for number, each in enumerate(self.layers, 1) if each == name]
-        if not numbers:
-            return f"{name} layers"
-        return f"{name}: layer{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+        return f"{name}: layer{'s' * (len(numbers) > 1)} {', '.join(numbers)}" if numbers else f"{name} layers"
 
     @property
     def groups(self) -> list[tuple[str, int]]:
@@ -239,12 +204,9 @@ class ExampleView:
         if self.local is not None:
             mask = visibility.bool_mask(self.local, len(self.slots))
             local = {"visible_local": mask.astype(int).tolist(), "layers": list(self.layers)}
-        return {
-            "slots": [asdict(slot) for slot in self.slots],
-            "visible": self.visible.astype(int).tolist(),
-            **local,
-            "targets": {name: asdict(answers) for name, answers in self.targets.items()},
-        }
+        slots, visible = [asdict(slot) for slot in self.slots], self.visible.astype(int).tolist()
+        targets = {name: asdict(answers) for name, answers in self.targets.items()}
+        return {"slots": slots, "visible": visible, **local, "targets": targets}
 
     def __str__(self) -> str:
         """Title, order, a table of the slots and the visibility as lines of 0 and 1; or the path of the picture."""
@@ -316,11 +278,8 @@ def inspect_example(
     token_ids = tokenizer.encode_batch([text])[0]
     room = recipe.data.window - 1 - recipe.data.segments
     if len(token_ids) > room:
-        print(
-            f"the text has {len(token_ids)} tokens, but a window of {recipe.data.window} has room for {room}: "
-            "the rest is cut off (--data.window)",
-            file=sys.stderr,
-        )
+        has = f"the text has {len(token_ids)} tokens, but a window of {recipe.data.window} has room for {room}"
+        print(f"{has}: the rest is cut off (--data.window)", file=sys.stderr)
     return example_of(recipe, token_ids, seed, tokenizer), tokenizer
 
 
@@ -328,10 +287,8 @@ def example_of(recipe: Recipe, token_ids: npt.NDArray[np.int32], seed: int, toke
     """One row made of token ids without special tokens; see `inspect_example`."""
     segments = recipe.data.segments
     if len(token_ids) < segments:
-        raise UsageError(
-            f"the text has {len(token_ids)} token(s), but the window has {segments} segment(s): "
-            "give --text at least that many words."
-        )
+        has = f"the text has {len(token_ids)} token(s), but the window has {segments} segment(s)"
+        raise UsageError(f"{has}: give --text at least that many words.")
     kept = token_ids[: recipe.data.window - 1 - segments]
     keys = keyed.key(seed, 0, 0)
     rows = split_segments([kept], keys) if segments == 2 else [[kept]]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,8 @@ def environment() -> Environment:
         lstrip_blocks=True, finalize=lambda value: value.translate(_CONTROLS) if isinstance(value, str) else value,
     )  # fmt: skip
     made.filters.update(count=count, digits=digits, path=path)
-    made.globals.update(cards=(), footer="", links=(), more_seeds=0, refresh=None, verdict="")
+    usual = {"cards": (), "first_seed": "", "footer": "", "lines": (), "links": (), "more_seeds": 0, "small": ()}
+    made.globals.update(usual, refresh=None, verdict="")
     return made
 
 
@@ -55,9 +54,8 @@ def part(name: str, *values: Any) -> Markup:
 def check_page(page: Path) -> None:
     """Refuse to replace a file that is not a page written by unicloze."""
     if page.is_file() and not begins_like(page, _BEGINNING):
-        raise UniclozeError(
-            f"{page} is not a page of unicloze and would be replaced: move it away, or give another --out."
-        )
+        cure = "move it away, or give another --out."
+        raise UniclozeError(f"{page} is not a page of unicloze and would be replaced: {cure}")
 
 
 def digits(value: float) -> str:
@@ -77,17 +75,20 @@ def count(value: Any) -> str:
 
 
 def head_of(history: History) -> dict[str, Any]:
-    """What the pages of all runs show of one: its origin, its recipe and what it was trained with."""
+    """What the pages of all runs show of one: its name, status, origin and recipe, and what it was trained with."""
     provenance, name = mapping(history.recipe.get("provenance")), history.recipe.get("name")
     origin = [f"recipe {name}" if name else None, *(provenance.get(key) for key in ("paper", "place"))]
     versions = ", ".join(f"{name} {version}" for name, version in mapping(history.start.get("versions")).items())
     when = moment(history.last.get("time"))
     day = f"Last entry of the ledger: {datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M} UTC. " if when else ""
     return {
+        "name": heading_of(history.run),
+        "status": status_of(history),
+        "verdict": history.verdict,
         "subtitle": ". ".join(str(part) for part in origin if part),
         "footer": f"{day}Trained with {versions}." if versions else day,
         "note": str(provenance.get("note") or ""),
-        "settings": yaml.safe_dump(_plain(history.recipe), sort_keys=False, allow_unicode=True, width=110),
+        "settings": yaml.safe_dump(dict(history.recipe), sort_keys=False, allow_unicode=True, width=110),
     }
 
 
@@ -113,9 +114,8 @@ def duration(seconds: float) -> str:
     """A duration in words, such as 3 min 5 s."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+    short = f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+    return f"{hours:,} h {minutes} min" if hours else short
 
 
 def status_of(history: History) -> str:
@@ -128,13 +128,3 @@ def status_of(history: History) -> str:
     if last.get("event") == "stop":
         return f"stopped by signal {last.get('signal')} after step {history.step:,}"
     return "still running, or killed"
-
-
-def _plain(value: object) -> object:
-    """The value with everything that YAML cannot represent converted to strings."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    odd = isinstance(value, float) and not math.isfinite(value)
-    return value if isinstance(value, str | int | float | None) and not odd else str(value)

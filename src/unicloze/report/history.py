@@ -55,13 +55,10 @@ class History:
         except OSError as error:
             raise UniclozeError(f"{ledger}: cannot read it: {error.strerror}.") from error
         if not history.start:
-            raise UniclozeError(
-                f"{ledger} has no start of a run: it is truncated or not a ledger; train into {run} again."
-            )
-        for kept in (history.steps, history.evaluations, history.samples):
-            ordered = sorted(kept.items())
-            kept.clear()
-            kept.update(ordered)  # type: ignore[arg-type]
+            lacks = f"{ledger} has no start of a run"
+            raise UniclozeError(f"{lacks}: it is truncated or not a ledger; train into {run} again.")
+        for name in ("steps", "evaluations", "samples"):
+            setattr(history, name, dict(sorted(getattr(history, name).items())))
         return history
 
     def _add(self, event: Event) -> None:
@@ -152,12 +149,11 @@ class History:
 
     def curve(self, key: str, target: str | None = None, *, evaluated: bool = False) -> Points:
         """A measure over the steps, without steps that lack it; infinite values are kept."""
-        points = []
-        for step, event in (self.evaluations if evaluated else self.steps).items():
-            value = number(event.get(key) if target is None else mapping(event.get(key)).get(target))
-            if value is not None:
-                points.append((float(step), value))
-        return points
+        events = (self.evaluations if evaluated else self.steps).items()
+        given = [
+            (step, event.get(key) if target is None else mapping(event.get(key)).get(target)) for step, event in events
+        ]
+        return [(float(step), value) for step, found in given if (value := number(found)) is not None]
 
     def latest(self, key: str, target: str) -> float | None:
         """A measure of a target at the newest evaluation."""
@@ -285,9 +281,8 @@ def write_tensorboard(run: str | Path, folder: str | Path) -> Path:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise UniclozeError(
-            "writing for TensorBoard needs the package tensorboard: in the clone, pip install -e '.[tensorboard]'."
-        ) from error
+        cure = "in the clone, pip install -e '.[tensorboard]'."
+        raise UniclozeError(f"writing for TensorBoard needs the package tensorboard: {cure}") from error
     target = Path(folder)
     for old in target.glob(f"events.out.tfevents.*{SUFFIX}"):
         old.unlink()

@@ -20,7 +20,7 @@ from unicloze.files import BASELINES, LEDGER, RECIPE, write_file
 from unicloze.objectives import Ability
 from unicloze.recipes import load_recipe
 from unicloze.report.charts import Line, line_chart, series_class, short
-from unicloze.report.frame import Card, cards_of_the_process, check_page, count, head_of, heading_of, render, status_of
+from unicloze.report.frame import Card, cards_of_the_process, check_page, count, head_of, render
 from unicloze.report.history import Event, History, mapping, number, sequence
 from unicloze.report.picture import example_of_run
 from unicloze.report.task_page import Panel, seed_folders, seeds_page, small_charts, task_page
@@ -36,16 +36,13 @@ LINKED = RECIPE, LEDGER
 
 def watch_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, *, every: int) -> Path:
     """Rewrite the page about a run until the run ends; meanwhile the browser reloads it."""
-    while not has_ended(Path(run)):
+    place = Path(run)
+    while True:  # until the last process of the run, or of each of its seeds, has recorded its end
+        folders = [place] if (place / LEDGER).is_file() else seed_folders(place) or [place]
+        if all(History.read(folder).last.get("event") in ENDINGS for folder in folders):
+            return build_report(run, out)
         build_report(run, out, refresh=every)
         time.sleep(every)
-    return build_report(run, out)
-
-
-def has_ended(run: Path) -> bool:
-    """Whether the last process of a run, or of each of its seeds, has recorded its end."""
-    folders = [run] if (run / LEDGER).is_file() else seed_folders(run) or [run]
-    return all(History.read(folder).last.get("event") in ENDINGS for folder in folders)
 
 
 def build_report(
@@ -66,8 +63,7 @@ def build_report(
         links = [quote(os.path.relpath(place, page.parent)) for place in written]
         written[page] = seeds_page(folder, runs, links, refresh)
     else:
-        history = History.read(folder)
-        beside = page.parent.resolve() == folder.resolve()
+        history, beside = History.read(folder), page.parent.resolve() == folder.resolve()
         links = [name for name in LINKED if beside and (folder / name).is_file()]
         written = {page: task_page(history, refresh) if history.task.get("kind") else _page(history, links, refresh)}
     for place, content in written.items():
@@ -87,9 +83,6 @@ def _page(history: History, links: Sequence[str], refresh: int | None) -> str:
         checkpoint = f"Newest checkpoint: {history.run / 'checkpoints' / history.checkpoint}"
     return render(
         "report/templates/run.html",
-        name=heading_of(history.run),
-        status=status_of(history),
-        verdict=history.verdict,
         cards=_cards(history),
         links=links,
         refresh=refresh,
@@ -190,14 +183,10 @@ def _perplexity(value: float) -> str:
 def _curves(history: History) -> dict[str, list[Panel]]:
     """Training curves by target, held-out curves by target and part; targets without perplexity have their own chart."""
     losses = [Line(name=target, points=history.curve("loss", target), smooth=True) for target in history.trained]
-    perplexities, others = (
-        [
-            Line(name=target, points=history.curve(key, target, evaluated=True))
-            for target in history.evaluated
-            if predicts_tokens(target) == tokens
-        ]
-        for key, tokens in (("perplexity", True), ("loss", False))
-    )
+    perplexities, others = list[Line](), list[Line]()
+    for target in history.evaluated:
+        lines, key = (perplexities, "perplexity") if predicts_tokens(target) else (others, "loss")
+        lines.append(Line(name=target, points=history.curve(key, target, evaluated=True)))
     large = [
         ("Training loss, nats per prediction", line_chart(losses, title="training loss over steps")),
         ("Held-out perplexity", line_chart(perplexities, title="held-out perplexity over steps", logarithmic=True)),
@@ -258,10 +247,8 @@ def filled_samples(history: History) -> str | dict[str, Any]:
     hits = []
     for target, when, samples in columns:
         asked = [place for masked in samples.values() for place in masked.values() if not place["repeated"]]
-        words, others = (
-            [_hit(place, target) for place in asked if (place.get("word") is not False) == word]
-            for word in (True, False)
-        )
+        hit = [(place.get("word") is not False, _hit(place, target)) for place in asked]
+        words, others = ([right for is_word, right in hit if is_word == word] for word in (True, False))
         name = f"after step {step:,}" if when == "after" else "before training"
         share = f"{sum(words) / max(1, len(words)):.1%}"
         counted = [f"{sum(each)} of {len(each)}" for each in (words, others)]
@@ -271,25 +258,14 @@ def filled_samples(history: History) -> str | dict[str, Any]:
         asked = [place for place in masked.values() if not place["repeated"]]
         if asked or not masked:  # more than runs of repeated tokens
             file, comma, rest = key[0].partition(",")
-            rows = [
-                (
-                    _step(place),
-                    place["position"],
-                    str(place.get("truth", "")),
-                    [
-                        _filling(samples.get(key, {}).get(place["position"], {}), *column)
-                        for *column, samples in columns
-                    ],
-                )
-                for place in sorted(asked, key=lambda place: (_step(place), place["position"]))
-            ]
-            shown.append(
-                {
-                    "document": file.replace("\\", "/").rpartition("/")[2] + comma + rest,
-                    "text": _running_text([str(token) for token in sequence(sample.get("tokens"))], masked),
-                    "masked": rows,
-                }
-            )
+            rows = []
+            for place in sorted(asked, key=lambda place: (_step(place), place["position"])):
+                at = place["position"]
+                found = [(samples.get(key, {}).get(at, {}), target, when) for target, when, samples in columns]
+                rows.append((_step(place), at, str(place.get("truth", "")), [_filling(*one) for one in found]))
+            text = _running_text([str(token) for token in sequence(sample.get("tokens"))], masked)
+            name = file.replace("\\", "/").rpartition("/")[2] + comma + rest
+            shown.append({"document": name, "text": text, "masked": rows})
     return {"hits": hits, "columns": [column[:2] for column in columns], "samples": shown[:_MOST_SAMPLES]}
 
 
@@ -343,20 +319,13 @@ def _running_text(tokens: list[str], masked: Masked) -> list[tuple[str, str, str
 
 def _filling(place: Event, target: str, when: str) -> dict[str, Any]:
     """A target's best guess for a masked position; after training with its probability and the next guesses, if known."""
-    filling: dict[str, Any] = {
-        "when": "before" if when == "before" else "",
-        "guesses": [],
-        "right": _hit(place, target),
-    }
+    guesses: list[tuple[str, str]] = []
     if target in place:
         top = [] if when == "before" else sequence(mapping(place.get("top")).get(target))
-        guesses = [(guess[0], _percent(guess[1])) for guess in top if _is_guess(guess)]
-        filling["guesses"] = [(str(place[target]), guesses[0][1] if guesses else ""), *guesses[1:]]
-    return filling
-
-
-def _is_guess(guess: Any) -> bool:
-    return isinstance(guess, list) and len(guess) == 2 and isinstance(guess[0], str) and number(guess[1]) is not None
+        pairs = [guess for guess in top if isinstance(guess, list) and len(guess) == 2 and number(guess[1]) is not None]
+        known = [(token, _percent(share)) for token, share in pairs if isinstance(token, str)]
+        guesses = [(str(place[target]), known[0][1] if known else ""), *known[1:]]
+    return {"when": "before" if when == "before" else "", "guesses": guesses, "right": _hit(place, target)}
 
 
 def _percent(share: float) -> str:

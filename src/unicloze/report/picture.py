@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -65,12 +65,13 @@ def draw_mask(view: ExampleView) -> Drawing:
     are shown if they are legible.
     """
     slots = view.slots
-    cell = _cell(len(slots))
+    cell = min(_LARGEST_CELL, max(_SMALLEST_CELL, _MATRIX / max(1, len(slots))))
+    cell = cell if cell < _GRID_CELL else int(cell * 2) / 2
     labelled = cell >= _LABELLED_CELL
     font = min(12.5, cell * 0.78) if labelled else 10.0
     offsets = _offsets(slots, cell)
     side = float(offsets[-1] + cell) if slots else 0.0
-    names = [f"{slot.position} {_shorten(slot.token)}" for slot in slots]
+    names = [f"{slot.position} {_cut(slot.token, _LONGEST_TOKEN)}" for slot in slots]
     name_width = font * MONO_WIDTH * max(map(len, names), default=0) if labelled else 22.0
     says = view.predictions if labelled else {}
     says_width = font * MONO_WIDTH * max(map(len, says.values()), default=0)
@@ -79,15 +80,16 @@ def draw_mask(view: ExampleView) -> Drawing:
     left = _MARGIN + 26 + name_width + 8
     top = _MARGIN + 54 + 20 + name_width + 8 + (step_width * 0.6)
     width = max(left + side + step_width + 10 + says_width + _MARGIN, 460.0)
-    headline = _fit(view.title, 15 * SANS_WIDTH, width - 2 * _MARGIN)
-    order = _fit(f"Factorization steps, by position: {view.order}", 12 * SANS_WIDTH, width - 2 * _MARGIN)
+    inner = width - 2 * _MARGIN
+    headline = _cut(view.title, int(inner / (15 * SANS_WIDTH)))
+    order = _cut(f"Factorization steps, by position: {view.order}", int(inner / (12 * SANS_WIDTH)))
     drawing = Drawing(width=width, height=0, title=f"{view.title}. {order}")
     drawing.write(headline, _MARGIN, _MARGIN + 8, size=15, bold=True)
     drawing.write(order, _MARGIN, _MARGIN + 30, role="muted")
     above = top - _MARGIN - 60
     for layers, intervals in view.visibilities.items():
         if layers:
-            label = _fit(layers[0].upper() + layers[1:], 12 * SANS_WIDTH, width - 2 * _MARGIN)
+            label = _cut(layers[0].upper() + layers[1:], int(inner / (12 * SANS_WIDTH)))
             drawing.write(label, _MARGIN, top - above + 2, bold=True)
             top += 20
         matrix = _Matrix(drawing, view, offsets, cell, left, top)
@@ -100,11 +102,6 @@ def draw_mask(view: ExampleView) -> Drawing:
         bottom, top = top + side + 26, top + side + above + 26
     drawing.height = _legend(drawing, view, bottom) + _MARGIN
     return drawing
-
-
-def _cell(slots: int) -> float:
-    cell = min(_LARGEST_CELL, max(_SMALLEST_CELL, _MATRIX / max(1, slots)))
-    return cell if cell < _GRID_CELL else int(cell * 2) / 2
 
 
 def _offsets(slots: list[Slot], cell: float) -> npt.NDArray[np.float64]:
@@ -134,7 +131,8 @@ class _Matrix:
 
     def fill(self, intervals: Intervals) -> None:
         """Draw the cells: the background between gaps, then the filled cells, then a grid on top."""
-        stretches = _stretches(self.offsets, self.cell)
+        parts = np.split(self.offsets, np.flatnonzero(np.diff(self.offsets) > self.cell + 1e-6) + 1)
+        stretches = [(float(part[0]), float(part[-1] + self.cell)) for part in parts if len(part)]
         for y0, y1 in stretches:
             for x0, x1 in stretches:
                 self.drawing.rectangles.append((self.left + x0, self.top + y0, x1 - x0, y1 - y0, "empty"))
@@ -208,12 +206,6 @@ class _Matrix:
                 self.drawing.write(text, self.left + middle, self.top - 10, size=10, role="muted", anchor="middle")
 
 
-def _stretches(offsets: npt.NDArray[np.float64], cell: float) -> list[tuple[float, float]]:
-    breaks = np.flatnonzero(np.diff(offsets) > cell + 1e-6) + 1
-    parts = np.split(offsets, breaks)
-    return [(float(part[0]), float(part[-1] + cell)) for part in parts if len(part)]
-
-
 def _runs(reads: npt.NDArray[np.bool_], columns: list[npt.NDArray[np.intp]]) -> Iterator[tuple[int, int]]:
     """First and last column of each consecutive run that is read, within adjacent columns of one kind."""
     for members in columns:
@@ -243,33 +235,13 @@ def _legend(drawing: Drawing, view: ExampleView, y: float) -> float:
     return y
 
 
-def _shorten(token: str) -> str:
-    return token if len(token) <= _LONGEST_TOKEN else token[: _LONGEST_TOKEN - 1] + "…"
-
-
-def _fit(text: str, character: float, width: float) -> str:
-    most = max(8, int(width / character))
+def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 _PICTURE_WINDOW = 28
 _FEW_WORDS = 8
 _SENTENCE = "A cloze test hides some words of a text and asks for them back, one after the other or several at once."
-
-_CONTEXT: Mapping[tuple[bool, bool], str] = {
-    (False, False): "C is the text",
-    (False, True): "C is the given text",
-    (True, False): "C is the text with its masked positions",
-    (True, True): "C is the text with its masked positions",
-}
-"""Meaning of C, by whether it has masked positions and whether there are other groups."""
-_ORIGINALS: Mapping[tuple[bool, bool], str] = {
-    (False, False): "O the same text without masks",
-    (False, True): "O the original tokens of what is predicted, visible to later steps",
-    (True, False): "O the text to generate, token by token: each predicts the next",
-    (True, True): "O the text to generate, token by token: each predicts the next",
-}
-"""Meaning of O, by whether its slots predict and whether they have steps."""
 
 
 def example_of_run(history: History) -> dict[str, Any]:
@@ -297,10 +269,8 @@ def example_of_run(history: History) -> dict[str, Any]:
     noisy = False
     if isinstance(part.settings, Shown) and part.settings.mask_share < 1:
         noise = [dataclasses.replace(part.settings, mask_share=share, random_share=0.0) for share in (0.0, 1.0)]
-        kept, hidden = (
-            example_of(dataclasses.replace(recipe, objective=made), token_ids, recipe.training.seed, tokenizer)
-            for made in noise
-        )
+        made = [dataclasses.replace(recipe, objective=objective) for objective in noise]
+        kept, hidden = (example_of(one, token_ids, recipe.training.seed, tokenizer) for one in made)
         noisy = not np.array_equal(kept.input_ids, hidden.input_ids)
     picture = draw_mask(view).to_svg()
     return {"groups": groups_in_words(view), "picture": picture, "caption": caption, "noisy": noisy}
@@ -313,10 +283,15 @@ def groups_in_words(view: ExampleView) -> str:
     names = [name for name, _ in view.groups]
     originals = [slot for slot in view.slots if slot.group == "O"]
     predicting = any(slot.slot in says for slot in originals)
-    stepped = any(slot.step is not None for slot in originals)
+    original = "O the same text without masks"
+    if predicting:
+        original = "O the text to generate, token by token: each predicts the next"
+    elif any(slot.step is not None for slot in originals):
+        original = "O the original tokens of what is predicted, visible to later steps"
+    given = "the given text" if len(set(names)) > 1 else "the text"
     said = {
-        "C": _CONTEXT[masked, len(set(names)) > 1],
-        "O": _ORIGINALS[predicting, stepped],
+        "C": "C is the text with its masked positions" if masked else f"C is {given}",
+        "O": original,
         "P": "P the mask that predicts its first token" if predicting else "P the pseudo masks that predict them",
         "M": "M a memory of the preceding text",
     }

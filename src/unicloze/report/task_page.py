@@ -15,7 +15,7 @@ from markupsafe import Markup
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.files import BEST, CHECKPOINTS, DEV_PREDICTIONS, LEDGER
 from unicloze.report.charts import Line, by_class, confusion, deviations, lengths, line_chart, scatter
-from unicloze.report.frame import Card, cards_of_the_process, count, head_of, heading_of, render, status_of
+from unicloze.report.frame import Card, cards_of_the_process, count, head_of, heading_of, render
 from unicloze.report.history import Event, History, headline_of, mapping, number, sequence
 
 STYLES = "s-plain", "s-par", "s-ae", "s-lm", "s-pair", "s-rtd"
@@ -31,11 +31,7 @@ def task_page(run: History, refresh: int | None = None) -> str:
     measures = ("learning_rate", "Learning rate", False), ("gradient_norm", "Gradient norm", True)
     return render(
         "report/templates/task.html",
-        name=heading_of(run.run),
-        status=status_of(run),
-        verdict=run.verdict,
         cards=_cards(run),
-        first_seed="",
         refresh=refresh,
         scores=_scores(run),
         large=_curves(run),
@@ -52,11 +48,11 @@ def _cards(run: History) -> list[Card]:
     cards: list[Card] = []
     for metric in run.metrics[:3]:
         values, errors = run.values(metric), run.errors(metric)
-        if key := headline_of(metric, values):
-            error = f"\u00b1 {run.shown(metric, key, errors[key])} standard error, " if key in errors else ""
-            cards.append((key, run.shown(metric, key, values[key]), f"{error}{count(run.best.get('records'))} records"))
-        else:
+        if not (key := headline_of(metric, values)):
             cards.append((metric, "-", "not evaluated yet"))
+            continue
+        error = f"\u00b1 {run.shown(metric, key, errors[key])} standard error, " if key in errors else ""
+        cards.append((key, run.shown(metric, key, values[key]), f"{error}{count(run.best.get('records'))} records"))
     best = "nothing evaluated yet" if run.best_step is None else f"of {run.step:,}; its checkpoint is kept"
     done = f"{run.step:,}" + (f" of {planned:,} planned" if planned not in (None, run.step) else "")
     epochs = number(mapping(run.recipe.get("finetuning")).get("epochs"))
@@ -106,18 +102,13 @@ def _curves(run: History) -> list[Panel]:
     mark = None if run.best_step is None else (float(run.best_step), "best")
     several = STYLES if len(run.trained) > 1 else (None,)
     size = chart_size(1 + len(run.metrics))
-    losses = [
-        Line(name=target, style=style, points=run.curve("loss", target), smooth=True)
-        for target, style in zip(run.trained, itertools.cycle(several), strict=False)
-    ]
+    styled = zip(run.trained, itertools.cycle(several), strict=False)
+    losses = [Line(name=name, style=style, points=run.curve("loss", name), smooth=True) for name, style in styled]
     panels = [("Training loss", line_chart(losses, title="training loss over steps", mark=mark, size=size))]
     for metric in run.metrics:  # the main value and at most three more
         values = run.values(metric)
-        keys = dict.fromkeys([headline_of(metric, values), *values])
-        lines = [
-            Line(name=key, style=style, points=run.points(metric, key))
-            for key, style in zip(keys, STYLES[:4], strict=False)
-        ]
+        keys = zip(dict.fromkeys([headline_of(metric, values), *values]), STYLES[:4], strict=False)
+        lines = [Line(name=key, style=style, points=run.points(metric, key)) for key, style in keys]
         title = f"{metric} on the development file over steps"
         panels.append((f"Development {metric}", line_chart(lines, title=title, mark=mark, size=size)))
     return panels
@@ -125,10 +116,8 @@ def _curves(run: History) -> list[Panel]:
 
 def small_charts(run: History, measures: Iterable[tuple[str, str, bool]]) -> list[Panel]:
     """A small chart of each measure over the steps, given by its key, its title and whether to smooth it."""
-    return [
-        (title, line_chart([Line(name="", points=run.curve(key), smooth=smooth)], title=title, size=SMALL))
-        for key, title, smooth in measures
-    ]
+    lines = [(title, Line(name="", points=run.curve(key), smooth=smooth)) for key, title, smooth in measures]
+    return [(title, line_chart([line], title=title, size=SMALL)) for title, line in lines]
 
 
 def chart_size(charts: int) -> tuple[float, float]:
@@ -154,11 +143,8 @@ def answer_panels(runs: Sequence[History]) -> list[Panel]:
             sides = [[tag for tags in side for tag in sequence(tags)] for side in sides]
         labels = [str(label) for label in sequence(task.get("labels"))]
         predicted, references = ([str(one) for one in side] for side in sides)
-        title = f"Counts, shaded by the share of each row{several}"
-        return [
-            (title, confusion(predicted, references, labels)),
-            ("By class", by_class(predicted, references, labels)),
-        ]
+        counts, classes = (chart(predicted, references, labels) for chart in (confusion, by_class))
+        return [(f"Counts, shaded by the share of each row{several}", counts), ("By class", classes)]
     said_words, gold_words = ([len(_text(one).split()) for one in side] for side in sides)
     return [(f"Lengths in words{several}", lengths(said_words, gold_words))]
 
@@ -210,19 +196,15 @@ def seeds_page(folder: Path, runs: Sequence[History], links: Sequence[str], refr
     first = runs[0]
     return render(
         "report/templates/task.html",
-        name=heading_of(folder),
-        status=f"{len(runs)} seeds",
         cards=_seed_cards(runs),
         first_seed=first.run.name,
         refresh=refresh,
         scores=_seed_scores(runs, links),
         large=_seed_curves(runs),
-        small=[],
         more_seeds=len(STYLES) if len(runs) > len(STYLES) else 0,
         answers=answer_panels(runs),
         samples=[_sample(sample) for sample in first.answered_records],
-        lines=[],
-        **head_of(first),
+        **{**head_of(first), "name": heading_of(folder), "status": f"{len(runs)} seeds", "verdict": ""},
     )
 
 

@@ -83,15 +83,10 @@ def reference_page(openapi: Mapping[str, Any]) -> str:
         for method, operation in operations.items():
             request, answer = resolved(operation.get("requestBody", {})), resolved(operation["responses"]["200"])
             fields = request.get("properties", {}).items()
-            endpoints.append(
-                {
-                    "name": f"{method.upper()} {path}",
-                    "path": path,
-                    "summary": operation.get("summary", ""),
-                    "tables": [("Request", _fields(request, defaults=True)), ("Answer", _fields(answer))],
-                    "example": {name: field["examples"][0] for name, field in fields if field.get("examples")},
-                }
-            )
+            endpoint = {"name": f"{method.upper()} {path}", "path": path, "summary": operation.get("summary", "")}
+            tables = [("Request", _fields(request, defaults=True)), ("Answer", _fields(answer))]
+            example = {name: field["examples"][0] for name, field in fields if field.get("examples")}
+            endpoints.append({**endpoint, "tables": tables, "example": example})
     return render("serving/page/endpoints.html", endpoints=endpoints)
 
 

@@ -105,9 +105,8 @@ class Batcher:
             if self._stopping:
                 raise Refused(503, "The server is stopping: send the request to another one.")
             if len(self._jobs) >= self._most:
-                raise Refused(
-                    429, f"{self._most} requests are waiting already: send this one again later.", {"Retry-After": "1"}
-                )
+                said = f"{self._most} requests are waiting already: send this one again later."
+                raise Refused(429, said, {"Retry-After": "1"})
             self._jobs.append(job)
             self._changed.notify()
         try:

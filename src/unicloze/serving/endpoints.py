@@ -31,10 +31,16 @@ from unicloze.version import __version__
 Texts = str | list[str]
 
 
-class Request(BaseModel):
+class Known(BaseModel):
     """A request; unknown fields are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
+
+
+class Request(Known):
+    """A request whose values are not converted."""
+
+    model_config = ConfigDict(strict=True)
 
 
 class FillRequest(Request):
@@ -233,36 +239,26 @@ def event(content: Any) -> str:
 
 def own_router(model: ServedModel) -> APIRouter:
     """The endpoints of a model."""
-    router = APIRouter(responses=ERRORS)
+    router = APIRouter(responses=ERRORS, tags=["unicloze"])
 
-    @router.get("/health", summary="State of the server, and what its model can do", tags=["unicloze"])
+    @router.get("/health", summary="State of the server, and what its model can do")
     async def health() -> Health:
         return Health(
-            status="ok",
-            version=__version__,
-            model=model.name,
-            task=model.task,
-            abilities=list(model.abilities),
-            offers=list(model.offers),
-            reads=list(model.reads),
-            example=model.example,
-            longest_text=model.longest,
-            vectors=model.vectors.precision,
-            waiting=model.batcher.waiting,
-        )
+            status="ok", version=__version__, model=model.name, task=model.task, abilities=list(model.abilities),
+            offers=list(model.offers), reads=list(model.reads), example=model.example, longest_text=model.longest,
+            vectors=model.vectors.precision, waiting=model.batcher.waiting,
+        )  # fmt: skip
 
-    @router.post("/fill", summary="Fill the masks of a text", tags=["unicloze"], response_model=FillAnswer)
+    @router.post("/fill", summary="Fill the masks of a text", response_model=FillAnswer)
     async def fill(request: FillRequest) -> Response:
-        ((result, picture),) = await model.fill(
-            [request.text], top_k=request.top_k, order=request.order, picture=request.picture
-        )
+        ((result, picture),) = await model.fill([request.text], **request.model_dump(exclude={"text"}))
         return as_json({**result.to_dict(), "picture": picture})
 
-    @router.post("/score", summary="Log-likelihoods of texts", tags=["unicloze"], response_model=ScoreAnswer)
+    @router.post("/score", summary="Log-likelihoods of texts", response_model=ScoreAnswer)
     async def score(request: ScoreRequest) -> Response:
         return as_json({"scores": [one.to_dict() for one in await model.score(as_list(request.text))]})
 
-    @router.post("/generate", summary="Generate a text", tags=["unicloze"], response_model=GenerateAnswer)
+    @router.post("/generate", summary="Generate a text", response_model=GenerateAnswer)
     async def generate(request: GenerateRequest) -> Response:
         decoding = request.decoding()
         if request.stream:
@@ -271,22 +267,17 @@ def own_router(model: ServedModel) -> APIRouter:
         (texts,) = await model.write([request.text], decoding, truncate=request.truncate)
         return as_json({"texts": [Generated.model_validate(one) for one in texts]})
 
-    @router.post("/predict", summary="Predict with a fine-tuned model", tags=["unicloze"], response_model=PredictAnswer)
+    @router.post("/predict", summary="Predict with a fine-tuned model", response_model=PredictAnswer)
     async def predict(request: PredictRequest) -> Response:
         (prediction,) = await model.predict([request.text])
         return as_json(prediction)
 
     @router.post(
-        "/embed",
-        summary="Vectors of texts, as Text Embeddings Inference answers",
-        tags=["unicloze"],
-        response_model=list[list[float]],
+        "/embed", summary="Vectors of texts, as by Text Embeddings Inference", response_model=list[list[float]]
     )
     async def embed(request: EmbedRequest) -> Response:
-        vectors = await model.embed(
-            as_list(request.inputs), normalize=request.normalize, truncate=request.truncate, pooling=request.pooling
-        )
-        return as_json(as_numbers(vectors))
+        given = request.model_dump(exclude={"inputs", "truncation_direction"})
+        return as_json(as_numbers(await model.embed(as_list(request.inputs), **given)))
 
     return router
 
@@ -309,10 +300,8 @@ TOKENS = "input holds token ids, which belong to another model's vocabulary: sen
 # sends for everything but vectors, and otherwise turns the input into vectors.
 
 
-class OpenAIRequest(BaseModel):
-    """A request; unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid")
+class OpenAIRequest(Known):
+    """A request for a model."""
 
     model: str = Field(description="Name of the model, as /v1/models lists it.")
     user: str | None = Field(None, description="Not used.")
@@ -381,30 +370,21 @@ def openai_router(model: ServedModel) -> APIRouter:
             raise Refused(422, TOKENS)
         vectors = (await model.embed(words, normalize=True)).astype("<f4")
         tokens = model.count_tokens(words)
-        coded: list[Any] = (
-            as_numbers(vectors)
-            if request.encoding_format == "float"
-            else [base64.b64encode(np.ascontiguousarray(vector).tobytes()).decode() for vector in vectors]
-        )
-        return as_json(
-            {
-                "object": "list",
-                "model": model.name,
-                "data": [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(coded)],
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            }
-        )
+        coded: list[Any]
+        if request.encoding_format == "float":
+            coded = as_numbers(vectors)
+        else:
+            coded = [base64.b64encode(np.ascontiguousarray(vector).tobytes()).decode() for vector in vectors]
+        data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(coded)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return as_json({"object": "list", "model": model.name, "data": data, "usage": usage})
 
     @router.post("/completions", summary="Continuations of prompts, or texts for sources")
     async def completions(request: CompletionsRequest) -> Response:
         check_name(request.model)
         prompts, stops = as_list(request.prompt), request.stops()
-        head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model.name,
-        }
+        own = {"id": f"cmpl-{uuid.uuid4().hex}", "created": int(time.time())}
+        head: dict[str, Any] = {**own, "object": "text_completion", "model": model.name}
         if request.stream:
             if len(prompts) != 1:
                 raise Refused(422, "Only one prompt can be streamed: send one, or do not stream.")
@@ -427,10 +407,14 @@ def _choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
 
 def _cut(candidate: Candidate, stops: Sequence[str]) -> tuple[str, str]:
     """A text up to the first stop text, and why it ends."""
-    ends = [end for stop in stops if (end := candidate.text.find(stop)) >= 0]
-    if ends:
-        return candidate.text[: min(ends)], "stop"
+    if (end := _stop_in(candidate.text, stops)) is not None:
+        return candidate.text[:end], "stop"
     return candidate.text, "stop" if candidate.ended else "length"
+
+
+def _stop_in(text: str, stops: Sequence[str]) -> int | None:
+    """Where the first stop text begins."""
+    return min((end for stop in stops if (end := text.find(stop)) >= 0), default=None)
 
 
 async def _completion_events(
@@ -447,9 +431,8 @@ async def _completion_events(
                 end = len(text)
             else:
                 text += piece
-                ends = [end for stop in stops if (end := text.find(stop)) >= 0]
-                reason = "stop" if ends else None
-                end = min(ends) if ends else len(text) - held
+                found = _stop_in(text, stops)
+                reason, end = (None, len(text) - held) if found is None else ("stop", found)
             if end > sent or reason:
                 yield event({**head, "choices": [_choice(0, text[sent : max(end, sent)], reason)]})
                 sent = max(end, sent)
@@ -460,21 +443,15 @@ async def _completion_events(
     yield "data: [DONE]\n\n"
 
 
-class Parameters(BaseModel):
+class Parameters(Known):
     """Parameters of a request; unknown ones are refused."""
 
-    model_config = ConfigDict(extra="forbid")
-
     top_k: int | None = Field(None, ge=1, le=MOST_CANDIDATES, description="Candidates per mask, or classes.")
-    max_new_tokens: int | None = Field(
-        None, ge=1, le=LONGEST_OUTPUT, description="Maximum number of tokens to generate."
-    )
+    max_new_tokens: int | None = Field(None, ge=1, le=LONGEST_OUTPUT, description="Maximum number of tokens.")
 
 
-class InferenceRequest(BaseModel):
+class InferenceRequest(Known):
     """A request of `InferenceClient`; unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
     inputs: Texts = Field(description="A text, or a list of texts.")
     parameters: Parameters | None = Field(None, description="Given for everything but vectors.")
@@ -489,16 +466,12 @@ def hugging_face_router(model: ServedModel) -> APIRouter:
     @router.post("/", summary="What the model does with a text, in the form of Hugging Face's inference client")
     async def infer(request: InferenceRequest) -> Response:
         texts, given = as_list(request.inputs), request.parameters or Parameters(top_k=None, max_new_tokens=None)
-        alone = isinstance(request.inputs, str)
         if "predict" in model.abilities:
             predictions = await model.predict(texts)
             if not request.truncate and any("truncated" in one for one in predictions):
-                raise Refused(
-                    400,
-                    f"A text is longer than the rows of {model.model.recipe.task.max_length} tokens that the model reads: "
-                    "shorten it, or set truncate.",
-                    code="context_length_exceeded",
-                )
+                longest = f"the rows of {model.model.recipe.task.max_length} tokens that the model reads"
+                said = f"A text is longer than {longest}: shorten it, or set truncate."
+                raise Refused(400, said, code="context_length_exceeded")
             return as_json([_classes(one, given.top_k) for one in predictions])
         masks = model.model.tokenizer.masks
         has_mask = "fill" in model.abilities and any(mask in text for text in texts for mask in masks)
@@ -509,7 +482,8 @@ def hugging_face_router(model: ServedModel) -> APIRouter:
             names = ["generated_text"] + ["summary_text", "translation_text"] * (model.task == "generation")
             return as_json([dict.fromkeys(names, candidates[0].text) for candidates in written])
         if has_mask:
-            return as_json(await _filled(model, texts, given.top_k or 5, alone=alone))
+            filled = await _filled(model, texts, given.top_k or 5)
+            return as_json(filled[0] if isinstance(request.inputs, str) else filled)
         if request.parameters is not None:
             raise Refused(422, f"The text has no mask: put {masks[0]} in place of a word.")
         return as_json(as_numbers(await model.embed(texts, normalize=request.normalize, truncate=request.truncate)))
@@ -526,26 +500,20 @@ def _classes(prediction: Prediction, top_k: int | None) -> Any:
     return [{"label": label, "score": share} for label, share in classes[:top_k]]
 
 
-async def _filled(model: ServedModel, texts: list[str], top_k: int, *, alone: bool) -> list[Any]:
-    """Candidates of each mask: a list per text unless it is alone, and one per mask if a text has several."""
+async def _filled(model: ServedModel, texts: list[str], top_k: int) -> list[Any]:
+    """Candidates of each mask of each text: a list, or one per mask if the text has several."""
     answers: list[Any] = []
     for result, _ in await model.fill(texts, top_k=top_k):
         lists = []
         for mask in result.masks:
             before, after = result.text[: mask.start], result.text[mask.end :]
-            lists.append(
-                [
-                    {
-                        "score": share,
-                        "token": model.model.tokenizer.token_id(token) or 0,
-                        "token_str": word,
-                        "sequence": _joined(before, word) + after,
-                    }
-                    for word, (token, share) in zip(mask.readable, mask.top, strict=True)
-                ]
-            )
+            guesses = []
+            for word, (token, share) in zip(mask.readable, mask.top, strict=True):
+                number, whole = model.model.tokenizer.token_id(token) or 0, _joined(before, word) + after
+                guesses.append({"score": share, "token": number, "token_str": word, "sequence": whole})
+            lists.append(guesses)
         answers.append(lists[0] if len(lists) == 1 else lists)
-    return list(answers[0]) if alone else answers
+    return answers
 
 
 def _joined(before: str, word: str) -> str:

@@ -15,18 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.decoding import inputs
 from unicloze.decoding.embed import embed
 from unicloze.decoding.generate import Candidate, Continuation, Part, Spelling, candidate_of, stream_text
 from unicloze.decoding.infill import FillResult, ToFill, fill_together, filled_row, ready_to_fill
-from unicloze.decoding.inputs import (
-    find_generation_format,
-    generation_format_of,
-    longest_text,
-    objective_of,
-    part_with,
-    place_of,
-    writes_briefly,
-)
 from unicloze.decoding.likelihood import TextScore, defines, score
 from unicloze.decoding.steppers import generates, positions_of
 from unicloze.errors import UniclozeError, UsageError
@@ -86,20 +78,16 @@ def choose_for_vectors(model: LoadedModel) -> VectorPrecision:
         exact, close = embed(model, texts), embed(half, texts)  # also warms up
     except UniclozeError:  # a model that gives no vectors says why when it is asked for them
         return VectorPrecision(model=model)
-    seconds = {id(one): [_seconds(one, texts)] for one in (model, half)}
-    for _ in range(_ROUNDS - 1):
-        for one in (model, half):
-            seconds[id(one)].append(_seconds(one, texts))
-    speed_up, cosine = min(seconds[id(model)]) / min(seconds[id(half)]), float(_cosines(exact, close).min())
+    slow, fast = map(min, zip(*([_seconds(one, texts) for one in (model, half)] for _ in range(_ROUNDS)), strict=True))
+    left, right = (each.astype(np.float64) / np.linalg.norm(each, axis=1, keepdims=True) for each in (exact, close))
+    speed_up, cosine = slow / fast, float((left * right).sum(axis=1).min())
     good = speed_up >= LEAST_SPEED_UP and cosine >= LEAST_COSINE
     return VectorPrecision(model=half if good else model, speed_up=speed_up, cosine=cosine)
 
 
 def _random_texts(model: LoadedModel) -> list[str]:
-    draw = np.random.default_rng(0)
-    ids = draw.choice(model.tokenizer.vocabulary.ordinary, size=(_TEXTS, _TOKENS))
-    texts = [model.tokenizer.decode(row) for row in ids.tolist()]
-    return [text if text.strip() else "a" for text in texts]
+    ids = np.random.default_rng(0).choice(model.tokenizer.vocabulary.ordinary, size=(_TEXTS, _TOKENS))
+    return [text if text.strip() else "a" for text in map(model.tokenizer.decode, ids.tolist())]
 
 
 def _seconds(model: LoadedModel, texts: list[str]) -> float:
@@ -108,12 +96,6 @@ def _seconds(model: LoadedModel, texts: list[str]) -> float:
     begin = clock()
     embed(model, texts)
     return clock() - begin
-
-
-def _cosines(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    both = [each.astype(np.float64) / np.linalg.norm(each, axis=1, keepdims=True) for each in (left, right)]
-    cosines: npt.NDArray[np.float64] = (both[0] * both[1]).sum(axis=1)
-    return cosines
 
 
 VECTORS_AT_ONCE = 64
@@ -169,21 +151,21 @@ class ServedModel:
     def __init__(self, model: LoadedModel, vectors: LoadedModel | None = None, limits: Limits | None = None) -> None:
         self.model, self.vectors, self.limits = model, vectors or model, limits or Limits()
         self.batcher = Batcher(self.limits.waiting)
-        place = Path(place_of(model))
+        place = Path(inputs.place_of(model))
         packages = {folder: name for name, folder in installed_models().items()}
         self.name = packages.get(place) or place.name or "model"
         _, self.example = example_texts(place)
         self.task = model.recipe.task.kind
         self.abilities = tuple(_abilities(model))
         beaten = None if self.task else is_beaten(verdict_of(place))
-        brief = writes_briefly(model) if beaten is None else beaten
+        brief = inputs.writes_briefly(model) if beaten is None else beaten
         self.offers = tuple(one for one in self.abilities if one != "generate" or not brief)
         self.reads = _reads(model) or ()
 
     @property
     def longest(self) -> int:
         """Tokens of text it reads at once."""
-        return longest_text(self.model)
+        return inputs.longest_text(self.model)
 
     def need(self, ability: str) -> None:
         """Refuse what the model cannot do."""
@@ -227,12 +209,7 @@ class ServedModel:
         return await self.batcher.ask("score", texts, partial(score, self.model))
 
     async def fill(
-        self,
-        texts: Sequence[str],
-        *,
-        top_k: int = 5,
-        order: Order | Sequence[int] | None = None,
-        picture: bool = False,
+        self, texts: Sequence[str], *, top_k: int = 5, order: Order | Sequence[int] | None = None, picture: bool = False
     ) -> list[tuple[FillResult, MaskPicture | None]]:
         """Fill the masks of some texts; texts of all waiting requests are filled together, each in its own order.
 
@@ -267,9 +244,8 @@ class ServedModel:
             return None
         names = {None: "all masks at once", "confidence": "the most certain mask next", "span": "one span per step"}
         order = "in the given order" if isinstance(result.order, list) else names.get(result.order, str(result.order))
-        view = ExampleView.of(
-            filled_row(self.model, result), self.model.tokenizer, title=f"Filled {order.replace('-', ' ')}"
-        )
+        title = f"Filled {order.replace('-', ' ')}"
+        view = ExampleView.of(filled_row(self.model, result), self.model.tokenizer, title=title)
         drawing = draw_mask(view)
         return MaskPicture(svg=str(drawing.to_svg()), title=drawing.title, caption=groups_in_words(view))
 
@@ -283,10 +259,8 @@ class ServedModel:
 
     def _predict(self, records: Sequence[Record]) -> list[Prediction]:
         numbered = [dataclasses.replace(record, id=str(number)) for number, record in enumerate(records)]
-        return [
-            {key: value for key, value in prediction.items() if key != "id"}
-            for prediction in predict_given(self.model, numbered)
-        ]
+        predictions = predict_given(self.model, numbered)
+        return [{key: value for key, value in one.items() if key != "id"} for one in predictions]
 
     async def write(
         self, sources: Sequence[Source], decoding: Mapping[str, Any], *, truncate: bool = False
@@ -322,12 +296,10 @@ class ServedModel:
         for parts in () if truncate else [_parts([source]) for source in sources]:
             count = self.count_tokens(parts) + len(parts) - 1
             if count > room:
-                raise Refused(
-                    400,
-                    f"The model reads and writes {room + longest} tokens at most, but the text has {count} and up to "
-                    f"{longest} are to be written: shorten the text, or ask for fewer tokens.",
-                    code="context_length_exceeded",
-                )
+                most = f"The model reads and writes {room + longest} tokens at most"
+                has = f"but the text has {count} and up to {longest} are to be written"
+                cure = "shorten the text, or ask for fewer tokens."
+                raise Refused(400, f"{most}, {has}: {cure}", code="context_length_exceeded")
         return model
 
 
@@ -373,7 +345,7 @@ def _spelling(model: LoadedModel, record: Record) -> Spelling:
 
 def room_for_source(model: LoadedModel) -> int:
     """Tokens of a source, separators of its parts included, that a model returned by `ServedModel.writer` reads."""
-    layout = generation_format_of(model.recipe, model.tokenizer.vocabulary)
+    layout = inputs.generation_format_of(model.recipe, model.tokenizer.vocabulary)
     room = layout.room(positions_of(model.model), model.recipe.decoding.max_length) - len(layout.row([]))
     if model.recipe.task.kind:
         room = min(room, generation.room(model.recipe)[0] - generation.SOURCE_SPECIALS)
@@ -381,15 +353,16 @@ def room_for_source(model: LoadedModel) -> int:
 
 
 def _abilities(model: LoadedModel) -> Iterator[str]:
-    recipe, objective = model.recipe, objective_of(model.recipe)
+    recipe, objective = model.recipe, inputs.objective_of(model.recipe)
     own_tokens = hasattr(model.model, "token_head") and not recipe.task.kind
-    if own_tokens and (part_with(objective, "cloze") or part_with(objective, "stepwise")):
+    stepwise = inputs.part_with(objective, "stepwise")
+    if own_tokens and (inputs.part_with(objective, "cloze") or stepwise):
         yield "fill"
-    if own_tokens and part_with(objective, "stepwise"):
+    if own_tokens and stepwise:
         yield "orders"
     if own_tokens and (defines(objective, "chain") or defines(objective, "pseudo")):
         yield "score"
-    writes = find_generation_format(recipe, model.tokenizer.vocabulary) is not None and generates(recipe.model)
+    writes = inputs.find_generation_format(recipe, model.tokenizer.vocabulary) is not None and generates(recipe.model)
     if writes and (own_tokens or recipe.task.kind == "generation") and _reads(model) is not None:
         yield "generate"
     yield "embed"

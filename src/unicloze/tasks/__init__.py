@@ -46,12 +46,8 @@ def task_heads(recipe: Recipe) -> Mapping[str, HeadSettings]:
     """Task heads of a recipe's model, those of its views included; none in pre-training."""
     heads = TASKS[recipe.task.kind].heads(recipe.task) if recipe.task.kind else {}
     if recipe.finetuning.unlabelled:
-        views = {
-            of_view(name, view): dataclasses.replace(head, view=view)
-            for name, head in heads.items()
-            for view in recipe.finetuning.views
-        }
-        return {**heads, **views}
+        pairs = [(name, view) for name in heads for view in recipe.finetuning.views]
+        return {**heads, **{of_view(*pair): dataclasses.replace(heads[pair[0]], view=pair[1]) for pair in pairs}}
     if recipe.use.visibility != "both_directions":
         return heads
     return {name: dataclasses.replace(head, directions=2) for name, head in heads.items()}

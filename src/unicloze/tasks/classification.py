@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from unicloze.errors import UniclozeError, option_of
 from unicloze.mixtures import parts
 from unicloze.objectives.seq2seq import SourceTarget, start_ids
 from unicloze.records.published import GAP
-from unicloze.records.record import Record
+from unicloze.records.record import Record, evenly, number_of
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.rows import (
     Row,
@@ -100,12 +101,8 @@ class _OfTexts(RowTask):
         pairs, labelled = (any(record.get(task, role) is not None for record in records) for role in ("pair", "label"))
         roles = ("text", "pair") if pairs else ("text",)
         texts = [tokenizer.encode_batch([record.text(task, role) for record in records]) for role in roles]
-        written, pooling, apart = (
-            task_format(recipe, tokenizer.vocabulary),
-            pooling_of(recipe),
-            task.head == "biattentive",
-        )
-        rows = []
+        written, pooling, rows = task_format(recipe, tokenizer.vocabulary), pooling_of(recipe), []
+        apart = task.head == "biattentive"
         for number, (record, *whole) in enumerate(zip(records, *texts, strict=True)):
             shown = written.fit(whole, spare=apart * (len(whole) - 1))
             orders: Sequence[Sequence[Int32s]] = [(text,) for text in shown] if apart else [shown]
@@ -129,6 +126,19 @@ class _OfTexts(RowTask):
         """What a record's row learns."""
         return self.reference(record, settings)
 
+    def rival(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline | None:
+        """What logistic or ridge regression predicts from TF-IDF; None if the training records have a single class."""
+        seen, linear = evenly(train, MOST_RECORDS), importlib.import_module("sklearn.linear_model")
+        answers, of_classes = [self.reference(record, recipe.task) for record in seen], recipe.task.kind != "regression"
+        if of_classes and len(set(answers)) < 2:
+            return None
+        features, wanted = _word_features(seen, records, recipe)
+        model = linear.LogisticRegression(C=10.0, max_iter=1000) if of_classes else linear.Ridge()
+        said = model.fit(features, answers).predict(wanted).tolist()
+        less = f" on {len(seen):,} of the records" if len(seen) < len(train) else ""
+        kind = "logistic" if of_classes else "ridge"
+        return Baseline(f"{kind} regression on TF-IDF of words and characters{less}", said)
+
 
 class Classification(_OfTexts):
     """Predicts one of several classes."""
@@ -140,9 +150,8 @@ class Classification(_OfTexts):
             return labelled
         answers = [label_of(record, labelled) for record in records]
         if labelled.labels is None and len(set(answers)) < 2:
-            raise UniclozeError(
-                f"{records[0].place}: all records have the label '{answers[0]}'; give records of at least two classes"
-            )
+            alike = f"all records have the label '{answers[0]}'"
+            raise UniclozeError(f"{records[0].place}: {alike}; give records of at least two classes")
         return labelled.with_classes(answers)
 
     def answer(self, record: Record, settings: Any) -> int:
@@ -152,10 +161,8 @@ class Classification(_OfTexts):
     def predict(self, record: Record, rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe) -> Prediction:
         """The most likely class, with the probabilities of all classes."""
         labels, scores = task_of(recipe, Labelled).labels or [], outputs[0]["label"][0]
-        return {
-            "prediction": labels[int(scores.argmax())],
-            "probabilities": dict(zip(labels, _probabilities(scores), strict=True)),
-        }
+        shares = dict(zip(labels, _probabilities(scores), strict=True))
+        return {"prediction": labels[int(scores.argmax())], "probabilities": shares}
 
     def reference(self, record: Record, settings: Any) -> str:
         """The class of a record."""
@@ -164,15 +171,6 @@ class Classification(_OfTexts):
     def baseline(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
         """The most common class of the training records."""
         return Baseline.always(Counter(label_of(record, recipe.task) for record in train), len(records))
-
-    def rival(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline | None:
-        """The classes that logistic regression predicts from TF-IDF; None if the training records have a single class."""
-        seen = _some(train)
-        labels = [label_of(record, recipe.task) for record in seen]
-        if len(set(labels)) < 2:
-            return None
-        model = importlib.import_module("sklearn.linear_model").LogisticRegression(C=10.0, max_iter=1000)
-        return _linear_model("logistic regression", model, labels, (train, seen, records), recipe)
 
 
 class Regression(_OfTexts):
@@ -185,11 +183,8 @@ class Regression(_OfTexts):
     def reference(self, record: Record, settings: Any) -> float:
         """The quantity that labels a record."""
         value = record.get(settings, "label")
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = np.nan
-        if isinstance(value, bool) or not abs(number) <= LARGEST:
+        number = number_of(value)
+        if number is None or abs(number) > LARGEST:
             raise UniclozeError(f"{record.place}: the label {value!r:.40} is not a number that a regression can learn")
         return number
 
@@ -197,12 +192,6 @@ class Regression(_OfTexts):
         """The mean quantity of the training records."""
         value = statistics.fmean(self.reference(record, recipe.task) for record in train)
         return Baseline(f"always answering the mean, {value:.4g}", [value] * len(records))
-
-    def rival(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
-        """The quantities that ridge regression predicts from TF-IDF."""
-        seen, model = _some(train), importlib.import_module("sklearn.linear_model").Ridge()
-        labels = [self.reference(record, recipe.task) for record in seen]
-        return _linear_model("ridge regression", model, labels, (train, seen, records), recipe)
 
 
 class Choice(RowTask):
@@ -223,12 +212,9 @@ class Choice(RowTask):
             whole = [[next(tokens) for _ in choice] for choice in choices]
             shown = [written.fit(choice) for choice in whole]
             pieces = [written.row(choice) for choice in shown]
-            starts = np.cumsum([0, *(len(ids) for ids, _ in pieces)])
-            slots = [
-                int(start) + slot
-                for start, (ids, _) in zip(starts, pieces, strict=False)
-                for slot in pooled_slots(len(ids), pooling)
-            ]
+            starts = itertools.accumulate((len(ids) for ids, _ in pieces), initial=0)
+            pooled = [(start, pooled_slots(len(ids), pooling)) for start, (ids, _) in zip(starts, pieces, strict=False)]
+            slots = [start + slot for start, inner in pooled for slot in inner]
             target = RowTarget(slots=[slots], labels=[self.reference(record, task)] if labelled else None)
             rows.append(packed_row(number, pieces, cut=sum(map(_size, shown)) < sum(map(_size, whole)), choice=target))
         cut_note(sum(row.cut for row in rows), len(records), task.max_length)
@@ -265,29 +251,22 @@ def label_of(record: Record, settings: TaskSettings) -> str:
     """The label of a record as text, without surrounding white space."""
     value, labels = record.get(settings, "label"), settings.labels if isinstance(settings, Labelled) else None
     if isinstance(value, float):
-        raise UniclozeError(
-            f"{record.place}: the label {value} is a quantity, not a class: give classes as text or whole numbers, or use "
-            "--task regression"
-        )
+        cure = "give classes as text or whole numbers, or use --task regression"
+        raise UniclozeError(f"{record.place}: the label {value} is a quantity, not a class: {cure}")
     label = str(value) if isinstance(value, int) else record.text(settings, "label").strip()
     if labels is None and not label:
         raise UniclozeError(f"{record.place}: the label is empty: fill it in, or leave the record out")
     if labels is not None and label not in labels:
-        raise UniclozeError(
-            f"{record.place}: the label '{label}' is not a label of the task ({', '.join(labels)}): correct the record, or "
-            f"fine-tune with {option_of('task.labels')} listing all labels"
-        )
+        cure = f"correct the record, or fine-tune with {option_of('task.labels')} listing all labels"
+        known = f"a label of the task ({', '.join(labels)})"
+        raise UniclozeError(f"{record.place}: the label '{label}' is not {known}: {cure}")
     return label
 
 
 def alternating(lengths: Sequence[int]) -> list[int]:
     """The slots of some sequences that follow one another: the first of each, the second of each, -1 where one has ended."""
-    starts = [sum(lengths[:number]) for number in range(len(lengths))]
-    return [
-        start + slot if slot < length else -1
-        for slot in range(max(lengths))
-        for start, length in zip(starts, lengths, strict=True)
-    ]
+    spans = [(sum(lengths[:number]), length) for number, length in enumerate(lengths)]
+    return [start + slot if slot < length else -1 for slot in range(max(lengths)) for start, length in spans]
 
 
 def start_of_decoder(recipe: Recipe, vocabulary: Vocabulary) -> int:
@@ -332,32 +311,12 @@ LONGEST_TEXT = 4_000
 """Characters of a text that a linear model reads."""
 
 
-def _some(train: Sequence[Record]) -> Sequence[Record]:
-    """At most `MOST_RECORDS` records, evenly spaced."""
-    count = min(len(train), MOST_RECORDS)
-    return [train[number * len(train) // count] for number in range(count)]
-
-
-def _linear_model(
-    name: str, model: Any, labels: Sequence[Any], records: Sequence[Sequence[Record]], recipe: Recipe
-) -> Baseline:
-    """What a linear model predicts from TF-IDF; `records` are all training ones, those to fit, and those to predict."""
-    train, seen, asked = records
-    features, wanted = _word_features(seen, asked, recipe)
-    less = f" on {len(seen):,} of the records" if len(seen) < len(train) else ""
-    answers = model.fit(features, labels).predict(wanted).tolist()
-    return Baseline(f"{name} on TF-IDF of words and characters{less}", answers)
-
-
 def _word_features(train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> tuple[Any, Any]:
     """TF-IDF of word 1- and 2-grams and of character 2- to 4-grams; of pairs also their product and cosine."""
     text, sparse = importlib.import_module("sklearn.feature_extraction.text"), importlib.import_module("scipy.sparse")
     roles = [role for role in ("text", "pair") if train[0].get(recipe.task, role) is not None]
-    texts = [
-        [[record.text(recipe.task, role)[:LONGEST_TEXT] for record in each] for role in roles]
-        for each in (train, records)
-    ]
-    sides: tuple[list[Any], list[Any]] = [], []
+    both, sides = (train, records), (list[Any](), list[Any]())
+    texts = [[[one.text(recipe.task, role)[:LONGEST_TEXT] for one in each] for role in roles] for each in both]
     for analyzer, pattern, sizes in (("word", r"(?u)\b\w+\b|[^\w\s]", (1, 2)), ("char_wb", None, (2, 4))):
         counts = text.TfidfVectorizer(
             analyzer=analyzer, token_pattern=pattern, ngram_range=sizes, sublinear_tf=True, max_features=MOST_FEATURES
@@ -372,7 +331,7 @@ def _word_features(train: Sequence[Record], records: Sequence[Record], recipe: R
                 product = features[0].multiply(features[1])
                 features += [product, product.sum(axis=1)]
             side += features
-    empty = [sparse.csr_matrix((len(each), 1)) for each in (train, records)]
+    empty = [sparse.csr_matrix((len(each), 1)) for each in both]
     seen, asked = (sparse.hstack([*side, none]).tocsr() for side, none in zip(sides, empty, strict=True))
     return seen, asked
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from unicloze.characters import IDEOGRAPH
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.records.record import OPTION, Record, spelled
+from unicloze.records.record import OPTION, Record, number_of, spelled
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.task import Task
@@ -38,11 +37,8 @@ def with_columns(settings: TaskSettings, records: Sequence[Record]) -> TaskSetti
     """
     if settings.kind not in GUESSED:
         return settings
-    missing = [
-        role
-        for role in ("text", "label")
-        if role not in settings.fields and all(record.get(settings, role) is None for record in records)
-    ]
+    unnamed = [role for role in ("text", "label") if role not in settings.fields]
+    missing = [role for role in unnamed if all(record.get(settings, role) is None for record in records)]
     if not missing:
         return settings
     taken = {settings.fields.get(role, role) for role in ("text", "pair", "label", "id") if role not in missing}
@@ -84,10 +80,8 @@ def _texts(columns: Columns, first: Record, *, alone: bool) -> dict[str, str]:
         which = f"name it with {spelled(OPTION, 'fields', f'{{text: {texts[0]}}}')}"
         both = f"'{{text: {texts[0]}, pair: {texts[1]}}}'"
         raise UniclozeError(f"{first.place}: the text may be {shown}: {which}, or as {both} if they are a pair")
-    if not texts and alone:
-        texts = [
-            name for name, values in columns.items() if len(columns) == 1 and all(isinstance(v, str) for v in values)
-        ]
+    if not texts and alone and len(columns) == 1:
+        texts = [name for name, values in columns.items() if all(isinstance(value, str) for value in values)]
     return {"text": texts[0]} if texts else {}
 
 
@@ -96,10 +90,8 @@ def _refuse_headless(label: str, values: Sequence[Any], first: Record) -> None:
     if first.headed and (label in values or _is_quantity([label])):
         shown = ", ".join(f"'{name}'" for name in first.fields)
         file = first.place.rpartition(", line ")[0]
-        raise UniclozeError(
-            f"{file}, line 1: this is a record and not a header ({shown}): put a line with the names of the columns above "
-            "it, such as text and label"
-        )
+        cure = "put a line with the names of the columns above it, such as text and label"
+        raise UniclozeError(f"{file}, line 1: this is a record and not a header ({shown}): {cure}")
 
 
 def _only(names: Sequence[str]) -> str | None:
@@ -126,17 +118,12 @@ def _is_wordy(values: Sequence[Any]) -> bool:
 
 
 def _is_class(values: Sequence[Any]) -> bool:
-    known = {str(value) for value in values if isinstance(value, str | int)}
-    return all(isinstance(value, str | int) for value in values) and 2 <= len(known) <= min(
-        MOST_CLASSES, len(values) / 2
-    )
+    most = min(MOST_CLASSES, len(values) / 2)
+    return all(isinstance(value, str | int) for value in values) and 2 <= len({*map(str, values)}) <= most
 
 
 def _is_quantity(values: Sequence[Any]) -> bool:
-    try:
-        return all(math.isfinite(float(value)) for value in values)
-    except (TypeError, ValueError):
-        return False
+    return all(number_of(value) is not None for value in values)
 
 
 def resolved(settings: TaskSettings, records: Sequence[Record]) -> TaskSettings:
@@ -159,18 +146,15 @@ def check_roles(records: Sequence[Record], task: Task, recipe: Recipe) -> None:
         if holder is None and (role in settings.fields or role in (settings.optional or [])):
             records[0].needed(settings, role)
         if holder is not None and settings.optional is not None and role not in settings.optional:
-            name = settings.fields.get(role, role)
-            raise UniclozeError(
-                f"{holder.place}: there is a field '{name}', but the training file has none: rename it or leave it out"
-            )
+            lacks = f"there is a field '{settings.fields.get(role, role)}', but the training file has none"
+            raise UniclozeError(f"{holder.place}: {lacks}: rename it or leave it out")
 
 
 def check_fields(recipe: Recipe, task: Task | None, more: Sequence[str] = ()) -> None:
     """Reject `task.fields` with roles that are not used."""
     sources = recipe.generation.source if recipe.task.kind in ("", "generation") else ()
-    _check_known(
-        "task.fields", recipe.task.fields, {*(task.roles if task else ()), *sources, "id", *more}, recipe.task.kind
-    )
+    known = {*(task.roles if task else ()), *sources, "id", *more}
+    _check_known("task.fields", recipe.task.fields, known, recipe.task.kind)
 
 
 def _check_known(key: str, named: Iterable[str], known: Collection[str], kind: str) -> None:
@@ -206,7 +190,9 @@ def _is_sign(character: str) -> bool:
 def record_of_texts(texts: Sequence[str], recipe: Recipe) -> Record:
     """Make a record of raw texts, one for each part that the model reads, such as a passage and a question."""
     roles, settings = roles_of(recipe), recipe.task
-    least = [role for role in roles if settings.kind == "generation" or role not in _optional(recipe)]
+    # it is unknown whether the training file had them
+    unknown = TASKS[settings.kind].optional if settings.kind and settings.optional is None else ()
+    least = [role for role in roles if settings.kind == "generation" or role not in unknown]
     if not len(least) <= len(texts) <= len(roles):
         wanted = f"{len(least)} text{'s' * (len(least) > 1)}" + f" or {len(roles)}" * (len(roles) > len(least))
         raise UsageError(f"this model reads {' and '.join(roles)}: give {wanted}, not {len(texts)}.")
@@ -225,22 +211,12 @@ def roles_of(recipe: Recipe) -> Sequence[str]:
     task, held = TASKS[settings.kind], settings.optional
     missing = [role for role in held or () if role not in task.texts]
     if not task.texts and TASKS.is_added(settings.kind):
-        raise UsageError(
-            f"the task {settings.kind} does not declare which of its fields are texts (`texts`), which --text would fill: "
-            "declare them in the plugin, or give a --file of records."
-        )
+        lacks = f"the task {settings.kind} does not declare which of its fields are texts (`texts`), which --text would fill"
+        raise UsageError(f"{lacks}: declare them in the plugin, or give a --file of records.")
     if not task.texts or missing:
-        needs = missing or [role for role in task.roles if role not in task.answers]
-        raise UsageError(
-            f"this model reads {' and '.join(needs)}, which plain text does not contain: give a --file of records."
-        )
+        needs = " and ".join(missing or [role for role in task.roles if role not in task.answers])
+        raise UsageError(f"this model reads {needs}, which plain text does not contain: give a --file of records.")
     return [role for role in task.texts if role not in task.optional or held is None or role in held]
-
-
-def _optional(recipe: Recipe) -> Sequence[str]:
-    """Roles whose text may be omitted, as it is unknown whether the training file had them."""
-    settings = recipe.task
-    return TASKS[settings.kind].optional if settings.kind and settings.optional is None else ()
 
 
 TARGET = "target"
@@ -274,14 +250,14 @@ def has_target(record: Record, settings: TaskSettings) -> bool:
 
 def targets_of(record: Record, settings: TaskSettings) -> list[str]:
     """The texts to train on: a record's targets, or else its references."""
-    only_references = record.get(settings, TARGET) is None and record.get(settings, REFERENCES) is not None
-    return _some_texts(record, settings, REFERENCES if only_references else TARGET)
+    return _some_texts(record, settings, TARGET, REFERENCES)
 
 
 def reference(record: Record, settings: TaskSettings) -> list[str]:
     """The texts to compare a prediction with: a record's references, or else its targets."""
-    return _some_texts(record, settings, TARGET if record.get(settings, REFERENCES) is None else REFERENCES)
+    return _some_texts(record, settings, REFERENCES, TARGET)
 
 
-def _some_texts(record: Record, settings: TaskSettings, role: str) -> list[str]:
+def _some_texts(record: Record, settings: TaskSettings, *roles: str) -> list[str]:
+    role = next((role for role in roles if record.get(settings, role) is not None), TARGET)
     return texts_of(record, settings, role) or [record.text(settings, role)]

@@ -80,10 +80,8 @@ class Passage:
 def encode_passages(texts: Sequence[str], tokenizer: Tokenizer) -> list[Passage]:
     """The passages of some texts; repeated texts are encoded once."""
     unique = list(dict.fromkeys(texts))
-    known = {
-        text: _passage(text, ids, offsets)
-        for text, (ids, offsets) in zip(unique, tokenizer.encode_batch_with_offsets(unique), strict=True)
-    }
+    tokens = zip(unique, tokenizer.encode_batch_with_offsets(unique), strict=True)
+    known = {text: _passage(text, *encoded) for text, encoded in tokens}
     return [known[text] for text in texts]
 
 
@@ -113,23 +111,8 @@ class Window:
     last: int  # index after its last token
     # The answer for each target of the task; `start` and `end` are choices. None if unknown.
     labels: Mapping[str, int] | None
-    separators: int = 1  # number of [EOS] between question and window
+    slots: int  # length of its row
     cut: bool = False  # whether the question lacks its end
-
-    @property
-    def slots(self) -> int:
-        """Length of its row."""
-        return len(self.question) + self.last - self.first + 2 + self.separators
-
-
-def specials_of(recipe: Recipe) -> int:
-    """Number of special tokens in a row: [SOS], the separators, and [EOS] at the end."""
-    return 2 + recipe.use.separators
-
-
-def room_for_question(recipe: Recipe) -> int:
-    """Maximum tokens of a question in a row; at least as many remain for the passage."""
-    return min(task_of(recipe, Passages).max_question, (recipe.task.max_length - specials_of(recipe)) // 2)
 
 
 def window_bounds(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
@@ -144,15 +127,6 @@ def span_labels(span: tuple[int, int] | None, first: int, last: int) -> dict[str
     if span is None or span[0] < first or span[1] >= last:
         return {"start": NOWHERE, "end": NOWHERE}
     return {"start": span[0] - first + 1, "end": span[1] - first + 1}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """A span of a passage and its score."""
-
-    text: str  # A slice of the passage
-    start: int  # its first character
-    score: float  # the logit of its start plus that of its end
 
 
 def best_spans(
@@ -174,10 +148,10 @@ def best_spans(
 
 def best_of_windows(
     windows: Sequence[Window], outputs: Sequence[Outputs], task: Passages
-) -> tuple[list[Span], float, dict[str, Any]]:
-    """The best spans over all windows of a passage, the lowest score of no answer, and the spans for a prediction.
+) -> tuple[list[dict[str, Any]], float]:
+    """The best spans over all windows of a passage, as listed in a prediction, and the lowest score of no answer.
 
-    A span found in several windows counts once, with its highest score. Scores are sums of logits.
+    A span found in several windows counts once, with its highest score. Scores are sums of the logits of start and end.
     """
     scores: dict[tuple[int, int], float] = {}
     nowhere = np.inf
@@ -192,9 +166,8 @@ def best_of_windows(
     spans = []
     for bounds, score in sorted(scores.items(), key=lambda item: (-item[1], item[0]))[: task.n_best]:
         start, text = windows[0].passage.span(*bounds)
-        spans.append(Span(text=text, start=start, score=score))
-    listed = [{"text": span.text, "start": span.start, "score": round(span.score, 6)} for span in spans]
-    return spans, nowhere, {"n_best": listed}
+        spans.append({"text": text, "start": start, "score": round(score, 6)})
+    return spans, nowhere
 
 
 _UNANSWERABLE = Needs(
@@ -280,7 +253,8 @@ class _Questions(RowTask):
 
         Warns once how many questions are cut, how many passages are read in windows, and how many answers fit in none.
         """
-        task, room = task_of(recipe, Passages), room_for_question(recipe)
+        task, specials = task_of(recipe, Passages), 2 + recipe.use.separators  # [SOS], between and at the end [EOS]
+        room = min(task.max_question, (task.max_length - specials) // 2)  # at least as many remain for the passage
         refuse_repeated(records)
         passages = encode_passages([record.text(task, "context") for record in records], tokenizer)
         windows: list[Window] = []
@@ -288,7 +262,8 @@ class _Questions(RowTask):
         for number, (record, passage, (question, cut)) in enumerate(
             zip(records, passages, self.questions(records, tokenizer, task, room), strict=True)
         ):
-            bounds = window_bounds(len(passage), task.max_length - specials_of(recipe) - len(question), task.stride)
+            beside = specials + len(question)
+            bounds = window_bounds(len(passage), task.max_length - beside, task.stride)
             answers, lost = answers_of(record, task), False
             labels: Sequence[Mapping[str, int] | None] = [None] * len(bounds)
             if answers is not None:
@@ -296,7 +271,7 @@ class _Questions(RowTask):
             several, unreached, all_cut = several + (len(bounds) > 1), unreached + lost, all_cut + cut
             of_record: dict[str, Any] = {"record": number, "question": question, "passage": passage, "cut": cut}
             windows += [
-                Window(**of_record, first=first, last=last, labels=label, separators=recipe.use.separators)
+                Window(**of_record, first=first, last=last, labels=label, slots=beside + last - first)
                 for (first, last), label in zip(bounds, labels, strict=True)
             ]
         counts = {
@@ -319,13 +294,10 @@ class _Questions(RowTask):
             before = len(window.question) + len(written.start) + len(written.between)
             whole = pooled_slots(len(input_ids), pooling)
             choices = np.concatenate([whole, np.arange(before, before + len(tokens))])
-            targets = {
-                name: RowTarget(
-                    slots=[choices if name in ("start", "end") else whole],
-                    labels=None if window.labels is None else [window.labels[name]],
-                )
-                for name in names
-            }
+            targets = {}
+            for name in names:
+                labels = None if window.labels is None else [window.labels[name]]
+                targets[name] = RowTarget(slots=[choices if name in ("start", "end") else whole], labels=labels)
             laid_out.append(Row(record=window.record, input_ids=input_ids, segment_ids=segment_ids, targets=targets))
         return lay_out(laid_out, vocabulary, recipe)
 
@@ -359,17 +331,12 @@ class Extraction(_Questions):
             for answer in answers[:1]:
                 start = locate(answer, record.text(extraction, "context"))
                 if start is None:
-                    raise UniclozeError(
-                        f"{record.place}: the passage does not contain the answer '{answer.text:.60}': correct the record or "
-                        "leave it out"
-                    )
+                    lacks = f"the passage does not contain the answer '{answer.text:.60}'"
+                    raise UniclozeError(f"{record.place}: {lacks}: correct the record or leave it out")
                 moved += answer.start not in (None, start)
         if moved:
-            warnings.warn(
-                f"{moved} of {len(records)} answers are not at their answer_start; the nearest occurrence in the passage is "
-                "used",
-                stacklevel=2,
-            )
+            off = f"{moved} of {len(records)} answers are not at their answer_start"
+            warnings.warn(f"{off}; the nearest occurrence in the passage is used", stacklevel=2)
         if extraction.unanswerable is not None:
             return extraction
         return dataclasses.replace(extraction, unanswerable=unanswerable > 0)
@@ -395,17 +362,17 @@ class Extraction(_Questions):
         lowest log-odds over all windows, `no_answer_log_odds`, are compared with the threshold instead.
         """
         task = task_of(recipe, ExtractionSettings)
-        spans, nowhere, listed = best_of_windows(rows, outputs, task)
-        text, score = (spans[0].text, round(spans[0].score, 6)) if spans else ("", None)
-        prediction: Prediction = {"prediction": text, "score": score}
+        spans, nowhere = best_of_windows(rows, outputs, task)
+        best = spans[0] if spans else {"text": "", "score": None}
+        prediction: Prediction = {"prediction": best["text"], "score": best["score"]}
         if not task.unanswerable:
-            return {**prediction, **listed}
+            return {**prediction, "n_best": spans}
         if predicts_none(task):
             odds = min(float(output[NONE][0, 1]) - float(output[NONE][0, 0]) for output in outputs)
             prediction["no_answer_log_odds"] = round(odds, 6)
         else:
             prediction["no_answer_score"] = round(nowhere, 6)
-        return with_threshold({**prediction, **listed}, task.no_answer_threshold or 0.0)
+        return with_threshold({**prediction, "n_best": spans}, task.no_answer_threshold or 0.0)
 
     def reference(self, record: Record, settings: Any) -> list[str]:
         """The right answers; empty if the question is unanswerable."""
@@ -437,11 +404,7 @@ def locate(answer: GoldAnswer, context: str) -> int | None:
     wanted = answer.start or 0
     if answer.start is not None and wanted >= 0 and context.startswith(answer.text, wanted):
         return wanted
-    places = []
-    place = context.find(answer.text)
-    while place >= 0:
-        places.append(place)
-        place = context.find(answer.text, place + 1)
+    places = [found.start() for found in re.finditer(f"(?={re.escape(answer.text)})", context)]
     if answer.start is None:
         return min(places, key=lambda place: _in_word(place, place + len(answer.text), context), default=None)
     return min(places, key=lambda place: abs(place - wanted), default=None)
@@ -469,9 +432,7 @@ class Conversation(_Questions):
         """The unchanged settings, once every record has an answer."""
         for record in records:
             if not needed_answers(record, settings):
-                raise UniclozeError(
-                    f"{record.place}: there is no answer to train on: correct the record or leave it out"
-                )
+                raise UniclozeError(f"{record.place}: there is no answer to train on: correct it or leave it out")
         conversation: ConversationSettings = settings
         return conversation
 
@@ -508,7 +469,7 @@ class Conversation(_Questions):
         Over several windows, span, yes and no take their highest log-probability and unknown its lowest. `scores` holds these
         log-probabilities.
         """
-        spans, _, listed = best_of_windows(rows, outputs, task_of(recipe, ConversationSettings))
+        spans, _ = best_of_windows(rows, outputs, task_of(recipe, ConversationSettings))
         logits = np.stack([output["answer"][0] for output in outputs]).astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)
         logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -518,20 +479,15 @@ class Conversation(_Questions):
             scores[_SPAN] = -np.inf
         kind = ANSWERS[int(scores.argmax())]
         known = zip(ANSWERS, scores.tolist(), strict=True)
-        return {
-            "prediction": spans[0].text if kind == "span" else kind,
-            "scores": {name: round(score, 6) for name, score in known if np.isfinite(score)},
-            **listed,
-            **turn_of(record, recipe.task),
-        }
+        of_kinds = {name: round(score, 6) for name, score in known if np.isfinite(score)}
+        said = spans[0]["text"] if kind == "span" else kind
+        return {"prediction": said, "scores": of_kinds, "n_best": spans, **turn_of(record, recipe.task)}
 
     def reference(self, record: Record, settings: Any) -> dict[str, Any]:
         """The answers of all annotators, and the domain of the story."""
         answers = [answer.text for answer in needed_answers(record, settings)]
         if not answers:
-            raise UniclozeError(
-                f"{record.place}: there is no reference answer to compare with: correct the record or leave it out"
-            )
+            raise UniclozeError(f"{record.place}: there is no answer to compare with: correct it or leave it out")
         return {"answers": answers, "domain": str(record.get(settings, "domain") or "")}
 
     def baseline(self, train: Sequence[Record], records: Sequence[Record], recipe: Recipe) -> Baseline:
@@ -543,10 +499,9 @@ def history_of(record: Record, settings: TaskSettings) -> list[str]:
     """The questions and answers before a question, in order; empty if the record has no history."""
     given, turn = record.get(settings, "history"), record.get(settings, "turn")
     if given is None and isinstance(turn, int) and turn > 1:
-        raise UniclozeError(
-            f"{record.place}: there is no history, as the file has no answers to the earlier turns: give the official "
-            "file with answers, or records with a field 'history'"
-        )
+        cure = "give the official file with answers, or records with a field 'history'"
+        lacks = "there is no history, as the file has no answers to the earlier turns"
+        raise UniclozeError(f"{record.place}: {lacks}: {cure}")
     turns = [] if given is None else given
     if not isinstance(turns, list) or not all(
         isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn) for turn in turns

@@ -37,6 +37,7 @@ from unicloze.rules import AT_LEAST_ONE, Problem, needs, setting
 from unicloze.settings import Reading, Recipe, TaskSettings
 from unicloze.tasks.columns import TARGET, has_target, reference, targets_of, texts_of
 from unicloze.tasks.extraction import encode_passages, sentences
+from unicloze.tasks.rows import sizes_within
 from unicloze.tasks.several import has_parts, most_common, part_problems
 from unicloze.tasks.task import Baseline, Task
 from unicloze.text.tokenizers import Tokenizer
@@ -44,12 +45,6 @@ from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows, windows_of
 
 Keep = Literal["beginning", "end", "chunk"]
-
-
-def join_texts(parts: Sequence[Int32s], separator: int) -> Int32s:
-    """Concatenate the parts with a separator between them. *Shape:* (tokens,)"""
-    joined = [token for part in parts for token in (np.array([separator], dtype=np.int32), part)]
-    return np.concatenate(joined[1:]).astype(np.int32)
 
 
 def cut_texts(
@@ -60,21 +55,15 @@ def cut_texts(
     anchors: Mapping[int, tuple[int, int]] | None = None,
 ) -> list[Int32s]:
     """Shorten the longest parts, to equal length if necessary, until all fit with separators between them."""
-    lengths = [len(part) for part in parts]
-    left = max(0, room - (len(parts) - 1))
-    if sum(lengths) <= left:
-        return list(parts)
-    kept = list(parts)
-    for done, number in enumerate(np.argsort(lengths, kind="stable")):  # longer parts share what shorter ones leave
-        part, size = parts[number], min(lengths[number], left // (len(parts) - done))
-        left -= size
-        how = keep if isinstance(keep, str) else keep[number]
-        kept[number] = part[:size] if how == "beginning" else part[len(part) - size :]
+    kept = []
+    for number, size in enumerate(sizes_within([len(part) for part in parts], room - (len(parts) - 1))):
+        part, how = parts[number], keep if isinstance(keep, str) else keep[number]
         if how == "chunk":
-            others = [
-                parts[other] for other in (range(len(parts)) if chunk_by is None else chunk_by) if other != number
-            ]
-            kept[number] = chunk(part, others, size, (anchors or {}).get(int(number)))
+            choosing = range(len(parts)) if chunk_by is None else chunk_by
+            others = [parts[other] for other in choosing if other != number]
+            kept.append(chunk(part, others, size, (anchors or {}).get(number)))
+        else:
+            kept.append(part[:size] if how == "beginning" else part[len(part) - size :])
     return kept
 
 
@@ -164,10 +153,8 @@ class WritingSettings(TaskSettings):
             yield "generation.source", "name at least one role for the source"
         for role in generation.chunk_by or []:
             if role not in generation.source:
-                yield (
-                    "generation.chunk_by",
-                    f"'{role}' is not part of the source, which has {', '.join(generation.source)}",
-                )
+                known = ", ".join(generation.source)
+                yield "generation.chunk_by", f"'{role}' is not part of the source, which has {known}"
         if generation.max_target < 2:
             yield "generation.max_target", "a token and [EOS] need 2 or more"
         if generation.max_source is not None and generation.max_source < SHORTEST_SOURCE:
@@ -270,7 +257,8 @@ class Generation(Task):
             if generation.keep == "chunk" and size + len(parts) - 1 > for_source - SOURCE_SPECIALS:
                 anchors = _anchors(record, texts[number], tokenizer, recipe)
             kept = cut_texts(parts, for_source - SOURCE_SPECIALS, keep, choosing, anchors)
-            source, is_cut = join_texts(kept, tokenizer.vocabulary.eos), sum(map(len, kept)) < size
+            source = np.concatenate([np.append(part, tokenizer.vocabulary.eos) for part in kept])[:-1].astype(np.int32)
+            is_cut = sum(map(len, kept)) < size
             cut[0] += is_cut
             cut[1] += any(len(target) >= for_target for target in several)
             used = several if generation.targets == "all" else several[:1]
@@ -279,12 +267,9 @@ class Generation(Task):
                 slots = len(source) + specials + copies * (1 + (0 if target is None else len(target)))
                 rows.append(SourceTarget(record=number, source=source, target=target, slots=slots, cut=is_cut))
         if any(cut):
-            warnings.warn(
-                f"{cut[0]} of {len(records)} sources are longer than {for_source} tokens, special tokens included, and "
-                f"{cut[1]} targets longer than {for_target}: they were cut (generation.max_source and max_target, within "
-                "task.max_length)",
-                stacklevel=2,
-            )
+            sources = f"{cut[0]} of {len(records)} sources are longer than {for_source} tokens, special tokens included"
+            why = "they were cut (generation.max_source and max_target, within task.max_length)"
+            warnings.warn(f"{sources}, and {cut[1]} targets longer than {for_target}: {why}", stacklevel=2)
         return rows
 
     def lay_out(self, rows: Sequence[Any], vocabulary: Vocabulary, recipe: Recipe, keys: Bits | None) -> Examples:
@@ -367,19 +352,15 @@ def _pseudo(windows: Windows, vocabulary: Vocabulary, recipe: Recipe, *, drawn: 
     in_segments = dataclasses.replace(windows, segment_ids=ids[windows.segment_ids])
     examples = unilmv2.lay_out(in_segments, steps, vocabulary, corruption, predict=("par",), pseudo=pseudo, whole=False)
     if drawn and generation.target_noise > 0:
-        _add_noise(examples, windows, MaskedTokens.of(steps), vocabulary, corruption, generation.target_noise)
+        _add_noise(examples, windows, steps, vocabulary, corruption, generation.target_noise)
     return examples
 
 
 def _add_noise(
-    examples: Examples,
-    windows: Windows,
-    masked_tokens: MaskedTokens,
-    vocabulary: Vocabulary,
-    corruption: Corruption,
-    share: float,
+    examples: Examples, windows: Windows, steps: Int32s, vocabulary: Vocabulary, corruption: Corruption, share: float
 ) -> None:
     """Corrupt a share of the target's own tokens in place like masked tokens, with independent draws."""
+    masked_tokens = MaskedTokens.of(steps)
     row, position = masked_tokens.row, masked_tokens.position
     slot = examples.mutual[row] + masked_tokens.rank
     keys = keyed.bits(windows.keys, keyed.Stream.NOISE_OF_TARGET, np.zeros(1, np.int64))
@@ -404,9 +385,8 @@ def _next(windows: Windows, rows: Sequence[SourceTarget], vocabulary: Vocabulary
     """Rows in which each target slot predicts the next token, and the source's [EOS] the first."""
     settings = format_of(recipe)
     targets = windows.token_ids[windows.maskable]
-    source = seq2seq.Ragged(
-        np.concatenate([row.source for row in rows]).astype(np.int32), np.array([len(row.source) for row in rows])
-    )
+    sources = np.concatenate([row.source for row in rows]).astype(np.int32)
+    source = seq2seq.Ragged(sources, np.array([len(row.source) for row in rows]))
     target = seq2seq.Ragged(targets, np.count_nonzero(windows.maskable, axis=1))
     examples = seq2seq.lay_out(windows, source, target, vocabulary, settings, rates=np.ones(len(windows)))
     if not reads_left_to_right(recipe):

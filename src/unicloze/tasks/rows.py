@@ -116,12 +116,10 @@ _NONE = RowTarget(slots=(), labels=None)
 
 def in_both_directions(row: Row) -> Row:
     """The row twice: each prediction is made from its slots in the first half and those in the second."""
-    targets = {
-        name: dataclasses.replace(
-            target, slots=[[*inner, *(int(slot) + row.slots for slot in inner)] for inner in target.slots], units=()
-        )
-        for name, target in row.targets.items()
-    }
+    targets = {}
+    for name, target in row.targets.items():
+        slots = [[*inner, *(int(slot) + row.slots for slot in inner)] for inner in target.slots]
+        targets[name] = dataclasses.replace(target, slots=slots, units=())
     tokens, segments, lengths = np.tile(row.input_ids, 2), np.tile(row.segment_ids, 2), row.lengths or (row.slots,)
     return dataclasses.replace(row, input_ids=tokens, segment_ids=segments, targets=targets, lengths=[*lengths] * 2)
 
@@ -146,6 +144,15 @@ def _target(targets: Sequence[RowTarget], task: TaskSettings) -> Target:
     return Target(slots=slots[:, :, 0] if together == 1 else slots, labels=labels, weights=weights)
 
 
+def sizes_within(lengths: Sequence[int], room: int) -> list[int]:
+    """Sizes of texts that fit together: the longest are cut, to equal length if necessary; odd tokens are left to them."""
+    sizes, left = list(lengths), max(0, room)
+    for done, number in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+        sizes[number] = min(sizes[number], left // (len(sizes) - done))  # longer ones share what shorter ones leave
+        left -= sizes[number]
+    return sizes
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextFormat:
     """How a model writes a text or a pair of texts as a row: the one answer for tasks, embedding, import and export."""
@@ -166,15 +173,8 @@ class TextFormat:
         Of a pair the longer text is cut until both are equally long, then both; an odd token is left to the text that was
         longer, as in the truncation of `tokenizers`.
         """
-        room = max(0, self.longest - spare - self.specials(len(texts)))
-        if len(texts) == 1:
-            return (texts[0][:room],)
-        shorter, longer = sorted(map(len, texts))
-        if shorter + longer > room:
-            shorter = min(shorter, room // 2)
-            longer = room - shorter
-        sizes = (longer, shorter) if len(texts[0]) > len(texts[1]) else (shorter, longer)
-        return texts[0][: sizes[0]], texts[1][: sizes[1]]
+        sizes = sizes_within([len(text) for text in texts], self.longest - spare - self.specials(len(texts)))
+        return tuple(text[:size] for text, size in zip(texts, sizes, strict=True))
 
     def row(self, texts: Sequence[Int32s]) -> tuple[Int32s, Int32s]:
         """Tokens and segments of the row of a text or a pair. *Shape:* (slots,) each"""

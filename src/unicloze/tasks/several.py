@@ -9,7 +9,7 @@ has its own tags and head, and every step trains one of them.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -21,7 +21,7 @@ import numpy as np
 from unicloze import keyed
 from unicloze.errors import UniclozeError
 from unicloze.records import read_records
-from unicloze.records.record import Record
+from unicloze.records.record import Record, number_of
 from unicloze.rules import Problem
 from unicloze.settings import TaskSettings
 from unicloze.tasks.columns import TARGET
@@ -63,12 +63,6 @@ class TaskPart:
         return bool(self.label) and {*self.source} == {"tokens"}
 
     @property
-    def digits(self) -> int:
-        """Decimals that multiples of the step need."""
-        exponent = Decimal(repr(self.step or 1)).normalize().as_tuple().exponent
-        return max(0, -int(exponent))
-
-    @property
     def where(self) -> str:
         """What names its metrics, for messages."""
         return f"{self.label} of task.parts" if self.label else "task.metrics"
@@ -89,17 +83,13 @@ class TaskPart:
         if value is None:
             return None
         if self.step is not None:
-            try:
-                return f"{round(float(value) / self.step) * self.step:.{self.digits}f}"
-            except (TypeError, ValueError, OverflowError) as error:
-                raise UniclozeError(
-                    f"{record.place}: {value!r:.40} is not a number, as task {self.label} needs"
-                ) from error
+            if (number := number_of(value)) is None:
+                raise UniclozeError(f"{record.place}: {value!r:.40} is not a number, as task {self.label} needs")
+            decimals = max(0, -int(Decimal(repr(self.step)).normalize().as_tuple().exponent))
+            return f"{round(number / self.step) * self.step:.{decimals}f}"
         if self.classes is not None and str(value) not in self.classes:
-            known = ", ".join(self.classes)
-            raise UniclozeError(
-                f"{record.place}: '{value!s:.40}' is not a class of task {self.label}, which has {known}"
-            )
+            known = f"task {self.label}, which has {', '.join(self.classes)}"
+            raise UniclozeError(f"{record.place}: '{value!s:.40}' is not a class of {known}")
         return str(value) if self.classes is None else self.classes[str(value)]
 
     def reference_of(self, record: Record, reference: Any, *, compares: str) -> Any:
@@ -117,11 +107,7 @@ class TaskPart:
             return text
         bare = _bare(text)
         if compares == "numbers":
-            try:
-                number = float(bare)
-            except ValueError:
-                return -1.0
-            return number if np.isfinite(number) else -1.0
+            return -1.0 if (number := number_of(bare)) is None else number
         if self.classes is None:
             return bare
         return {_bare(each): name for name, each in self.classes.items()}.get(bare, NO_CLASS)
@@ -237,12 +223,11 @@ def records_of(path: Path, settings: TaskSettings, *, dev: bool = False) -> list
         if unnamed is not None:
             raise UniclozeError(f"{unnamed.place}: the field 'task' must name one of {', '.join(known)}")
         return [_converted(record, known[record.fields[TASK]], settings.kind) for record in records]
-    converted = [
-        _converted(record, part, settings.kind)
-        for part in parts
-        if (name := part.dev if dev else part.train) is not None
-        for record in read_records(path / name, TaskSettings(format=part.format), cure=None)
-    ]
+    converted = []
+    for part in parts:
+        if (name := part.dev if dev else part.train) is not None:
+            records = read_records(path / name, TaskSettings(format=part.format), cure=None)
+            converted += [_converted(record, part, settings.kind) for record in records]
     if not any(record.fields for record in converted):
         raise UniclozeError(f"{path}: no entry of task.parts has records there: name a `dev` file in one")
     return [record for record in converted if record.fields]
@@ -276,10 +261,10 @@ def by_part(records: Sequence[Record], settings: TaskSettings) -> dict[str, list
     """Indices of the records of each part, by label, in order."""
     if not has_parts(settings):
         return {"": [*range(len(records))]}
-    numbers: dict[str, list[int]] = {}
+    numbers: defaultdict[str, list[int]] = defaultdict(list)
     for number, record in enumerate(records):
-        numbers.setdefault(str(record.fields[TASK]), []).append(number)
-    return numbers
+        numbers[str(record.fields[TASK])].append(number)
+    return {**numbers}
 
 
 def rows_per_epoch(counts: Mapping[str, int], settings: TaskSettings, rows: int) -> dict[str, int]:
@@ -304,8 +289,8 @@ def rows_per_epoch(counts: Mapping[str, int], settings: TaskSettings, rows: int)
 
 def most_common(train: Sequence[Record], dev: Sequence[Record]) -> Baseline:
     """The most common target of each task."""
-    targets: dict[str, Counter[str]] = {}
+    targets: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for record in train:
-        targets.setdefault(str(record.fields[TASK]), Counter())[str(record.fields.get(TARGET, ""))] += 1
-    answers = [targets.get(str(record.fields[TASK]), Counter({"": 1})).most_common(1)[0][0] for record in dev]
+        targets[str(record.fields[TASK])][str(record.fields.get(TARGET, ""))] += 1
+    answers = [max(targets[str(record.fields[TASK])].most_common(1), default=("", 0))[0] for record in dev]
     return Baseline("the most common answer of each task", answers)

@@ -23,6 +23,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -75,17 +76,13 @@ class TaggingSettings(Headed, Delimited, Labelled):
         yield from super().problems(recipe)
         yield from part_problems(self.parts, taggers=True)
         if self.parts and (self.fields or self.format != "auto" or self.labels is not None):
-            yield (
-                "task.parts",
-                "each entry names its own fields, format and labels: leave out task.fields, task.format and task.labels",
-            )
+            own = "each entry names its own fields, format and labels"
+            yield "task.parts", f"{own}: leave out task.fields, task.format and task.labels"
         if self.parts and self.class_weights is not None:
             yield "task.class_weights", "task.parts does not support it: leave it out"
         if self.output_mix and not (self.encoder_size and recipe.model.layer_mix):
-            yield (
-                "task.output_mix",
-                "it needs a biLSTM that reads the first mix: set task.encoder_size and model.layer_mix",
-            )
+            lacks = "it needs a biLSTM that reads the first mix"
+            yield "task.output_mix", f"{lacks}: set task.encoder_size and model.layer_mix"
 
 
 class Tagging(RowTask):
@@ -100,20 +97,15 @@ class Tagging(RowTask):
         entries, numbers = [], by_part(records, tagging)
         for part, entry in zip(parts_of(tagging), tagging.parts, strict=True):
             if part.label not in numbers:
-                raise UniclozeError(
-                    f"{records[0].place}: no training record is of {part.label}, an entry of task.parts"
-                )
+                raise UniclozeError(f"{records[0].place}: no training record is of {part.label} (task.parts)")
             labels = part.labels or sorted(set(_tags_in([records[number] for number in numbers[part.label]], tagging)))
             entries.append({**entry, "labels": list(labels)})
         return dataclasses.replace(tagging, parts=entries)
 
     def heads(self, settings: Any) -> Mapping[str, HeadSettings]:
         """One head for the tag of a word, or one for each part."""
-        values = {"encoder_size": settings.encoder_size, "output_mix": settings.output_mix}
-        return {
-            name: settings.head_settings("classes", outputs=len(labels), **values)
-            for name, labels in taggers_of(settings).items()
-        }
+        head = partial(settings.head_settings, encoder_size=settings.encoder_size, output_mix=settings.output_mix)
+        return {name: head("classes", outputs=len(labels)) for name, labels in taggers_of(settings).items()}
 
     def encode(self, records: Sequence[Record], tokenizer: Tokenizer, recipe: Recipe) -> list[Row]:
         """One row per record, or several for a long one."""
@@ -145,11 +137,8 @@ class Tagging(RowTask):
                 targets = dict.fromkeys(_targets(record, task), target)
                 rows.append(Row(record=number, input_ids=input_ids, segment_ids=segment_ids, targets=targets))
         if windowed:
-            warnings.warn(
-                f"{windowed} of {len(records)} sentences are longer than the {task.max_length} tokens of a row "
-                "(task.max_length) and are read in windows",
-                stacklevel=2,
-            )
+            longer = f"{windowed} of {len(records)} sentences are longer than the {task.max_length} tokens of a row"
+            warnings.warn(f"{longer} (task.max_length) and are read in windows", stacklevel=2)
         return rows
 
     def predict(self, record: Record, rows: Sequence[Row], outputs: Sequence[Outputs], recipe: Recipe) -> Prediction:
@@ -179,12 +168,11 @@ class Tagging(RowTask):
                     seen[part, form][tag] += 1
         answers = []
         for record in records:
-            part = record.fields.get(TASK)
-            known = [
-                next((seen[part, form] for form in _forms(word) if (part, form) in seen), Counter[str]())
-                for word in record.texts(task, "tokens")
+            forms = [
+                [(record.fields.get(TASK), form) for form in _forms(word)] for word in record.texts(task, "tokens")
             ]
-            answers.append([counts.most_common(1)[0][0] if counts else "" for counts in known])
+            known = [next((seen[form] for form in of_word if form in seen), Counter({"": 1})) for of_word in forms]
+            answers.append([counts.most_common(1)[0][0] for counts in known])
         return Baseline("the most common tag of each word or its ending", answers)
 
 
@@ -221,10 +209,9 @@ def tags_of(record: Record, settings: TaskSettings) -> list[str]:
     chunks = part is not None and "entity-f1" in part.metrics
     wrong = next((tag for tag in tags if not _BIO.fullmatch(tag)), None) if chunks else None
     if wrong is not None:
-        raise UniclozeError(
-            f"{record.place}: the tag '{wrong}' is not one of B-KIND, I-KIND and O, which entity-f1 needs; for tags of "
-            f"single words fine-tune with {option_of('task.metrics')} tag-accuracy"
-        )
+        cure = f"for tags of single words fine-tune with {option_of('task.metrics')} tag-accuracy"
+        needs = "one of B-KIND, I-KIND and O, which entity-f1 needs"
+        raise UniclozeError(f"{record.place}: the tag '{wrong}' is not {needs}; {cure}")
     return tags
 
 
@@ -264,16 +251,13 @@ def _answers(records: Sequence[Record], settings: TaggingSettings) -> list[list[
     for record in records:
         tags, (target, *others) = tags_of(record, settings), _targets(record, settings)
         if others:
-            raise UniclozeError(
-                f"{record.place}: the field 'task' must name the part of task.parts that the tags are of"
-            )
+            raise UniclozeError(f"{record.place}: the field 'task' must name the part of task.parts of the tags")
         numbers = {label: number for number, label in enumerate(taggers[target])}
         unknown = next((tag for tag in tags if tag not in numbers), None)
         if unknown is not None:
-            raise UniclozeError(
-                f"{record.place}: the tag '{unknown}' is not a tag of the task ({', '.join(numbers)}): correct the "
-                f"record, or fine-tune with {option_of('task.labels')} listing all tags"
-            )
+            cure = f"correct the record, or fine-tune with {option_of('task.labels')} listing all tags"
+            known = f"a tag of the task ({', '.join(numbers)})"
+            raise UniclozeError(f"{record.place}: the tag '{unknown}' is not {known}: {cure}")
         answers.append([numbers[tag] for tag in tags])
     return answers
 
@@ -290,10 +274,8 @@ def _predicates(records: Sequence[Record], recipe: Recipe) -> list[int | None]:
             known = f"the number of one of its {len(words)} tokens, from 0"
             raise UniclozeError(f"{record.place}: the predicate is {place!r}; it must be {known}")
     if task.predicate == "segment" and recipe.model.num_segments < 2:
-        raise UsageError(
-            "the model has no second segment to mark a predicate with: fine-tune with "
-            f"{option_of('task.predicate')} repeat"
-        )
+        cure = f"fine-tune with {option_of('task.predicate')} repeat"
+        raise UsageError(f"the model has no second segment to mark a predicate with: {cure}")
     return found
 
 

@@ -148,11 +148,8 @@ class RecordsCut(UserWarning):
 def cut_note(cut: int, records: int, longest: int) -> None:
     """Warn once how many records are longer than a row."""
     if cut:
-        warnings.warn(
-            f"{cut} of {records} records are longer than the {longest} tokens of a row (task.max_length) and were cut",
-            RecordsCut,
-            stacklevel=3,
-        )
+        longer = f"{cut} of {records} records are longer than the {longest} tokens of a row"
+        warnings.warn(f"{longer} (task.max_length) and were cut", RecordsCut, stacklevel=3)
 
 
 T = TypeVar("T", bound=TaskSettings)

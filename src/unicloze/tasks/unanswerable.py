@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from unicloze import keyed
 from unicloze.errors import UniclozeError
-from unicloze.files import replace_file
+from unicloze.files import Plain, replace_file
 from unicloze.records import read_records
 from unicloze.records.record import GoldAnswer, answers_of
 from unicloze.settings import TaskSettings
@@ -30,7 +30,7 @@ _TRIES = 64
 
 
 @dataclass(frozen=True)
-class Written:
+class Written(Plain):
     """Counts of the written records.
 
     Args:
@@ -45,15 +45,10 @@ class Written:
     unanswerable: int
     dropped: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return {**asdict(self), "out": str(self.out)}
-
     def __str__(self) -> str:
-        return (
-            f"{self.out}: {self.answerable:,} questions with an answer, {self.unanswerable:,} without; {self.dropped:,} "
-            "records left out for lack of a question or of an answer in their passage"
-        )
+        written = f"{self.answerable:,} questions with an answer, {self.unanswerable:,} without"
+        why = "left out for lack of a question or of an answer in their passage"
+        return f"{self.out}: {written}; {self.dropped:,} records {why}"
 
 
 def write_training_records(
@@ -74,10 +69,8 @@ def write_training_records(
             title = str(record.get(settings, "title") or "")
             found.append({"id": record.id, "title": title, "context": context, "question": question, "answers": inside})
     if not found:
-        raise UniclozeError(
-            f"{source}: none of its {len(records):,} records has a question and an answer that occurs in its context; "
-            "there is nothing to write."
-        )
+        none = f"none of its {len(records):,} records has a question and an answer that occurs in its context"
+        raise UniclozeError(f"{source}: {none}; there is nothing to write.")
     made = unanswerable(found, share=share, seed=seed)
     replace_file(out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in [*found, *made]))
     return Written(out, len(found), len(made), len(records) - len(found))
@@ -94,10 +87,8 @@ def unanswerable(records: Sequence[Mapping[str, Any]], *, share: float = SHARE, 
         seed: Seed of the draws.
     """
     articles: dict[str, list[str]] = {}
-    for record in records:
-        articles.setdefault(record["title"], [])
     for title, context in dict.fromkeys((record["title"], record["context"]) for record in records):
-        articles[title].append(context)
+        articles.setdefault(title, []).append(context)
     count = len(records)
     draws = keyed.key(seed, keyed.Purpose.OTHER_PASSAGE, np.arange(count))
     wanted = round(min(1.0, share) * count)

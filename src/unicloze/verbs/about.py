@@ -72,18 +72,13 @@ def summarised() -> RecipeTable:
     from unicloze.mixtures import describe
     from unicloze.recipes import load_recipe, recipe_names, task_names
 
-    return RecipeTable(
-        RecipeSummary(
-            name=recipe.name,
-            objective=f"{recipe.task.kind}: {', '.join(recipe.task.metrics)}"
-            if recipe.task.kind
-            else describe(recipe.objective),
-            parameters=None if recipe.task.kind else count_parameters(recipe),
-            paper=recipe.provenance.paper,
-            place=recipe.provenance.place,
-        )
-        for recipe in map(load_recipe, [*recipe_names(), *task_names()])
-    )
+    table = RecipeTable()
+    for recipe in map(load_recipe, [*recipe_names(), *task_names()]):
+        source, task = {"paper": recipe.provenance.paper, "place": recipe.provenance.place}, recipe.task
+        objective = f"{task.kind}: {', '.join(task.metrics)}" if task.kind else describe(recipe.objective)
+        parameters = None if task.kind else count_parameters(recipe)
+        table.append(RecipeSummary(name=recipe.name, objective=objective, parameters=parameters, **source))
+    return table
 
 
 def keep_summaries() -> None:

@@ -70,8 +70,7 @@ def evaluate_blimp(
     """
     from unicloze.evaluation.blimp import blimp
 
-    loaded = opened(model, device, precision)
-    return blimp(loaded, pairs, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
+    return blimp(opened(model, device, precision), pairs, mode=mode, limit=limit, filter_by=filter, progress=not quiet)
 
 
 def evaluate_lambada(
@@ -105,8 +104,7 @@ def evaluate_lambada(
     """
     from unicloze.evaluation.missing_words import lambada
 
-    loaded = opened(model, device, precision)
-    return lambada(loaded, passages, stop_words=stop_words, limit=limit, progress=not quiet)
+    return lambada(opened(model, device, precision), passages, stop_words=stop_words, limit=limit, progress=not quiet)
 
 
 def evaluate_cbt(

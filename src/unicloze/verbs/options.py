@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
+from unicloze.cores import tune_allocator
 from unicloze.errors import UsageError
 from unicloze.files import begins_like, real_place
 
@@ -43,8 +44,6 @@ def check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
 
 def opened(model: PathLike | LoadedModel, device: str, precision: Precision | None = None) -> LoadedModel:
     """Open a model in a process whose memory suits large computations."""
-    from unicloze.cores import tune_allocator
-
     tune_allocator()
     from unicloze.interop.read import open_model
 

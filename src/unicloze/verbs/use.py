@@ -130,7 +130,7 @@ def _check_source(text: object, file: object, text_field: str, verb: str) -> Non
     check_one_given(text, file, f"to {verb}")
     if file is None and text_field != "text":
         raise UsageError(
-            "option --text-field: it names the text in the records of a file: leave it out, or give --file."
+            "option --text-field: it names the text in the records of a file: leave it out or give --file."
         )
 
 
@@ -206,9 +206,8 @@ def embed(
     check_ending(out)
     check_file(out, file, begins=[] if out is None else [BEGINNINGS[Path(out).suffix]])
     given = texts if texts is not None else _texts(file, text_field)
-    vectors = Vectors.of(
-        room.embed(open_model(model, device, precision), given, pooling=pooling, batch_size=batch_size), given, out
-    )
+    found = room.embed(open_model(model, device, precision), given, pooling=pooling, batch_size=batch_size)
+    vectors = Vectors.of(found, given, out)
     if out is not None:
         write_vectors(vectors, Path(out))
     return vectors
@@ -269,9 +268,8 @@ def serve(
     token = token_of(None if token_file is None else Path(token_file), host)
     loaded = open_model(model, device, precision)
     vectors = VectorPrecision(model=loaded) if precision else choose_for_vectors(loaded)
-    return serve_model(
-        loaded, vectors, host=host, port=port, token=token, limits=Limits(waiting=queue, seconds=timeout)
-    )
+    limits = Limits(waiting=queue, seconds=timeout)
+    return serve_model(loaded, vectors, host=host, port=port, token=token, limits=limits)
 
 
 def load_model(path: PathLike, device: str = "cpu") -> LoadedModel:
@@ -366,13 +364,12 @@ def export(
     loaded = open_model(model, "cpu")
     folder = folder_at(out, _beside(Path(str(model)), to) if out is None else None)
     check_format(to, loaded)
-    if to == PACKAGE:
-        return write_export(loaded, package_format(loaded, folder.resolve().name), folder)
-    if to != OWN:
-        return write_export(loaded, stock_format(loaded, to), folder)
-    from unicloze.hf.save import own_format
+    if to == OWN:
+        from unicloze.hf.save import own_format
 
-    return write_export(loaded, own_format(loaded), folder)
+        return write_export(loaded, own_format(loaded), folder)
+    made = package_format(loaded, folder.resolve().name) if to == PACKAGE else stock_format(loaded, to)
+    return write_export(loaded, made, folder)
 
 
 def _beside(model: Path, to: str) -> Path:

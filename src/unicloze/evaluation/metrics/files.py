@@ -9,9 +9,7 @@ and CoQA; predictions for SQuAD may also be .jsonl with an `id`.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,9 +18,8 @@ from typing import Any
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.answers import Answer, Gold, Turn
 from unicloze.evaluation.metrics.result import Compared
-from unicloze.records import files
-from unicloze.records.files import Reader, jsonl, kind_of, parse_json, read_text, separated
-from unicloze.records.record import Record, as_records, needed_answers, refuse_repeated
+from unicloze.records.files import Reader, json_records, jsonl, kind_of, parse_json, read_text, separated
+from unicloze.records.record import Record, as_records, needed_answers, number_of, refuse_repeated
 from unicloze.settings import TaskSettings
 
 
@@ -35,18 +32,12 @@ class Item:
     id: Any = None  # the item's `id`, if it has one
     fields: Mapping[str, Any] = field(default_factory=dict)  # all fields of the line
 
-    def wrong(self, what: str) -> UniclozeError:
-        """The error that its value is not what a metric compares."""
-        return UniclozeError(f"{self.place} has {self.value!r:.40}, which is not {what}: fix the line.")
-
 
 def read_items(path: Path, fields: Sequence[str]) -> list[Item]:
     """The items of a file, in order."""
     text, kind = read_text(path), kind_of(path)
     if kind not in _READERS:
-        raise UniclozeError(
-            f"{path} is not of a known kind: give a file that ends in {', '.join(_READERS)}, optionally with .gz."
-        )
+        raise UniclozeError(f"{path} is not of a known kind: give a file that ends in {', '.join(_READERS)}, or .gz.")
     if text in ("", "\n"):
         raise UniclozeError(f"{path} is empty: give a file with one item per line.")
     items = []
@@ -110,30 +101,30 @@ def read_pairs(
 
 
 def value_of(item: Item, compares: Compared) -> Any:
-    """The value of an item as the metrics take it."""
-    return _VALUES[compares](item)
+    """The value of an item as the metrics take it; for SQuAD with its `na_probability` if given."""
+    convert, what = _VALUES.get(compares, (_text, "a text"))
+    value = convert(item.value)
+    if value is None:
+        raise UniclozeError(f"{item.place} has {item.value!r:.40}, which is not {what}: fix the line.")
+    if compares != "squad":
+        return value
+    given = item.fields.get("na_probability")
+    score = None if isinstance(given, str) else number_of(given)
+    if given is not None and score is None:
+        raise UniclozeError(f'{item.place} has {given!r:.40} in "na_probability": give a finite number.')
+    return Answer(text=value, na_probability=score)
 
 
 def check_match(predictions: Path, found: Sequence[Item], references: Path, wanted: Sequence[Item]) -> None:
     """Check that predictions and references are equal in number, and in ids if both have them."""
     for prediction, reference in zip(found, wanted, strict=False):
         if None not in (prediction.id, reference.id) and str(prediction.id) != str(reference.id):
-            raise UniclozeError(
-                f"{prediction.place} has the id {prediction.id}, but {reference.place} the id {reference.id}: "
-                "put both files in the same order."
-            )
+            other = f"{reference.place} the id {reference.id}: put both files in the same order."
+            raise UniclozeError(f"{prediction.place} has the id {prediction.id}, but {other}")
     if len(found) != len(wanted):
-        longer, other = (found, references) if len(found) > len(wanted) else (wanted, predictions)
-        raise UniclozeError(
-            f"{predictions} has {len(found):,} items and {references} {len(wanted):,}: nothing in {other} matches "
-            f"{longer[min(len(found), len(wanted))].place}."
-        )
-
-
-def _text(item: Item) -> str:
-    if not isinstance(item.value, str):
-        raise item.wrong("a text")
-    return item.value
+        longer, shorter = (found, references) if len(found) > len(wanted) else (wanted, predictions)
+        counts = f"{predictions} has {len(found):,} items and {references} {len(wanted):,}"
+        raise UniclozeError(f"{counts}: nothing in {shorter} matches {longer[min(len(found), len(wanted))].place}.")
 
 
 def _texts(items: Sequence[Item]) -> list[str]:
@@ -141,55 +132,42 @@ def _texts(items: Sequence[Item]) -> list[str]:
     texts: list[str] = []
     for item in items:
         values = item.value if isinstance(item.value, list) else [item.value]
-        texts += [_text(dataclasses.replace(item, value=value)) for value in values]
+        texts += [value_of(dataclasses.replace(item, value=value), "texts") for value in values]
     if not texts:
         raise UniclozeError(f"{items[0].place} has no reference: give at least one.")
     return [text for text in texts if text.strip()] or [""]
 
 
-def _label(item: Item) -> str:
-    if not isinstance(item.value, str | int) or isinstance(item.value, bool) or not str(item.value).strip():
-        raise item.wrong("a label")
-    return str(item.value).strip()
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
-def _number(item: Item) -> float:
-    value = item.value
-    if isinstance(value, str):
-        with suppress(ValueError):
-            value = float(value)
-    number = _finite(value)
-    if number is None:
-        raise item.wrong("a finite number")
-    return number
+def _label(value: Any) -> str | None:
+    is_label = isinstance(value, str | int) and not isinstance(value, bool)
+    return str(value).strip() or None if is_label else None
 
 
-def _finite(value: Any) -> float | None:
-    """A JSON value as a float; None if it is not a finite number."""
-    try:
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        number = math.inf
-    return number if math.isfinite(number) else None
+def _tags(value: Any) -> list[str] | None:
+    tags = value.split() if isinstance(value, str) else value
+    return tags if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags) else None
 
 
-def _tags(item: Item) -> list[str]:
-    tags = item.value.split() if isinstance(item.value, str) else item.value
-    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise item.wrong("a list of tags")
-    return tags
+_VALUES: Mapping[Compared, tuple[Callable[[Any], Any], str]] = {
+    "labels": (_label, "a label"),
+    "numbers": (number_of, "a finite number"),
+    "tags": (_tags, "a list of tags"),
+}
+"""Converts a value to what a metric compares, None if it cannot be, and what it should be; the others compare texts."""
 
 
 def read_squad(path: Path) -> dict[str, list[str]]:
     """The right answers by question id; an empty list if unanswerable."""
-    return {
-        record.id: [answer.text for answer in needed_answers(record, PLAIN)] for record in _distinct(path, files.squad)
-    }
+    return {record.id: [answer.text for answer in needed_answers(record, PLAIN)] for record in _distinct(path)}
 
 
-def _distinct(path: Path, read: Reader) -> list[Record]:
+def _distinct(path: Path) -> list[Record]:
     """The records of a file, checked to have distinct ids."""
-    records = as_records(read(read_text(path), path), path)
+    records = as_records(json_records(read_text(path), path), path)
     refuse_repeated(records)
     return records
 
@@ -205,20 +183,15 @@ def read_squad_predictions(path: Path, na_probabilities: Path | None = None) -> 
             if item.id is None or not isinstance(item.value, str):
                 raise UniclozeError(f'{item.place} has no "id" or no text in "prediction": fix the line.')
             if str(item.id) in answers:
-                raise UniclozeError(
-                    f"{item.place} answers the question {item.id} a second time: remove one of the lines."
-                )
-            answers[str(item.id)] = answer_of(item)
+                raise UniclozeError(f"{item.place} answers the question {item.id} a second time: remove one line.")
+            answers[str(item.id)] = value_of(item, "squad")
     else:
-        texts = _by_id(path, lambda value: value if isinstance(value, str) else None, '"ANSWER"')
-        answers = {name: Answer(text=text) for name, text in texts.items()}
+        answers = {name: Answer(text=text) for name, text in _by_id(path, _text, '"ANSWER"').items()}
     if na_probabilities is None:
         return answers
-    scores = _by_id(na_probabilities, _finite, "0.5")
+    scores = _by_id(na_probabilities, lambda value: None if isinstance(value, str) else number_of(value), "0.5")
     if missing := answers.keys() - scores:
-        raise UniclozeError(
-            f"{na_probabilities} lacks {len(missing):,} answers, such as {min(missing)}: give all or none."
-        )
+        raise UniclozeError(f"{na_probabilities} lacks {len(missing):,} answers, such as {min(missing)}: give all.")
     return {name: dataclasses.replace(one, na_probability=scores[name]) for name, one in answers.items()}
 
 
@@ -234,46 +207,25 @@ def _by_id(path: Path, convert: Callable[[Any], Any], example: str) -> dict[str,
     return values
 
 
-def answer_of(item: Item) -> Answer:
-    """The answer on a line, with its `na_probability` if given."""
-    given = item.fields.get("na_probability")
-    score = None if given is None else _finite(given)
-    if given is not None and score is None:
-        raise UniclozeError(f'{item.place} has {given!r:.40} in "na_probability": give a finite number.')
-    return Answer(text=_text(item), na_probability=score)
-
-
 def read_coqa(path: Path) -> dict[Turn, Gold]:
     """The answers of all annotators to each turn."""
     return {
-        Turn(record.fields["story"], record.fields["turn"]): Gold(
-            answers=record.texts(PLAIN, "answers"), domain=record.fields["domain"]
+        Turn(record.text(PLAIN, "story"), record.needed(PLAIN, "turn")): Gold(
+            answers=record.texts(PLAIN, "answers"), domain=record.text(PLAIN, "domain")
         )
-        for record in _distinct(path, files.coqa)
+        for record in _distinct(path)
     }
 
 
 def read_coqa_predictions(path: Path) -> dict[Turn, str]:
     """Answers from a list of `{"id": STORY, "turn_id": NUMBER, "answer": TEXT}`."""
     answers: dict[Turn, str] = {}
-    for record in as_records(files.listed(read_text(path), path), path):
+    for record in as_records(json_records(read_text(path), path), path):
         number = record.needed(PLAIN, "turn_id")
         if not isinstance(number, int):
             raise UniclozeError(f"{record.place}: the field 'turn_id' is not a whole number")
         turn = Turn(record.text(PLAIN, "id"), number)
         if turn in answers:
-            raise UniclozeError(
-                f"{record.place} answers turn {turn.number} of the story {turn.story} again: remove one of them."
-            )
+            raise UniclozeError(f"{record.place} answers turn {number} of the story {turn.story} again: remove one.")
         answers[turn] = record.text(PLAIN, "answer")
     return answers
-
-
-_VALUES: Mapping[Compared, Callable[[Item], Any]] = {
-    "squad": answer_of,
-    "coqa": _text,
-    "texts": _text,
-    "labels": _label,
-    "numbers": _number,
-    "tags": _tags,
-}

@@ -1,17 +1,18 @@
-"""Metrics of labels: classes, quantities and entities, what GLUE reports of them, and calibration."""
+"""Metrics of labels: classes, quantities, entities, calibration."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult, check_same_length, library
 
 Label = str | int
+Tags = Sequence[Sequence[str]]
 POSITIVE = "1"
 """GLUE's positive class."""
 
@@ -28,20 +29,16 @@ def f1(predictions: Sequence[Label], references: Sequence[Label], *, positive: s
     if positive not in wanted and positive not in found:
         known = ", ".join(sorted(set(wanted))[:10])
         raise UsageError(f"No reference has the label {positive}: set the option positive to one of {known}.")
-    precision, recall, score, _ = library("sklearn.metrics", "metrics").precision_recall_fscore_support(
-        wanted, found, labels=[positive], average="micro", zero_division=0.0
-    )
-    values = {"f1": 100 * score, "precision": 100 * precision, "recall": 100 * recall}
-    undefined = [name for name, labels in (("precision", found), ("recall", wanted)) if positive not in labels]
-    values |= {"accuracy": _accuracy(found, wanted)}
+    values, undefined = _of_class(positive, found, wanted)
+    values["accuracy"] = _accuracy(found, wanted)
     return _result("f1", values, found, note=f"Positive class: {positive}.", undefined=undefined)
 
 
 def macro_f1(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
     """Mean F1 over all classes, and accuracy."""
     found, wanted = _labels(predictions, references)
-    score = library("sklearn.metrics", "metrics").f1_score(wanted, found, average="macro", zero_division=0.0)
-    return _result("macro-f1", {"macro_f1": 100 * score, "accuracy": _accuracy(found, wanted)}, found)
+    score = statistics.fmean(_of_class(label, found, wanted)[0]["f1"] for label in sorted({*found, *wanted}))
+    return _result("macro-f1", {"macro_f1": score, "accuracy": _accuracy(found, wanted)}, found)
 
 
 def matthews(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
@@ -52,6 +49,19 @@ def matthews(predictions: Sequence[Label], references: Sequence[Label]) -> Metri
     score = 0.0 if undefined else sklearn.matthews_corrcoef(wanted, found)
     values = {"matthews": 100 * score, "accuracy": _accuracy(found, wanted)}
     return _result("matthews", values, found, undefined=undefined)
+
+
+def _of_class(label: str, found: Sequence[str], wanted: Sequence[str]) -> tuple[dict[str, float], list[str]]:
+    right = sum(one == other == label for one, other in zip(found, wanted, strict=True))
+    return _shares(right, found.count(label), wanted.count(label))
+
+
+def _shares(right: int, found: int, wanted: int) -> tuple[dict[str, float], list[str]]:
+    """F1, precision and recall in percent, given as 0 if undefined, and the names of those that are."""
+    sizes = {"f1": (found + wanted) / 2, "precision": found, "recall": wanted}
+    return {name: 100 * right / (size or 1) for name, size in sizes.items()}, [
+        n for n, size in sizes.items() if not size
+    ]
 
 
 def _labels(predictions: Sequence[Label], references: Sequence[Label]) -> tuple[list[str], list[str]]:
@@ -70,30 +80,6 @@ def _result(
     return MetricResult(metric=metric, values=values, items=len(found), note=note, undefined=list(undefined))
 
 
-@dataclass(frozen=True, kw_only=True)
-class GlueTask:
-    """Metric of a task."""
-
-    metric: str  # name of the metric
-    values: tuple[str, ...]  # its values reported in papers; the first is that of UniLM v1's Table 11
-    selects: str = "accuracy"  # the value of UniLMv2's Table 3, by which its grid of settings (Table 9) chooses
-
-
-GLUE: Mapping[str, GlueTask] = {
-    "cola": GlueTask(metric="matthews", values=("matthews",), selects="matthews"),
-    "sst-2": GlueTask(metric="accuracy", values=("accuracy",)),
-    "mrpc": GlueTask(metric="f1", values=("f1", "accuracy")),
-    "sts-b": GlueTask(metric="correlation", values=("spearman", "pearson"), selects="pearson"),
-    "qqp": GlueTask(metric="f1", values=("f1", "accuracy")),
-    "mnli": GlueTask(metric="accuracy", values=("accuracy",)),
-    "qnli": GlueTask(metric="accuracy", values=("accuracy",)),
-    "rte": GlueTask(metric="accuracy", values=("accuracy",)),
-    "wnli": GlueTask(metric="accuracy", values=("accuracy",)),
-    "ax": GlueTask(metric="matthews", values=("matthews",), selects="matthews"),
-}
-"""Metrics by task name. MNLI's applies to both its matched and mismatched sets; AX is the diagnostic set."""
-
-
 class Entity(NamedTuple):
     """An entity of a kind: tokens `start` to `end - 1` of a sentence."""
 
@@ -102,19 +88,15 @@ class Entity(NamedTuple):
     end: int
 
 
-def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> MetricResult:
+def entity_f1(predictions: Tags, references: Tags) -> MetricResult:
     """F1, precision and recall of entities, and accuracy of single tags.
 
     An entity is right if its kind and its first and last tokens are. Tags are `B-KIND`, `I-KIND` and `O`; an `I-` that does
     not continue an entity of its kind begins one, so both IOB1 and IOB2 work.
     """
-    check_same_length(predictions, references)
-    right: Counter[str] = Counter()
-    found: Counter[str] = Counter()
-    wanted: Counter[str] = Counter()
+    right, found, wanted = Counter[str](), Counter[str](), Counter[str]()
     same = total = 0
-    for number, (tags, gold) in enumerate(zip(predictions, references, strict=True), start=1):
-        _check_lengths(number, tags, gold)
+    for number, (tags, gold) in enumerate(_sentences(predictions, references), start=1):
         try:
             predicted, true = entities(tags), entities(gold)
         except UniclozeError as error:
@@ -124,30 +106,21 @@ def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequenc
         wanted.update(one.kind for one in true)
         same += sum(map(str.__eq__, tags, gold))
         total += len(gold)
-    values = {
-        "f1": _f1(right.total(), found.total(), wanted.total()),
-        "precision": 100 * right.total() / max(found.total(), 1),
-        "recall": 100 * right.total() / max(wanted.total(), 1),
-        "accuracy": 100 * same / max(total, 1),
-    }
-    counted = {"f1": found.total() + wanted.total(), "precision": found.total(), "recall": wanted.total()}
-    undefined = [name for name, count in (counted | {"accuracy": total}).items() if not count]
-    values |= {f"f1_{kind}": _f1(right[kind], found[kind], wanted[kind]) for kind in sorted(found.keys() | wanted)}
+    values, undefined = _shares(right.total(), found.total(), wanted.total())
+    values["accuracy"] = 100 * same / max(total, 1)
+    undefined += [] if total else ["accuracy"]
+    kinds = sorted(found.keys() | wanted)
+    values |= {f"f1_{kind}": _shares(right[kind], found[kind], wanted[kind])[0]["f1"] for kind in kinds}
     return MetricResult(metric="entity-f1", values=values, items=len(references), undefined=undefined)
 
 
-def tag_accuracy(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> MetricResult:
+def tag_accuracy(predictions: Tags, references: Tags) -> MetricResult:
     """Percentage of right tags over all words, and of sentences with all tags right."""
-    check_same_length(predictions, references)
-    for number, (tags, gold) in enumerate(zip(predictions, references, strict=True), start=1):
-        _check_lengths(number, tags, gold)
-    total = sum(map(len, references))
+    sentences, total = _sentences(predictions, references), sum(map(len, references))
     if not total:
         raise UniclozeError("There are no tags to compare: give sentences with tags.")
-    same = sum(
-        one == other for pair in zip(predictions, references, strict=True) for one, other in zip(*pair, strict=True)
-    )
-    whole = sum(list(tags) == list(gold) for tags, gold in zip(predictions, references, strict=True))
+    same = sum(sum(map(str.__eq__, tags, gold)) for tags, gold in sentences)
+    whole = sum(list(tags) == list(gold) for tags, gold in sentences)
     values = {"accuracy": 100 * same / total, "sentences": 100 * whole / len(references)}
     return MetricResult(metric="tag-accuracy", values=values, items=len(references))
 
@@ -168,15 +141,14 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     return result
 
 
-def _check_lengths(number: int, tags: Sequence[str], gold: Sequence[str]) -> None:
-    if len(tags) != len(gold):
-        raise UniclozeError(
-            f"Sentence {number:,} has {len(tags)} predicted and {len(gold)} right tags: give one for each token."
-        )
-
-
-def _f1(right: int, found: int, wanted: int) -> float:
-    return 200 * right / (found + wanted) if found + wanted else 0.0
+def _sentences(predictions: Tags, references: Tags) -> list[tuple[Sequence[str], Sequence[str]]]:
+    check_same_length(predictions, references)
+    sentences = list(zip(predictions, references, strict=True))
+    for number, (tags, gold) in enumerate(sentences, start=1):
+        if len(tags) != len(gold):
+            counts = f"{len(tags)} predicted and {len(gold)} right tags"
+            raise UniclozeError(f"Sentence {number:,} has {counts}: give one for each token.")
+    return sentences
 
 
 def correlation(
@@ -191,13 +163,13 @@ def correlation(
         for place, number in enumerate(numbers, start=1):
             if not math.isfinite(number):
                 raise UniclozeError(f"{name} {place:,} is {number}: give finite numbers.")
-    statistics = library("scipy.stats", "metrics")
+    stats = library("scipy.stats", "metrics")
     note, pearson, spearman = "", 0.0, 0.0
     if len(set(predictions)) == 1 or len(set(references)) == 1:
         note = "All predictions or all references are equal, so there is no correlation: given as 0."
     else:
-        pearson = float(statistics.pearsonr(predictions, references).statistic)
-        spearman = float(statistics.spearmanr(predictions, references).statistic)
+        pearson = float(stats.pearsonr(predictions, references).statistic)
+        spearman = float(stats.spearmanr(predictions, references).statistic)
     values = {"pearson": 100 * pearson, "spearman": 100 * spearman}
     undefined = list(values) if note else []
     return MetricResult(metric=metric, values=values, items=len(predictions), note=note, undefined=undefined)
@@ -220,14 +192,10 @@ def calibration(
     import numpy as np
 
     check_same_length(predictions, references)
-    shares: list[dict[Any, float]] = [
-        dict(each if isinstance(each, Mapping) else enumerate(each)) for each in predictions
-    ]
+    shares: list[dict[Any, float]] = [dict(one if isinstance(one, Mapping) else enumerate(one)) for one in predictions]
     said = [max(each, key=each.__getitem__) for each in shares]
-    given = [
-        {str(label): share for label, share in each.items()}.get(str(right), 0.0)
-        for each, right in zip(shares, references, strict=True)
-    ]
+    pairs = zip(shares, references, strict=True)
+    given = [{str(label): share for label, share in each.items()}.get(str(right), 0.0) for each, right in pairs]
     confidence = np.array([each[label] for each, label in zip(shares, said, strict=True)])
     right = np.array([str(label) == str(reference) for label, reference in zip(said, references, strict=True)])
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)  # a bin holds its upper end

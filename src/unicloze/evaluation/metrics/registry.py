@@ -33,46 +33,30 @@ from unicloze.evaluation.metrics.texts import coco, diversity, meteor, perl_roug
 _PROFILES = {"profile": tuple(PROFILES)}
 
 METRICS: dict[str, Metric] = {
-    "rouge": Metric(
-        "ROUGE-1, -2, -L and -Lsum with stemming", "texts", rouge, "rouge2", extra="metrics", options=_PROFILES
-    ),
+    "rouge": Metric("ROUGE-1, -2, -L and -Lsum with stemming", "texts", rouge, "rouge2", extra="metrics", options=_PROFILES),
     "rouge-perl": Metric("ROUGE by ROUGE-1.5.5.pl, if installed", "texts", perl_rouge, "rouge2", options=_PROFILES),
-    "bleu": Metric(
-        "BLEU by sacrebleu, with its signature", "texts", texts.bleu, "bleu", extra="metrics",
-        options={"tokenize": texts.TOKENIZE},
-    ),
-    "coco": Metric(
-        "coco-caption's BLEU-1 to BLEU-4 and ROUGE-L, for tokenised texts", "texts", coco, "bleu_4", options=_PROFILES
-    ),
-    "meteor": Metric(
-        "METEOR 1.5 for tokenised English texts; needs Java", "texts", meteor, "meteor", extra="coco",
-        check_programs=programs, options=_PROFILES,
-    ),
-    "nist": Metric(
-        "NIST-4 and NIST-5 as mteval-v13a computes them", "texts", texts.nist, "nist_4", extra="metrics",
-        options={"tokenize": texts.NIST_TOKENIZE},
-    ),
-    "diversity": Metric(
-        "Entropy-4, Distinct-1, Distinct-2 and the average length of the predictions", "texts", diversity, "entropy_4",
-        needs_references=False,
-    ),
+    "bleu": Metric("BLEU by sacrebleu, with its signature", "texts", texts.bleu, "bleu", extra="metrics",
+                   options={"tokenize": texts.TOKENIZE}),
+    "coco": Metric("coco-caption's BLEU-1 to BLEU-4 and ROUGE-L, for tokenised texts", "texts", coco, "bleu_4",
+                   options=_PROFILES),
+    "meteor": Metric("METEOR 1.5 for tokenised English texts; needs Java", "texts", meteor, "meteor", extra="coco",
+                     check_programs=programs, options=_PROFILES),
+    "nist": Metric("NIST-4 and NIST-5 as mteval-v13a computes them", "texts", texts.nist, "nist_4", extra="metrics",
+                   options={"tokenize": texts.NIST_TOKENIZE}),
+    "diversity": Metric("Entropy-4, Distinct-1, Distinct-2 and the average length of the predictions", "texts", diversity,
+                        "entropy_4", needs_references=False),
     "squad": Metric("exact match and F1 of SQuAD 1.1 and 2.0", "squad", squad, "f1"),
     "coqa": Metric("F1 of CoQA", "coqa", coqa, "f1"),
     "accuracy": Metric("percentage of right labels", "labels", accuracy, "accuracy"),
-    "f1": Metric("F1 of one class, and accuracy", "labels", f1, "f1", extra="metrics", options={"positive": ()}),
-    "macro-f1": Metric("mean F1 of all classes, and accuracy", "labels", macro_f1, "macro_f1", extra="metrics"),
+    "f1": Metric("F1 of one class, and accuracy", "labels", f1, "f1", options={"positive": ()}),
+    "macro-f1": Metric("mean F1 of all classes, and accuracy", "labels", macro_f1, "macro_f1"),
     "matthews": Metric("Matthews' correlation of labels", "labels", matthews, "matthews", extra="metrics"),
-    "correlation": Metric(
-        "Pearson's and Spearman's correlation of numbers", "numbers", correlation, "spearman", extra="metrics"
-    ),
-    "pearson": Metric(
-        "the same values as correlation, with Pearson's as the headline", "numbers",
-        partial(correlation, metric="pearson"), "pearson", extra="metrics",
-    ),
+    "correlation": Metric("Pearson's and Spearman's correlation of numbers", "numbers", correlation, "spearman",
+                          extra="metrics"),
+    "pearson": Metric("the same values as correlation, with Pearson's as the headline", "numbers",
+                      partial(correlation, metric="pearson"), "pearson", extra="metrics"),
     "entity-f1": Metric("F1 of entities in BIO tags, as conlleval counts them", "tags", entity_f1, "f1"),
-    "tag-accuracy": Metric(
-        "percentage of right tags, and of sentences with all tags right", "tags", tag_accuracy, "accuracy"
-    ),
+    "tag-accuracy": Metric("percentage of right tags, and of sentences with all right", "tags", tag_accuracy, "accuracy"),
     "lambada": Metric("percentage of right last words", "texts", lambada, "accuracy"),
 }  # fmt: skip
 
@@ -82,9 +66,8 @@ def metric(name: str) -> Metric:
     if name not in METRICS:
         near = difflib.get_close_matches(name, METRICS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(
-            f"There is no metric {name}: {meant}the metrics are {', '.join(METRICS)}; a custom metric needs --plugin FILE."
-        )
+        known = f"{meant}the metrics are {', '.join(METRICS)}"
+        raise UsageError(f"There is no metric {name}: {known}; a custom metric needs --plugin FILE.")
     return METRICS[name]
 
 
@@ -105,6 +88,20 @@ def measurable(names: Sequence[str]) -> list[str]:
         else:
             found.append(name)
     return found
+
+
+BY_ID = "squad", "coqa"
+"""What is compared by the ids of questions."""
+
+
+def of_lists(
+    name: str, found: Sequence[Any], wanted: Sequence[Any], *, errors: bool = False, **options: Any
+) -> MetricResult:
+    """The result of a metric for predictions and references in the same order, also where it takes them by id."""
+    chosen = metric(name)
+    sides: list[Any] = [dict(enumerate(side)) if chosen.compares in BY_ID else side for side in (found, wanted)]
+    result = chosen(*sides, **options)
+    return dataclasses.replace(result, errors=standard_errors(name, found, wanted, **options)) if errors else result
 
 
 class MetricTable(dict[str, Metric]):
@@ -190,10 +187,7 @@ def standard_errors(
         return {}
 
     def values_of(found: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
-        if chosen.compares == "squad":
-            ids = [str(number) for number in range(len(found))]
-            return chosen(dict(zip(ids, found, strict=True)), dict(zip(ids, wanted, strict=True)), **options)
-        return chosen(found, wanted, **options)
+        return of_lists(name, found, wanted, **options)
 
     def differences(pairs: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
         one, other = (values_of(found, wanted) for found in zip(*pairs, strict=True))

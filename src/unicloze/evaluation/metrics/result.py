@@ -102,18 +102,12 @@ class Metric:
             if allowed and value not in allowed:
                 raise UsageError(f"{name} is {value!r}: give one of {', '.join(allowed)}.")
 
-    def better(self, one: MetricResult, other: MetricResult) -> bool:
-        """Whether the headline value of `one` is better than that of `other`."""
-        difference = one.values[self.headline] - other.values[self.headline]
-        return difference > 0 if self.higher_is_better else difference < 0
-
 
 def check_same_length(predictions: Sized, references: Sized) -> None:
     """Check that there are predictions, and as many references."""
     if len(predictions) != len(references):
-        raise UniclozeError(
-            f"There are {len(predictions):,} predictions and {len(references):,} references: give one for each."
-        )
+        counts = f"{len(predictions):,} predictions and {len(references):,} references"
+        raise UniclozeError(f"There are {counts}: give one for each.")
     if not len(predictions):
         raise UniclozeError("There is nothing to compare: give at least one prediction and its reference.")
 
@@ -133,18 +127,16 @@ def library(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UniclozeError(
-            f'This metric needs {module.partition(".")[0]} ({error}): in the clone, pip install -e ".[{extra}]".'
-        ) from error
+        missing = f"{module.partition('.')[0]} ({error})"
+        raise UniclozeError(f'This metric needs {missing}: in the clone, pip install -e ".[{extra}]".') from error
 
 
 _SENTENCE_ENDS: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"(?<=\s[.!?])(?<!\s[^\W\d_]\s\.)\s+"), "\n"),
     (re.compile(r"((?<=[.!?])(?<!\b\w\.)[\"'\u201d\u2019)\]]*)\s+(?=[\"'\u201c\u2018(\[]*[A-Z0-9])"), r"\1\n"),
 )
-_LOWER_SENTENCE_END = (
-    re.compile(r"((?<=[.!?])(?<!\b\w\.)(?<!\b\w\s\.)[\"'\u201d\u2019)\]]*)\s+(?=[\"'\u201c\u2018(\[]*\w)"),
-    r"\1\n",
+_LOWER_SENTENCE_END = re.compile(
+    r"((?<=[.!?])(?<!\b\w\.)(?<!\b\w\s\.)[\"'\u201d\u2019)\]]*)\s+(?=[\"'\u201c\u2018(\[]*\w)"
 )
 _BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
 _LOWER_BRACKETS = {bracket: code.lower() for bracket, code in _BRACKETS.items()} | {
@@ -195,7 +187,8 @@ def sentences(text: str) -> str:
     text = text.strip()
     if "\n" in text:
         return text
-    return _substituted(text, _SENTENCE_ENDS if text != text.lower() else (*_SENTENCE_ENDS, _LOWER_SENTENCE_END))
+    lower = () if text != text.lower() else [(_LOWER_SENTENCE_END, r"\1\n")]
+    return _substituted(text, [*_SENTENCE_ENDS, *lower])
 
 
 def retokenise(text: str, *, symbols: Mapping[str, str] | None = None, quotes: bool = True, dashes: bool = True) -> str:
@@ -272,15 +265,15 @@ def _parted(text: str) -> list[str]:
     return parted
 
 
+def _cnndm(text: str) -> str:
+    return text.strip().replace(" <S_SEP> ", "\n")
+
+
 PROFILES: Mapping[str, Profile] = {
     "sentences": Profile(prediction=sentences, reference=sentences),
     "uncased": Profile(prediction=uncased, reference=uncased),
-    "cnndm": Profile(
-        prediction=lambda text: summary(text, 160), reference=lambda text: text.strip().replace(" <S_SEP> ", "\n")
-    ),
-    "cnndm-v1": Profile(
-        prediction=lambda text: summary(text, 70), reference=lambda text: text.strip().replace(" <S_SEP> ", "\n")
-    ),
+    "cnndm": Profile(prediction=lambda text: summary(text, 160), reference=_cnndm),
+    "cnndm-v1": Profile(prediction=lambda text: summary(text, 70), reference=_cnndm),
     "xsum": Profile(
         prediction=lambda text: _replaced(retokenise(text, quotes=False, dashes=False), _ROUND), reference=str.strip
     ),

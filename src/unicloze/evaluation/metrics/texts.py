@@ -19,6 +19,7 @@ from unicloze.errors import UniclozeError
 from unicloze.evaluation.metrics.result import MetricResult, check_texts, library, profiled, words
 
 Ngram = tuple[str, ...]
+Texts = Sequence[Sequence[str]]
 
 
 def ngrams(tokens: Sequence[str], n: int) -> Counter[Ngram]:
@@ -45,16 +46,9 @@ def bleu(predictions: Sequence[str], references: Sequence[Sequence[str]], *, tok
     most = max(map(len, references))
     streams = [[several[place] if place < len(several) else None for several in references] for place in range(most)]
     score = metric.corpus_score(list(predictions), streams)
-    values = {"bleu": score.score}
-    values |= {f"precision_{n}": precision for n, precision in enumerate(score.precisions, start=1)}
-    values["brevity_penalty"] = score.bp
-    return MetricResult(
-        metric="bleu",
-        values=values,
-        items=len(predictions),
-        units={"brevity_penalty": ""},
-        note=str(metric.get_signature()),
-    )
+    precisions = {f"precision_{n}": precision for n, precision in enumerate(score.precisions, start=1)}
+    values, note = {"bleu": score.score, **precisions, "brevity_penalty": score.bp}, str(metric.get_signature())
+    return MetricResult(metric="bleu", values=values, items=len(predictions), units={"brevity_penalty": ""}, note=note)
 
 
 KINDS = "rouge1", "rouge2", "rougeL", "rougeLsum"
@@ -131,12 +125,8 @@ def perl_rouge(
         raise UniclozeError(f"{script} failed with the message: {said}. Run its own test, runROUGE-test.pl, first.")
     values = {_NAMES[kind] + _ENDINGS[measure]: 100 * float(value) for kind, measure, value in found}
     order = [name + ending for name in _NAMES.values() for ending in _ENDINGS.values()]
-    return MetricResult(
-        metric="rouge-perl",
-        values={name: values[name] for name in order},
-        items=len(predictions),
-        note=f"Profile {profile}, {SCRIPT} -a -c 95 -m -n 2 -r 1000.",
-    )
+    ordered, note = {name: values[name] for name in order}, f"Profile {profile}, {SCRIPT} -a -c 95 -m -n 2 -r 1000."
+    return MetricResult(metric="rouge-perl", values=ordered, items=len(predictions), note=note)
 
 
 def find_script() -> Path:
@@ -191,13 +181,9 @@ def nist(predictions: Sequence[str], references: Sequence[Sequence[str]], *, tok
     length = sum(sum(map(len, several)) / len(several) for several in wanted)
     ratio = min(sum(map(len, found)) / length, 1.0) if length else 0.0
     penalty = math.exp(_BREVITY * math.log(ratio) ** 2) if ratio else 0.0
-    return MetricResult(
-        metric="nist",
-        values={"nist_4": penalty * sum(sums[:4]), "nist_5": penalty * sum(sums), "length_penalty": penalty},
-        items=len(predictions),
-        units={"nist_4": "bits", "nist_5": "bits", "length_penalty": ""},
-        note=f"Tokens: {tokenize}.",
-    )
+    values = {"nist_4": penalty * sum(sums[:4]), "nist_5": penalty * sum(sums), "length_penalty": penalty}
+    units, note = {"nist_4": "bits", "nist_5": "bits", "length_penalty": ""}, f"Tokens: {tokenize}."
+    return MetricResult(metric="nist", values=values, items=len(predictions), units=units, note=note)
 
 
 def _information(references: Sequence[Sequence[Sequence[str]]]) -> dict[Ngram, float]:
@@ -211,12 +197,7 @@ def _information(references: Sequence[Sequence[Sequence[str]]]) -> dict[Ngram, f
     return {ngram: math.log2(counts[ngram[:-1]] / count) for ngram, count in counts.items() if ngram}
 
 
-def _gain(
-    predictions: Sequence[Sequence[str]],
-    references: Sequence[Sequence[Sequence[str]]],
-    information: dict[Ngram, float],
-    n: int,
-) -> float:
+def _gain(predictions: Texts, references: Sequence[Texts], information: dict[Ngram, float], n: int) -> float:
     """Bits of the matched n-grams per predicted n-gram."""
     bits, total = 0.0, 0
     for tokens, several in zip(predictions, references, strict=True):
@@ -384,19 +365,9 @@ def diversity(predictions: Sequence[str], references: Sequence[Sequence[str]] = 
     for one in tokens:
         for n, count in counts.items():
             count.update(ngrams(one, n))
-    return MetricResult(
-        metric="diversity",
-        values={
-            "entropy_4": _entropy(counts[4]),
-            "distinct_1": len(counts[1]) / max(counts[1].total(), 1),
-            "distinct_2": len(counts[2]) / max(counts[2].total(), 1),
-            "average_length": counts[1].total() / len(tokens),
-        },
-        items=len(tokens),
-        units={"entropy_4": "nats", "distinct_1": "", "distinct_2": "", "average_length": "tokens"},
-    )
-
-
-def _entropy(counts: Counter[Ngram]) -> float:
-    total = counts.total()
-    return sum((count / total * math.log(total / count) for count in counts.values()), 0.0)
+    total = counts[4].total()
+    entropy = sum((count / total * math.log(total / count) for count in counts[4].values()), 0.0)
+    distinct = {f"distinct_{n}": len(counts[n]) / max(counts[n].total(), 1) for n in (1, 2)}
+    values = {"entropy_4": entropy, **distinct, "average_length": counts[1].total() / len(tokens)}
+    units = {"entropy_4": "nats", "distinct_1": "", "distinct_2": "", "average_length": "tokens"}
+    return MetricResult(metric="diversity", values=values, items=len(tokens), units=units)
