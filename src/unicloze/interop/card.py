@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import Environment, PackageLoader, Template
 
 from unicloze.evaluation.metrics.result import shown
 from unicloze.example import predicts_tokens
@@ -71,91 +73,45 @@ class Export:
 
 def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, float]) -> str:
     """The `README.md` of an export."""
-    recipe, events = loaded.recipe, _events(loaded)
+    recipe, model, events, architecture = loaded.recipe, loaded.model, _events(loaded), export.architecture
     start: Mapping[str, Any] = next((event for event in reversed(events) if event.get("event") == "start"), {})
-    sections = [
-        _front(recipe, export),
-        f"# {export.name or recipe.name}\n\n{_summary(loaded, export.architecture)}",
-        f"## Use\n\n{export.use or _use(loaded, export.architecture, export.imports)}",
-        f"## Training\n\n{_training(loaded, start)}",
-        f"## Evaluation\n\n{_evaluation(loaded, start, events)}",
-        *(f"## {title}\n\n{text}" for title, text in export.sections.items()),
-        f"## This export\n\n{_export(export, differences)}",
-        f"## The recipe\n\n```yaml\n{_recipe(recipe)}```",
-    ]
-    return "\n\n".join(section for section in sections if not section.endswith("\n\n")) + "\n"
-
-
-def _front(recipe: Recipe, export: Export) -> str:
-    kind = next((tag for name, tag in _TAGS.items() if export.architecture.endswith(name)), "feature-extraction")
-    tags = ["unicloze", recipe.task.kind or (recipe.objective.name if recipe.objective.trains else "embeddings")]
-    library = "transformers" if export.architecture and not export.imports else "unicloze"
-    front = yaml.safe_dump({"library_name": library, "pipeline_tag": export.tag or kind, "tags": tags}, sort_keys=False)
-    licence = f"license: {export.licence}" if export.licence else "# license: add one before you publish"
-    return f"---\n{licence}\n{front}---"
-
-
-def _summary(loaded: LoadedModel, architecture: str) -> str:
-    model, recipe = loaded.model, loaded.recipe
-    task = f" fine-tuned for {recipe.task.kind}" if recipe.task.kind else ""
-    shape = model.settings
-    said = (
-        f"{f'`{architecture}`' if architecture else 'A model'}{task}, made with unicloze {__version__}: "
-        f"{shape.num_layers} layers of {shape.hidden_size} with {shape.num_heads} attention heads, "
-        f"{model.vocab_size:,} tokens, {model.max_positions:,} positions, {model.num_parameters():,} weights."
-    )
-    note = ", ".join(part for part in (recipe.provenance.paper, _place(recipe)) if part)
-    return f"{said}\n\nRecipe `{recipe.name}`{f' after {note}' if note else ''}."
-
-
-def _use(loaded: LoadedModel, architecture: str, imports: str) -> str:
     kind = next((tag for name, tag in _TAGS.items() if architecture.endswith(name)), "")
-    lines = [f"import {imports}"] if imports else []
-    if kind in ("fill-mask", "text-classification", "token-classification"):
-        lines += ["from transformers import pipeline", "", f'ask = pipeline("{kind}", model="THIS FOLDER")']
-    else:
-        auto = f"AutoModel{architecture[architecture.find('For') :]}" if "For" in architecture else "AutoModel"
-        auto = auto.replace("ForConditionalGeneration", "ForCausalLM" if imports else "ForSeq2SeqLM")
-        auto += "ForCausalLM" if architecture.endswith("LMHeadModel") else ""
-        lines += [f"from transformers import {auto}, AutoTokenizer", "",
-                  f'model = {auto}.from_pretrained("THIS FOLDER")',
-                  'tokenizer = AutoTokenizer.from_pretrained("THIS FOLDER")']  # fmt: skip
-    if imports and kind == "text-generation":
-        lines += _generate(loaded)
-    said = "\n".join(["```python", *lines, "```"]) + f"\n\n{_names(loaded)}"
-    if loaded.recipe.task.kind or (kind == "text-generation" and not imports):
-        return said
-    said += '\n\n`SentenceTransformer("THIS FOLDER")` gives the same vectors as `unicloze embed`, for texts of up to one row.'
-    if not imports and not (hasattr(loaded.model, "pooler") or hasattr(loaded.model, "pair_head")):
-        said += " The layer behind `pooler_output` of `AutoModel` is untrained: use `last_hidden_state`."
-    return said
-
-
-def _names(loaded: LoadedModel) -> str:
-    """How the exported tokenizer treats names of special tokens in a text."""
-    eos = loaded.tokenizer.tokens([loaded.tokenizer.vocabulary.eos])[0]
-    said = (
-        f"The tokenizer of Transformers reads the name of a special token in a text, such as `{eos}`, as that token; "
-        "unicloze reads it as plain text, except the masks of `unicloze fill`."
+    auto = f"AutoModel{architecture[architecture.find('For') :]}" if "For" in architecture else "AutoModel"
+    auto = auto.replace("ForConditionalGeneration", "ForCausalLM" if export.imports else "ForSeq2SeqLM")
+    front = {
+        "library_name": "transformers" if architecture and not export.imports else "unicloze",
+        "pipeline_tag": export.tag or kind or "feature-extraction",
+        "tags": ["unicloze", recipe.task.kind or (recipe.objective.name if recipe.objective.trains else "embeddings")],
+    }
+    return template("card.md").render(
+        loaded=loaded,
+        export=export,
+        recipe=recipe,
+        model=model,
+        version=__version__,
+        front=yaml.safe_dump(front, sort_keys=False),
+        note=", ".join(part for part in (recipe.provenance.paper, _place(recipe)) if part),
+        kind=kind,
+        auto=auto + "ForCausalLM" * architecture.endswith("LMHeadModel"),
+        parts=[f'"{role.upper()}"' for role in recipe.generation.source] if recipe.task.kind else ['"TEXT"'],
+        longest_source=longest_source,
+        goes_on=goes_on,
+        eos=loaded.tokenizer.tokens([loaded.tokenizer.vocabulary.eos])[0],
+        has_pooler=hasattr(model, "pooler") or hasattr(model, "pair_head"),
+        training=_training(loaded, start),
+        evaluation=_evaluation(loaded, start, events),
+        checked=", ".join(f"{kind} {value:.1e}" for kind, value in differences.items()),
+        own_recipe=_recipe(recipe),
     )
-    if loaded.tokenizer.names_are_pieces:
-        return f"{said} Remove such names from untrusted texts."
-    return f"{said} `tokenizer(text, split_special_tokens=True)` reads all of them as text."
 
 
-def _generate(loaded: LoadedModel) -> list[str]:
-    """Code that generates a target like `unicloze generate`; empty if a source has more parts than a tokenizer takes."""
-    parts = [f'"{role.upper()}"' for role in loaded.recipe.generation.source] if loaded.recipe.task.kind else ['"TEXT"']
-    if len(parts) > 2:
-        return []
-    cut = f"truncation=True, max_length={longest_source(loaded)}"
-    ends = ["prompt = {name: ids[:, :-1] for name, ids in prompt.items()}  # no [EOS]: the model continues the text"]
-    return [
-        f'prompt = tokenizer({", ".join(parts)}, {cut}, return_tensors="pt", return_token_type_ids=False)',
-        *(ends if goes_on(loaded) else []),
-        "written = model.generate(**prompt)  # as generation_config.json says",
-        'print(tokenizer.decode(written[0, prompt["input_ids"].shape[1]:], skip_special_tokens=True))',
-    ]
+@functools.cache
+def template(name: str) -> Template:
+    """A template of this package."""
+    loader = PackageLoader("unicloze.interop")
+    return Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).get_template(
+        name
+    )
 
 
 def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
@@ -264,13 +220,6 @@ def _rivals(start: Mapping[str, Any], event: Mapping[str, Any]) -> Iterator[tupl
     for target, counts in ((start.get("baselines") or {}).get("perplexity") or {}).items():
         if target in (event.get("perplexity") or {}) and isinstance(counts, Mapping):
             yield f"of a Kneser-Ney trigram: held-out perplexity, {target}", f"{counts['trigram']:,.3f}"
-
-
-def _export(export: Export, differences: Mapping[str, float]) -> str:
-    checked = ", ".join(f"{kind} {value:.1e}" for kind, value in differences.items())
-    said = "".join(f"\n- {each[0].upper()}{each[1:]}." for each in export.said)
-    how = f"Written by `unicloze export RUN --to {export.to}`, loaded back and compared with the model"
-    return f"{how}; largest differences: {checked}." + (f"\n{said}" if said else "")
 
 
 def without_places(recipe: Recipe) -> Recipe:

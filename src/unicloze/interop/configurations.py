@@ -198,12 +198,7 @@ _NARROW = Key(
     write=lambda own: own.embedding_size or own.hidden_size,
     read=lambda config, _: _unless(config.whole("embedding_size", 128), config.whole("hidden_size")),
 )
-_OF_BERT = {
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "position_embedding_type": "absolute",
-    "pruned_heads": {},
-}
+_OF_BERT = dict(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute", pruned_heads={})
 _TIED = {"tie_word_embeddings": True}
 _NO_RELATIVE = {"relative_bias": False}
 _RANGE = Key("initializer_range", 0.02)

@@ -20,7 +20,7 @@ import torch
 from unicloze.decoding.inputs import objective_of, part_with
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import as_umask_says
-from unicloze.interop.card import CARD, Export, model_card, without_places
+from unicloze.interop.card import CARD, Export, model_card, template, without_places
 from unicloze.interop.check import LARGEST_DIFFERENCE, check_stock, transformers_library
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.files import read_json
@@ -31,12 +31,7 @@ from unicloze.training.loading import LoadedModel, load_model
 from unicloze.version import __version__
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_TAGS = {
-    "fill": "fill-mask",
-    "generate": "text-generation",
-    "predict": "feature-extraction",
-    "embed": "feature-extraction",
-}
+_TAGS = dict(fill="fill-mask", generate="text-generation", predict="feature-extraction", embed="feature-extraction")
 """Pipeline tag by the verb a card shows."""
 
 
@@ -86,36 +81,15 @@ def _write(loaded: LoadedModel, name: str, folder: Path, licence: str) -> None:
     module = folder / _module(name)
     write_weights(loaded, module, torch.bfloat16)
     (module / "__init__.py").write_text(f'"""The model {name} for unicloze."""\n', encoding="utf-8")
-    (folder / "pyproject.toml").write_text(_project(name, licence), encoding="utf-8")
-
-
-def _project(name: str, licence: str) -> str:
-    """The package's `pyproject.toml`; its version is the day of the export."""
-    today = datetime.datetime.now(datetime.UTC).date()
-    lines = [
-        "[project]",
-        f"name = {json.dumps(name)}",
-        f'version = "{today.year}.{today.month}.{today.day}"',
-        'description = "A language model for unicloze"',
-        'readme = "README.md"',
-        *([f"license = {json.dumps(licence)}"] if licence else []),
-        'requires-python = ">=3.11"',
-        f'dependencies = ["unicloze>={__version__}"]',
-        "",
-        f'[project.entry-points."{GROUP}"]',
-        f"{name} = {json.dumps(_module(name))}",
-        "",
-        "[build-system]",
-        'requires = ["hatchling"]',
-        'build-backend = "hatchling.build"',
-        "",
-        "[tool.hatch.build]",
-        "ignore-vcs = true  # .gitignore often names weights",
-        "",
-        "[tool.hatch.build.targets.wheel]",
-        f"packages = [{json.dumps(_module(name))}]",
-    ]
-    return "\n".join(lines) + "\n"
+    project = template("project.toml").render(
+        name=name,
+        module=_module(name),
+        day=datetime.datetime.now(datetime.UTC).date(),  # of the export
+        licence=json.dumps(licence) if licence else "",
+        version=__version__,
+        group=GROUP,
+    )
+    (folder / "pyproject.toml").write_text(project, encoding="utf-8")
 
 
 def _check(loaded: LoadedModel, module: Path) -> Mapping[str, float]:

@@ -65,11 +65,7 @@ def open_tokenizer(path: str | Path) -> tuple[Tokenizer, TokenizerSettings]:
     return tokenizer, settings
 
 
-POOLING: Mapping[str, Literal["first", "mean", "last"]] = {
-    "cls_token": "first",
-    "mean_tokens": "mean",
-    "lasttoken": "last",
-}
+POOLING: Mapping[str, Literal["first", "mean", "last"]] = dict(cls_token="first", mean_tokens="mean", lasttoken="last")
 """Pooling by the name sentence-transformers had for it in `pooling_mode_...`."""
 
 
@@ -134,16 +130,11 @@ def _template(tokenizer: Tokenizer, form: TextFormat) -> dict[str, Any]:
     first, second = form.segments
     special = dict.fromkeys((*form.start, *form.between, *form.end))
     names = dict(zip(special, tokenizer.tokens(special), strict=True))
+    begin = [*pieces(form.start, first), texts[0]]
     return {
         "type": "TemplateProcessing",
-        "single": [*pieces(form.start, first), texts[0], *pieces(form.end, first)],
-        "pair": [
-            *pieces(form.start, first),
-            texts[0],
-            *pieces(form.between, first),
-            texts[1],
-            *pieces(form.end, second),
-        ],
+        "single": [*begin, *pieces(form.end, first)],
+        "pair": [*begin, *pieces(form.between, first), texts[1], *pieces(form.end, second)],
         "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for number, name in names.items()},
     }
 

@@ -31,39 +31,6 @@ from unicloze.devices import seed
 ELEMENTS_PER_THREAD = 1 << 19
 """Below this, starting a thread costs more than it saves."""
 
-SOURCE = """
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-static inline uint32_t hash(uint32_t x, uint32_t first, uint32_t second) {
-    x ^= first;
-    x ^= x >> 16; x *= 0x7feb352dU; x ^= second;
-    x ^= x >> 15; x *= 0x846ca68bU;
-    return x ^ (x >> 16);
-}
-
-static inline uint32_t scaled(uint32_t bits, float scale) {
-    float value;
-    memcpy(&value, &bits, 4);
-    value *= scale;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
-#define DROP(name, type, shift, narrowed) \\
-void name(const type *in, type *out, size_t count, uint32_t offset, \\
-          uint32_t first, uint32_t second, uint32_t threshold, float scale) { \\
-    for (size_t i = 0; i < count; i++) { \\
-        uint32_t bits = scaled((uint32_t)in[i] << shift, scale); \\
-        out[i] = hash((uint32_t)i + offset, first, second) < threshold ? 0 : (type)(narrowed); \\
-    } \\
-}
-
-DROP(drop_float32, uint32_t, 0, bits)
-DROP(drop_bfloat16, uint16_t, 16, (bits + 0x7fffU + ((bits >> 16) & 1)) >> 16)
-"""
-
 
 @functools.cache
 def _compiled() -> ctypes.CDLL | None:
@@ -72,8 +39,7 @@ def _compiled() -> ctypes.CDLL | None:
     if compiler is None or sys.platform == "win32":
         return None
     with tempfile.TemporaryDirectory(prefix="unicloze-", ignore_cleanup_errors=True) as folder:
-        source, library = Path(folder, "dropout.c"), Path(folder, "dropout.so")
-        source.write_text(SOURCE, encoding="utf-8")
+        source, library = Path(__file__).with_name("dropout.c"), Path(folder, "dropout.so")
         command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(library)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=60)

@@ -49,11 +49,9 @@ def owners(model: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-}
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = dict(
+    gelu=functional.gelu, gelu_tanh=functools.partial(functional.gelu, approximate="tanh"), relu=functional.relu
+)
 
 
 Norm: TypeAlias = nn.LayerNorm | nn.RMSNorm
@@ -85,17 +83,13 @@ class FeedForward(nn.Module):
         return project(self.output, activated if dropout is None else dropout(activated, self.rate), dropout)
 
 
-SUBLAYERS: Mapping[str, Callable[[ModelSettings], nn.Module]] = {
-    "attention": SelfAttention,
-    "attention_norm": layer_norm,
-    "feed_forward": FeedForward,
-    "feed_forward_norm": layer_norm,
-}
+SUBLAYERS: Mapping[str, Callable[[ModelSettings], nn.Module]] = dict(
+    attention=SelfAttention, attention_norm=layer_norm, feed_forward=FeedForward, feed_forward_norm=layer_norm
+)
 """The modules of a layer."""
-READS_SOURCE: Mapping[str, Callable[[ModelSettings], nn.Module]] = {
-    "cross_attention": CrossAttention,
-    "cross_attention_norm": layer_norm,
-}
+READS_SOURCE: Mapping[str, Callable[[ModelSettings], nn.Module]] = dict(
+    cross_attention=CrossAttention, cross_attention_norm=layer_norm
+)
 """What a decoder's layers have as well."""
 
 SHARED_SUBLAYERS: Mapping[str, frozenset[str]] = {

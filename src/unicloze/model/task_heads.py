@@ -516,9 +516,7 @@ class BiattentiveHead(TaskHead):
 
 
 TASK_HEADS: Mapping[HeadName, type[TaskHead]] = {
-    "dense": LinearHead,
-    "dense_gelu": LinearHead,
-    "dense_relu": LinearHead,
+    **dict.fromkeys(ACTIVATIONS, LinearHead),
     "plain": LinearHead,
     "batch_norm": NormedHead,
     "biattentive": BiattentiveHead,
