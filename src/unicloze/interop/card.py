@@ -98,7 +98,12 @@ def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, fl
         goes_on=goes_on,
         eos=loaded.tokenizer.tokens([loaded.tokenizer.vocabulary.eos])[0],
         has_pooler=hasattr(model, "pooler") or hasattr(model, "pair_head"),
-        training=_training(loaded, start),
+        start=start,
+        begun=start.get("model") or recipe.training.initialize_from,
+        run=_run,
+        base=lambda path: Path(str(path)).name,
+        imported=recipe.provenance.place.startswith(IMPORTED),
+        command=_command(loaded, start),
         evaluation=_evaluation(loaded, start, events),
         checked=", ".join(f"{kind} {value:.1e}" for kind, value in differences.items()),
         own_recipe=_recipe(recipe),
@@ -114,38 +119,9 @@ def template(name: str) -> Template:
     )
 
 
-def _training(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
-    lines = [f"- steps: {loaded.step:,}"] if loaded.step else []
-    begun = start.get("model") or loaded.recipe.training.initialize_from
-    if begun:
-        steps = start.get("model_step", 0)
-        lines.append(f"- started from: {_run(str(begun))}" + (f", trained for {steps:,} steps" if steps else ""))
-    files = start.get("files") or {}
-    for part, count in (start.get("records") or {}).items():
-        of = f" of {Path(files[part]).name}" if files.get(part) else ""
-        lines.append(f"- {'training' if part == 'train' else 'evaluation'} records: {count:,}{of}")
-    lineage = start.get("lineage") or {}
-    whose = "text that model was trained on" if loaded.recipe.task.kind else "text"
-    for source in lineage.get("sources", []):
-        train = source.get("train") or {}
-        counts = ", ".join(f"{train[key]:,} {key}" for key in ("documents", "tokens", "bytes") if key in train)
-        lines.append(f"- {whose}: {Path(str(source.get('corpus', '?'))).name} ({counts})")
-    if lineage.get("fingerprint"):
-        lines.append(f"- fingerprint of the text: {lineage['fingerprint']}")
-    if (start.get("fingerprints") or {}).get("training file"):
-        lines.append(f"- fingerprint of the training records: {start['fingerprints']['training file']}")
-    if not lines:
-        place = loaded.recipe.provenance.place
-        lines.append(f"- unknown{', the model was imported' if place.startswith(IMPORTED) else ''}")
-    command = _command(loaded, start)
-    if command:
-        lines.append(f"\nThe command, with the recipe below in `recipe.yaml`:\n\n    {command}")
-    return "\n".join(lines)
-
-
-def _run(place: str) -> str:
+def _run(place: object) -> str:
     """Name of a checkpoint's run, or of the folder itself."""
-    path = Path(place)
+    path = Path(str(place))
     return path.parent.parent.name if path.parent.name in (CHECKPOINTS, BEST) else path.name
 
 
@@ -153,7 +129,7 @@ def _command(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
     recipe = loaded.recipe
     if recipe.task.kind:
         files = start.get("files") or {"train": "TRAIN", "dev": "DEV"}
-        named = {"model": _run(str(start.get("model", "MODEL")))} | {k: Path(v).name for k, v in files.items() if v}
+        named = {"model": _run(start.get("model", "MODEL"))} | {k: Path(v).name for k, v in files.items() if v}
         return "unicloze finetune --task recipe.yaml " + " ".join(f"--{k} {shlex.quote(v)}" for k, v in named.items())
     if not recipe.objective.trains or recipe.provenance.place.startswith(IMPORTED):
         return ""
