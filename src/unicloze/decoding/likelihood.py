@@ -331,27 +331,19 @@ def _of_logs(
 
 
 def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int) -> str | None:
-    notes = [inputs.lacks(objective, *asks) for measure, asks in _ASKS.items() if not defines(objective, measure)]
-    highest = _highest_mask_rate(objective)
-    if highest is not None and highest < 0.8:
-        notes.append(
-            f"the chain rule masks the whole text, but the model was trained at mask rates of at most {highest:.0%} "
-            "(a part of objective.mixture can have a higher one): the first tokens have far less context than in training"
-        )
-    if unscored:
-        notes.append(f"{unscored} tokens not in the vocabulary are not scored")
-    if windows > 1:
-        read = f"each reads {memory:,} tokens of memory" if memory else "each scored by itself"
-        notes.append(f"the text was cut into {windows} windows, {read}")
-    return "; ".join(notes) or None
-
-
-def _highest_mask_rate(objective: ObjectiveSettings) -> float | None:
-    """The highest mask rate of the parts that define the chain rule by masking; None for next-token prediction."""
     able = [part.settings for part in parts(objective) if defined(part.settings).causal is not None]
-    if not able or not OBJECTIVES[able[0].name].causal_masks:
-        return None
-    return max((max(settings.rates) for settings in able if settings.rates is not None), default=None)
+    masks = bool(able) and OBJECTIVES[able[0].name].causal_masks
+    highest = max((max(one.rates) for one in able if one.rates is not None), default=1.0) if masks else 1.0
+    read = f"each reads {memory:,} tokens of memory" if memory else "each scored by itself"
+    notes = {
+        **{inputs.lacks(objective, *asks): not defines(objective, measure) for measure, asks in _ASKS.items()},
+        f"the chain rule masks the whole text, but the model was trained at mask rates of at most {highest:.0%} "
+        "(a part of objective.mixture can have a higher one): the first tokens have far less context than in training":
+            highest < 0.8,
+        f"{unscored} tokens not in the vocabulary are not scored": unscored,
+        f"the text was cut into {windows} windows, {read}": windows > 1,
+    }  # fmt: skip
+    return "; ".join(note for note, holds in notes.items() if holds) or None
 
 
 By = Literal["par", "chain"]

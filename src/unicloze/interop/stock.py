@@ -424,26 +424,19 @@ def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
 
 def not_said(loaded: LoadedModel) -> list[str]:
     """How `generate` differs from the recipe's `decoding`, as sentences without a full stop."""
-    decoding = loaded.recipe.decoding
-    said = []
-    if decoding.beams > 1 and decoding.length_penalty:
-        alpha = f"{decoding.length_penalty:g}"
-        said.append(
-            f"`generate` ranks beams by log p / n^{alpha}, unicloze by log p / ((5 + n) / 6)^{alpha}: "
-            "with short texts they may choose differently (`length_penalty=0.0` is the same in both)"
-        )
-    if decoding.sample:
-        said.append("`generate` samples with torch's random numbers instead of `decoding.seed`: the texts differ")
-    if decoding.no_repeat_ngram and decoding.may_repeat:
-        said.append(
-            "`generate` blocks every repeated n-gram, unicloze allows those with a token of "
-            f"{', '.join(decoding.may_repeat)}"
-        )
-    if (guard := inputs.repetition_guard(loaded)) and not decoding.no_repeat_ngram:
-        said.append(f"unicloze lets so small a model repeat no {guard} tokens (`no_repeat_ngram_size={guard}`)")
-    if decoding.parallel is not None:
-        said.append("`generate` writes one token at a time, unicloze `decoding.parallel` at once")
-    return said
+    decoding, guard = loaded.recipe.decoding, inputs.repetition_guard(loaded)
+    alpha = f"{decoding.length_penalty:g}"
+    said = {
+        f"`generate` ranks beams by log p / n^{alpha}, unicloze by log p / ((5 + n) / 6)^{alpha}: with short texts they may "
+        "choose differently (`length_penalty=0.0` is the same in both)": decoding.beams > 1 and decoding.length_penalty,
+        "`generate` samples with torch's random numbers instead of `decoding.seed`: the texts differ": decoding.sample,
+        "`generate` blocks every repeated n-gram, unicloze allows those with a token of "
+        f"{', '.join(decoding.may_repeat)}": decoding.no_repeat_ngram and decoding.may_repeat,
+        f"unicloze lets so small a model repeat no {guard} tokens (`no_repeat_ngram_size={guard}`)":
+            guard and not decoding.no_repeat_ngram,
+        "`generate` writes one token at a time, unicloze `decoding.parallel` at once": decoding.parallel is not None,
+    }  # fmt: skip
+    return [sentence for sentence, holds in said.items() if holds]
 
 
 def longest_source(loaded: LoadedModel) -> int:
