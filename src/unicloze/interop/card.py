@@ -114,9 +114,8 @@ def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, fl
 def template(name: str) -> Template:
     """A template of this package."""
     loader = PackageLoader("unicloze.interop")
-    return Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).get_template(
-        name
-    )
+    made = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return made.get_template(name)
 
 
 def _run(place: object) -> str:
