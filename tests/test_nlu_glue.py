@@ -384,7 +384,7 @@ def test_mnli_is_chosen_by_the_mean_of_both_parts(tmp_path: Path, monkeypatch: p
         return load_recipe(f"glue-{task}", changes)
 
     start: Any = None
-    found, best = _task(recipe_of, start, "mnli", train, dev, tmp_path / "out", 2, 2, False)
+    found, best = _task(recipe_of, start, "mnli", (train, dev), tmp_path / "out", 2, seeds=2, progress=False)
     assert found is not None and found.out.name == "setting-0", "81 and 81.5 against 82 and 79"
     assert best.out.name == "1" and found.values == {"accuracy": 90.0, "mismatched": 71.0} and found.score == 80.5
 

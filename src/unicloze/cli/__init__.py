@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from unicloze import cores, terminal, verbs
-from unicloze.cli.parser import Parser, Verb, add_common_options, add_options, call_arguments, instead_of, script_of
+from unicloze.cli.parser import Parser, Verb, add_common_options, add_options, call_arguments, instead_of, parser_of
 from unicloze.errors import UsageError, did_you_mean
 from unicloze.verbs.options import Option
 from unicloze.version import __version__
@@ -31,7 +31,10 @@ def completion(shell: Annotated[Literal["bash", "zsh"], Option("SHELL", word=Tru
         unicloze completion bash
         unicloze completion zsh
     """
-    return script_of(VERBS, shell)
+    import shtab
+
+    script: str = shtab.complete(parser_of(VERBS), shell=shell)
+    return script
 
 
 VERBS = {name: Verb(name, function, verbs.INSTEAD.get(name, {})) for name, function in verbs.VERBS.items()}

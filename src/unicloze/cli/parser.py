@@ -279,14 +279,6 @@ FILES = "FILE", "PATH", "FILE|MODULE"
 """Names of the values of options that are completed by the names of folders or files."""
 
 
-def script_of(verbs: Mapping[str, Verb], shell: str) -> str:
-    """The script that completes the command line of some verbs in a shell."""
-    import shtab
-
-    script: str = shtab.complete(parser_of(verbs), shell=shell)
-    return script
-
-
 def parser_of(verbs: Mapping[str, Verb]) -> Parser:
     """One parser of the whole command line, with a parser for each verb below it."""
     from unicloze.recipes import recipe_names, task_names

@@ -386,50 +386,32 @@ def _alike(one: Examples, other: Examples) -> bool:
 
 def check_views(recipe: Recipe) -> None:
     """Reject views that the model or the task does not have."""
-    if problem := _problem_of_views(recipe):
-        raise UsageError(problem)
-
-
-def _problem_of_views(recipe: Recipe) -> str:
-    """What is wrong with the views of a recipe; empty if nothing is."""
     task, finetuning = recipe.task, recipe.finetuning
+    lstms, other = "bidirectional LSTMs", "give a model such as cvt (model.directions bidirectional)"
     both_ways = recipe.model.kind == "recurrent" and recipe.model.directions == "bidirectional"
     if isinstance(task, Headed) and task.layers == "all" and not both_ways:
-        return (
-            "task.layers is all, which only bidirectional LSTMs have (model.directions bidirectional): set it to last, or "
-            "give a model such as cvt"
-        )
+        raise UsageError(f"task.layers is all, which only {lstms} have: set it to last, or {other}")
     if not finetuning.unlabelled:
-        return ""
+        return
     if not isinstance(task, TaggingSettings):
-        return (
-            "finetuning.unlabelled hides the text on one side of a word, so it is for tagging only (the auxiliary decoders "
-            f"of cross-view training for translation are not done), and task.kind is {task.kind}: leave it out"
-        )
+        why = "the auxiliary decoders of cross-view training for translation are not done"
+        only = f"hides the text on one side of a word, so it is for tagging only ({why})"
+        raise UsageError(f"finetuning.unlabelled {only}, and task.kind is {task.kind}: leave it out")
     if not both_ways:
-        return (
-            "finetuning.unlabelled needs bidirectional LSTMs (model.directions bidirectional), whose first layer has the "
-            "views: give a model such as cvt"
-        )
+        raise UsageError(f"finetuning.unlabelled needs {lstms}, whose first layer has the views: {other}")
     if task.encoder_size:
-        return (
-            "finetuning.unlabelled needs heads that see no more than their view, and a biLSTM before a head reads the whole "
-            "sentence: set task.encoder_size to 0"
-        )
+        why = "and a biLSTM before a head reads the whole sentence: set task.encoder_size to 0"
+        raise UsageError(f"finetuning.unlabelled needs heads that see no more than their view, {why}")
     dropouts = {name: value for name, value in vars(recipe.model).items() if "dropout" in name}
     if high := [name for name, value in dropouts.items() if value * finetuning.unlabelled_dropout >= 1]:
-        return (
-            f"finetuning.unlabelled_dropout is {finetuning.unlabelled_dropout:g}, which makes model.{high[0]} 1 or more: "
-            "lower it"
-        )
+        given = f"finetuning.unlabelled_dropout is {finetuning.unlabelled_dropout:g}"
+        raise UsageError(f"{given}, which makes model.{high[0]} 1 or more: lower it")
     if recipe.training.on_spike != "accept":
-        return (
-            "training.on_spike compares the gradients of all steps, and those on unlabelled text (finetuning.unlabelled) are "
-            "much smaller at first: set it to accept"
-        )
+        why = "those on unlabelled text (finetuning.unlabelled) are much smaller at first: set it to accept"
+        raise UsageError(f"training.on_spike compares the gradients of all steps, and {why}")
     if recipe.distillation.teacher is not None:
-        return "with finetuning.unlabelled the model teaches itself: leave it out, or leave out distillation.teacher"
-    return ""
+        cure = "leave it out, or leave out distillation.teacher"
+        raise UsageError(f"with finetuning.unlabelled the model teaches itself: {cure}")
 
 
 def unlabelled_records(recipe: Recipe) -> list[Record]:

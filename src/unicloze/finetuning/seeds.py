@@ -306,14 +306,7 @@ class GlueSummary(Plain):
 
 
 def finetune_glue(
-    recipe_of: RecipeOf,
-    start: LoadedModel,
-    folder: Path,
-    out: Path,
-    *,
-    seeds: int = 1,
-    grid_budget: int = 1,
-    progress: bool = True,
+    recipe_of: RecipeOf, start: LoadedModel, folder: Path, out: Path, *, seeds: int, grid_budget: int, progress: bool
 ) -> GlueSummary:
     """Fine-tune on every GLUE task in a folder; resumes if stopped."""
     found = list(_found(folder))
@@ -324,8 +317,8 @@ def finetune_glue(
     results: list[GlueTaskResult] = []
     files: list[Path] = []
     stopped = 0
-    for task, train, dev in found:
-        result, run = _task(recipe_of, start, task, train, dev, out, seeds, grid_budget, progress)
+    for task, *own in found:
+        result, run = _task(recipe_of, start, task, own, out, grid_budget, seeds=seeds, progress=progress)
         if result is None:
             stopped = run.stopped_by
             break
@@ -366,23 +359,16 @@ def _first(folder: Path, names: Sequence[str]) -> Path | None:
 
 
 def _task(
-    recipe_of: RecipeOf,
-    start: LoadedModel,
-    task: str,
-    train: Path,
-    dev: Path,
-    out: Path,
-    seeds: int,
-    budget: int,
-    progress: bool,
+    recipe_of: RecipeOf, start: LoadedModel, task: str, files: Sequence[Path], out: Path, budget: int, **how: Any
 ) -> tuple[GlueTaskResult | None, FinetuneResult]:
     """The result of the best setting, None if stopped by a signal, and the run of its best seed."""
+    train, dev = files
     settings = grid(recipe_of(task, {}), budget)
     tried: list[tuple[dict[str, float], FinetuneSummary]] = []
     for number, changes in enumerate(settings):
         place = out / GLUE[task].name / (f"setting-{number}" if len(settings) > 1 else "")
         place.mkdir(parents=True, exist_ok=True)
-        summary = finetune_seeds(recipe_of(task, changes), start, train, dev, place, seeds=seeds, progress=progress)
+        summary = finetune_seeds(recipe_of(task, changes), start, train, dev, place, **how)
         if summary.runs[-1].stopped_by:
             return None, summary.runs[-1]
         tried.append((changes, summary))

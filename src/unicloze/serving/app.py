@@ -51,7 +51,12 @@ def build_app(model: ServedModel, token: str | None = None) -> Guard:
     for router_of in (own_router, openai_router, hugging_face_router):
         app.include_router(router_of(model))
     _add_page(app)
-    _add_errors(app, model.limits)
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return answer_of(request.url.path, _refusal(error, model.limits))
+
+    for kind in (Refused, UniclozeError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
     return Guard(app, model.limits, token)
 
 
@@ -112,37 +117,25 @@ def _type(field: Mapping[str, Any]) -> str:
     return {"string": "text", "null": "nothing"}.get(name, name)
 
 
-def _add_errors(app: FastAPI, limits: Limits) -> None:
-    def answer(request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
-        return answer_of(request.url.path, Refused(status, sentence, headers))
-
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
-        return answer_of(request.url.path, error)
-
-    @app.exception_handler(UniclozeError)
-    async def unusable(request: Request, error: UniclozeError) -> Response:
+def _refusal(error: Exception, limits: Limits) -> Refused:
+    """What an error is answered with."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, UniclozeError):
         sentence = str(error)
         end = "" if sentence.endswith((".", "?", "!")) else "."
-        return answer(request, 422 if isinstance(error, UsageError) else 500, sentence[:1].upper() + sentence[1:] + end)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return answer(request, 422, _sentence(error.errors()[0]))
-
-    @app.exception_handler(HTTPException)
-    async def impossible(request: Request, error: HTTPException) -> Response:
-        if error.status_code == 400:  # the body is not UTF-8
-            return answer(request, 422, NOT_JSON)
-        if error.status_code == 413:
-            return answer_of(request.url.path, too_large(limits))
-        said = {404: "There is nothing here", 405: "This path does not take this method"}
-        sentence = f"{said.get(error.status_code, str(error.detail).removesuffix('.'))}: /docs lists what there is."
-        return answer(request, error.status_code, sentence, error.headers)
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        return answer(request, 500, FAILED)
+        return Refused(422 if isinstance(error, UsageError) else 500, sentence[:1].upper() + sentence[1:] + end)
+    if isinstance(error, RequestValidationError):
+        return Refused(422, _sentence(error.errors()[0]))
+    if not isinstance(error, HTTPException):
+        return Refused(500, FAILED)
+    if error.status_code == 413:
+        return too_large(limits)
+    if error.status_code == 400:  # the body is not UTF-8
+        return Refused(422, NOT_JSON)
+    said = {404: "There is nothing here", 405: "This path does not take this method"}
+    sentence = f"{said.get(error.status_code, str(error.detail).removesuffix('.'))}: /docs lists what there is."
+    return Refused(error.status_code, sentence, error.headers)
 
 
 def _sentence(problem: Mapping[str, Any]) -> str:

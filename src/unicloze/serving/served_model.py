@@ -73,7 +73,8 @@ def choose_for_vectors(model: LoadedModel) -> VectorPrecision:
     if model.precision != "fp32" or choose_precision(automatic, model.compute.device) != "bf16":
         return VectorPrecision(model=model)
     half = dataclasses.replace(model, precision="bf16")
-    texts = _random_texts(model)
+    ids = np.random.default_rng(0).choice(model.tokenizer.vocabulary.ordinary, size=(_TEXTS, _TOKENS))
+    texts = [text if text.strip() else "a" for text in map(model.tokenizer.decode, ids.tolist())]
     try:
         exact, close = embed(model, texts), embed(half, texts)  # also warms up
     except UniclozeError:  # a model that gives no vectors says why when it is asked for them
@@ -83,11 +84,6 @@ def choose_for_vectors(model: LoadedModel) -> VectorPrecision:
     speed_up, cosine = slow / fast, float((left * right).sum(axis=1).min())
     good = speed_up >= LEAST_SPEED_UP and cosine >= LEAST_COSINE
     return VectorPrecision(model=half if good else model, speed_up=speed_up, cosine=cosine)
-
-
-def _random_texts(model: LoadedModel) -> list[str]:
-    ids = np.random.default_rng(0).choice(model.tokenizer.vocabulary.ordinary, size=(_TEXTS, _TOKENS))
-    return [text if text.strip() else "a" for text in map(model.tokenizer.decode, ids.tolist())]
 
 
 def _seconds(model: LoadedModel, texts: list[str]) -> float:

@@ -129,9 +129,8 @@ def score(
 def _check_source(text: object, file: object, text_field: str, verb: str) -> None:
     check_one_given(text, file, f"to {verb}")
     if file is None and text_field != "text":
-        raise UsageError(
-            "option --text-field: it names the text in the records of a file: leave it out or give --file."
-        )
+        names = "it names the text in the records of a file"
+        raise UsageError(f"option --text-field: {names}: leave it out, or give --file.")
 
 
 def _texts(file: PathLike | None, text_field: str) -> list[str]:
