@@ -30,13 +30,13 @@ from json_lines import evenly_spaced
 from short_runs import CAUSAL
 from unicloze import verbs
 from unicloze.comparison.runs import counted
-from unicloze.pretraining.count_baselines import MOST_WORDS
+from unicloze.objectives import Ability
+from unicloze.pretraining.count_baselines import MOST_WORDS, ranks_by_counts
 from unicloze.pretraining.data import build_sampler
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.text.counts import content_words, open_counts
 from unicloze.text.prepare import Prepared
-from unicloze.training.verdict import Asking, ranks_by_counts
 
 RESULTS = Path(__file__).parent / "results" / "which_objective.json"
 ALONE = (
@@ -122,7 +122,7 @@ def counts_of(folder: Path) -> dict[str, float]:
     windows = build_sampler(recipe, prepared, heldout=True).sequential(recipe.training.evaluate_windows)
     found = {name: perplexities["trigram"] for name, perplexities in counted(counts, windows).items()}
     words = content_words(prepared.heldout, counts, tokenizer, longest=recipe.data.window - 2, most=MOST_WORDS)
-    sides: Mapping[str, Asking] = {"both": "cloze", "left": "causal"}
+    sides: Mapping[str, Ability] = {"both": "cloze", "left": "causal"}
     for side, asking in sides.items():
         found[f"words_{side}"] = 100 * float((ranks_by_counts(counts, words, asking) < 5).mean())
     return {name: round(value, 2) for name, value in found.items()}

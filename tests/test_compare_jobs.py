@@ -20,7 +20,7 @@ from unicloze.comparison import compare
 from unicloze.comparison.compare import Job, do_all
 from unicloze.comparison.table import Comparison
 from unicloze.errors import UniclozeError
-from unicloze.training.lock import hold
+from unicloze.files import hold
 
 NAMES = "unilmv2-ablation-ae", "unilmv2-ablation-ar"
 

@@ -31,7 +31,6 @@ from unicloze.records import read_records
 from unicloze.settings import DataSettings, Recipe, TokenizerSettings
 from unicloze.tasks import TASKS
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.training.batches import read_windows
 from unicloze.training.loading import build_model, spell_tokens
 
 RECORDS: dict[str, tuple[str, list[dict[str, Any]]]] = {
@@ -146,7 +145,7 @@ def examples_of(recipe: Recipe, prepared: Prepared, folder: Path) -> Iterator[Ex
     for phase in phases(recipe):
         sampler = build_sampler(phase.recipe, prepared, phrases=phrases)
         for part in parts(phase.recipe.objective):
-            windows = read_windows(sampler, part.settings, 0, 1, lanes=1)
+            windows = sampler.read(0, 1, pairs=part.settings.windows.pairs)
             yield one_row(make_examples(windows, sampler.vocabulary, part.settings))
 
 

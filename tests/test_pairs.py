@@ -28,10 +28,9 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ModelSettings
 from unicloze.text import windows as pairing
-from unicloze.text.pieces import Places
 from unicloze.text.sampler import WindowSampler, check_segment_pairs
 from unicloze.text.shards import TokenSource
-from unicloze.text.windows import Pairs, Windows
+from unicloze.text.windows import Pairs, Places, Windows
 
 LETTERS = "_ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz."
 PERIOD = LETTERS.index(".")

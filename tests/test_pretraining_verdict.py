@@ -21,8 +21,15 @@ from test_counts import source as token_source
 from unicloze import verbs
 from unicloze.example import Examples, Target, predicts_tokens
 from unicloze.mixtures import parts
-from unicloze.objectives import make_examples, settings_of
-from unicloze.pretraining.count_baselines import _around, open_baselines, perplexities_of
+from unicloze.objectives import Ability, make_examples, settings_of
+from unicloze.pretraining.count_baselines import (
+    _around,
+    open_baselines,
+    perplexities_of,
+    ranks_by_counts,
+    ranks_by_model,
+    way_to_ask,
+)
 from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe, recipe_names
@@ -34,7 +41,7 @@ from unicloze.text.windows import Windows
 from unicloze.training.batches import heldout_examples
 from unicloze.training.ledger import Figure, read_ledger
 from unicloze.training.loading import LoadedModel
-from unicloze.training.verdict import Asking, Course, WordScore, ranks_by_counts, ranks_by_model, verdict_on, way_to_ask
+from unicloze.training.verdict import Course, WordScore, verdict_on
 
 TEXTS = ["the list of items is empty", "return the value or state and not x", "x in the list .", "list of the state ."]
 PLACES = [3, 2, 1, 3]
@@ -49,7 +56,7 @@ def rank(probability: np.ndarray, answer: int, ordinary: Sequence[int]) -> int:
     return sorted(ordinary, key=lambda token: (-probability[token], token)).index(answer)
 
 
-def ranks_by_hand(model: LoadedModel, asking: Asking) -> list[int]:
+def ranks_by_hand(model: LoadedModel, asking: Ability) -> list[int]:
     """The rank of each word, from a separate forward pass."""
     vocabulary, ranks = model.tokenizer.vocabulary, []
     for text, place in zip(words_of(model).sentences, PLACES, strict=True):
@@ -73,20 +80,19 @@ def ranks_by_hand(model: LoadedModel, asking: Asking) -> list[int]:
     ],
 )
 def test_words_are_guessed_by_what_the_objective_defines(
-    asking: Asking, objective: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    asking: Ability, objective: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unicloze.training.verdict.ROWS", 3)
+    monkeypatch.setattr("unicloze.pretraining.count_baselines.ROWS", 3)
     model = loaded(**objective)
     way = way_to_ask(model.recipe.objective)
-    assert way is not None and way[0] == asking
-    ranks = ranks_by_model(model.model, words_of(model), model.tokenizer.vocabulary, way, model.compute)
+    assert way == asking
+    ranks = ranks_by_model(model.model, model.recipe, words_of(model), model.tokenizer.vocabulary, way, model.compute)
     assert ranks.tolist() == ranks_by_hand(model, asking)
     assert len(set(ranks.tolist())) > 1
 
 
 def test_every_recipe_uses_its_best_ability_for_words() -> None:
-    ways = {name: way_to_ask(load_recipe(name).objective) for name in recipe_names()}
-    asked = {name: way[0] if way else None for name, way in ways.items()}
+    asked = {name: way_to_ask(load_recipe(name).objective) for name in recipe_names()}
     assert {name for name, way in asked.items() if way is None} == {
         *("bart-base", "electra-base", "electra-small", "mass-base", "t5-base", "t5-v1.1-base", "ul2-base"),
         *("prefix-denoising-base", "prefix-masked-span-base", "prefix-span-corruption-base"),
@@ -126,7 +132,7 @@ def test_a_model_that_predicts_nan_guesses_nothing() -> None:
         model.model.backbone.embeddings.tokens.weight.fill_(torch.nan)
     way = way_to_ask(model.recipe.objective)
     assert way is not None
-    ranks = ranks_by_model(model.model, words_of(model), model.tokenizer.vocabulary, way, model.compute)
+    ranks = ranks_by_model(model.model, model.recipe, words_of(model), model.tokenizer.vocabulary, way, model.compute)
     assert ranks.min() >= 5
 
 

@@ -22,12 +22,11 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import pipeline
-from unicloze.text.documents import Tally, read_file
+from unicloze.text.documents import Spans, Tally, read_file
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared, prepare_data
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import marks_of
-from unicloze.text.spans import Spans
 from unicloze.text.windows import Windows
 
 PLAIN = "zebra"

@@ -11,10 +11,12 @@ import math
 import os
 import re
 import shutil
+import socket
 import stat
+import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -22,7 +24,6 @@ from unicloze.errors import UniclozeError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-    from filelock import BaseFileLock
 
 
 def digest(value: Any) -> str:
@@ -237,15 +238,42 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def release_and_remove(lock: BaseFileLock) -> None:
-    """Release a lock and remove its file."""
-    file = Path(lock.lock_file)
-    with suppress(PermissionError):  # Windows removes no open file
-        file.unlink(missing_ok=True)  # while it is held, so that no other process holds what is removed
-    lock.release()
-    if file.exists():
-        with suppress(PermissionError):  # another process has it by now
-            file.unlink(missing_ok=True)
+class InUse(UniclozeError):
+    """Another process holds a lock."""
+
+
+@contextmanager
+def hold(lock: Path, place: Path, cure: str, *, keep: bool = False, wait: bool = False) -> Iterator[None]:
+    """Hold a lock file for this process; it is released when the process ends, even if killed."""
+    from filelock import FileLock, Timeout
+
+    from unicloze.progress import say
+
+    holder, held = lock.with_name(f"{lock.name}.holder"), FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        known = holder.read_text(encoding="utf-8").strip() if holder.is_file() else ""
+        error = InUse(f"{place} is in use by {known or 'another process'}: {cure}")
+        if not wait:
+            raise error from None
+        say(str(error))
+        held.acquire()
+    try:
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder.write_text(f"process {os.getpid()} on {socket.gethostname()} since {started}", encoding="utf-8")
+        yield
+    finally:
+        if keep:
+            holder.write_text("", encoding="utf-8")
+        else:
+            holder.unlink(missing_ok=True)
+            with suppress(PermissionError):  # Windows removes no open file
+                lock.unlink(missing_ok=True)  # while it is held, so that no other process holds what is removed
+        held.release()
+        if not keep and lock.exists():
+            with suppress(PermissionError):  # another process has it by now
+                lock.unlink(missing_ok=True)
 
 
 def as_umask_says(file: Path) -> None:

@@ -517,15 +517,8 @@ class TrainingSettings:
     epsilon: float = setting(1e-6, POSITIVE, MOMENTS)
     weight_decay: float = setting(0.01, NOT_NEGATIVE)
     schedule: Literal[
-        "linear",
-        "cosine",
-        "wsd",
-        "constant",
-        "slanted_triangular",
-        "inverse_sqrt",
-        "flat_inverse_sqrt",
-        "slow_inverse_sqrt",
-    ] = "linear"
+        "linear", "cosine", "wsd", "constant", "slanted_triangular", "inverse_sqrt", "flat_inverse_sqrt", "slow_inverse_sqrt",
+    ] = "linear"  # fmt: skip
     warmup_steps: int = setting(24_000, NOT_NEGATIVE, Derived("give finetuning.warmup_share"))
     decay_steps: int | None = setting(None, POSITIVE, needs("training.schedule", "cosine", "wsd"))
     final_rate: float = setting(0.0, BELOW_ONE, needs("training.schedule", "linear", "cosine", "wsd"))
@@ -963,6 +956,15 @@ class Recipe:
     generation: GenerationSettings = field(default_factory=GenerationSettings)
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
     finetuning: FinetuningSettings = field(default_factory=FinetuningSettings)
+
+    def changed(self, section: str, **values: Any) -> Recipe:
+        """This recipe with other values of some settings of a section."""
+        return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **values)})
+
+    def flat(self, *sections: str) -> dict[str, Any]:
+        """The settings of some sections by dotted name, as plain values."""
+        held = {section: dataclasses.asdict(getattr(self, section)) for section in sections}
+        return {f"{section}.{name}": value for section, values in held.items() for name, value in values.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """This recipe as plain dictionaries and lists, for YAML and JSON."""

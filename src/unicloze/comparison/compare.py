@@ -42,7 +42,7 @@ from unicloze.comparison.runs import (
 )
 from unicloze.comparison.table import Comparison, ContestantResult, Spent, words_key
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import CHECKPOINTS, write_file
+from unicloze.files import CHECKPOINTS, InUse, hold, write_file
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import describe, longest_window
 from unicloze.pretraining.budget import Budget
@@ -52,7 +52,6 @@ from unicloze.report.history import History
 from unicloze.settings import Recipe
 from unicloze.text.counts import open_counts
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.training.lock import InUse, hold
 from unicloze.training.memory import refuse_what_cannot_fit
 from unicloze.training.pace import Clock
 from unicloze.training.precision import choose_device, choose_precision
@@ -145,8 +144,8 @@ def compare_recipes(
         every = recipes[0].training.evaluate_every if "training.evaluate_every" in (overrides or {}) else None
         planned = _plan(recipes, prepared, budget, out / COMPARISON_FILE, wanted, every, say)
         _note_probes(fitted, out / COMPARISON_FILE, say)
-    data = dataclasses.replace(recipes[0].data, window=window, segments=1, documents="separate", order="shuffled")
-    sampler = build_sampler(dataclasses.replace(recipes[0], data=data), prepared, heldout=True)
+    plain = recipes[0].changed("data", window=window, segments=1, documents="separate", order="shuffled")
+    sampler = build_sampler(plain, prepared, heldout=True)
     windows = sampler.sequential(recipes[0].training.evaluate_windows)
     if not (masked_steps(windows, prepared.tokenizer.vocabulary) >= 0).any():
         raise UsageError(
@@ -227,10 +226,7 @@ def _prepare(recipes: list[Recipe], out: Path, progress: bool) -> tuple[Prepared
     prepared = open_or_prepare(recipes[0].data, recipes[0].tokenizer, out / "data", progress=progress)
     if not prepared.heldout:
         raise UsageError("no text is held out to measure on: raise --data.heldout_share or give more documents.")
-    recipes[:] = [
-        dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=str(prepared.folder)))
-        for recipe in recipes
-    ]
+    recipes[:] = [recipe.changed("data", prepared=str(prepared.folder)) for recipe in recipes]
     return prepared, min(longest_window(recipe) for recipe in recipes)
 
 
@@ -266,7 +262,7 @@ def _plan(
     precision: Any = choose_precision(training, choose_device(training))  # the same for all
     planned = []
     for recipe in recipes:
-        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
+        recipe = recipe.changed("training", precision=precision)
         planned.append(contestants_at_budget(recipe, prepared, budget, path.parent, evaluate_every=evaluate_every))
     entries = [
         {"name": one.recipe.name, "flops_per_step": one.flops_per_step, "tokens_per_step": one.tokens_per_step,
@@ -296,12 +292,9 @@ def _note_probes(probes: Sequence[FittedProbe], path: Path, say: Callable[[str],
 
 
 def _planned(recipe: Recipe, entry: Mapping[str, Any]) -> Contestant:
-    training = dataclasses.replace(recipe.training, **{**entry["training"], "betas": tuple(entry["training"]["betas"])})
-    return Contestant(
-        recipe=dataclasses.replace(recipe, training=training),
-        flops_per_step=entry["flops_per_step"],
-        tokens_per_step=entry["tokens_per_step"],
-    )
+    training = {**entry["training"], "betas": tuple(entry["training"]["betas"])}
+    costs = {name: entry[name] for name in ("flops_per_step", "tokens_per_step")}
+    return Contestant(recipe=recipe.changed("training", **training), **costs)
 
 
 def _counted_words(runs: Iterable[Path]) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -114,11 +113,7 @@ def _refuse_foreign(recipes: Sequence[Recipe], overrides: Mapping[str, Any]) -> 
 
 def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
     """Settings, by dotted name, that give a recipe the text, tokenizer, sizes and schedule of `like`."""
-    settings = {
-        f"{section}.{name}": value
-        for section in ("data", "tokenizer", "training")
-        for name, value in dataclasses.asdict(getattr(like, section)).items()
-    }
+    settings = like.flat("data", "tokenizer", "training")
     streams = _OF_STREAMS if own.model.memory or like.model.memory else ()
     settings |= {f"data.{name}": getattr(own.data, name) for name in (*_OWN, *streams)}
     settings |= {f"model.{name}": value for name, value in _sizes(like, own).items()}
@@ -198,5 +193,5 @@ def contestants_at_budget(
     cost = cost_of_a_step(recipe, prepared, folder, timed=budget.kind == "time")
     recipe = with_steps(recipe, budget, cost)
     every = max(1, recipe.training.steps // 8) if evaluate_every is None else evaluate_every
-    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, evaluate_every=every))
+    recipe = recipe.changed("training", evaluate_every=every)
     return Contestant(recipe=recipe, flops_per_step=cost.flops, tokens_per_step=cost.tokens)

@@ -154,22 +154,19 @@ def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: To
         raise UsageError(
             f"two probes are named {again[0]}: give one of them a recipe file of its own (base: {again[0]})."
         )
-    starts = [_untrained(recipe, tokenizer) for recipe in recipes] if probes else []
+    starts = []  # the shapes of the models that the recipes train
+    for recipe in recipes if probes else ():
+        with shapes_only():
+            model = shape_model(recipe, tokenizer.vocabulary.size).for_use()
+        starts.append(LoadedModel(model, tokenizer, recipe, Path(recipe.name), 0))
     with options_begin_with(PREFIX):
         return [_fitted(probe, starts) for probe in probes]
 
 
-def _untrained(recipe: Recipe, tokenizer: Tokenizer) -> LoadedModel:
-    """The shape of the model that a recipe trains."""
-    with shapes_only():
-        model = shape_model(recipe, tokenizer.vocabulary.size).for_use()
-    return LoadedModel(model, tokenizer, recipe, Path(recipe.name), 0)
-
-
 def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
     longest = min(start.model.max_positions for start in starts)
-    task = dataclasses.replace(probe.recipe.task, max_length=min(probe.recipe.task.max_length, longest))
-    probe = dataclasses.replace(probe, recipe=dataclasses.replace(probe.recipe, task=task))
+    recipe = probe.recipe.changed("task", max_length=min(probe.recipe.task.max_length, longest))
+    probe, task = dataclasses.replace(probe, recipe=recipe), recipe.task
     able, not_defined = list[Recipe](), dict[str, str]()
     for start in starts:
         try:
@@ -206,9 +203,7 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     task = recipe.task
     if isinstance(task, Headed):
         pooling = start.recipe.use.pooling if task.kind in POOLED else task.pooling
-        own_way = (
-            start.recipe.model.decoder_layers or task.head == "biattentive"
-        )  # the decoder's, refused, or the head's
+        own_way = start.recipe.model.decoder_layers or task.head == "biattentive"  # the decoder refuses, the head pools
         alone = task.one_slot and (task.kind not in POOLED or pooling == "mean")
         task = dataclasses.replace(task, pooling=None if own_way or alone else pooling)
     return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
@@ -225,12 +220,7 @@ def agreed(probes: Sequence[FittedProbe], former: Mapping[str, Any], place: Path
 
 
 def _noted(probe: FittedProbe) -> dict[str, Any]:
-    settings = {
-        f"{section}.{name}": value
-        for section in SHARED
-        for name, value in dataclasses.asdict(getattr(probe.recipe, section)).items()
-    }
-    settings |= {key: value_of(probe.recipe, key) for key in probe.overridden}
+    settings = probe.recipe.flat(*SHARED) | {key: value_of(probe.recipe, key) for key in probe.overridden}
     kept = {key: value for key, value in settings.items() if key not in FREE_TO_CHANGE and key not in _DECIDED}
     noted: dict[str, Any] = json.loads(json.dumps({"settings": kept, "files": probe.fingerprints}))
     return noted

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from unicloze.arrays import Int32s
@@ -59,7 +58,7 @@ MEASURES: Mapping[str, Ability] = {"ae": "cloze", "par": "stepwise", "causal": "
 # its memory goes back and no further than the window's document.
 
 
-def masked_steps(windows: Windows, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
+def masked_steps(windows: Windows, vocabulary: Vocabulary) -> Int32s:
     """Step of each masked position of held-out windows, -1 elsewhere. *Shape:* (rows, window)"""
     plain = UniLMv2Settings()
     return draw_steps(windows, plain, np.full(len(windows), plain.mask_rate), vocabulary)
@@ -128,10 +127,8 @@ def _with_memory(
     """The summed losses of the only target, each row with the memory of its past."""
     loaded = dataclasses.replace(loaded, precision=compute.precision)
     figure = Figure(target=next(iter(examples.targets)))
-    texts = [
-        [*past, tokens[1 : length - 1]]
-        for past, tokens, length in zip(before, windows.token_ids, windows.lengths, strict=True)
-    ]
+    rows_of_windows = zip(before, windows.token_ids, windows.lengths, strict=True)
+    texts = [[*past, tokens[1 : length - 1]] for past, tokens, length in rows_of_windows]
     pieces = [ReadWindow(text=row, first=0, tokens=piece) for row, each in enumerate(texts) for piece in each]
     own = set((np.cumsum([len(each) for each in texts]) - 1).tolist())
     model = loaded.model.eval()
@@ -178,13 +175,13 @@ def run_once(
         "schema": SCHEMA,
         "steps": recipe.training.steps,
         "windows": len(windows),
-        "recipe": digest(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, prepared=None)).to_dict()),
+        "recipe": digest(recipe.changed("data", prepared=None).to_dict()),
         "text": prepared.fingerprint,
         **({"memory": recipe.model.memory} if recipe.model.memory else {}),
     }
     if any(known.get(key) != value for key, value in wanted.items()):
-        training = dataclasses.replace(recipe.training, seed=seed)
-        result = pretrain_run(dataclasses.replace(recipe, training=training), run, progress=progress, clock=clock)
+        training = recipe.training
+        result = pretrain_run(recipe.changed("training", seed=seed), run, progress=progress, clock=clock)
         if result.stopped_by:
             raise Interrupted(result.stopped_by, run)
         compute = Compute(device=choose_device(training), precision=training.precision)
@@ -256,10 +253,8 @@ def scores_of(
 
 def figures_over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     """The loss of each measure, the mean over the seeds with the error of a single run, from each `scores.json`."""
-    every = [
-        {name: figure for name, values in known.get("figures", {}).items() if (figure := Figure.read(values))}
-        for known in runs
-    ]
+    noted = [known.get("figures", {}) for known in runs]
+    every = [{name: figure for name, values in each.items() if (figure := Figure.read(values))} for each in noted]
     found = {}
     for name in every[0]:
         each = [figures[name] for figures in every if name in figures]

@@ -16,7 +16,7 @@ from typing import Any, Self
 from unicloze.decoding.generate import Part, generate_parts, ready, stream_text
 from unicloze.decoding.inputs import check_text, generation_format_of, place_of, repetition_guard
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import digest, real_place, replace_file
+from unicloze.files import digest, hold, real_place, replace_file
 from unicloze.finetuning.data import encoded, model_fingerprint, records_fingerprint
 from unicloze.finetuning.predict import cut_records, generated, load_task_model, predict, predictions_of
 from unicloze.recipes import with_overrides
@@ -27,7 +27,6 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.columns import check_fields, record_of_texts, roles_of
 from unicloze.tasks.task import Prediction
 from unicloze.training.loading import LoadedModel
-from unicloze.training.lock import hold
 from unicloze.version import __version__
 
 Line = dict[str, Any]

@@ -268,7 +268,7 @@ class _Run(RunProcess):
         if not done:
             device, vocabulary = self.compute.device.type, self.tokenizer.vocabulary
             steps = finetuning_steps(self.train_data, self.recipe, vocabulary, device, self.state.step, self.own)
-            self.learn(steps, training, self._evaluate, self._save, lambda micro_batch: micro_batch.place)
+            self.learn(steps, training, evaluate=self._evaluate, save=self._save, describe=lambda batch: batch.place)
         stopped = self.signal if self.state.step < training.steps and not self._is_enough() else 0
         if stopped:
             self.write_stop()

@@ -8,13 +8,13 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 import numpy as np
 import torch
 
-from unicloze.arrays import Flags
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Target
 from unicloze.mixtures import Phase, phases
@@ -30,7 +30,6 @@ from unicloze.training.loading import ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, losses_and_norm
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.precision import choose_device
-from unicloze.visibility import Intervals
 
 SamplerOf = Callable[[Recipe], WindowSampler]
 BudgetKind = Literal["flops", "steps", "time", "tokens"]
@@ -109,12 +108,8 @@ def cost_of_a_step(
     longest: float = LONGEST_TIMING,
 ) -> Cost:
     """Average cost of a step of a recipe, over its phases."""
-    phrases = phrases_for(recipe, prepared, folder, progress=False)
-
-    def sampler_of(settings: Recipe) -> WindowSampler:
-        return build_sampler(settings, prepared, phrases=phrases)
-
-    teacher = teacher_of(recipe, prepared.tokenizer)
+    phrases, teacher = phrases_for(recipe, prepared, folder, progress=False), teacher_of(recipe, prepared.tokenizer)
+    sampler_of = partial(build_sampler, prepared=prepared, phrases=phrases)
     flops, tokens = _counted(recipe, prepared, sampler_of, sampled, teacher)
     return Cost(flops, tokens, _seconds_of_a_step(recipe, prepared, sampler_of, teacher, longest) if timed else None)
 
@@ -132,8 +127,7 @@ def with_steps(recipe: Recipe, budget: Budget, cost: Cost) -> Recipe:
     warmup, decay = min(own.warmup_steps, max(1, steps // 10)), None
     if own.decay_steps is not None:  # the same share of the steps
         decay = min(max(1, round(own.decay_steps * steps / own.steps)), steps - warmup)
-    training = dataclasses.replace(own, steps=steps, warmup_steps=warmup, decay_steps=decay)
-    return dataclasses.replace(recipe, training=training)
+    return recipe.changed("training", steps=steps, warmup_steps=warmup, decay_steps=decay)
 
 
 def _counted(
@@ -180,8 +174,12 @@ def amounts_of(model: Model, examples: Examples) -> Amounts:
 def measure_slots(examples: Examples, visibility: Sequence[str] = ("full",)) -> Amounts:
     """What a network with a single stack computes for a block of rows."""
     real = np.arange(examples.input_ids.shape[1]) < examples.lengths[:, None]
-    by_name = {"full": examples.intervals, "local": examples.local}
-    known = {name: _mean_keys(rule, real) for name in set(visibility) if (rule := by_name[name]) is not None}
+    known = {}
+    for name, rule in (("full", examples.intervals), ("local", examples.local)):
+        if name in visibility and rule is not None:
+            bounds = rule.astype(np.int64)[real]
+            keys = bounds[:, 1] - bounds[:, 0] + bounds[:, 3] - bounds[:, 2]
+            known[name] = float(keys.mean()) if len(keys) else 0.0
     return Amounts(
         rows=len(examples),
         slots=int(real.sum()),
@@ -197,12 +195,6 @@ def _predicting_slots(target: Target) -> int:
     there = (target.weights > 0)[:, :, None] & (slots >= 0)
     row = np.nonzero(there)[0]
     return len(np.unique(np.stack([row, slots[there]], axis=1), axis=0))
-
-
-def _mean_keys(intervals: Intervals, real: Flags) -> float:
-    """Average number of keys that a slot reads, excluding padding."""
-    bounds = intervals.astype(np.int64)[real]
-    return float((bounds[:, 1] - bounds[:, 0] + bounds[:, 3] - bounds[:, 2]).mean()) if len(bounds) else 0.0
 
 
 def step_seconds(

@@ -12,15 +12,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
+import torch
 
 from unicloze.arrays import Flags, Int32s, Int64s
-from unicloze.example import Examples, Kind, predicts_tokens
+from unicloze.decoding.inputs import one_segment, part_with, rows_to_predict
+from unicloze.example import Examples, Kind, collate, predicts_tokens
 from unicloze.files import BASELINES, write_file
+from unicloze.model.build import Model
+from unicloze.objectives import Ability
 from unicloze.objectives.row_builder import unknown_words
-from unicloze.settings import Recipe
+from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.counts import ABSENT, ContentWords, Counts, Neighbours, content_words, open_counts
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import evenly_spaced
@@ -28,10 +32,12 @@ from unicloze.text.shards import TokenSource
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
-from unicloze.training.verdict import ranks_by_counts, way_to_ask
+from unicloze.training.loop import Compute
 from unicloze.visibility import bool_mask
 
 SCHEMA = 3
+ROWS = 64
+"""Number of sentences in a forward pass."""
 MOST_WORDS = 400
 """Largest number of content words a model is tested on."""
 FEWEST_WORDS = 50
@@ -179,6 +185,57 @@ def _next_to(
     return Neighbours(*left, *right)
 
 
+def way_to_ask(objective: ObjectiveSettings) -> Ability | None:
+    """The ability used to predict words; None if no part defines any. With `causal` the model sees only those on the left."""
+    return next((ability for ability in get_args(Ability) if part_with(objective, ability) is not None), None)
+
+
+def ranks_by_counts(counts: Counts, words: ContentWords, asking: Ability) -> Int64s:
+    """Rank of each word by the trigram, from two tokens on either side or on the left only. *Shape:* (words,)"""
+    sides = (-2, -1) if asking == "causal" else (-2, -1, 1, 2)
+    around = np.full((4, len(words)), ABSENT)
+    for column, shift in zip(around, sides, strict=False):
+        for number, (sentence, place) in enumerate(zip(words.sentences, words.places, strict=True)):
+            column[number] = sentence[place + shift] if 0 <= place + shift < len(sentence) else ABSENT
+    special = ~np.isin(around[2:], counts.vocabulary.ordinary)
+    around[2:][special] = ABSENT
+    ranks = [
+        _ranks(torch.from_numpy(scores)[None], [answer], counts.vocabulary)
+        for scores, answer in zip(counts.blanks(Neighbours(*around)), words.answers, strict=True)
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *ranks])
+
+
+@torch.no_grad()
+def ranks_by_model(
+    model: Model, recipe: Recipe, words: ContentWords, vocabulary: Vocabulary, asking: Ability, compute: Compute
+) -> Int64s:
+    """Rank of each word among the ordinary tokens. *Shape:* (words,)"""
+    model.eval()
+    ranks, answers = np.zeros(len(words), dtype=np.int64), np.array(words.answers)
+    order = np.argsort([len(sentence) for sentence in words.sentences], kind="stable")
+    for block in np.split(order, range(ROWS, len(order), ROWS)):
+        windows = one_segment([np.array(words.sentences[number], dtype=np.int32) for number in block], vocabulary)
+        asked = np.zeros(windows.token_ids.shape, dtype=bool)
+        asked[np.arange(len(block)), np.array(words.places)[block] + 1] = True
+        steps = None if asking == "causal" else np.where(asked, 0, -1).astype(np.int32)
+        examples = rows_to_predict(recipe, asking, windows, vocabulary, steps, asked)
+        with compute.autocast():
+            (logits,) = model.for_use().logits(collate(examples, device=compute.device)).values()
+        ranks[block] = _ranks(logits[:, 0].float().cpu(), answers[block], vocabulary)
+    return ranks
+
+
+def _ranks(scores: torch.Tensor, answers: Sequence[int] | Int64s, vocabulary: Vocabulary) -> Int64s:
+    """Number of ordinary tokens ranked before each answer; on ties the lower id comes first. *Shape:* (rows,)"""
+    ordinary = torch.from_numpy(vocabulary.ordinary).long()
+    wanted = torch.as_tensor(answers).long()[:, None]
+    own, others = scores.gather(1, wanted), scores[:, ordinary]
+    before = ~(others <= own) | ((others == own) & (ordinary < wanted))  # NaN ranks first
+    ranks: Int64s = before.sum(dim=1).numpy()
+    return ranks
+
+
 def trained_sources(recipe: Recipe, prepared: Prepared) -> list[TokenSource]:
     """The sources a run trains on: those of nonzero weight."""
     weights = recipe.data.weights or [1.0] * len(prepared.train)
@@ -194,7 +251,7 @@ def open_baselines(
         "schema": SCHEMA,
         "fingerprint": prepared.fingerprint,
         "sources": [source.name for source in sources],
-        "asking": way[0] if way else None,
+        "asking": way,
         "longest": recipe.data.window - 2,
         "predictions": _digest(blocks),
     }
@@ -220,7 +277,7 @@ def open_baselines(
         counted=counts.total,
         tokens=sum(source.num_tokens for source in sources),
         words=words,
-        ranks=ranks_by_counts(counts, words, way[0]).tolist() if way else [],
+        ranks=ranks_by_counts(counts, words, way).tolist() if way else [],
     )
     content = {"made_from": made_from, "baselines": dataclasses.asdict(baselines)}
     write_file(folder / BASELINES, json.dumps(content) + "\n", "the baselines")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -26,13 +25,8 @@ from unicloze.training.distillation import Teacher
 from unicloze.training.initial import inherited
 from unicloze.training.loading import LoadedModel
 
-OF_A_TRAINED_TOKENIZER = (
-    "tokenizer.kind",
-    "tokenizer.vocab_size",
-    "tokenizer.lowercase",
-    "tokenizer.strip_accents",
-    "tokenizer.extra_tokens",
-)
+_OF_TRAINING = "kind", "vocab_size", "lowercase", "strip_accents", "extra_tokens"
+OF_A_TRAINED_TOKENIZER = [f"tokenizer.{name}" for name in _OF_TRAINING]
 """Settings that have no effect on a loaded tokenizer."""
 
 
@@ -73,17 +67,11 @@ def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
 
 def as_prepared(recipe: Recipe, lineage: Mapping[str, Any]) -> Recipe:
     """The recipe with the data and tokenizer settings recorded in a lineage."""
-    changes: dict[str, dict[str, Any]] = {"data": {}, "tokenizer": {}}
     for key, value in known_settings(lineage).items():
         section, _, name = key.partition(".")
-        changes[section][name] = value
-    changed = dataclasses.replace(
-        recipe,
-        data=dataclasses.replace(recipe.data, **changes["data"]),
-        tokenizer=dataclasses.replace(recipe.tokenizer, **changes["tokenizer"]),
-    )
-    validate(changed)
-    return changed
+        recipe = recipe.changed(section, **{name: value})
+    validate(recipe)
+    return recipe
 
 
 _KINDS = {"transformer": "a Transformer", "recurrent": "an LSTM"}

@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,9 +178,8 @@ class _Forecast:
         with _random_text(phase.recipe, vocab_size) as sampler_of:
             few = min(self.rows, _TIMED_ROWS) if compute.device.type == "cpu" else self.rows
             counted, self._batches = (_few_rows(phase.recipe, sampler_of, rows) for rows in (_ROWS, few))
-        self._of_a_row = max(
-            activations(phase.recipe, batch.examples, vocab_size, compute) / _ROWS for batch in counted.values()
-        )
+        kept = [activations(phase.recipe, batch.examples, vocab_size, compute) for batch in counted.values()]
+        self._of_a_row = max(kept) / _ROWS
 
     def memory(self, rows: int) -> dict[str, int]:
         """Bytes at the largest moment of a step, by what they hold."""
@@ -190,12 +189,8 @@ class _Forecast:
         gradients = self._held * gradients_held(leaves, self._processes)
         if micro_batches <= training.leaves:  # the gradients of a leaf of one micro-batch grow while its activations go
             gradients -= min(self._held, kept)
-        used = {
-            "weights": self._held,
-            "gradients": gradients,
-            "moments": self._held * MOMENTS[training.optimizer] // 4,
-            "activations": kept,
-        }
+        moments = self._held * MOMENTS[training.optimizer] // 4
+        used = {"weights": self._held, "gradients": gradients, "moments": moments, "activations": kept}
         on_cpu = self._compute.device.type == "cpu"
         kept_by_cpu = round(_FIXED + _KEPT * (sum(used.values()) + self._beside)) if on_cpu else 0
         return {**used, "buffers": self._beside + kept_by_cpu}
@@ -215,10 +210,9 @@ class _Forecast:
         for part, settings in enumerate(parts(recipe.objective)):
             batch, passes = self._batches[part], list[float]()
             while len(passes) < 3 and sum(passes) < _LONG:
-                for times, seconds in zip(
-                    (passes, updates), step_seconds(state, [batch], recipe, compute), strict=True
-                ):
-                    times.append(seconds)
+                seconds = step_seconds(state, [batch], recipe, compute)
+                passes.append(seconds[0])
+                updates.append(seconds[1])
             found += settings.share * min(passes) / len(batch.examples)
         return found * math.ceil(recipe.training.batch_size / self._processes) + min(updates)
 
@@ -280,9 +274,9 @@ def gradients_held(leaves: int, processes: int = 1) -> int:
 def _few_rows(recipe: Recipe, sampler_of: Callable[[Recipe], WindowSampler], rows: int) -> dict[int, MicroBatch]:
     """A micro-batch of a few rows of each part of the mixture."""
     batch = 2 * math.ceil(rows / min(part.share for part in parts(recipe.objective)))
-    training = replace(recipe.training, batch_size=batch, micro_batch_size=rows, steps=2, phases=[])
+    recipe = recipe.changed("training", batch_size=batch, micro_batch_size=rows, steps=2, phases=[])
     found: dict[int, MicroBatch] = {}
-    for micro_batch in next(training_steps(replace(recipe, training=training), sampler_of, 0)):
+    for micro_batch in next(training_steps(recipe, sampler_of, 0)):
         if len(micro_batch.examples) == rows:
             found.setdefault(micro_batch.part, micro_batch)
     return found

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate, predicts_tokens, select_rows
 from unicloze.files import CHECKPOINTS, LEDGER, RECIPE, digest
@@ -21,7 +22,7 @@ from unicloze.interop.read import open_model
 from unicloze.mixtures import parts, phases
 from unicloze.model.build import Model
 from unicloze.objectives import make_examples
-from unicloze.pretraining.count_baselines import open_baselines, trained_sources
+from unicloze.pretraining.count_baselines import open_baselines, ranks_by_model, trained_sources, way_to_ask
 from unicloze.pretraining.data import as_prepared, build_sampler, open_data, phrases_for, teacher_of, tokens_per_byte
 from unicloze.progress import say
 from unicloze.recipes import load_recipe
@@ -46,16 +47,7 @@ from unicloze.training.pace import Clock, decided, decided_steps, recorded_decay
 from unicloze.training.parallel import World, gathered, joined, shard
 from unicloze.training.precision import choose_device, choose_precision, with_precision
 from unicloze.training.process import RunProcess, pinned_threads, write_settings
-from unicloze.training.verdict import (
-    Counted,
-    Course,
-    WordScore,
-    ranks_by_model,
-    shown,
-    too_little_text,
-    verdict_on,
-    way_to_ask,
-)
+from unicloze.training.verdict import Counted, Course, WordScore, shown, too_little_text, verdict_on
 
 CURE_OF_LITTLE = "a model needs 1 MB or more to learn a language, so give more text"
 TOO_SMALL = "the corpus is too small to hold anything out: {}; give more text, or a larger data.heldout_share"
@@ -218,13 +210,8 @@ class _Run(RunProcess):
                 f"{out} holds a run with another distillation.teacher, or one that has changed since: give the run its own "
                 "teacher, or another --out"
             )
-        compute = Compute(
-            device=device,
-            world=world,
-            precision=training.precision,
-            fixed_shape=compiles(training, device) or device.type == "cuda",
-            soften=self.teacher,
-        )
+        fixed, precision = compiles(training, device) or device.type == "cuda", training.precision
+        compute = Compute(device=device, world=world, precision=precision, fixed_shape=fixed, soften=self.teacher)
         last = phases(recipe)[-1].recipe
         self.sampler = self._sampler(last)
         heldout = self._heldout(last)
@@ -296,8 +283,8 @@ class _Run(RunProcess):
         model = self.state.model
         if compiles(training, self.compute.device) and not self.world.sharded:
             compile_layers(model)
-        steps = self._steps()
-        self.learn(steps, training, self._evaluate, self._save, self._describe, self._decide)
+        hooks = {"evaluate": self._evaluate, "save": self._save, "describe": self._describe, "decide": self._decide}
+        self.learn(self._steps(), training, **hooks)
         if self.state.step < self.state.last_step(training):
             self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
@@ -330,9 +317,8 @@ class _Run(RunProcess):
         ends = [event for event in self.former_events() if event["event"] == "end" and event.get("step") == step]
         end = ends[-1] if ends else None
         if already and end is not None:
-            warnings.warn(
-                f"{self.out} is already trained to step {step}; raise --training.steps to continue", stacklevel=2
-            )
+            said = f"{self.out} is already trained to step {step}; raise --training.steps to continue"
+            warnings.warn(said, stacklevel=2)
             verdict = str(end.get("verdict", ""))
         else:
             if already:
@@ -348,15 +334,15 @@ class _Run(RunProcess):
 
     def _content_words(self) -> WordScore | None:
         """Score on held-out content words; None if there are too few or the objective cannot predict them."""
-        way = way_to_ask(phases(self.recipe)[-1].recipe.objective)
+        way = way_to_ask(objective_of(self.recipe))
         if way is None or self.baselines is None or not len(self.baselines.words):
             return None
         model = self._whole_model()
         if model is None:
             return None
         vocabulary = self.prepared.tokenizer.vocabulary
-        ranks = ranks_by_model(model, self.baselines.words, vocabulary, way, self.compute)
-        return WordScore.of(ranks, self.baselines.ranks, way[0])
+        ranks = ranks_by_model(model, self.recipe, self.baselines.words, vocabulary, way, self.compute)
+        return WordScore.of(ranks, self.baselines.ranks, way)
 
     def _whole_model(self) -> Model | None:
         """The model, gathered from all processes if it is sharded, in the first process; None in the others."""
@@ -373,7 +359,7 @@ class _Run(RunProcess):
         model = self._whole_model()
         if model is None:
             return
-        objective = phases(self.recipe)[-1].recipe.objective
+        objective = objective_of(self.recipe)
         samples = heldout_samples(model, self.heldout, self.prepared.tokenizer, objective, self.compute)
         self.ledger.write("samples", step=self.state.step, samples=samples)
 
@@ -392,22 +378,17 @@ class _Run(RunProcess):
         means = {name: figure.mean for name, figure in self.figures.items()}
         tokens = {name: figure for name, figure in self.figures.items() if predicts_tokens(name)}
         self.perplexity = {name: figure.perplexity for name, figure in tokens.items()}
+        counted = {name: each.counted_weight if name in tokens else each.weight for name, each in self.figures.items()}
         density = tokens_per_byte(self.prepared)
+        nats = {name: figure.token_mean for name, figure in tokens.items()}
+        bits = None if density is None else {name: mean and mean / math.log(2) * density for name, mean in nats.items()}
         self.ledger.write(
             "evaluate",
             step=state.step,
             loss=means,
             perplexity=self.perplexity,
-            bits_per_byte=None
-            if density is None
-            else {
-                name: None if (mean := figure.token_mean) is None else mean / math.log(2) * density
-                for name, figure in tokens.items()
-            },
-            predictions={
-                name: figure.counted_weight if name in tokens else figure.weight
-                for name, figure in self.figures.items()
-            },
+            bits_per_byte=bits,
+            predictions=counted,
             figures=[figure.to_dict() for figure in figures],
             part=self.part,
             window=self.heldout.window,

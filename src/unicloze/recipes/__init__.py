@@ -24,20 +24,8 @@ import yaml
 
 from unicloze.errors import UsageError, did_you_mean, option_of
 from unicloze.files import RECIPE, read_bytes, write_file
-from unicloze.recipes.schema import (
-    KEYS,
-    SECTIONS,
-    VARIED,
-    Setting,
-    flatten,
-    keys_of,
-    kind_of,
-    named,
-    parse_options,
-    parsed,
-    typed_mixture,
-    typed_phases,
-)
+from unicloze.recipes import schema
+from unicloze.recipes.schema import parse_options
 from unicloze.recipes.validation import validate
 from unicloze.settings import Recipe
 from unicloze.yaml_loader import LARGEST_FILE, Loader
@@ -91,7 +79,7 @@ def read_recipe(name_or_file: str | os.PathLike[str]) -> RecipeFiles:
 class _File:
     """A recipe file."""
 
-    settings: dict[str, Setting]  # its settings by dotted key
+    settings: dict[str, schema.Setting]  # its settings by dotted key
     of_a_run: bool  # whether a run wrote it
 
 
@@ -128,39 +116,39 @@ class RecipeFiles:
 
 def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe with single values changed, with types and values checked; arguments and errors as for `load_recipe`."""
-    return _built([flatten(_plain(recipe), lambda key: f"recipe {recipe.name}"), _options(overrides)])
+    return _built([schema.flatten(_plain(recipe), lambda key: f"recipe {recipe.name}"), _options(overrides)])
 
 
-def _options(overrides: Mapping[str, Any]) -> dict[str, Setting]:
-    return flatten(overrides, lambda key: f"option {option_of(key)}")
+def _options(overrides: Mapping[str, Any]) -> dict[str, schema.Setting]:
+    return schema.flatten(overrides, lambda key: f"option {option_of(key)}")
 
 
-def _built(layers: Sequence[Mapping[str, Setting]]) -> Recipe:
+def _built(layers: Sequence[Mapping[str, schema.Setting]]) -> Recipe:
     """Build a recipe from layers of settings, each overriding the ones before.
 
     A layer may only contain settings of the objective and task in force there. If a later layer names another objective or
     task, settings that the new one lacks are dropped: a recipe may be based on one with another objective.
     """
-    settings: dict[str, Setting] = {}
-    kinds = {section: KEYS[f"{section}.{key}"].default for section, (_, key) in VARIED.items()}
+    settings: dict[str, schema.Setting] = {}
+    kinds = {section: schema.KEYS[f"{section}.{key}"].default for section, (_, key) in schema.VARIED.items()}
     for layer in layers:
-        for section, (_, key) in VARIED.items():
+        for section, (_, key) in schema.VARIED.items():
             if f"{section}.{key}" in layer:
                 kinds[section] = layer[f"{section}.{key}"].value
             for name, setting in layer.items():
                 if name.startswith(f"{section}."):
-                    kind_of(kinds[section], setting.origin, (name,), section)
+                    schema.kind_of(kinds[section], setting.origin, (name,), section)
         settings |= layer
-    classes: dict[str, Any] = {section: kind_of(kind, "the recipe", (), section) for section, kind in kinds.items()}
-    own = {key for section, kind in classes.items() for key in keys_of(section, kind)}
+    classes: dict[str, Any] = {name: schema.kind_of(kind, "the recipe", (), name) for name, kind in kinds.items()}
+    own = {key for section, kind in classes.items() for key in schema.keys_of(section, kind)}
     settings = {key: one for key, one in settings.items() if key in own or key.partition(".")[0] not in classes}
-    values = parsed(settings, classes)
-    for key, typed in (("objective.mixture", typed_mixture), ("training.phases", typed_phases)):
+    values = schema.parsed(settings, classes)
+    for key, typed in (("objective.mixture", schema.typed_mixture), ("training.phases", schema.typed_phases)):
         section, _, name = key.partition(".")
         if key in settings:
             values[section][name] = typed(values[section][name], settings[key].origin, kinds["objective"])
-    classes = {**SECTIONS, **classes}
-    for section, (_, key) in VARIED.items():
+    classes = {**schema.SECTIONS, **classes}
+    for section, (_, key) in schema.VARIED.items():
         values.setdefault(section, {}).setdefault(key, kinds[section])
     recipe = Recipe(**{key: classes[key](**value) if key in classes else value for key, value in values.items()})
     validate(recipe, {key: setting.origin for key, setting in settings.items()})
@@ -214,9 +202,9 @@ def _files(path: Path, seen: tuple[Path, ...]) -> list[_File]:
     if path.resolve() in seen:
         raise UsageError(f"{path}: this recipe is its own base; remove one `base:` of {', '.join(map(str, seen))}.")
     values, lines = _parse_yaml(path)
-    base, schema = values.pop("base", None), values.pop("schema", None)
-    if schema not in (None, SCHEMA):
-        raise UsageError(f"{path}, line {lines['schema']}: schema is {schema!r}; this version reads {SCHEMA}.")
+    base, version = values.pop("base", None), values.pop("schema", None)
+    if version not in (None, SCHEMA):
+        raise UsageError(f"{path}, line {lines['schema']}: schema is {version!r}; this version reads {SCHEMA}.")
     bases: list[_File] = []
     if base is not None:
         if not isinstance(base, str):
@@ -231,11 +219,11 @@ def _files(path: Path, seen: tuple[Path, ...]) -> list[_File]:
     def origin(key: str) -> str:
         return f"{path}, line {lines[key]}" if key in lines else str(path)
 
-    for section, (_, key) in VARIED.items():  # first, since the settings of an unknown one would be unknown too
-        if (name := named(values, section, key)) is not None:
-            kind_of(name, origin(f"{section}.{key}"), (), section)
-    own = {"name": Setting(path.stem, str(path)), **flatten(values, origin)}
-    return [*bases, _File(own, of_a_run=schema is not None)]
+    for section, (_, key) in schema.VARIED.items():  # first, since the settings of an unknown one would be unknown too
+        if (name := schema.named(values, section, key)) is not None:
+            schema.kind_of(name, origin(f"{section}.{key}"), (), section)
+    own = {"name": schema.Setting(path.stem, str(path)), **schema.flatten(values, origin)}
+    return [*bases, _File(own, of_a_run=version is not None)]
 
 
 def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -252,7 +240,8 @@ def _parse_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     except OSError as error:
         raise UsageError(f"{path}: cannot read the recipe: {error.strerror}.") from error
     if not isinstance(values, dict):
-        raise UsageError(f"{path}: this is not a recipe, which is a mapping with the sections {', '.join(SECTIONS)}.")
+        sections = ", ".join(schema.SECTIONS)
+        raise UsageError(f"{path}: this is not a recipe, which is a mapping with the sections {sections}.")
     return copy.deepcopy(values), lines
 
 

@@ -412,9 +412,8 @@ def content_words(
         start, end = int(starts[number]), int(ends[number])
         places = np.flatnonzero(whole[start + 1 : end - 1]) + 1
         if len(places):
-            draw = keyed.bits(
-                keyed.key(keyed.Purpose.CONTENT_SENTENCE, number), keyed.Stream.CONTENT_WORD, np.zeros(1, np.int64)
-            )
+            key = keyed.key(keyed.Purpose.CONTENT_SENTENCE, number)
+            draw = keyed.bits(key, keyed.Stream.CONTENT_WORD, np.zeros(1, np.int64))
             sentences.setdefault(tuple(tokens[start:end].tolist()), int(places[keyed.below(draw, len(places))[0]]))
     return ContentWords(sentences=[*map(list, sentences)], places=[*sentences.values()])
 

@@ -11,6 +11,7 @@ import glob
 import gzip
 import hashlib
 import io
+import itertools
 import os
 import re
 import unicodedata
@@ -19,12 +20,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from unicloze.errors import UniclozeError
 from unicloze.files import LONGEST_LINE, RATIO, SPARE, Unpacked, parse_json
 from unicloze.storage import File, is_url, stored_files
-from unicloze.text.spans import NO_SPANS, Spans, read_spans
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -86,15 +86,81 @@ def last_visible(text: str, count: int) -> int:
 def _between_characters(text: str, first: int, last: int) -> int:
     """The last cut in (first, last] that separates no character from its marks; `last` if there is none."""
     place = last
-    while first < place < len(text) and _belongs_together(text[place - 1], text[place]):
+    while first < place < len(text):
+        left, right = text[place - 1], text[place]
+        joined = _JOINER in (left, right) or "\u1160" <= right <= "\u11ff"  # emoji, parts of a Korean syllable
+        if not joined and not unicodedata.category(right).startswith("M"):
+            break
         place -= 1
     return place if place > first else last
 
 
-def _belongs_together(left: str, right: str) -> bool:
-    """Whether two characters form one visible character: a letter and its mark, parts of a Korean syllable, joined emoji."""
-    joined = _JOINER in (left, right) or "\u1160" <= right <= "\u11ff"
-    return joined or unicodedata.category(right).startswith("M")
+# Spans of a document that its record marks as phrases or entities (ERNIE, Section 3.2).
+
+SpanKind = Literal["phrase", "entity"]
+Span = tuple[int, int, str]
+"""First character, end and kind."""
+
+KINDS: tuple[SpanKind, ...] = ("phrase", "entity")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spans:
+    """The spans of a document or of a part of it."""
+
+    # Spans in order; those of one kind do not overlap. In a part, a span may begin before the part or end after it.
+    found: tuple[Span, ...] = ()
+    gives: frozenset[str] = frozenset()  # kinds of the spans of the whole document
+
+    def part(self, start: int, end: int) -> Spans:
+        """The spans of the characters from `start` to `end`, counted from `start`."""
+        inside = (span for span in self.found if span[0] < end and span[1] > start)
+        return Spans(found=tuple((first - start, stop - start, kind) for first, stop, kind in inside), gives=self.gives)
+
+    def without(self, text: str, character: str) -> Spans:
+        """The spans after each occurrence of a character is removed from the text."""
+        moved = ((a - text.count(character, 0, a), b - text.count(character, 0, b), kind) for a, b, kind in self.found)
+        return Spans(found=tuple(span for span in moved if span[0] < span[1]), gives=self.gives)
+
+
+NO_SPANS = Spans()
+
+
+def read_spans(value: Any, text: str, place: str, field: str) -> Spans:
+    """The spans that a record gives for its text."""
+    if value is None:
+        return NO_SPANS
+    if not isinstance(value, list):
+        raise UniclozeError(
+            f'{place}: the field "{field}" is not a list of spans such as [[0, 5], [9, 14, "phrase"]]: fix the line, or name '
+            "another field with --data.spans_field."
+        )
+    found = sorted(_span(entry, text, place, field) for entry in value)
+    for kind in KINDS:
+        for one, other in itertools.pairwise(span for span in found if span[2] == kind):
+            if other[0] < one[1]:
+                raise UniclozeError(
+                    f'{place}: {list(one[:2])} and {list(other[:2])} in the field "{field}" overlap and are both of kind '
+                    f"{kind}: keep one of them."
+                )
+    return Spans(found=tuple(found), gives=frozenset(span[2] for span in found))
+
+
+def _span(entry: Any, text: str, place: str, field: str) -> Span:
+    """One span without the white space at its ends."""
+    kind = entry[2] if isinstance(entry, list) and len(entry) == 3 else "entity"
+    if not isinstance(entry, list) or len(entry) not in (2, 3) or any(type(at) is not int for at in entry[:2]):
+        problem = "is not a list of two whole numbers and optionally a kind"
+    elif kind not in KINDS:
+        problem = f"has a kind other than {' and '.join(KINDS)}"
+    elif not 0 <= entry[0] < entry[1] <= len(text):
+        problem = f"is not within the {len(text):,} characters of the text, first character before the end"
+    elif not (covered := text[entry[0] : entry[1]]).strip():
+        problem = "covers only white space"
+    else:
+        first = entry[0] + len(covered) - len(covered.lstrip())
+        return first, first + len(covered.strip()), kind
+    raise UniclozeError(f'{place}: {str(entry)[:60]} in the field "{field}" {problem}: fix or remove it.')
 
 
 SUFFIXES = ".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"
@@ -175,9 +241,7 @@ def _matching(place: Path) -> list[Path]:
     found = []
     for top in filter(Path.is_dir, tops):
         below: set[Path] = set(_names_below(top, hidden=False))
-        below.update(
-            folder for name in list(below) for folder in name.parents if folder != top and top in folder.parents
-        )
+        below.update(folder for name in [*below] for folder in name.parents if top in folder.parents)
         found += [name for name in below if _fits(name.relative_to(top).parts, parts[cut:])]
     return found
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
-from unicloze.arrays import Flags
+from unicloze.arrays import Flags, Float64s, Int32s, Int64s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import digest, parse_json, read_bytes, replace_file
 from unicloze.progress import each
@@ -52,10 +52,10 @@ _WORD_POWERS = _powers(_WORD_FACTOR, MOST_WORDS)
 class Words:
     """Words of concatenated texts."""
 
-    starts: npt.NDArray[np.int64]  # First token of each word. *Shape:* (words,)
-    of_token: npt.NDArray[np.int64]  # Index of each token's word. *Shape:* (tokens,)
+    starts: Int64s  # First token of each word. *Shape:* (words,)
+    of_token: Int64s  # Index of each token's word. *Shape:* (tokens,)
     hashes: keyed.Bits  # Hash of each word's tokens. *Shape:* (words,)
-    row: npt.NDArray[np.int64]  # Index of each word's text. *Shape:* (words,)
+    row: Int64s  # Index of each word's text. *Shape:* (words,)
     is_text: Flags  # Whether a word is text rather than a special token. *Shape:* (words,)
 
     @classmethod
@@ -71,7 +71,7 @@ class Words:
         hashes = np.add.reduceat(pieces, starts) if len(starts) else pieces
         return cls(starts, of_token, hashes, np.asarray(rows)[starts].astype(np.int64), maskable[starts])
 
-    def runs(self, words: int, fit: Flags | None = None) -> tuple[npt.NDArray[np.int64], keyed.Bits]:
+    def runs(self, words: int, fit: Flags | None = None) -> tuple[Int64s, keyed.Bits]:
         """Starts of all runs of `words` consecutive words within one text, and a hash of each run."""
         count = max(0, len(self.starts) - words + 1)
         usable = self.is_text if fit is None else fit
@@ -120,7 +120,7 @@ class PhraseTable:
     def __len__(self) -> int:
         return len(self.phrases)
 
-    def joined(self, token_ids: npt.NDArray[np.int32], maskable: Flags) -> Flags:
+    def joined(self, token_ids: Int32s, maskable: Flags) -> Flags:
         """Whether a token belongs to the same phrase as the token before it.
 
         Where phrases overlap, the one with more words wins, then the leftmost; none spans a special token.
@@ -205,7 +205,7 @@ def given_phrases(path: Path, tokenizer: Tokenizer) -> PhraseTable:
     return table
 
 
-def _leftmost(first: npt.NDArray[np.int64], words: int) -> npt.NDArray[np.int64]:
+def _leftmost(first: Int64s, words: int) -> Int64s:
     """Choose non-overlapping runs greedily from the left.
 
     Each round takes the runs that overlap no earlier run and removes those that overlap a taken one.
@@ -290,12 +290,12 @@ def find_phrases(
     return PhraseTable([phrase for _, phrase in found[:most_phrases]], tokenizer.vocabulary)
 
 
-def npmi(together: npt.NDArray[np.int64], alone: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.float64]:
+def npmi(together: Int64s, alone: Int64s, total: int) -> Float64s:
     """Normalised pointwise mutual information, defined at the top of this module."""
     # A word occurs at least as often as its phrase, even if its own count was dropped.
     joint = np.log(together / total)
     information = joint - np.log(np.maximum(alone, together) / total).sum(axis=0)
-    measure: npt.NDArray[np.float64] = information / np.maximum(-(len(alone) - 1) * joint, 1e-12)
+    measure: Float64s = information / np.maximum(-(len(alone) - 1) * joint, 1e-12)
     return measure
 
 
@@ -327,7 +327,7 @@ class _Text:
                 yield token_ids, words, words.is_text & letters
 
 
-def _parts(shard: TokenShard) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+def _parts(shard: TokenShard) -> Iterator[tuple[Int64s, Int64s]]:
     """Starts and ends of documents, or of pieces of long ones, in parts of about TOKENS_AT_ONCE tokens."""
     starts = ends = np.zeros(0, dtype=np.int64)
     before = 0  # tokens before these pieces
@@ -373,7 +373,7 @@ class _Counts:
         """The names with at least this count, sorted."""
         return self._names[self._counts >= count]
 
-    def of(self, names: keyed.Bits) -> npt.NDArray[np.int64]:
+    def of(self, names: keyed.Bits) -> Int64s:
         """Count of each name, 0 if dropped. *Shape:* that of `names`"""
         if not len(self._names):
             return np.zeros(names.shape, dtype=np.int64)

@@ -17,19 +17,16 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from filelock import FileLock, Timeout
-
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import LEDGER, LINEAGE, TOKENIZER, TOKENIZER_CONFIG, release_and_remove, sync, write_file
+from unicloze.files import LEDGER, LINEAGE, TOKENIZER, TOKENIZER_CONFIG, hold, sync, write_file
 from unicloze.progress import say
 from unicloze.settings import DataSettings, TokenizerSettings
-from unicloze.text import lineage, sources
+from unicloze.text import lineage
 from unicloze.text.digests import SEAL, Digests
 from unicloze.text.documents import find_files
 from unicloze.text.pipeline import Preparation
@@ -143,13 +140,12 @@ def open_or_prepare(
     folder: str | Path,
     *,
     progress: bool = True,
-    seed: int = 0,
     cure: str | None = None,
     verify: bool = False,
 ) -> Prepared:
     """Open `data.prepared` if it is set (the corpus need not exist then), else call `prepare_data`."""
     if data.prepared is None:
-        return prepare_data(data, tokenizer, Path(folder), progress=progress, seed=seed, cure=cure, verify=verify)
+        return prepare_data(data, tokenizer, Path(folder), progress=progress, cure=cure, verify=verify)
     prepared = Prepared.load(data.prepared, verify=verify, progress=progress)
     if tokenizer.path is not None:
         wanted = Tokenizer.load(tokenizer.path).fingerprint
@@ -195,7 +191,9 @@ def prepare_data(
     work = out.parent / f".{out.name}.partial"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(work.with_name(f"{work.name}.lock"), out):
+        with hold(
+            work.with_name(f"{work.name}.lock"), out, "another process is preparing it: waiting for it", wait=True
+        ):
             if (out / LINEAGE).is_file():  # another process was faster
                 lineage.check_lineage(out, data, settings, cure=cure)
             else:
@@ -229,33 +227,19 @@ def _prepare(preparation: Preparation, out: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-@contextmanager
-def _alone(lock: Path, out: Path) -> Iterator[None]:
-    """Hold a lock file while preparing; wait for another process that prepares the same folder."""
-    held = FileLock(lock)
-    try:
-        held.acquire(timeout=0)
-    except Timeout:
-        say(f"Another process is preparing {out}: waiting for it.")
-        held.acquire()
-    try:
-        yield
-    finally:
-        release_and_remove(held)
-
-
 def _open_source(
     folder: Path, part: str, entry: dict[str, Any], content: dict[str, Any], digests: Digests, *, progress: bool
 ) -> TokenSource:
     """Open a source as its lineage describes it."""
     name = entry["name"]
     if "shards" in entry:
-        shards = sources.open_selection(folder / part, name, entry["shards"], digests)
+        paths = [(Path(path), folder / part / f"{name}.{i}.documents") for i, path in enumerate(entry["shards"])]
+        shards = [TokenShard.open(path, documents=chosen, digests=digests) for path, chosen in paths]
     else:
-        shards = tuple(TokenShard.open(path, digests=digests) for path in shard_paths(folder / part, entry))
+        shards = [TokenShard.open(path, digests=digests) for path in shard_paths(folder / part, entry)]
     return TokenSource(
         name=name,
-        shards=shards,
+        shards=tuple(shards),
         recorded_tokens=entry[part]["tokens"],
         index=folder / "index" / f"{part}-{name}-{content[SEAL][:16]}",
         show=progress,

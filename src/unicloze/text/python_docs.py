@@ -113,9 +113,7 @@ def _modules() -> Iterator[tuple[str, Docstrings]]:
     files = list(_files())
     processes = min(usable_cores(), _MOST_PROCESSES, len(files) // _FILES_A_PROCESS)
     parsed = map(_parsed, files) if processes < 2 else _parsed_side_by_side(files, processes)
-    yield from (
-        (name, docstrings) for (name, _), docstrings in zip(files, parsed, strict=True) if docstrings is not None
-    )
+    yield from ((name, found) for (name, _), found in zip(files, parsed, strict=True) if found is not None)
 
 
 def _files() -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Samples windows from token shards, in an order that is a function of (seed, position).
 
 Text is cut into consecutive pieces of `window - 1 - segments` tokens, per document or from all documents joined
-(`unicloze.text.pieces`); each piece becomes one window "[SOS] S1 [EOS] S2 [EOS]" (paper Section 2.2) or "[SOS] S1 [EOS]".
+(`unicloze.text.windows`); each piece becomes one window "[SOS] S1 [EOS] S2 [EOS]" (paper Section 2.2) or "[SOS] S1 [EOS]".
 An epoch visits the windows of each source `weight` times, in an order that is computed rather than stored:
 reading is random access, and the state of a run is its position.
 """
@@ -22,11 +22,10 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import select_rows
 from unicloze.text import windows as pairing
 from unicloze.text.phrases import PhraseTable
-from unicloze.text.pieces import Column, Pieces, Places, cut
 from unicloze.text.shards import TokenSource
 from unicloze.text.sources import check_ids
 from unicloze.text.vocabulary import Vocabulary
-from unicloze.text.windows import Pairs, Segments, Windows
+from unicloze.text.windows import Column, Pairs, Pieces, Places, Segments, Windows, cut
 
 # A sample is one visit to a window within an epoch, numbered from 0 in the order of the text.
 
@@ -46,7 +45,7 @@ Directions = Literal["forward", "backward", "both"]
 
 
 def streams(
-    positions: Int64s, size: int, seed: int, *, lanes: int, directions: Directions = "forward"
+    positions: Int64s, size: int, seed: int, lanes: int, directions: Directions = "forward"
 ) -> tuple[Int64s, Int64s, Flags, Flags]:
     """Epoch and sample at each position, for `lanes` parallel streams that each advance by one sample per step.
 
@@ -216,9 +215,7 @@ class WindowSampler:
         positions = np.arange(start, start + count, dtype=np.int64)
         begins = backward = None
         if self.order == "streams":
-            epochs, samples, begins, backward = streams(
-                positions, self.epoch_size, self.seed, lanes=lanes, directions=self.directions
-            )
+            epochs, samples, begins, backward = streams(positions, self.epoch_size, self.seed, lanes, self.directions)
         else:
             epochs, samples = shuffled(positions, self.epoch_size, self.seed)
         bounds = np.cumsum(self._quotas)
@@ -486,13 +483,5 @@ class RandomLengthSampler(WindowSampler):
         return self._before
 
     def _of_single_tokens(self) -> WindowSampler:
-        return WindowSampler(
-            self.sources,
-            window=3,
-            segments=1,
-            vocabulary=self.vocabulary,
-            seed=self.seed,
-            documents=self.documents,
-            order=self.order,
-            directions=self.directions,
-        )
+        kept = {name: getattr(self, name) for name in ("vocabulary", "seed", "documents", "order", "directions")}
+        return WindowSampler(self.sources, window=3, segments=1, **kept)

@@ -33,7 +33,7 @@ from unicloze.errors import UniclozeError
 from unicloze.files import misfit, parse_json
 from unicloze.progress import Progress
 from unicloze.text.digests import Digests, Mapped
-from unicloze.text.spans import KINDS, SpanKind, Spans
+from unicloze.text.documents import KINDS, SpanKind, Spans
 
 SCHEMA = 1
 """Schema version of the `.ds.json` files."""

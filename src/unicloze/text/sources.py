@@ -23,7 +23,6 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import PYTHON_DOCS, DataSettings
 from unicloze.storage import File, is_url
 from unicloze.text import python_docs
-from unicloze.text.digests import Digests
 from unicloze.text.documents import Document, Tally, find_files, local_files_at, mended_document, read_documents
 from unicloze.text.shards import AT_ONCE, TokenShard
 from unicloze.text.tokenizers import Tokenizer
@@ -134,11 +133,9 @@ class DatasetSource:
             name = "/".join(filter(None, (self.name, self.config)))
             return [(f"{PREFIX}{name}@{_builder(self).hash} {taken}", None, "")]
         inside = (file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file())
-        shown = (path for path in inside if not any(part.startswith(".") for part in path.parts))
-        return [
-            *((str(folder / path), folder / path, path.as_posix()) for path in shown),
-            (f"dataset {taken}", None, ""),
-        ]
+        shown = [path for path in inside if not any(part.startswith(".") for part in path.parts)]
+        named = [(str(folder / path), folder / path, path.as_posix()) for path in shown]
+        return [*named, (f"dataset {taken}", None, "")]
 
     def documents(self, text_field: str, tally: Tally) -> Iterator[Document]:
         """The documents in order; `tally.digest` is reset, and complete at the end."""
@@ -287,14 +284,6 @@ def write_selection(folder: Path, name: str, shards: list[tuple[Path, Path]], si
         counts["documents"] += len(shard)
         counts["tokens"] += shard.num_tokens
     return {**counts, "bytes": None}
-
-
-def open_selection(folder: Path, name: str, paths: list[str], digests: Digests) -> tuple[TokenShard, ...]:
-    """Open what `write_selection` recorded."""
-    return tuple(
-        TokenShard.open(Path(path), documents=folder / f"{name}.{i}.documents", digests=digests)
-        for i, path in enumerate(paths)
-    )
 
 
 def check_ids(path: Path, tokens: npt.NDArray[np.integer], vocab_size: int) -> None:

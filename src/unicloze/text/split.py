@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unicloze.arrays import Int64s
+from unicloze.arrays import Flags, Int32s, Int64s
 from unicloze.characters import IDEOGRAPH
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import LARGEST_FILE, parse_json
@@ -38,7 +38,6 @@ from unicloze.text.documents import files_at, pieces_of, utf8_size
 from unicloze.text.tokenizers import Tokenizer
 
 Hashes = npt.NDArray[np.uint64]
-Flags = npt.NDArray[np.bool_]
 
 BUCKET = 2**22
 """Documents of a bucket, on average; those of a smaller corpus are searched at once."""
@@ -119,7 +118,7 @@ class HeldoutSplit:
         self._sides: dict[int, int] = {0: DROP}
         self.cut_size = 0
 
-    def add(self, source: str, values: Hashes, sizes: npt.NDArray[np.int64], *, is_text: bool) -> None:
+    def add(self, source: str, values: Hashes, sizes: Int64s, *, is_text: bool) -> None:
         """Add documents of one source, none of them a duplicate that is dropped."""
         if not len(values):
             return
@@ -205,9 +204,8 @@ class Spelling:
     def __init__(self, tokenizer: Tokenizer) -> None:
         silent = set(tokenizer.vocabulary.special.tolist()) - {tokenizer.vocabulary.unk}
         prefix = b"" if tokenizer.spaced else b"##"
-        self._table = [
-            b"" if number in silent else text.removeprefix(prefix) for number, text in enumerate(tokenizer.texts())
-        ]
+        texts = enumerate(tokenizer.texts())
+        self._table = [b"" if number in silent else text.removeprefix(prefix) for number, text in texts]
 
     def hash(self, parts: Iterable[Ids], seed: int) -> tuple[int, int]:
         """A 64-bit hash of the text a document spells, and its size in bytes."""
@@ -223,8 +221,6 @@ class Spelling:
 def _hash(seed: int) -> Any:
     return hashlib.blake2b(digest_size=8, salt=seed.to_bytes(8, "little", signed=True))
 
-
-Words = npt.NDArray[np.int32]
 
 MARGIN = 200
 """Characters cut on either side; shorter pieces are dropped."""
@@ -247,7 +243,7 @@ class NGrams:
     """The distinct n-grams of some evaluation texts."""
 
     words: dict[str, int]  # number of each word
-    rows: Words  # The n-grams, sorted by hash. *Shape:* (n-grams, n)
+    rows: Int32s  # The n-grams, sorted by hash. *Shape:* (n-grams, n)
 
     @classmethod
     def of(cls, texts: Iterable[str], n: int) -> tuple[NGrams, list[Int64s]]:
@@ -376,7 +372,7 @@ def _strings(value: Any) -> Iterator[str]:
         yield from itertools.chain.from_iterable(map(_strings, value))
 
 
-def _numbers(text: str, words: dict[str, int], *, grow: bool = False) -> Words:
+def _numbers(text: str, words: dict[str, int], *, grow: bool = False) -> Int32s:
     """Number of each word of a text; -1 if unknown, unless the words may grow. *Shape:* (words,)"""
     found = [word.lower() for word in _WORD.findall(text)]
     if grow:
@@ -384,13 +380,13 @@ def _numbers(text: str, words: dict[str, int], *, grow: bool = False) -> Words:
     return np.array([words.get(word, -1) for word in found], dtype=np.int32)
 
 
-def _windows(numbers: Words, n: int) -> Words:
+def _windows(numbers: Int32s, n: int) -> Int32s:
     if len(numbers) < n:
         return np.zeros((0, n), dtype=np.int32)
     return np.lib.stride_tricks.sliding_window_view(numbers, n)
 
 
-def _hashes(rows: Words) -> npt.NDArray[np.uint64]:
+def _hashes(rows: Int32s) -> npt.NDArray[np.uint64]:
     """A 64-bit hash of each n-gram. *Shape:* (n-grams,)"""
     total = np.zeros(len(rows), dtype=np.uint64)
     for column in rows.T:

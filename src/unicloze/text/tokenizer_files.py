@@ -102,7 +102,7 @@ def _growth(part: dict[str, Any], pattern: Any) -> float:
 BYTE_VOCABULARY, MERGES = "vocab.json", "merges.txt"
 
 
-def byte_level(vocabulary: Any, file: Path, *, special: Iterable[str], prefix_space: bool) -> dict[str, Any]:
+def byte_level(vocabulary: Any, file: Path, special: Iterable[str], prefix_space: bool) -> dict[str, Any]:
     """The `tokenizer.json` of a byte-level vocabulary."""
     if not isinstance(vocabulary, dict) or not all(type(number) is int for number in vocabulary.values()):
         raise UniclozeError(f"{file} does not give every token a number: download it again.")

@@ -14,24 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from unicloze.arrays import Int64s
+from unicloze.arrays import Int32s, Int64s
 from unicloze.characters import BEGIN_TEXT, END_TEXT, spell
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import TOKENIZER, TOKENIZER_CONFIG, digest, parse_json, read_bytes
 from unicloze.settings import TokenizerSettings
-from unicloze.text.tokenizer_files import (
-    BYTE_VOCABULARY,
-    KEYS,
-    LARGEST_FILE,
-    TokenizerConfig,
-    beyond_bounds,
-    byte_level,
-    read_lines,
-)
+from unicloze.text import tokenizer_files
+from unicloze.text.tokenizer_files import TokenizerConfig
 from unicloze.text.vocabulary import (
     MASK,
     PSEUDO,
@@ -297,17 +289,15 @@ class Tokenizer:
         if place.suffix != ".json":
             return cls(_from_vocab_txt(place, config), name=str(place), roles=config.roles())
         try:
-            text = read_bytes(place, LARGEST_FILE).decode()
+            text = read_bytes(place, tokenizer_files.LARGEST_FILE).decode()
             document = parse_json(text)
-            if place.name == BYTE_VOCABULARY:
-                document = byte_level(
-                    document, place, special=names_with_a_role(), prefix_space=config.adds_prefix_space
-                )
+            if place.name == tokenizer_files.BYTE_VOCABULARY:
+                document = tokenizer_files.byte_level(document, place, names_with_a_role(), config.adds_prefix_space)
                 text = json.dumps(document)
             known = (text, json.dumps(config.values, sort_keys=True))
             if known in _LOADED:
                 return _LOADED[known]
-            if (problem := beyond_bounds(document)) is not None:
+            if (problem := tokenizer_files.beyond_bounds(document)) is not None:
                 raise UniclozeError(f"{place} is refused because {problem}: set --tokenizer.path to another.")
             backend = tokenizers.Tokenizer.from_str(text)
             config.check(backend, place)
@@ -325,7 +315,7 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, as Transformers' `from_pretrained` reads them."""
-        words = {KEYS[role]: token for role, token in self._roles().items()}
+        words = {tokenizer_files.KEYS[role]: token for role, token in self._roles().items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **words, "clean_up_tokenization_spaces": False}
         (folder / TOKENIZER).write_text(self._backend.to_str(pretty=True), encoding="utf-8")
         (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -340,7 +330,7 @@ class Tokenizer:
 
     def _roles(self) -> dict[str, str]:
         """Token of each role."""
-        return {role: self.tokens([getattr(self.vocabulary, role)])[0] for role in KEYS}
+        return {role: self.tokens([getattr(self.vocabulary, role)])[0] for role in tokenizer_files.KEYS}
 
     def exported(self) -> dict[str, Any]:
         """The `tokenizer.json` with which other libraries encode and decode text as this one does."""
@@ -370,14 +360,12 @@ class Tokenizer:
     def _plain(self) -> PlainText:
         return PlainText(self._backend, self)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[Int32s]:
         """Token ids of each text, without special tokens; names of special tokens are plain text."""
         encodings = self._plain.encode(texts, offsets=False)
         return [np.frombuffer(array("i", encoding.ids), dtype=np.int32) for encoding in encodings]
 
-    def encode_batch_with_offsets(
-        self, texts: Sequence[str]
-    ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+    def encode_batch_with_offsets(self, texts: Sequence[str]) -> list[tuple[Int32s, Int32s]]:
         """`encode_batch` with the first and last (exclusive) character of each token.
 
         Returns:
@@ -388,7 +376,7 @@ class Tokenizer:
             for one in self._plain.encode(texts, offsets=True)
         ]
 
-    def encode(self, text: str) -> npt.NDArray[np.int32]:
+    def encode(self, text: str) -> Int32s:
         """Token ids of a text in which `masks` are masks; names of other special tokens are plain text. *Shape:* (tokens,)
 
         Where tokens include the preceding space, a mask replaces that space too, as in training.
@@ -471,7 +459,7 @@ def whitespace_tokenizer(text: str, extra_tokens: int = 0) -> Tokenizer:
 
 
 def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
-    words = read_lines(path)
+    words = tokenizer_files.read_lines(path)
     while words and not words[-1]:
         words.pop()
     vocabulary: dict[str, int] = {}

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import Regex, decoders, models
 
+from unicloze.arrays import Flags, Int32s
 from unicloze.characters import IDEOGRAPH
 from unicloze.errors import UniclozeError
 from unicloze.settings import TokenizerSettings
@@ -67,15 +68,15 @@ class Vocabulary:
     mask: int  # [M] of the paper
     pseudo: int | None  # [P] of the paper; None if the vocabulary has no spare id
     # Ids that are neither masked nor drawn at random, sorted. *Shape:* (number of special ids,)
-    special: npt.NDArray[np.int32]
-    ordinary: npt.NDArray[np.int32]  # All other ids, sorted. *Shape:* (number of ordinary ids,)
+    special: Int32s
+    ordinary: Int32s  # All other ids, sorted. *Shape:* (number of ordinary ids,)
     # Special ids without a fixed role, for sentinels and mode tokens. *Shape:* (number of them,)
-    extra: npt.NDArray[np.int32]
-    ends_sentence: npt.NDArray[np.bool_]  # Whether an id ends a sentence. *Shape:* (size,)
+    extra: Int32s
+    ends_sentence: Flags  # Whether an id ends a sentence. *Shape:* (size,)
     boundaries: Boundaries  # decides whether a token continues the word before it
 
     @property
-    def continues(self) -> npt.NDArray[np.bool_]:
+    def continues(self) -> Flags:
         """Whether an id continues a word before it, if there is one. *Shape:* (size,)"""
         return self.boundaries.continues
 
@@ -141,7 +142,7 @@ def vocabulary_of(backend: tokenizers.Tokenizer, name: str, named: Mapping[str, 
     )
 
 
-def _marked(size: int, ids: Iterable[int]) -> npt.NDArray[np.bool_]:
+def _marked(size: int, ids: Iterable[int]) -> Flags:
     marks = np.zeros(size, dtype=bool)
     marks[list(ids)] = True
     return marks
@@ -190,19 +191,17 @@ class Boundaries:
         return cls(both[:, 0], both[:, 1])
 
     @classmethod
-    def marked(cls, continues: npt.NDArray[np.bool_]) -> Boundaries:
+    def marked(cls, continues: Flags) -> Boundaries:
         """For a vocabulary whose tokens say whether they continue a word, whatever is before it."""
         starts = np.where(continues, _INSIDE, _APART).astype(np.int8)
         return cls(starts, np.full_like(starts, _CLOSED))
 
     @cached_property
-    def continues(self) -> npt.NDArray[np.bool_]:
+    def continues(self) -> Flags:
         """Whether an id continues a word before it. *Shape:* (vocabulary,)"""
         return np.isin(self.starts, (_LETTER, _INSIDE))
 
-    def follows(
-        self, token_ids: npt.NDArray[np.integer], first: npt.NDArray[np.bool_] | None = None
-    ) -> npt.NDArray[np.bool_]:
+    def follows(self, token_ids: npt.NDArray[np.integer], first: Flags | None = None) -> Flags:
         """Whether each token belongs to the word of the token before it, which must not be a special token."""
         found = np.zeros(token_ids.shape, dtype=bool)
         ends = self.ends[token_ids]

@@ -43,9 +43,8 @@ def with_memory(batch: Batch, micro_batch: MicroBatch, former: Memory | None, se
     continues = micro_batch.windows.continues
     shape = settings.memory_shape(rows)
     if former is None or continues is None or former.states.shape != shape:
-        memory = Memory(
-            states=torch.zeros(shape, device=device), lengths=torch.zeros(rows, dtype=torch.long, device=device)
-        )
+        lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        memory = Memory(states=torch.zeros(shape, device=device), lengths=lengths)
     else:
         memory = Memory(states=former.states, lengths=former.lengths * torch.from_numpy(continues).to(device))
     if micro_batch.windows.backward is not None:
@@ -61,10 +60,8 @@ def _only(slots: Int32s, chosen: Flags) -> Int32s:
     """The slots of some tokens of the text, in text order; -1 after their end."""
     chosen = chosen[:, : slots.shape[1]] & (slots >= 0)
     order = np.argsort(~chosen, axis=1, kind="stable")
-    kept = np.where(
-        np.arange(slots.shape[1]) < chosen.sum(axis=1)[:, None], np.take_along_axis(slots, order, axis=1), -1
-    )
-    return kept.astype(np.int32)
+    inside = np.arange(slots.shape[1]) < chosen.sum(axis=1)[:, None]
+    return np.where(inside, np.take_along_axis(slots, order, axis=1), -1).astype(np.int32)
 
 
 def pack(memories: Memories) -> dict[str, Tensor]:
@@ -146,13 +143,9 @@ def _phase_steps(phase: Phase, sampler: WindowSampler, first_step: int, own: Own
         ]
         chosen = [own([part for part, _ in of_step]) for of_step in cuts]
         made: list[dict[int, MicroBatch]] = [{} for _ in steps]
+        places = [(n, number, *each) for n, of_step in enumerate(cuts) for number, each in enumerate(of_step)]
         for part, settings in enumerate(parts(phase.recipe.objective)):
-            wanted = [
-                (n, number, cut)
-                for n, of_step in enumerate(cuts)
-                for number, (of_part, cut) in enumerate(of_step)
-                if of_part == part
-            ]
+            wanted = [(n, number, cut) for n, number, of_part, cut in places if of_part == part]
             _make_part(made, part, settings.settings, wanted, chosen, phase, sampler, steps)
         yield from [[of_step[number] for number in sorted(of_step)] for of_step in made[max(0, first_step - start) :]]
 
@@ -192,7 +185,8 @@ def _make_part(
     filled = own or [(wanted[0][0], wanted[0][2][:1])]  # a row tells how those without rows look
     start, stop = filled[0][1].start, filled[-1][1].stop
     lanes = phase.recipe.training.batch_size
-    block = read_windows(sampler, settings, phase.first_window + start, stop - start, lanes=lanes)
+    needs, place = settings.windows, phase.first_window + start
+    block = sampler.read(place, stop - start, pairs=needs.pairs, static_copies=needs.static_copies, lanes=lanes)
     rows = np.concatenate([np.arange(cut.start, cut.stop) for _, cut in filled]) - start
     windows = block if len(rows) == len(block) else select_rows(block, rows)
     of_steps = mask_rates(settings, phase, steps)
@@ -204,14 +198,6 @@ def _make_part(
         rate = sampler.rate_at(phase.first_window + cut.start, lanes)
         made[n][number] = MicroBatch(examples[span], windows[span], settings.coefficients, part=part, rate=rate)
         first = max(first, span.stop)
-
-
-def read_windows(
-    sampler: WindowSampler, objective: ObjectiveSettings, start: int, count: int, *, lanes: int
-) -> Windows:
-    """The windows at some positions, paired and keyed as the objective requires."""
-    needs = objective.windows
-    return sampler.read(start, count, pairs=needs.pairs, static_copies=needs.static_copies, lanes=lanes)
 
 
 def mask_rates(

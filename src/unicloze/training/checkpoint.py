@@ -10,7 +10,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import MANIFEST, WEIGHTS, as_umask_says, file_sha256, leads_out, parse_json, sync
+from unicloze.files import MANIFEST, WEIGHTS, Plain, as_umask_says, file_sha256, leads_out, misfit, parse_json, sync
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.divergence import first_non_finite
 
@@ -132,9 +132,8 @@ def write_checkpoint(
         tensors, plain = _split_optimizers(optimizers)
         save_file(tensors, building / "optimizer.safetensors")
         (building / "optimizer.json").write_text(json.dumps(plain), encoding="utf-8")
-        (building / "state.json").write_text(
-            json.dumps({"schema": SCHEMA, "step": step, **state}, indent=1), encoding="utf-8"
-        )
+        plain_state = json.dumps({"schema": SCHEMA, "step": step, **state}, indent=1)
+        (building / "state.json").write_text(plain_state, encoding="utf-8")
         for file in files:
             shutil.copyfile(file, building / file.name)
         for file in building.glob("*.safetensors"):
@@ -160,18 +159,16 @@ def write_checkpoint(
 
 def set_aside_newer(path: Path) -> None:
     """Rename damaged checkpoints newer than the one a run resumes from, so that they are ignored but can be inspected."""
-    for newer in list_checkpoints(path.parent):
-        if newer.name > path.name:
-            aside = newer.with_name(f"damaged-{newer.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            newer.rename(aside)
+    for newer in (each for each in list_checkpoints(path.parent) if each.name > path.name):
+        aside = newer.with_name(f"damaged-{newer.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        newer.rename(aside)
 
 
 def drop_newer(path: Path) -> None:
     """Remove the checkpoints newer than this one."""
-    for newer in list_checkpoints(path.parent):
-        if newer.name > path.name:
-            shutil.rmtree(newer, ignore_errors=True)
+    for newer in (each for each in list_checkpoints(path.parent) if each.name > path.name):
+        shutil.rmtree(newer, ignore_errors=True)
 
 
 def checkpoint_name(step: int) -> str:
@@ -307,7 +304,7 @@ def fingerprint(tokenizer: Tokenizer, weights: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class StartModel:
+class StartModel(Plain):
     """A start model, as checkpoints name it."""
 
     path: str  # its folder
@@ -329,14 +326,9 @@ class StartModel:
     def read(cls, checkpoint: Checkpoint) -> StartModel:
         """The model that a checkpoint names."""
         said = checkpoint.state[START]
-        names = ("path", "relative", "digest")
-        if not isinstance(said, dict) or not all(isinstance(said.get(name), str) for name in names):
+        if misfit(said, {"path": str, "relative": str, "digest": str}) is not None:
             raise UniclozeError(f"{checkpoint.path}: the record of its start model is damaged: restore the folder")
-        return cls(**{name: said[name] for name in names})
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return asdict(self)
+        return cls(said["path"], said["relative"], said["digest"])
 
     def found(self, checkpoint: Path) -> Path:
         """Its folder: the link `start` in the run directory of a checkpoint, else the place it had."""

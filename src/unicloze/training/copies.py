@@ -86,9 +86,8 @@ class Copies:
             found = self._system.ls(self._place, detail=False)
         except FileNotFoundError:
             return []
-        return sorted(
-            name for name in (str(path).rstrip("/").rpartition("/")[2] for path in found) if is_checkpoint_name(name)
-        )
+        names = (str(path).rstrip("/").rpartition("/")[2] for path in found)
+        return sorted(filter(is_checkpoint_name, names))
 
     def _manifest(self, name: str) -> bytes | None:
         """The manifest of a copy; None if it is incomplete."""

@@ -63,9 +63,8 @@ class Teacher:
 
     def flops(self, amounts: Amounts) -> float:
         """Floating-point operations of the soft labels for such rows: a forward pass."""
-        return (
-            self._model.flops(amounts.of(self._targets)) / TRAINING if self._targets & set(amounts.predictions) else 0.0
-        )
+        asked = self._targets & set(amounts.predictions)
+        return self._model.flops(amounts.of(self._targets)) / TRAINING if asked else 0.0
 
     def __call__(self, batch: Batch, compute: Compute) -> Batch:
         """The batch with soft labels for every prediction of the targets."""
@@ -75,14 +74,11 @@ class Teacher:
         model = self._model.to(compute.device)
         with torch.no_grad(), compute.autocast():
             found = model.predicted_outputs(dataclasses.replace(batch, targets=asked))
-        soft = {
-            name: dataclasses.replace(
-                asked[name],
-                soft=SoftLabels(outputs, temperature=self._settings.temperature, weight=self._settings.weight),
-            )
-            for name, outputs in found.items()
-        }
-        return dataclasses.replace(batch, targets={**batch.targets, **soft})
+        targets = dict(batch.targets)
+        for name, outputs in found.items():
+            soft = SoftLabels(outputs, temperature=self._settings.temperature, weight=self._settings.weight)
+            targets[name] = dataclasses.replace(asked[name], soft=soft)
+        return dataclasses.replace(batch, targets=targets)
 
 
 def _check_rows(recipe: Recipe, opened: LoadedModel, said: str) -> None:
@@ -127,11 +123,8 @@ def _targets_of_text(recipe: Recipe, opened: LoadedModel, said: str) -> list[str
 def _kinds_of_rows(recipe: Recipe, target: str) -> set[str]:
     """The kinds of rows that have a target: objective and visibility, of which `ae` means the same in every objective."""
     settings = [part.settings for phase in phases(recipe) for part in parts(phase.recipe.objective)]
-    return {
-        f"{'masked' if target == 'ae' else each.name} ({each.reading.visibility})"
-        for each in settings
-        if target in each.targets
-    }
+    having = [each for each in settings if target in each.targets]
+    return {f"{'masked' if target == 'ae' else each.name} ({each.reading.visibility})" for each in having}
 
 
 def _targets_of_task(recipe: Recipe, opened: LoadedModel, said: str) -> list[str]:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from unicloze.errors import UniclozeError
+from unicloze.files import misfit
+from unicloze.rules import listed
 from unicloze.training.batches import MicroBatch
 from unicloze.training.parallel import whole
 
@@ -54,16 +56,10 @@ class Spikes:
         """From the state of a checkpoint; empty if it has none."""
         if saved is None:
             return cls()
-        spikes = cls(**saved) if isinstance(saved, dict) and saved.keys() == {*cls.__dataclass_fields__} else None
-        if (
-            spikes is None
-            or not isinstance(spikes.norms, list)
-            or not all(isinstance(norm, float) and 0 <= norm < math.inf for norm in spikes.norms)
-            or type(spikes.in_a_row) is not int
-            or spikes.in_a_row < 0
-        ):
+        fits = misfit(saved, {"norms": [float], "in_a_row": int}) is None and len(saved) == 2
+        if not fits or not all(0 <= norm < math.inf for norm in saved["norms"]):
             raise UniclozeError(f"{place} is damaged: its spikes are {str(saved)[:80]!r}")
-        return spikes
+        return cls(**saved)
 
     def reason(self, norm: float, factor: float) -> str | None:
         """Why a gradient of this norm is a spike; None if it is not one."""
@@ -72,9 +68,8 @@ class Spikes:
         median = statistics.median(self.norms)
         if norm <= factor * median:
             return None
-        return (
-            f"the norm of the gradient is {norm:.4g}, and the median of the last {len(self.norms)} steps {median:.4g}"
-        )
+        recent = f"the median of the last {len(self.norms)} steps {median:.4g}"
+        return f"the norm of the gradient is {norm:.4g}, and {recent}"
 
     def add(self, norm: float) -> None:
         """Remember the gradient of an update, which ends a row of spikes."""
@@ -87,15 +82,8 @@ class NonFiniteError(UniclozeError):
 
 def cure(*, skip: bool) -> str:
     """What the user can change after a divergence."""
-    changes = [
-        "a lower --training.learning_rate",
-        "--training.clip_norm 1.0",
-        *(["--training.on_spike skip"] if skip else []),
-    ]
-    return (
-        f"run the same command with {', '.join(changes[:-1])} or {changes[-1]}, or start in another --out with a longer "
-        "warm-up"
-    )
+    changes = ["a lower --training.learning_rate", "--training.clip_norm 1.0"] + ["--training.on_spike skip"] * skip
+    return f"run the same command with {listed(changes)}, or start in another --out with a longer warm-up"
 
 
 def non_finite(what: str, micro_batches: list[MicroBatch], describe: Callable[[MicroBatch], str]) -> NonFiniteError:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from unicloze.arrays import Int64s
+from unicloze.arrays import Int32s, Int64s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import open_bytes
 from unicloze.mixtures import longest_row, parts, phases
@@ -169,7 +169,7 @@ def spelled(tokenizer: Tokenizer) -> list[tuple[str, bool, str]]:
     return result
 
 
-def rows_of_tokens(table: Tensor, shared: Int64s, ordinary: npt.NDArray[np.int32]) -> Tensor:
+def rows_of_tokens(table: Tensor, shared: Int64s, ordinary: Int32s) -> Tensor:
     """Token rows of a new vocabulary: shared rows copied, the others set to the mean."""
     rows = table.index_select(0, torch.from_numpy(np.maximum(shared, 0)))
     rows[torch.from_numpy(shared < 0)] = table.index_select(0, torch.from_numpy(ordinary.astype(np.int64))).mean(dim=0)
@@ -197,7 +197,7 @@ def rows_of_segments(recipe: Recipe, known: int) -> Tensor:
     """Initial row of each segment id of a recipe: the id's own row if the old table has it.
 
     Any other id starts from row 0 or 1, depending on whether an objective uses it for a first or second segment: UniLM v1's
-    six ids come from BERT's two. Int64s that no objective uses start from row 0.
+    six ids come from BERT's two. Ids that no objective uses start from row 0.
     """
     count = recipe.model.num_segments
     rows = [i if i < known else 0 for i in range(count)]

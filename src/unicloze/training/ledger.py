@@ -120,9 +120,8 @@ class Ledger:
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event, unbuffered."""
-        line = json.dumps(
-            {"schema": SCHEMA, "event": event, "time": round(time.time(), 3), **values}, ensure_ascii=False
-        )
+        content = {"schema": SCHEMA, "event": event, "time": round(time.time(), 3), **values}
+        line = json.dumps(content, ensure_ascii=False)
         try:
             self._file.write(line.encode() + b"\n")
         except OSError as error:
@@ -166,7 +165,5 @@ def stopped_by_error(path: Path) -> str | None:
     A process that resumed the run with other settings may have been killed before it saved any.
     """
     events = list(read_ledger(path)) if path.is_file() else []
-    last: Mapping[str, Any] = next(
-        (event for event in reversed(events) if event.get("event") in ("failed", "save")), {}
-    )
-    return str(last.get("kind")) if last.get("event") == "failed" else None
+    last = [event for event in events if event.get("event") in ("failed", "save")][-1:]
+    return str(last[0].get("kind")) if last and last[0]["event"] == "failed" else None

@@ -187,13 +187,9 @@ def freeze(model: Model, parts: Sequence[str]) -> None:
 
 def shape_model(recipe: Recipe, vocab_size: int) -> Model:
     """The model a recipe describes, not initialised."""
-    model = build(
-        recipe.model,
-        vocab_size=vocab_size,
-        max_positions=recipe.model.max_positions or longest_row(recipe),
-        targets=_targets(recipe),
-        heads=task_heads(recipe),
-    )
+    positions, targets = recipe.model.max_positions or longest_row(recipe), _targets(recipe)
+    heads = task_heads(recipe)
+    model = build(recipe.model, vocab_size=vocab_size, max_positions=positions, targets=targets, heads=heads)
     add_low_rank(model, recipe.finetuning)
     return model
 

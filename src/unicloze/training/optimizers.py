@@ -28,6 +28,10 @@ def matrices_in(model: nn.Module) -> dict[int, int]:
     }
 
 
+Values = dict[str, Any]
+"""The state of a weight, or the settings of a group."""
+
+
 class TensorwiseOptimizer(torch.optim.Optimizer):
     """Calls `_update` for every weight with a gradient.
 
@@ -49,19 +53,12 @@ class TensorwiseOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    parts = self._fused.get(id(weight), 1)
-                    apart = (parts, -1, *weight.shape[1:])
-                    self._update(
-                        weight if parts == 1 else weight.view(apart),
-                        weight.grad if parts == 1 else weight.grad.view(apart),
-                        self.state[weight],
-                        group,
-                        parts > 1,
-                    )
+                    parts, both = self._fused.get(id(weight), 1), (weight, weight.grad)
+                    if parts > 1:
+                        both = weight.view(parts, -1, *weight.shape[1:]), weight.grad.view(parts, -1, *weight.shape[1:])
+                    self._update(*both, self.state[weight], group, parts > 1)
 
-    def _update(
-        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], fused: bool
-    ) -> None:
+    def _update(self, weight: Tensor, gradient: Tensor, state: Values, group: Values, fused: bool) -> None:
         """Update a tensor, or with `fused` several along the first dimension. *Shape:* both (matrices, *shape) or any."""
         raise NotImplementedError
 
@@ -94,9 +91,7 @@ class Adafactor(TensorwiseOptimizer):
 
     DEFAULTS: ClassVar[dict[str, Any]] = {"lr": 1e-2, "weight_decay": 0.0}
 
-    def _update(
-        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], fused: bool
-    ) -> None:
+    def _update(self, weight: Tensor, gradient: Tensor, state: Values, group: Values, fused: bool) -> None:
         factored = weight.ndim - fused >= 2
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -161,9 +156,7 @@ class Lamb(TensorwiseOptimizer):
         "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "adapt": True,
     }  # fmt: skip
 
-    def _update(
-        self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], fused: bool
-    ) -> None:
+    def _update(self, weight: Tensor, gradient: Tensor, state: Values, group: Values, fused: bool) -> None:
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
@@ -258,9 +251,7 @@ class NtAsgd(torch.optim.Optimizer):
         weight_decay: Factor of the weights added to the gradient.
     """
 
-    def __init__(
-        self, params: Iterable[Any], *, patience: int = 5, lr: float = 30.0, weight_decay: float = 0.0
-    ) -> None:
+    def __init__(self, params: Iterable[Any], *, patience: int = 5, lr: float = 30.0, weight_decay: float = 0) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         self.patience = patience
         self.heard: list[float] = []

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from unicloze.mixtures import phases
@@ -47,7 +47,7 @@ def decided(recipe: Recipe, decays: Sequence[Decay]) -> Recipe:
         bounds = [round(left * done / max(1, sum(rest))) for done in itertools.accumulate(rest)]
         steps = [*kept, *(last - first for first, last in itertools.pairwise([0, *bounds]))]
         shared = [{**entry, "share": share} for entry, share in zip(recipe.training.phases, steps, strict=False)]
-        recipe = replace(recipe, training=replace(recipe.training, steps=decay.end, phases=shared))
+        recipe = recipe.changed("training", steps=decay.end, phases=shared)
     return recipe
 
 
@@ -101,9 +101,8 @@ class Clock:
         now = self.now()
         if self._last is not None:
             self._steps.append(now - self._last)
-            while len(self._steps) > _RECENT_STEPS and sum(self._steps) - self._steps[0] > min(
-                _LONG, _RECENT * self.budget
-            ):
+            recent = min(_LONG, _RECENT * self.budget)
+            while len(self._steps) > _RECENT_STEPS and sum(self._steps) - self._steps[0] > recent:
                 self._steps.popleft()
         self._last = now
 

@@ -31,17 +31,8 @@ from unicloze import cores
 from unicloze.errors import FailedElsewhere, UniclozeError, UsageError
 from unicloze.files import digest
 from unicloze.model.layers import Layer, owners
-from unicloze.training.gradients import (
-    Gradients,
-    Node,
-    PartialSums,
-    buckets,
-    flatten,
-    leaves_of,
-    rounds,
-    share,
-    traffic,
-)
+from unicloze.training import gradients as tree
+from unicloze.training.gradients import Gradients, Node, PartialSums
 
 T = TypeVar("T")
 
@@ -64,8 +55,8 @@ class World:
         Equally many micro-batches for each process where the model is sharded.
         """
         if not self.sharded:
-            found = leaves_of(parts, most)
-            return {leaf: found[leaf] for leaf in share(self.rank, self.size, len(found))}
+            found = tree.leaves_of(parts, most)
+            return {leaf: found[leaf] for leaf in tree.share(self.rank, self.size, len(found))}
         each, rest = divmod(len(parts), self.size)
         if rest:
             raise UsageError(
@@ -247,7 +238,7 @@ class Group(World):
         self._do(dist.all_reduce, used, op=dist.ReduceOp.MAX)
         numbers = [number for number, there in enumerate(used.tolist()) if there]
         total: Gradients = [None] * len(weights)
-        for bucket in buckets([(number, weights[number].numel()) for number in numbers]):
+        for bucket in tree.buckets([(number, weights[number].numel()) for number in numbers]):
             flat = self._add_flat(mine, bucket, leaves, weights)
             for number, values in zip(bucket, flat.split([weights[number].numel() for number in bucket]), strict=True):
                 own = next((one[number] for one in mine if one[number] is not None), None)
@@ -257,7 +248,7 @@ class Group(World):
 
     def _say_traffic(self, leaves: int) -> None:
         """Warn once if this number of processes exchanges more than necessary."""
-        if leaves != self._said and (factor := traffic(leaves, self.size)) > 1:
+        if leaves != self._said and (factor := tree.traffic(leaves, self.size)) > 1:
             warnings.warn(
                 f"{self.size} processes send {factor:g} times the bytes of a ring all-reduce: use powers of 2 for the "
                 f"number of processes and that of groups of micro-batches, now {leaves} (at most training.leaves)",
@@ -274,10 +265,10 @@ class Group(World):
         whole = like.new_empty(slice_size * self.size, requires_grad=False)
         slices: PartialSums[Tensor] = PartialSums(leaves, lambda left, right: left.add_(right))
         received: dict[Node, Tensor] = {}
-        for turn, senders in enumerate(rounds(leaves, self.size)):
+        for turn, senders in enumerate(tree.rounds(leaves, self.size)):
             sends = turn < len(mine)
             if sends:
-                flatten(mine[turn], bucket, weights, whole)
+                tree.flatten(mine[turn], bucket, weights, whole)
             found = like.new_empty(slice_size * len(senders), requires_grad=False)
             sending = {process for process, _ in senders}
             self._do(
@@ -401,10 +392,8 @@ def as_stored(weights: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> di
 
 def moments_as_stored(state: Mapping[str, Any], weights: Sequence[Tensor]) -> dict[str, Any]:
     """The state of an optimiser, with whole moments, in the form of its weights."""
-    shares = {
-        index: {name: _like(value, weights[index]) for name, value in values.items()}
-        for index, values in state["state"].items()
-    }
+    moments = state["state"].items()
+    shares = {i: {name: _like(value, weights[i]) for name, value in values.items()} for i, values in moments}
     return {**state, "state": shares}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
 import warnings
@@ -72,9 +71,7 @@ def choose_precision(settings: TrainingSettings, device: torch.device) -> str:
 
 def with_precision(recipe: Recipe, precision: Any) -> Recipe:
     """The recipe with this precision where it leaves it open."""
-    if recipe.training.precision != "auto":
-        return recipe
-    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
+    return recipe.changed("training", precision=precision) if recipe.training.precision == "auto" else recipe
 
 
 def cpu_abilities() -> dict[str, bool]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -93,9 +92,7 @@ class RunProcess:
         self.ledger = Ledger(self.out / LEDGER if self.world.first else Path(os.devnull))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         if error is not None:
             with suppress(UniclozeError):
                 self.background.finish()
@@ -157,9 +154,8 @@ class RunProcess:
     def former_events(self) -> list[dict[str, Any]]:
         """Events of this run in the ledger, without earlier runs in the same directory that left no checkpoint."""
         events = list(read_ledger(self.out / LEDGER))
-        begins = [
-            n for n, event in enumerate(events) if event["event"] == "start" and event.get("resumed_from") is None
-        ]
+        starts = [n for n, event in enumerate(events) if event["event"] == "start"]
+        begins = [n for n in starts if events[n].get("resumed_from") is None]
         return events[begins[-1] :] if begins else events
 
     def heed(self, stopped_by: int) -> None:
@@ -167,24 +163,12 @@ class RunProcess:
         if self.signal and not stopped_by:
             signal.raise_signal(self.signal)
 
-    def learn(
-        self,
-        steps: Iterator[list[MicroBatch]],
-        settings: TrainingSettings,
-        evaluate: Callable[[TrainState], bool],
-        save: Callable[[TrainState], None],
-        describe: Callable[[MicroBatch], str],
-        decide: Callable[[TrainState], Iterator[list[MicroBatch]] | None] = lambda _state: None,
-    ) -> None:
-        """Train with a progress bar; sets `signal` to the signal that stopped it early, else 0."""
-        hooks = Hooks(
-            log=self.log, evaluate=evaluate, save=save, describe=describe, skipped=self.skip, decide=decide,
-            may_skip=not self.recipe.finetuning.unlabelled,
-        )  # fmt: skip
-        with Progress(
-            "", self.state.last_step(settings), "steps", initial=self.state.step, show=self.progress
-        ) as self.bar:
-            self.signal = fit(self.state, steps, settings, self.compute, hooks).heeded
+    def learn(self, steps: Iterator[list[MicroBatch]], settings: TrainingSettings, **hooks: Any) -> None:
+        """Train with a progress bar and further `Hooks`; sets `signal` to the signal that stopped it early, else 0."""
+        every = Hooks(log=self.log, skipped=self.skip, may_skip=not self.recipe.finetuning.unlabelled, **hooks)
+        last, done = self.state.last_step(settings), self.state.step
+        with Progress("", last, "steps", initial=done, show=self.progress) as self.bar:
+            self.signal = fit(self.state, steps, settings, self.compute, every).heeded
         self.finish_saving()
 
     def log(self, state: TrainState, measures: Mapping[str, Any]) -> None:
@@ -216,12 +200,8 @@ class RunProcess:
         recipe = decided(self.recipe, state.decays)
         number, phase = next(each for each in enumerate(phases(recipe)) if state.step <= each[1].last_step)
         labels = [part.label for part in parts(phase.recipe.objective)]
-        return {
-            "figures": [
-                figure.to_dict(part=labels[part] if len(labels) > 1 else "", phase=number)
-                for part, figure in state.figures
-            ]
-        }
+        labels = labels if len(labels) > 1 else [""]
+        return {"figures": [figure.to_dict(part=labels[part], phase=number) for part, figure in state.figures]}
 
     def skip(self, state: TrainState, reason: str) -> None:
         """Record that the update of the current step is left out."""
