@@ -83,6 +83,11 @@ def imported_recipe(
         objective = _OBJECTIVES[family.name]
     if tokenizer.vocabulary.pseudo is None and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
+    longest = window  # up to it, the rows of an encoder-decoder must fit its positions
+    while (
+        model.decoder_layers and longest > 1 and objective.bounds(longest).positions > (model.max_positions or window)
+    ):
+        longest -= 1
     pairs = any(_PAIRS.get(TARGETS[head]) for head in heads) or bool(objective.mixture)
     recipe = Recipe(
         name=re.sub(r"[^\w.-]+", "-", place.resolve().name).lstrip(".-") or family.name,
@@ -91,7 +96,7 @@ def imported_recipe(
         ),
         data=DataSettings(
             corpus=[UNKNOWN_CORPUS],
-            window=_fitting(objective, window, model),
+            window=longest,
             segments=2 if pairs and model.num_segments > 1 else 1,
             documents="joined" if model.memory else "separate",
             order="streams" if model.memory else "shuffled",
@@ -121,14 +126,6 @@ def _objective(model: ModelSettings, heads: Sequence[Head], *, relative: bool) -
     if relative:
         return UniLMv2Settings(targets=["ae", "par", *targets[1:]], pseudo_token="mask", pairs=kind)
     return MaskedSettings(targets=targets, masking="token", max_span=1, pairs=kind)
-
-
-def _fitting(objective: ObjectiveSettings, window: int, model: ModelSettings) -> int:
-    """The longest window up to a given one whose rows fit the positions of an encoder-decoder."""
-    most = model.max_positions or window
-    while model.decoder_layers and window > 1 and objective.bounds(window).positions > most:
-        window -= 1
-    return window
 
 
 def _note(family: Family, model: ModelSettings, heads: Sequence[Head], task: TaskSettings | None) -> str:

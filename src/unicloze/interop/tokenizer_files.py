@@ -107,8 +107,11 @@ def write_tokenizer(
     )
     if swapped is not None:
         _renumber(content, {number: int(ids[number]) for number in swapped})
-    if words:
-        _with_spaces(content["pre_tokenizer"])
+    if words:  # with a space before each
+        part = content["pre_tokenizer"] or {}
+        for inner in part.get("pretokenizers", [part]):
+            if inner.get("type") == "ByteLevel":
+                inner["add_prefix_space"] = True
     replace_file(document, json.dumps(content, ensure_ascii=False, indent=2))
     values = json.loads(config.read_text(encoding="utf-8"))
     if words:
@@ -137,13 +140,6 @@ def _template(tokenizer: Tokenizer, form: TextFormat) -> dict[str, Any]:
         "pair": [*begin, *pieces(form.between, first), texts[1], *pieces(form.end, second)],
         "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for number, name in names.items()},
     }
-
-
-def _with_spaces(part: Any) -> None:
-    """Let a byte-level pre-tokenizer, or those of a sequence, put a space before a text."""
-    for inner in (part or {}).get("pretokenizers", [part or {}]):
-        if inner.get("type") == "ByteLevel":
-            inner["add_prefix_space"] = True
 
 
 def _renumber(content: dict[str, Any], new: Mapping[int, int]) -> None:

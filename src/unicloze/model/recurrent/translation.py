@@ -258,9 +258,8 @@ class TranslationBackbone(nn.Module):
             direction: Sequences(pairs.runs(backward=direction == BACKWARD), slots, device)
             for direction in (FORWARD, BACKWARD)
         }
-        embedded = self.embeddings(input_ids, dropout).float() * sequences[FORWARD].covered(rows * slots).view(
-            rows, slots, 1
-        )
+        covered = sequences[FORWARD].covered(rows * slots).view(rows, slots, 1)
+        embedded = self.embeddings(input_ids, dropout).float() * covered
         _, shown, final = read_layers(self.layers, embedded, sequences, self.settings, dropout)
         return embedded, shown[-1], final
 
@@ -281,22 +280,16 @@ class TranslationBackbone(nn.Module):
         index = torch.from_numpy(chosen).to(device)
         of_text = torch.from_numpy(text).to(device)
 
-        def mask(rate: float, width: int) -> Tensor | None:
-            if dropout is None or rate == 0:
-                return None
-            return dropout(torch.ones(len(chosen), width, device=device), rate)
+        def mask(rate: float, width: int) -> Tensor:
+            ones = torch.ones(len(chosen), width, device=device)
+            return ones if dropout is None else dropout(ones, rate)
 
         read = decoder.embeddings(batch.input_ids.flatten()[place][None], dropout)[0].float()
-        shown = mask(settings.input_dropout, read.shape[1])
-        inputs = decoder.inputs(read if shown is None else read * shown[of_text]).split(running)
+        inputs = decoder.inputs(read * mask(settings.input_dropout, read.shape[1])[of_text]).split(running)
         masks = None
-        if dropout is not None and (settings.hidden_dropout or settings.dropout):
+        if dropout is not None:
             rates = [settings.hidden_dropout] * (len(self.widths) - 1) + [settings.dropout]
-            found = [mask(rate, width) for rate, width in zip(rates, self.widths, strict=True)]
-            masks = [
-                states.new_ones(len(chosen), 1, width) if each is None else each[:, None]
-                for each, width in zip(found, self.widths, strict=True)
-            ]
+            masks = [mask(rate, width)[:, None] for rate, width in zip(rates, self.widths, strict=True)]
         source = self.source_of(pairs, chosen, states)
         state = decoder.start([(h[index], c[index]) for h, c in final])
         written = []
