@@ -111,10 +111,8 @@ class EmbedRequest(Request):
 def answer_model(name: str, of: type, /, **more: Any) -> type[BaseModel]:
     """The fields of a dataclass as an answer, with the descriptions of its docstring."""
     hints = typing.get_type_hints(of)
-    fields: dict[str, Any] = {
-        key: (_answer_type(hints[key]), Field(description=text.replace("None", "null")))
-        for key, text in docstrings.arguments(of).items()
-    }
+    said = {key: text.replace("None", "null") for key, text in docstrings.arguments(of).items()}
+    fields: dict[str, Any] = {key: (_answer_type(hints[key]), Field(description=text)) for key, text in said.items()}
     made: type[BaseModel] = create_model(name, __doc__=docstrings.purpose(of), **(fields | more))
     return made
 
@@ -127,14 +125,8 @@ def _answer_type(hint: Any) -> Any:
     return list[_answer_type(last)] if typing.get_origin(hint) is list else hint  # type: ignore[misc]
 
 
-FillAnswer = answer_model(
-    "FillAnswer",
-    FillResult,
-    picture=(
-        _answer_type(MaskPicture) | None,
-        Field(description="The mask picture, if asked for and the text is short enough."),
-    ),
-)
+_SHORT = Field(description="The mask picture, if asked for and the text is short enough.")
+FillAnswer = answer_model("FillAnswer", FillResult, picture=(_answer_type(MaskPicture) | None, _SHORT))
 _SCORES: Any = (_answer_type(list[TextScore]), Field(description="One for each text."))
 ScoreAnswer = create_model("ScoreAnswer", __doc__="Likelihoods of texts.", scores=_SCORES)
 
