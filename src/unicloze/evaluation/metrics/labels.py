@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import statistics
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.result import MetricResult, check_same_length, library
+from unicloze.evaluation.metrics.result import MetricResult, check_same_length
 
 Label = str | int
 Tags = Sequence[Sequence[str]]
@@ -44,8 +45,8 @@ def macro_f1(predictions: Sequence[Label], references: Sequence[Label]) -> Metri
 def matthews(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
     """Matthews' correlation coefficient (CoLA), times 100; undefined if all predictions or all references are equal."""
     found, wanted = _labels(predictions, references)
-    sklearn = library("sklearn.metrics", "metrics")
     undefined = ["matthews"] if len(set(found)) == 1 or len(set(wanted)) == 1 else []
+    sklearn = importlib.import_module("sklearn.metrics")
     score = 0.0 if undefined else sklearn.matthews_corrcoef(wanted, found)
     values = {"matthews": 100 * score, "accuracy": _accuracy(found, wanted)}
     return _result("matthews", values, found, undefined=undefined)
@@ -163,7 +164,7 @@ def correlation(
         for place, number in enumerate(numbers, start=1):
             if not math.isfinite(number):
                 raise UniclozeError(f"{name} {place:,} is {number}: give finite numbers.")
-    stats = library("scipy.stats", "metrics")
+    stats = importlib.import_module("scipy.stats")
     note, pearson, spearman = "", 0.0, 0.0
     if len(set(predictions)) == 1 or len(set(references)) == 1:
         note = "All predictions or all references are equal, so there is no correlation: given as 0."
