@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unicloze.files import Plain
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.report.charts import short
 from unicloze.training.ledger import Figure
@@ -130,7 +130,7 @@ _DECIMALS = {"bits_per_byte": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Plain):
     """A finished comparison.
 
     Args:
@@ -155,10 +155,6 @@ class Comparison:
     counts: Counted = field(default_factory=dict)
     counted_words: Mapping[str, float] = field(default_factory=dict)
     probes: tuple[ProbeColumn, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return {**dataclasses.asdict(self), "out": str(self.out)}
 
     def __str__(self) -> str:
         return as_text(self)

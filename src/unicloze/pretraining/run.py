@@ -17,7 +17,7 @@ import torch
 from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate, predicts_tokens, select_rows
-from unicloze.files import CHECKPOINTS, LEDGER, RECIPE, digest
+from unicloze.files import CHECKPOINTS, LEDGER, RECIPE, Plain, digest
 from unicloze.interop.read import open_model
 from unicloze.mixtures import parts, phases
 from unicloze.model.build import Model
@@ -54,7 +54,7 @@ TOO_SMALL = "the corpus is too small to hold anything out: {}; give more text, o
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Plain):
     """Result of a run.
 
     Args:
@@ -88,10 +88,6 @@ class RunResult:
     def exit_code(self) -> int:
         """Exit code of the command: 128 + the signal that stopped it, else 0."""
         return 128 + self.stopped_by if self.stopped_by else 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return {**dataclasses.asdict(self), "out": str(self.out)}
 
     def __str__(self) -> str:
         if self.stopped_by:
@@ -468,10 +464,9 @@ def heldout_samples(
                 position = int(examples.position_ids[row, slot])
                 place = masked.setdefault(position, {"position": position, "step": int(examples.steps[row, slot])})
                 truth = int(target.labels[row, j])
-                place["truth"] = tokenizer.tokens([truth])[0]
-                place["word"] = any(map(str.isalpha, tokenizer.decode([truth])))
                 likely = tokenizer.tokens(tokens[row, j].tolist())
-                place[name] = likely[0]
+                word = any(map(str.isalpha, tokenizer.decode([truth])))
+                place |= {"truth": tokenizer.tokens([truth])[0], "word": word, name: likely[0]}
                 shares = [round(value, 4) for value in probabilities[row, j].tolist()]
                 place.setdefault("top", {})[name] = list(zip(likely, shares, strict=True))
         shown = windows.token_ids[row, : windows.lengths[row]].copy()
