@@ -30,7 +30,7 @@ def f1(predictions: Sequence[Label], references: Sequence[Label], *, positive: s
     if positive not in wanted and positive not in found:
         known = ", ".join(sorted(set(wanted))[:10])
         raise UsageError(f"No reference has the label {positive}: set the option positive to one of {known}.")
-    values, undefined = _of_class(positive, found, wanted)
+    values, undefined = _shares(*(each[positive] for each in _counts(found, wanted)))
     values["accuracy"] = _accuracy(found, wanted)
     return _result("f1", values, found, note=f"Positive class: {positive}.", undefined=undefined)
 
@@ -38,7 +38,8 @@ def f1(predictions: Sequence[Label], references: Sequence[Label], *, positive: s
 def macro_f1(predictions: Sequence[Label], references: Sequence[Label]) -> MetricResult:
     """Mean F1 over all classes, and accuracy."""
     found, wanted = _labels(predictions, references)
-    score = statistics.fmean(_of_class(label, found, wanted)[0]["f1"] for label in sorted({*found, *wanted}))
+    right, said, gold = _counts(found, wanted)
+    score = statistics.fmean(_shares(right[one], said[one], gold[one])[0]["f1"] for one in sorted(said | gold))
     return _result("macro-f1", {"macro_f1": score, "accuracy": _accuracy(found, wanted)}, found)
 
 
@@ -52,9 +53,10 @@ def matthews(predictions: Sequence[Label], references: Sequence[Label]) -> Metri
     return _result("matthews", values, found, undefined=undefined)
 
 
-def _of_class(label: str, found: Sequence[str], wanted: Sequence[str]) -> tuple[dict[str, float], list[str]]:
-    right = sum(one == other == label for one, other in zip(found, wanted, strict=True))
-    return _shares(right, found.count(label), wanted.count(label))
+def _counts(found: Sequence[str], wanted: Sequence[str]) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """How often each label is right, found and wanted."""
+    right = Counter(one for one, other in zip(found, wanted, strict=True) if one == other)
+    return right, Counter(found), Counter(wanted)
 
 
 def _shares(right: int, found: int, wanted: int) -> tuple[dict[str, float], list[str]]:
