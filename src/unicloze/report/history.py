@@ -221,10 +221,10 @@ class History:
         each = ((step, self.values(metric, event)) for step, event in self.evaluations.items())
         return [(float(step), values[key]) for step, values in each if key in values]
 
-    def shown(self, metric: str, key: str, value: float) -> str:
-        """A value of a metric with its unit, which is omitted for percent."""
+    def shown(self, metric: str, key: str, value: float, deviation: float | None = None) -> str:
+        """A value of a metric, with its deviation if known, and its unit, which is omitted for percent."""
         unit = str(mapping(mapping(mapping(self.best.get("results")).get(metric)).get("units")).get(key, "%"))
-        return shown(value, unit)
+        return shown(value, unit, deviation)
 
 
 def _targets(events: Iterable[Event]) -> list[str]:

@@ -214,8 +214,7 @@ def _over_seeds(runs: Sequence[History], metric: str, key: str) -> tuple[list[fl
     if not values:
         return values, None, "-"
     deviation = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
-    mean = runs[0].shown(metric, key, statistics.fmean(values))
-    return values, deviation, mean if deviation is None else f"{mean} \u00b1 {runs[0].shown(metric, key, deviation)}"
+    return values, deviation, runs[0].shown(metric, key, statistics.fmean(values), deviation)
 
 
 def _seed_cards(runs: Sequence[History]) -> list[Card]:
