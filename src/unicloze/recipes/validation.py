@@ -49,10 +49,9 @@ def validate(recipe: Recipe, origins: Mapping[str, str] | None = None) -> None:
     for variant, first in zip(found, firsts, strict=True):
         if first is not None:
             key, problem = first
-            having = [
-                other for one, other in zip(found, firsts, strict=True) if value_of(one.recipe, key, ...) is not ...
-            ]
-            of_all = key not in variant.set_by and all(other == first for other in having)
+            having = [value_of(one.recipe, key, ...) is not ... for one in found]
+            alike = all(other == first for other, has in zip(firsts, having, strict=True) if has)
+            of_all = key not in variant.set_by and alike
             said = f"{key} is {_without_secrets(value_of(variant.recipe, key))!r}; {problem}"
             raise error(variant.set_by.get(key, key), said, "" if of_all else variant.place)
         rows = variant.share * variant.recipe.training.batch_size
@@ -84,16 +83,12 @@ class Variant:
 def variants(recipe: Recipe) -> Iterator[Variant]:
     """The recipe of each part of each phase."""
     if recipe.training.steps < 1:
-        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, phases=[]))
+        recipe = recipe.changed("training", phases=[])
     changes = recipe.training.phases or [{}]
     for number, (phase, entry) in enumerate(zip(phases(recipe), changes, strict=True), 1):
         of_phase = f", phase {number} of training.phases" if recipe.training.phases else ""
-        by_phase = {
-            f"{section}.{name}": "training.phases"
-            for section, values in entry.items()
-            if isinstance(values, Mapping)
-            for name in values
-        }
+        nested = {section: values for section, values in entry.items() if isinstance(values, Mapping)}
+        by_phase = {f"{section}.{name}": "training.phases" for section, values in nested.items() for name in values}
         mixture_key = by_phase.get("objective.mixture", "objective.mixture")
         mixture = phase.recipe.objective.mixture
         for part, values in zip(parts(phase.recipe.objective), mixture or [{}], strict=True):

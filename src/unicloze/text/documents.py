@@ -334,12 +334,10 @@ def read_file(
                     yield from _read_text(file, stream, tally)
                 else:
                     yield from _read_jsonl(file, stream, text_field, tally, spans_field, field_option)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UniclozeError(f"{file} is truncated or damaged ({error}): download or write it again.") from error
     except PermissionError as error:
         raise UniclozeError(f"{file} is not readable: change its permissions.") from error
-    except OSError as error:
-        if error.errno is not None:
+    except (EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UniclozeError(f"{file} is truncated or damaged ({error}): download or write it again.") from error
 

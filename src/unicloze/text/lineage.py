@@ -111,15 +111,16 @@ def read_lineage(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UniclozeError(f"{path} is damaged ({error}): remove the folder and prepare again.") from error
     if not isinstance(lineage, dict) or lineage.get("schema") != SCHEMA:
-        raise UniclozeError(f"{path} does not have schema {SCHEMA}: remove the folder and prepare again.")
-    wrong = misfit(lineage, _SHAPE)
-    if wrong is None and any("/" in source["name"] for source in lineage["sources"]):
-        wrong = "sources"
-    if wrong is not None:
-        raise UniclozeError(f"{path} is damaged at {wrong.lstrip('.')}: remove the folder and prepare again.")
-    if lineage[SEAL] != seal(lineage):
-        raise UniclozeError(f"{path} is damaged (its seal does not fit it): remove the folder and prepare again.")
-    return cast(dict[str, Any], lineage)
+        problem = f"does not have schema {SCHEMA}"
+    elif (wrong := misfit(lineage, _SHAPE)) is not None:
+        problem = f"is damaged at {wrong.lstrip('.')}"
+    elif any("/" in source["name"] for source in lineage["sources"]):
+        problem = "is damaged at sources"
+    elif lineage[SEAL] != seal(lineage):
+        problem = "is damaged (its seal does not fit it)"
+    else:
+        return cast(dict[str, Any], lineage)
+    raise UniclozeError(f"{path} {problem}: remove the folder and prepare again.")
 
 
 def known_settings(lineage: Mapping[str, Any]) -> dict[str, Any]:

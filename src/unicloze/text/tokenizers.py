@@ -157,12 +157,7 @@ def train_wordpiece(texts: Iterable[str], settings: TokenizerSettings) -> tokeni
     given = [*special_tokens(settings), *alphabet, *(f"##{character}" for character in alphabet)]
     _check_size(settings.vocab_size, len(given) + 1)
     trainer = trainers.WordPieceTrainer(
-        vocab_size=settings.vocab_size,
-        min_frequency=2,
-        special_tokens=given,
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        show_progress=False,
+        **_trained_on(settings, alphabet), special_tokens=given, limit_alphabet=len(alphabet)
     )
     scaffold.train_from_iterator(texts, trainer)
     return wordpiece(scaffold.get_vocab(with_added_tokens=False), special_tokens(settings), normalizer)
@@ -170,20 +165,19 @@ def train_wordpiece(texts: Iterable[str], settings: TokenizerSettings) -> tokeni
 
 def train_bpe(texts: Iterable[str], settings: TokenizerSettings) -> tokenizers.Tokenizer:
     """Train byte-level BPE; arguments and errors as of `Tokenizer.train`."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    _check_size(settings.vocab_size, len(special_tokens(settings)) + len(alphabet) + 1)
+    alphabet, special = sorted(pre_tokenizers.ByteLevel.alphabet()), special_tokens(settings)
+    _check_size(settings.vocab_size, len(special) + len(alphabet) + 1)
     backend = tokenizers.Tokenizer(models.BPE(unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocab_size,
-        min_frequency=2,
-        special_tokens=special_tokens(settings),
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
+    backend.train_from_iterator(texts, trainers.BpeTrainer(**_trained_on(settings, alphabet), special_tokens=special))
     return backend
+
+
+def _trained_on(settings: TokenizerSettings, alphabet: list[str]) -> dict[str, Any]:
+    """What both trainers are given."""
+    size = settings.vocab_size
+    return {"vocab_size": size, "min_frequency": 2, "initial_alphabet": alphabet, "show_progress": False}
 
 
 def _alphabet(texts: Iterable[str], normalizer: Any, vocab_size: int) -> list[str]:
