@@ -23,7 +23,7 @@ import numpy as np
 
 from unicloze import keyed
 from unicloze.arrays import Int32s
-from unicloze.comparison.runs import bits_per_byte, counted, held_out
+from unicloze.comparison.runs import counted, held_out
 from unicloze.evaluation.blimp import blimp
 from unicloze.interop.read import open_model
 from unicloze.mixtures import phases
@@ -95,7 +95,7 @@ def on_text(loaded: LoadedModel, counts: Counts, texts: Sequence[str], most: int
         "windows": len(chosen),
         "perplexity": {name: None if mean is None else math.exp(mean) for name, mean in nats.items()},
         "counts": counted(counts, windows),
-        "bits_per_byte": bits_per_byte(nats["causal"], density[0] / density[1]),
+        "bits_per_byte": None if nats["causal"] is None else nats["causal"] / math.log(2) * density[0] / density[1],
         "words": on_words(loaded, counts, [source_of(encoded, loaded.tokenizer.vocabulary.size)]),
     }
 

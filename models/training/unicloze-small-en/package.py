@@ -71,7 +71,7 @@ def main() -> None:
         "Results": "\n".join([*results(evaluation), *probes(model_fingerprint(loaded)[:16])]),
         "What it is bad at": LIMITS,
     }
-    (HERE / "learning.svg").write_text(draw_learning(asked.run).to_svg(), encoding="utf-8")
+    (HERE / "learning.svg").write_text(draw_learning(asked.run), encoding="utf-8")
     with (HERE / LEDGER).open("w", encoding="utf-8") as file:
         for event in events:
             if event["event"] in ("step", "evaluate", "resume", "stop", "end"):

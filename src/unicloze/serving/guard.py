@@ -184,15 +184,22 @@ def _log(error: Exception) -> None:
 class Connection(H11Protocol):
     """An HTTP/1.1 connection that is closed if the headers of a request do not come in time.
 
-    uvicorn bounds the number of connections and their idle time, and the guard the time from the headers on.
+    It is refused if too many are open. uvicorn bounds the idle time, and the guard the time from the headers on.
     """
 
     late: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request."""
+        """Wait for a request, unless too many connections are open."""
         super().connection_made(transport)
         self._wait()
+        most = self._limits.connections
+        if len(self.connections) > most:
+            full = answer_of("", Refused(503, f"{most} connections are open already: try again later."))
+            head = [b"HTTP/1.1 503 Service Unavailable", b"retry-after: 1", b"connection: close"]
+            head += [name + b": " + value for name, value in full.raw_headers]
+            transport.write(b"\r\n".join([*head, b"", bytes(full.body)]))
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Stop waiting once the headers are complete, and wait again from the beginning of the next request."""
@@ -203,5 +210,9 @@ class Connection(H11Protocol):
             self._wait()
 
     def _wait(self) -> None:
+        self.late = self.loop.call_later(self._limits.head_seconds, self.transport.close)
+
+    @property
+    def _limits(self) -> Limits:
         limits: Limits = self.config.app.limits  # type: ignore[union-attr]
-        self.late = self.loop.call_later(limits.head_seconds, self.transport.close)
+        return limits

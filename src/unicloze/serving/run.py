@@ -113,7 +113,7 @@ def config_of(app: Guard, **options: Any) -> uvicorn.Config:
     """The configuration of a server."""
     return uvicorn.Config(
         app, http=Connection, ws="none", log_level="error", access_log=False, server_header=False, lifespan="on",
-        timeout_keep_alive=30, limit_concurrency=app.limits.connections, backlog=BACKLOG, **options,
+        timeout_keep_alive=30, backlog=BACKLOG, **options,
     )  # fmt: skip
 
 

@@ -166,9 +166,12 @@ class Job:
     def documents(self) -> Iterator[Document]:
         """The documents of a surveyed portion."""
         noted: list[dict[str, Any]] = []
+        checked = 0
         for document in itertools.chain(self.read(Tally(), noted), [None]):
-            if noted and noted[-1]["hash"] != self.hashed[len(noted) - 1]:
-                raise UniclozeError(CHANGED.format(noted[-1].get("path", self.corpus)))
+            for note, surveyed in zip(noted[checked:], self.hashed[checked:], strict=False):
+                if note["hash"] != surveyed:
+                    raise UniclozeError(CHANGED.format(note.get("path", self.corpus)))
+            checked = len(noted)
             if document is not None:
                 yield document
 

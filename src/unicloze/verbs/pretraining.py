@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """Recipe whose settings are chosen by the text, the budget and this machine."""
+NO_START = "--new-tokenizer has no effect without --init, since a tokenizer is trained anyway: leave it out."
 
 
 def prepare(
@@ -167,20 +168,16 @@ def pretrain(
             )
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
     asked, small = given, toy_overrides() if toy else {}
-    files = read_recipe(recipe)
-    settings = files.recipe(_of_whole(given, small) if toy else given)
-    if new_tokenizer and settings.training.initialize_from is None:
-        raise UsageError(
-            "--new-tokenizer has no effect without --init, since a tokenizer is trained anyway: leave it out."
-        )
     if recipe == AUTO and not toy:
         recipe, given, clock = _chosen(given, budget, out, began, new_tokenizer=new_tokenizer, progress=not quiet)
-        files = read_recipe(recipe)
-        settings = files.recipe(given)
     elif budget is not None:
         why = "a toy run has two steps" if recipe == AUTO else "only --recipe auto chooses the steps by a budget"
         cure = "leave out --budget or --toy" if recipe == AUTO else "give --training.steps"
         raise UsageError(f"option --budget: {why}: {cure}.")
+    files = read_recipe(recipe)
+    settings = files.recipe(_of_whole(given, small) if toy else given)
+    if new_tokenizer and settings.training.initialize_from is None:
+        raise UsageError(NO_START)
     if settings.task.kind:
         raise UsageError(
             f"recipe {settings.name} is of a task, and pre-training on labelled records, as in T5's mixture of tasks with "
@@ -236,6 +233,8 @@ def _chosen(
     from unicloze.training.parallel import joined
 
     settings = given_settings(given)
+    if new_tokenizer and settings.get("training.initialize_from") is None:
+        raise UsageError(NO_START)
     if "training.steps" in settings and budget is not None:
         raise UsageError("--budget and --training.steps both set the steps: leave one of them out.")
     folder = folder_at(out, RUNS / str(settings.get("name", AUTO)))

@@ -250,6 +250,7 @@ def predict(
     from unicloze.tasks.task import Prediction, Predictions, written
 
     check_one_given(text, file, "of records to predict")
+    check_file(out, file)
     chosen = room.format_of(out if out is None else Path(out), format)
     for one in () if out is None else (out, room.beside(Path(out))) if chosen == "json" else (out,):
         check_file(one, file, begins=room.BEGINNINGS[chosen])
