@@ -168,16 +168,17 @@ def pretrain(
             )
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
     asked, small = given, toy_overrides() if toy else {}
-    if recipe == AUTO and not toy:
+    chooses = recipe == AUTO and not toy
+    if chooses:
         recipe, given, clock = _chosen(given, budget, out, began, new_tokenizer=new_tokenizer, progress=not quiet)
-    elif budget is not None:
-        why = "a toy run has two steps" if recipe == AUTO else "only --recipe auto chooses the steps by a budget"
-        cure = "leave out --budget or --toy" if recipe == AUTO else "give --training.steps"
-        raise UsageError(f"option --budget: {why}: {cure}.")
     files = read_recipe(recipe)
     settings = files.recipe(_of_whole(given, small) if toy else given)
     if new_tokenizer and settings.training.initialize_from is None:
         raise UsageError(NO_START)
+    if budget is not None and not chooses:
+        why = "a toy run has two steps" if recipe == AUTO else "only --recipe auto chooses the steps by a budget"
+        cure = "leave out --budget or --toy" if recipe == AUTO else "give --training.steps"
+        raise UsageError(f"option --budget: {why}: {cure}.")
     if settings.task.kind:
         raise UsageError(
             f"recipe {settings.name} is of a task, and pre-training on labelled records, as in T5's mixture of tasks with "
