@@ -422,13 +422,8 @@ def test_a_missing_model_is_named() -> None:
 
 def together(model: LoadedModel, asked: list[infill.ToFill]) -> tuple[list[FillResult], int]:
     """Results of texts that are filled together, and the number of forward passes."""
-    steps, passes = infill.fill_together(model, asked), 0
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value, passes
-        passes += 1
+    passes = sum(1 for _ in infill.fill_together(model, asked))
+    return [text.result(model.tokenizer) for text in asked], passes
 
 
 @RELATIVE

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -24,9 +25,11 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import HeadSettings, ModelSettings, TrainingSettings
 from unicloze.training.batches import MicroBatch
+from unicloze.training.checkpoint import Checkpoint
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import Adafactor, Lamb, build_optimizers, schedule_factor
+from unicloze.training.process import load_moments
 
 CPU = Compute(device=torch.device("cpu"), precision="fp32")
 SHAPE = ModelSettings(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, initializer_range=0.15)
@@ -185,6 +188,29 @@ def test_adafactor_resumes_exactly() -> None:
             second.step()
         assert torch.equal(once, again)
         assert 0 < float((once.detach() - start).abs().max()) < 1
+
+
+@pytest.mark.parametrize("optimizer", get_args(get_type_hints(TrainingSettings)["optimizer"]))
+def test_every_optimiser_resumes_exactly(optimizer: Any) -> None:
+    """Stored moments fit the weights, those of fused matrices and of vectors too, and the next steps are the same."""
+    settings = TrainingSettings(optimizer=optimizer, learning_rate=1e-2)
+    first, second = (toys.model(num_layers=1, decoder_layers=1) for _ in range(2))
+
+    def step(model: nn.Module, optimizers: list[torch.optim.Optimizer], seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for weight in model.parameters():
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        for each in optimizers:
+            each.step()
+
+    whole, resumed = build_optimizers(first, settings), build_optimizers(second, settings)
+    step(first, whole, 0)
+    second.load_state_dict(first.state_dict())
+    load_moments(resumed, Checkpoint(Path("step-1"), {}, copy.deepcopy([each.state_dict() for each in whole]), {}))
+    for model, optimizers in ((first, whole), (second, resumed)):
+        step(model, optimizers, 1)
+    for name, weight in first.named_parameters():
+        assert torch.equal(weight, second.get_parameter(name)), name
 
 
 def test_lamb_by_hand() -> None:

@@ -253,7 +253,9 @@ def hold(lock: Path, place: Path, cure: str, *, keep: bool = False, wait: bool =
     try:
         held.acquire(timeout=0)
     except Timeout:
-        known = holder.read_text(encoding="utf-8").strip() if holder.is_file() else ""
+        known = ""
+        with suppress(FileNotFoundError):  # the other process has just ended
+            known = holder.read_text(encoding="utf-8").strip()
         error = InUse(f"{place} is in use by {known or 'another process'}: {cure}")
         if not wait:
             raise error from None

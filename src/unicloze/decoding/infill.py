@@ -6,7 +6,7 @@ import re
 import unicodedata
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, get_args
@@ -393,8 +393,8 @@ def ready_to_fill(
     return ToFill(cloze=cloze, top_k=top_k, order=order, limit=limit)
 
 
-def fill_together(model: LoadedModel, texts: Sequence[ToFill]) -> Generator[None, None, list[FillResult]]:
-    """Fill several texts as `fill` does, each step of all of them together.
+def fill_together(model: LoadedModel, texts: Sequence[ToFill]) -> Iterator[None]:
+    """Fill several texts as `fill` does, each step of all of them together; `ToFill.result` then has what was found.
 
     A text's result does not depend on the others, up to rounding.
     """
@@ -405,7 +405,6 @@ def fill_together(model: LoadedModel, texts: Sequence[ToFill]) -> Generator[None
             together = [window for _, windows in asked for window in windows if window.of.ability == ability]
             yield from _answer(model, together)
         running = [run for run, _ in asked]
-    return [text.result(model.tokenizer) for text in texts]
 
 
 def filled_row(model: LoadedModel, result: FillResult) -> Examples:

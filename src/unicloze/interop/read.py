@@ -71,10 +71,13 @@ def _fitting(place: Path, weights: Weights, table: Table, ours: Mapping[str, Ten
             f"{place} does not match its configuration: {'; '.join(refused)}; pass --allow PATTERN to accept this"
         )
     for copy, first in table.copies.items():
-        if copy in weights and first in weights and not torch.equal(weights[copy], weights[first]):
+        if copy not in weights or first not in weights or torch.equal(weights[copy], weights[first]):
+            continue
+        if not any(fnmatchcase(copy, pattern) for pattern in allow):
             raise UniclozeError(
-                f"{place}: {copy} differs from {first}, but unicloze ties them: the model cannot be imported"
+                f"{place}: {copy} differs from {first}, but unicloze ties them: pass --allow {copy} to leave it out"
             )
+        unread.append(copy)
     held = [entry for entry in table.entries if {*missing, *misshaped}.isdisjoint(entry.theirs)]
     drawn = [name for entry in table.entries if entry not in held for name in entry.theirs]
     for names, sentence in (

@@ -227,9 +227,10 @@ class ServedModel:
         self, texts: Sequence[tuple[ToFill, bool]]
     ) -> Generator[None, None, list[tuple[FillResult, MaskPicture | None]]]:
         """Fill texts together, one forward pass per step, and then draw one picture per step."""
-        results = yield from fill_together(self.model, [asked for asked, _ in texts])
+        yield from fill_together(self.model, [asked for asked, _ in texts])
         filled = []
-        for (_, picture), result in zip(texts, results, strict=True):
+        for asked, picture in texts:
+            result = asked.result(self.model.tokenizer)
             filled.append((result, self._picture(result) if picture else None))
             if picture:
                 yield None

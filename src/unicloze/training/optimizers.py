@@ -44,8 +44,15 @@ class TensorwiseOptimizer(torch.optim.Optimizer):
     DEFAULTS: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, params: Iterable[Any], *, fused: Mapping[int, int] | None = None, **settings: Any) -> None:
+        if unknown := settings.keys() - self.DEFAULTS.keys():
+            raise TypeError(f"{type(self).__name__} has no setting {', '.join(sorted(unknown))}")
         super().__init__(params, {**self.DEFAULTS, **settings})
         self._fused = fused or {}
+
+    def apart(self, weight: Tensor) -> tuple[Tensor, bool]:
+        """A weight, or its fused matrices along a dimension of their own; and whether they are several."""
+        parts = self._fused.get(id(weight), 1)
+        return (weight.view(parts, -1, *weight.shape[1:]), True) if parts > 1 else (weight, False)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -53,10 +60,15 @@ class TensorwiseOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    parts, both = self._fused.get(id(weight), 1), (weight, weight.grad)
-                    if parts > 1:
-                        both = weight.view(parts, -1, *weight.shape[1:]), weight.grad.view(parts, -1, *weight.shape[1:])
-                    self._update(*both, self.state[weight], group, parts > 1)
+                    seen, fused = self.apart(weight)
+                    state = self.state[weight]
+                    if not state:
+                        state.update(self.initial(seen, fused))
+                    self._update(seen, weight.grad.view(seen.shape), state, group, fused)
+
+    def initial(self, weight: Tensor, fused: bool) -> Values:
+        """The state before the first update of a tensor, or with `fused` of several along the first dimension."""
+        raise NotImplementedError
 
     def _update(self, weight: Tensor, gradient: Tensor, state: Values, group: Values, fused: bool) -> None:
         """Update a tensor, or with `fused` several along the first dimension. *Shape:* both (matrices, *shape) or any."""
@@ -91,20 +103,20 @@ class Adafactor(TensorwiseOptimizer):
 
     DEFAULTS: ClassVar[dict[str, Any]] = {"lr": 1e-2, "weight_decay": 0.0}
 
+    def initial(self, weight: Tensor, fused: bool) -> Values:
+        """A count of steps, and moments of rows and columns, or of each element of a vector."""
+        step = torch.zeros((), dtype=torch.float32)
+        if weight.ndim - fused < 2:
+            return {"step": step, "squares": torch.zeros_like(weight)}
+        rows, columns = torch.zeros_like(weight[..., 0]), torch.zeros_like(weight[..., 0, :])
+        return {"step": step, "rows": rows, "columns": columns}
+
     def _update(self, weight: Tensor, gradient: Tensor, state: Values, group: Values, fused: bool) -> None:
-        factored = weight.ndim - fused >= 2
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            if factored:
-                state["rows"] = torch.zeros_like(weight[..., 0])
-                state["columns"] = torch.zeros_like(weight[..., 0, :])
-            else:
-                state["squares"] = torch.zeros_like(weight)
         state["step"] += 1
         new = float(state["step"]) ** -DECAY
         rate = self._rate(weight, group["lr"], fused)
         square = gradient**2 + SMALLEST_SQUARE
-        if factored:
+        if "rows" in state:
             rows, columns = state["rows"], state["columns"]
             rows.lerp_(square.mean(dim=-1), new)
             columns.lerp_(square.mean(dim=-2), new)
@@ -156,10 +168,12 @@ class Lamb(TensorwiseOptimizer):
         "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0, "adapt": True,
     }  # fmt: skip
 
+    def initial(self, weight: Tensor, fused: bool) -> Values:
+        """A count of steps and the moments."""
+        moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.zeros((), dtype=torch.float32), **moments}
+
     def _update(self, weight: Tensor, gradient: Tensor, state: Values, group: Values, fused: bool) -> None:
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
         state["step"] += 1
         (first, second), number = group["betas"], float(state["step"])
         state["exp_avg"].lerp_(gradient, 1 - first)

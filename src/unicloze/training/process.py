@@ -37,7 +37,7 @@ from unicloze.training.divergence import Spikes, norm_of_all
 from unicloze.training.ledger import Ledger, read_ledger
 from unicloze.training.loading import fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
-from unicloze.training.optimizers import NtAsgd, schedule_factor
+from unicloze.training.optimizers import NtAsgd, TensorwiseOptimizer, schedule_factor
 from unicloze.training.pace import decided
 from unicloze.training.parallel import World, gathered, gathered_state, moments_as_stored
 from unicloze.version import __version__
@@ -322,11 +322,15 @@ def _check_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
     if [group["params"] for group in state["param_groups"]] != [group["params"] for group in ours]:
         raise ValueError("its moments are those of other weights")
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    if len({frozenset(moments) for moments in state["state"].values()}) > 1:
-        raise ValueError("a moment is missing")
+    first: dict[str, Any] = next(iter(state["state"].values()), {})
+    tensorwise = optimizer if isinstance(optimizer, TensorwiseOptimizer) else None
     for index, moments in state["state"].items():
+        wanted = first if tensorwise is None else tensorwise.initial(*tensorwise.apart(weights[index]))
+        if moments.keys() != wanted.keys():
+            raise ValueError("a moment is missing")
         for name, moment in moments.items():
-            if isinstance(moment, torch.Tensor) and moment.numel() > 1 and moment.shape != weights[index].shape:
+            shape = (weights[index] if tensorwise is None else wanted[name]).shape
+            if isinstance(moment, torch.Tensor) and moment.numel() > 1 and moment.shape != shape:
                 raise ValueError(f"{name} of weight {index} has shape {tuple(moment.shape)}")
 
 

@@ -333,7 +333,8 @@ def export(
 ) -> ExportResult:
     """Export a model for Transformers and sentence-transformers, or as a Python package, and verify the export.
 
-    The folder is loaded back and compared with the model before the export is kept.
+    The folder is loaded back and compared with the model before the export is kept: token ids, hidden states and logits of
+    tokens.
 
     Args:
         model: Run directory, one of its checkpoints, or a Hugging Face model folder; in Python also a loaded model.
