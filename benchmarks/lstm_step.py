@@ -27,12 +27,12 @@ import torch
 from torch import nn
 
 import frame
-from unicloze import visibility
 from unicloze.cores import tune_allocator
 from unicloze.example import Batch, Leading, Memory, TargetBatch
 from unicloze.model.build import build
 from unicloze.model.dropout import DropoutKey
 from unicloze.settings import ModelSettings
+from unicloze.visibility import left_to_right_rows
 
 LAYERS, WINDOW = 3, 70
 OURS: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def our_step(kind: str, tokens: torch.Tensor, asked: argparse.Namespace) -> Step
         input_ids=tokens[:, :-1],
         position_ids=slots,
         segment_ids=torch.zeros_like(slots),
-        intervals=torch.from_numpy(np.stack([visibility.left_to_right(WINDOW)] * asked.rows)),
+        intervals=torch.from_numpy(left_to_right_rows(np.full(asked.rows, WINDOW), capacity=WINDOW)),
         leading=Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None),
         targets={
             "lm": TargetBatch(

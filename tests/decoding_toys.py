@@ -13,8 +13,9 @@ import numpy as np
 import tokenizers
 import torch
 
+import single_rows
 from toys import model as toy_model
-from unicloze import objectives, visibility
+from unicloze import objectives
 from unicloze.decoding.generate import generate_parts
 from unicloze.decoding.search import Hypothesis
 from unicloze.example import Examples, Kind, Target, collate
@@ -207,7 +208,7 @@ def next_token(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSett
         segment_ids=windows.segment_ids,
         kinds=np.where(everywhere < windows.lengths[:, None], Kind.CONTEXT, Kind.PADDING).astype(np.uint8),
         steps=np.full((rows, width), -1, dtype=np.int32),
-        intervals=np.tile(visibility.left_to_right(width), (rows, 1, 1)),
+        intervals=np.tile(single_rows.left_to_right(width), (rows, 1, 1)),
         lengths=windows.lengths,
         mutual=np.zeros(rows, dtype=np.int32),
         text_tokens=windows.lengths,

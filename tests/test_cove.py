@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import single_rows
 from decoding_toys import generate_tokens
 from test_two_stacks import prefix_rows, whole_row
 from toys import FIRST_ORDINARY, random_windows, vocabulary
-from unicloze import visibility
 from unicloze.decoding.generate import generate
 from unicloze.decoding.steppers import CarriedStates, prepared
 from unicloze.errors import UsageError
@@ -210,7 +210,7 @@ def test_dropout_has_one_mask_for_all_steps_of_a_text() -> None:
 
 
 def test_sources_and_targets_in_the_visibility_of_a_row() -> None:
-    rows = visibility.packed([visibility.prefix(3, 2), visibility.bidirectional(2), visibility.prefix(1, 1)])
+    rows = single_rows.packed([single_rows.prefix(3, 2), single_rows.bidirectional(2), single_rows.prefix(1, 1)])
     pairs = find_pairs(rows[None])
     assert list(zip(pairs.starts.tolist(), pairs.lengths.tolist(), pairs.targets.tolist(), strict=True)) == [
         (0, 3, 2), (5, 2, 0), (7, 1, 1),
@@ -219,7 +219,7 @@ def test_sources_and_targets_in_the_visibility_of_a_row() -> None:
 
 
 @pytest.mark.parametrize("rule", [
-    visibility.right_to_left(3), visibility.pseudo_masked(2, [1]), visibility.permuted(0, 2, [1]),
+    single_rows.right_to_left(3), single_rows.pseudo_masked(2, [1]), single_rows.permuted(0, 2, [1]),
     np.array([[0, 3, 0, 0], [1, 3, 0, 0], [0, 3, 0, 0]]),
     np.array([[0, 2, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0], [0, 4, 0, 0]]),
 ], ids=["right to left", "pseudo", "permuted", "nested", "target sees its future"])  # fmt: skip
@@ -276,7 +276,7 @@ def test_a_batch_of_sources_alone_is_encoded() -> None:
     """Two texts in a row read only themselves."""
     model = model_of()
     ids = torch.tensor([[8, 9, 10, 11, 12]])
-    rows = visibility.packed([visibility.bidirectional(3), visibility.bidirectional(2)])
+    rows = single_rows.packed([single_rows.bidirectional(3), single_rows.bidirectional(2)])
     batch = dataclasses.replace(
         collate(prefix_rows(ROWS)[:1]), input_ids=ids, intervals=torch.from_numpy(rows)[None], targets={}
     )

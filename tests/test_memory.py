@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import brute_force
+import single_rows
 from brute_force import by_step, group, matrix
 from corpora import write_corpus
 from test_visibility import random_steps
@@ -83,12 +84,12 @@ def test_text_slots_hold_the_text_in_order() -> None:
 def test_a_memory_before_the_keys_follows_the_definition(seed: int) -> None:
     rng = np.random.default_rng(seed)
     memory, context, steps = int(rng.integers(1, 9)), int(rng.integers(1, 20)), random_steps(rng)
-    alone = visibility.permuted(0, context, steps)[None]
+    alone = single_rows.permuted(0, context, steps)[None]
     full = visibility.with_memory(alone, memory, np.array([memory]))[0]
     keys_at_all = memory + alone.shape[1]
     assert np.array_equal(
         visibility.bool_mask(full, keys_at_all),
-        visibility.bool_mask(visibility.permuted(memory, context, steps), keys_at_all),
+        visibility.bool_mask(single_rows.permuted(memory, context, steps), keys_at_all),
     )
     filled = int(rng.integers(0, memory + 1))
     found = visibility.with_memory(alone, memory, np.array([filled]))

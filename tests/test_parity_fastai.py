@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import single_rows
 from golden_fastai import (
     ALPHA,
     BETA,
@@ -23,7 +24,6 @@ from golden_fastai import (
     tokens_of,
     weight_of,
 )
-from unicloze import visibility
 from unicloze.example import Batch, Leading, Memory, TargetBatch
 from unicloze.model.build import build
 from unicloze.model.dropout import DropoutKey
@@ -37,7 +37,7 @@ SETTINGS = ModelSettings(
 
 def batch_at(number: int, memory: Memory) -> Batch:
     tokens = tokens_of(number)
-    rule = np.stack([visibility.left_to_right(STEPS)] * ROWS)
+    rule = np.stack([single_rows.left_to_right(STEPS)] * ROWS)
     slots = torch.arange(STEPS).expand(ROWS, -1)
     target = TargetBatch(
         slots=slots,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import single_rows
 from objective_toys import CASES, rows_of, target_of
 from recurrent_toys import backbone_of, read_by_hand, recurrent_model
 from toys import random_windows, vocabulary
@@ -50,7 +51,9 @@ def said(intervals: np.ndarray, *directions: Direction) -> dict[str, list[tuple[
 
 
 def test_a_slot_belongs_to_the_run_that_it_reads() -> None:
-    rows = visibility.packed([visibility.left_to_right(4), visibility.right_to_left(3), visibility.left_to_right(2)])
+    rows = single_rows.packed(
+        [single_rows.left_to_right(4), single_rows.right_to_left(3), single_rows.left_to_right(2)]
+    )
     assert said(rows[None]) == {FORWARD: [(0, 0, 4), (0, 7, 2)], BACKWARD: [(0, 4, 3)]}
     padded = visibility.right_to_left_rows(np.array([3, 2]), capacity=4)
     assert said(padded, BACKWARD) == {BACKWARD: [(0, 0, 3), (0, 3, 1), (1, 0, 2), (1, 2, 1), (1, 3, 1)]}
@@ -59,11 +62,11 @@ def test_a_slot_belongs_to_the_run_that_it_reads() -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        visibility.bidirectional(3),
-        visibility.prefix(2, 2),
-        visibility.pseudo_masked(2, [1]),
-        visibility.permuted(0, 2, [1]),
-        visibility.nearby(visibility.left_to_right(4), 1),
+        single_rows.bidirectional(3),
+        single_rows.prefix(2, 2),
+        single_rows.pseudo_masked(2, [1]),
+        single_rows.permuted(0, 2, [1]),
+        visibility.nearby(single_rows.left_to_right(4), 1),
     ],
     ids=["bidirectional", "prefix", "pseudo", "permuted", "local"],
 )

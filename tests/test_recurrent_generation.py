@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 import decoding_toys
+import single_rows
 from decoding_toys import ReadAgain, finish, generate_tokens
 from recurrent_toys import backbone_of, recurrent_model
 from toys import FIRST_ORDINARY, vocabulary
-from unicloze import verbs, visibility
+from unicloze import verbs
 from unicloze.decoding.generate import generate
 from unicloze.decoding.likelihood import score
 from unicloze.decoding.search import TokenConstraints, search
@@ -68,7 +69,7 @@ def again(model: RecurrentModel, ids: list[int]) -> Tensor:
         input_ids=row,
         position_ids=torch.zeros_like(row),
         segment_ids=torch.zeros_like(row),
-        intervals=torch.from_numpy(visibility.left_to_right(len(ids)))[None].int(),
+        intervals=torch.from_numpy(single_rows.left_to_right(len(ids)))[None].int(),
         leading=Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None),
         targets={},
         text_tokens=len(ids),

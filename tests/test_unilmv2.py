@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import single_rows
 import toys
 from objective_toys import CASES, picture, row_of, window_of
 from toys import FIRST_ORDINARY, MASK, PSEUDO, SOS, random_windows, vocabulary
@@ -116,15 +117,15 @@ def test_autoencoding_equals_a_plain_masked_pass(variant: dict[str, Any]) -> Non
 
 
 CONSTRUCTORS: dict[str, Any] = {
-    "bidirectional": visibility.bidirectional(12),
-    "left to right": visibility.left_to_right(12),
-    "right to left": visibility.right_to_left(12),
-    "prefix": visibility.prefix(5, 7),
-    "banded": visibility.nearby(visibility.left_to_right(12), 2),
-    "pseudo-masked": visibility.pseudo_masked(6, [2, 1]),
-    "MPNet": visibility.compensated(3, [1, 1, 1]),
-    "block diffusion": visibility.block_diffusion([2, 3, 1]),
-    "packed": visibility.packed([visibility.prefix(2, 3), visibility.left_to_right(7)]),
+    "bidirectional": single_rows.bidirectional(12),
+    "left to right": single_rows.left_to_right(12),
+    "right to left": single_rows.right_to_left(12),
+    "prefix": single_rows.prefix(5, 7),
+    "banded": visibility.nearby(single_rows.left_to_right(12), 2),
+    "pseudo-masked": single_rows.pseudo_masked(6, [2, 1]),
+    "MPNet": single_rows.compensated(3, [1, 1, 1]),
+    "block diffusion": single_rows.block_diffusion([2, 3, 1]),
+    "packed": single_rows.packed([single_rows.prefix(2, 3), single_rows.left_to_right(7)]),
 }
 
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import brute_force
+import single_rows
 from brute_force import Slot, block_diffusion, by_step, group, matrix
 from objective_toys import picture
 from unicloze import visibility
 from unicloze import visibility_masks as masks
 from unicloze.errors import UniclozeError
-from unicloze.visibility import _intervals, _step_bounds
+from unicloze.visibility import _intervals
 
 
 def random_steps(rng: np.random.Generator) -> list[int]:
@@ -20,7 +21,7 @@ def random_steps(rng: np.random.Generator) -> list[int]:
 
 
 def test_paper_example_gives_the_rows_of_figure_5() -> None:
-    rows = picture(visibility.bool_mask(visibility.pseudo_masked(6, [2, 1]), 12))
+    rows = picture(visibility.bool_mask(single_rows.pseudo_masked(6, [2, 1]), 12))
     assert rows[:6] == ["111111" + "000" + "000"] * 6
     assert rows[6:9] == ["111111110000", "111111110000", "111111111000"]
     assert rows[9:] == ["111111000110", "111111000110", "111111110001"]
@@ -36,7 +37,7 @@ def slots_of(name: str, context: int, steps: list[int]) -> list[Slot]:
 
 
 def row_of(name: str, context: int, steps: list[int], memory: int = 0) -> visibility.Intervals:
-    return getattr(visibility, name)(*([memory] if name == "permuted" else []), context, steps)
+    return getattr(single_rows, name)(*([memory] if name == "permuted" else []), context, steps)
 
 
 @pytest.mark.parametrize("name", LETTERS)
@@ -66,7 +67,7 @@ def test_rows_with_steps_made_together_equal_rows_made_alone(name: str) -> None:
     rng = np.random.default_rng(0)
     contexts = rng.integers(1, 20, 50)
     steps = [random_steps(rng) if i % 7 else [] for i in range(50)]
-    bounds = [_step_bounds(sizes) for sizes in steps]
+    bounds = [single_rows.step_bounds(sizes) for sizes in steps]
     row = np.repeat(np.arange(50), [sum(sizes) for sizes in steps])
     starts, ends = (np.concatenate([each[side] for each in bounds]) for side in (0, 1))
     together = getattr(visibility, f"{name}_rows")(contexts, row, starts, ends, capacity=20 + 3 * 42)
@@ -76,7 +77,7 @@ def test_rows_with_steps_made_together_equal_rows_made_alone(name: str) -> None:
 @pytest.mark.parametrize("blocks", [[1], [3, 3, 3], [4, 1, 2]])
 def test_block_diffusion_follows_the_definition(blocks: list[int]) -> None:
     slots = by_step("clean", blocks) + by_step("noised", blocks)
-    found = visibility.bool_mask(visibility.block_diffusion(blocks), len(slots))
+    found = visibility.bool_mask(single_rows.block_diffusion(blocks), len(slots))
     assert np.array_equal(found, matrix(slots, slots, block_diffusion))
 
 
@@ -85,7 +86,7 @@ def test_block_diffusion_rows_made_together_equal_rows_made_alone(size: int) -> 
     lengths = np.random.default_rng(size).integers(1, 20, 30)
     blocks = [[min(size, length - start) for start in range(0, length, size)] for length in lengths.tolist()]
     together = visibility.block_diffusion_rows(lengths, size, capacity=45)
-    same_rows(together, [visibility.block_diffusion(each) for each in blocks])
+    same_rows(together, [single_rows.block_diffusion(each) for each in blocks])
 
 
 def test_each_copy_of_block_diffusion_follows_the_definition_and_reads_no_other() -> None:
@@ -107,12 +108,12 @@ def test_plain_rules_follow_their_definitions() -> None:
     n = 7
     slots = group("x", n)
     rules = {
-        "bidirectional": (visibility.bidirectional(n), lambda q, k: True),
-        "left to right": (visibility.left_to_right(n), lambda q, k: k.place <= q.place),
-        "right to left": (visibility.right_to_left(n), lambda q, k: k.place >= q.place),
-        "prefix": (visibility.prefix(3, 4), lambda q, k: k.place < 3 or k.place <= q.place),
-        "nearby": (visibility.nearby(visibility.bidirectional(n), 2), lambda q, k: abs(q.place - k.place) <= 2),
-        "banded": (visibility.nearby(visibility.left_to_right(n), 2), lambda q, k: q.place - 2 <= k.place <= q.place),
+        "bidirectional": (single_rows.bidirectional(n), lambda q, k: True),
+        "left to right": (single_rows.left_to_right(n), lambda q, k: k.place <= q.place),
+        "right to left": (single_rows.right_to_left(n), lambda q, k: k.place >= q.place),
+        "prefix": (single_rows.prefix(3, 4), lambda q, k: k.place < 3 or k.place <= q.place),
+        "nearby": (visibility.nearby(single_rows.bidirectional(n), 2), lambda q, k: abs(q.place - k.place) <= 2),
+        "banded": (visibility.nearby(single_rows.left_to_right(n), 2), lambda q, k: q.place - 2 <= k.place <= q.place),
     }
     for name, (intervals, rule) in rules.items():
         assert np.array_equal(visibility.bool_mask(intervals, n), matrix(slots, slots, rule)), name
@@ -195,7 +196,7 @@ def test_pseudo_masks_follow_the_definition() -> None:
     """After the target slots, each mask reads what the token it replaces would (UniLMv2, Section 3.4)."""
     source, target = 3, 4
     slots = group("x", source + target)
-    prefix = visibility.bool_mask(torch.from_numpy(visibility.prefix(source, target)), len(slots))[None]
+    prefix = visibility.bool_mask(torch.from_numpy(single_rows.prefix(source, target)), len(slots))[None]
     labelled = [5, 3, 6]
     pseudo = [Slot("mask", place) for place in labelled]
 
@@ -221,8 +222,8 @@ def test_open_positions_read_what_is_known_and_themselves() -> None:
 
 
 def test_packed_rows_do_not_read_each_other() -> None:
-    rows = [visibility.pseudo_masked(4, [2]), visibility.left_to_right(3)]
-    mask = visibility.bool_mask(visibility.packed(rows), 11)
+    rows = [single_rows.pseudo_masked(4, [2]), single_rows.left_to_right(3)]
+    mask = visibility.bool_mask(single_rows.packed(rows), 11)
     expected = np.zeros((11, 11), dtype=bool)
     expected[:8, :8] = visibility.bool_mask(rows[0], 8)
     expected[8:, 8:] = visibility.bool_mask(rows[1], 3)
@@ -233,14 +234,14 @@ def test_packed_rows_do_not_read_each_other() -> None:
 def test_packed_rows_made_together_equal_rows_made_alone(reads: visibility.TextVisibility) -> None:
     sizes = [[3, 1, 4], [5], [2, 2], [9]]
     together = visibility.packed_rows(sizes, reads=reads, capacity=9)
-    same_rows(together, [visibility.packed([getattr(visibility, reads)(size) for size in inner]) for inner in sizes])
+    same_rows(together, [single_rows.packed([getattr(single_rows, reads)(size) for size in inner]) for inner in sizes])
 
 
 @pytest.mark.parametrize("rule", ["bidirectional", "left_to_right", "right_to_left"])
 def test_plain_rows_made_together_equal_rows_made_alone(rule: str) -> None:
     lengths = [4, 7, 1, 0]
     together = getattr(visibility, f"{rule}_rows")(np.array(lengths), capacity=7)
-    same_rows(together, [getattr(visibility, rule)(length) for length in lengths])
+    same_rows(together, [getattr(single_rows, rule)(length) for length in lengths])
 
 
 def test_masks_behind_a_row_read_what_is_left_of_their_slots() -> None:
@@ -260,7 +261,7 @@ def test_masks_behind_a_row_read_what_is_left_of_their_slots() -> None:
 
 
 def test_tensors_render_as_arrays_do() -> None:
-    intervals = visibility.pseudo_masked(6, [2, 1])[None]
+    intervals = single_rows.pseudo_masked(6, [2, 1])[None]
     assert np.array_equal(
         visibility.bool_mask(torch.from_numpy(intervals), 12).numpy(), visibility.bool_mask(intervals, 12)
     )
@@ -268,7 +269,7 @@ def test_tensors_render_as_arrays_do() -> None:
 
 def test_block_mask_holds_the_same_pairs() -> None:
     rng = np.random.default_rng(1)
-    rows = [visibility.pseudo_masked(100, random_steps(rng)) for _ in range(2)]
+    rows = [single_rows.pseudo_masked(100, random_steps(rng)) for _ in range(2)]
     capacity = 200
     padded = np.stack(
         [
@@ -286,5 +287,7 @@ def test_block_mask_holds_the_same_pairs() -> None:
 
 
 def test_text_shows_groups_apart() -> None:
-    drawn = visibility.text(visibility.pseudo_masked(2, [1]), 4, query_names=["C1", "C2", "O2", "P2"], groups=[2, 1, 1])
+    drawn = visibility.text(
+        single_rows.pseudo_masked(2, [1]), 4, query_names=["C1", "C2", "O2", "P2"], groups=[2, 1, 1]
+    )
     assert drawn.splitlines() == ["C1  11 0 0", "C2  11 0 0", "O2  11 1 0", "P2  11 0 1"]

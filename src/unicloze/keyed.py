@@ -104,7 +104,7 @@ def key(*parts: int | npt.NDArray[np.integer]) -> Bits:
     return result
 
 
-def bits(keys: Bits, stream: int, counters: npt.NDArray[np.integer]) -> Bits:
+def bits(keys: Bits, stream: int, counters: int | npt.NDArray[np.integer]) -> Bits:
     """A random 64-bit integer for each pair of a key and a counter.
 
     Args:
@@ -114,7 +114,7 @@ def bits(keys: Bits, stream: int, counters: npt.NDArray[np.integer]) -> Bits:
     """
     with np.errstate(over="ignore"):
         start = _mix(keys + np.uint64(stream + 1) * _MULTIPLIERS[1])
-        return _mix(start + (counters + 1).astype(np.uint64) * GOLDEN)
+        return _mix(start + np.asarray(counters + 1).astype(np.uint64) * GOLDEN)
 
 
 def uniform(random_bits: Bits) -> npt.NDArray[np.float64]:

@@ -4,8 +4,9 @@ Rows are laid out so that the slots a query reads are contiguous. Every rule of 
 [a0, a1) and [b0, b1)": four integers per query instead of a row of a matrix. Queries and keys are separate axes: keys may
 include slots that are not queries, such as a memory or a decoder's cache; those come first.
 
-A constructor returns the intervals of one row, *Shape:* (queries, 4), int32; an interval [0, 0) is empty.
-Constructors named `..._rows` make many rows at once. `bool_mask`, `block_mask` and `text` render the intervals.
+A constructor returns the intervals of many rows, *Shape:* (rows, `capacity`, 4), int32; an interval [0, 0) is empty.
+`lengths` are the real slots of each row, *Shape:* (rows,), and the padding after them reads only itself. `bool_mask`,
+`block_mask` and `text` render intervals.
 
 `unicloze.visibility_masks` has the rules for rows given as tensors and for a generator's slots, whose order is not fixed.
 """
@@ -40,59 +41,31 @@ def _intervals(a0: Any, a1: Any, b0: Any = 0, b1: Any = 0) -> Intervals:
     return np.stack(np.broadcast_arrays(a0, a1, b0, b1), axis=-1).astype(np.int32)
 
 
-def bidirectional(length: int) -> Intervals:
-    """Every slot reads every slot (BERT, autoencoding)."""
-    return _intervals(np.zeros(length), length)
-
-
-def left_to_right(length: int) -> Intervals:
-    """A slot reads itself and all slots to its left (GPT)."""
-    return _intervals(0, np.arange(length) + 1)
-
-
-def right_to_left(length: int) -> Intervals:
-    """A slot reads itself and all slots to its right (UniLM v1)."""
-    return _intervals(np.arange(length), length)
-
-
-def prefix(source: int, target: int) -> Intervals:
-    """The source reads itself in both directions; a target slot reads the source and the target up to itself (UniLM v1)."""
-    return _intervals(0, np.maximum(source, np.arange(source + target) + 1))
-
-
 def bidirectional_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
-    """`bidirectional` for many rows, see `left_to_right_rows`."""
+    """Every slot reads every slot (BERT, autoencoding)."""
     return _padded_rows(lengths, 0, lengths[:, None], capacity)
 
 
 def left_to_right_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
-    """`left_to_right` for many rows, padded on the right to `capacity` slots; padding reads only itself.
-
-    Args:
-        lengths: Number of real slots in each row. *Shape:* (rows,)
-        capacity: Slots per row, padding included.
-
-    Returns:
-        *Shape:* (rows, capacity, 4)
-    """
+    """A slot reads itself and all slots to its left (GPT)."""
     return _padded_rows(lengths, 0, np.arange(1, capacity + 1, dtype=np.int32), capacity)
 
 
+def right_to_left_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
+    """A slot reads itself and all slots to its right (UniLM v1)."""
+    return _padded_rows(lengths, np.arange(capacity, dtype=np.int32), lengths[:, None], capacity)
+
+
 def prefix_rows(source: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
-    """`prefix` for many rows, see `left_to_right_rows`.
+    """The source reads itself in both directions; a target slot reads the source and the target up to itself (UniLM v1).
 
     Args:
-        source: Number of source slots in each row. *Shape:* (rows,)
-        lengths: Number of source and target slots in each row. *Shape:* (rows,)
+        source: Slots of each row's source. *Shape:* (rows,)
+        lengths: Slots of each row, source and target. *Shape:* (rows,)
         capacity: Slots per row, padding included.
     """
     after = np.arange(1, capacity + 1, dtype=np.int32)
     return _padded_rows(lengths, 0, np.maximum(source[:, None].astype(np.int32), after), capacity)
-
-
-def right_to_left_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
-    """`right_to_left` for many rows, see `left_to_right_rows`."""
-    return _padded_rows(lengths, np.arange(capacity, dtype=np.int32), lengths[:, None], capacity)
 
 
 def _padded_rows(lengths: npt.NDArray[np.integer], first: Any, last: Any, capacity: int) -> Intervals:
@@ -119,24 +92,6 @@ def nearby(intervals: Intervals, width: int) -> Intervals:
     return near
 
 
-def pseudo_masked(context: int, steps: Sequence[int]) -> Intervals:
-    """UniLMv2's pseudo-masked row: context C, originals O by step, pseudo masks P by step (paper Section 3.2, Figure 5).
-
-    C reads C. O of step t reads C and O of steps <= t. P of step t reads C, O of steps < t and P of step t.
-    With the source as context and steps of one token (or one block) this is also the row for fine-tuning a generator
-    (paper Section 3.4).
-
-    Args:
-        context: Number of slots in C.
-        steps: Number of tokens predicted in each factorization step.
-    """
-    starts, ends = _step_bounds(steps)
-    masked = len(starts)
-    row = np.zeros(masked, dtype=np.int64)
-    alone: Intervals = pseudo_masked_rows(np.array([context]), row, starts, ends, capacity=context + 2 * masked)[0]
-    return alone
-
-
 def pseudo_masked_rows(
     context: npt.NDArray[np.integer],
     row: npt.NDArray[np.integer],
@@ -145,7 +100,11 @@ def pseudo_masked_rows(
     *,
     capacity: int,
 ) -> Intervals:
-    """`pseudo_masked` for many rows, padded on the right to `capacity` slots; padding reads only itself.
+    """UniLMv2's pseudo-masked rows: context C, originals O by step, pseudo masks P by step (paper Section 3.2, Figure 5).
+
+    C reads C. O of step t reads C and O of steps <= t. P of step t reads C, O of steps < t and P of step t.
+    With the source as context and steps of one token (or one block) these are also the rows for fine-tuning a generator
+    (paper Section 3.4).
 
     Args:
         context: Number of C slots in each row. *Shape:* (rows,)
@@ -153,9 +112,6 @@ def pseudo_masked_rows(
         starts: Number of masked tokens of its row in earlier steps. *Shape:* (masked,)
         ends: Number of masked tokens of its row up to and including its step. *Shape:* (masked,)
         capacity: Slots per row, padding included.
-
-    Returns:
-        *Shape:* (rows, capacity, 4)
     """
     first, masked = context[row], np.bincount(row, minlength=len(context))[row]
     originals = (0, first + ends, 0, 0)
@@ -192,19 +148,6 @@ def _rows_by_group(
     return result
 
 
-def permuted(memory: int, context: int, steps: Sequence[int]) -> Intervals:
-    """XLNet's two streams: keys are memory, C (without the masked tokens), O, P; queries are C, O, P.
-
-    C reads memory and C; O of step t reads those and O of steps <= t; P of step t reads memory, C and O of steps < t.
-    P is never a key, not even for itself.
-    """
-    starts, ends = _step_bounds(steps)
-    first = memory + context
-    return np.concatenate(
-        [_intervals(np.zeros(context), first), _intervals(0, first + ends), _intervals(0, first + starts)]
-    )
-
-
 def permuted_rows(
     context: npt.NDArray[np.integer],
     row: npt.NDArray[np.integer],
@@ -213,25 +156,14 @@ def permuted_rows(
     *,
     capacity: int,
 ) -> Intervals:
-    """`permuted` without a memory for many rows, see `pseudo_masked_rows` for the arguments."""
+    """XLNet's two streams, C (without the masked tokens), O and P; arguments as of `pseudo_masked_rows`.
+
+    C reads C; O of step t reads C and O of steps <= t; P of step t reads C and O of steps < t. P is never a key, not even for
+    itself.
+    """
     first = context[row]
     groups = ((0, first + ends, 0, 0), (0, first + starts, 0, 0))
     return _rows_by_group(context, row, (0, context, 0, 0), groups, capacity=capacity)
-
-
-def compensated(context: int, steps: Sequence[int]) -> Intervals:
-    """MPNet's permuted and masked row: context, O, M, Q; the last three are ordered by step.
-
-    Context and M read the context and every M. O of step t reads the context, O of steps <= t and M of steps > t. A query
-    Q of step t reads the context, O of steps < t and only M of steps >= t; queries are never keys.
-    """
-    starts, ends = _step_bounds(steps)
-    masked = len(starts)
-    masks = context + masked, context + 2 * masked
-    both = _intervals(np.zeros(context + masked), context, *masks)
-    original = _intervals(0, context + ends, masks[0] + ends, masks[1])
-    query = _intervals(0, context + starts, masks[0] + starts, masks[1])
-    return np.concatenate([both[:context], original, both[context:], query])
 
 
 def compensated_rows(
@@ -242,7 +174,11 @@ def compensated_rows(
     *,
     capacity: int,
 ) -> Intervals:
-    """`compensated` for many rows, see `pseudo_masked_rows` for the arguments."""
+    """MPNet's permuted and masked rows: context, O, M, Q; the last three by step; arguments as of `pseudo_masked_rows`.
+
+    Context and M read the context and every M. O of step t reads the context, O of steps <= t and M of steps > t. A query
+    Q of step t reads the context, O of steps < t and only M of steps >= t; queries are never keys.
+    """
     counts = np.bincount(row, minlength=len(context))
     first, masked = context[row], counts[row]
     masks, end = first + masked, first + 2 * masked
@@ -252,33 +188,19 @@ def compensated_rows(
     return _rows_by_group(context, row, of_context, (originals, (0, first, masks, end), queries), capacity=capacity)
 
 
-def block_diffusion(blocks: Sequence[int]) -> Intervals:
-    """BD3-LM's row: clean tokens by block, then noised tokens by block.
-
-    A clean token reads clean blocks up to and including its own; a noised token reads earlier clean blocks and its own noised
-    block.
-
-    Args:
-        blocks: Number of tokens in each block.
-    """
-    starts, ends = _step_bounds(blocks)
-    tokens = len(starts)
-    return np.concatenate([_intervals(0, ends), _intervals(0, starts, tokens + starts, tokens + ends)])
-
-
 def block_diffusion_rows(
     lengths: npt.NDArray[np.integer], block_size: int, *, copies: int = 1, capacity: int
 ) -> Intervals:
-    """`block_diffusion` for many rows, padded on the right to `capacity` slots; padding reads only itself.
+    """BD3-LM's rows: clean tokens by block, then noised copies of them by block.
+
+    A clean token reads clean blocks up to and including its own; a noised token reads earlier clean blocks and the noised
+    block of its own copy.
 
     Args:
         lengths: Number of tokens in each row. *Shape:* (rows,)
         block_size: Tokens per block; the last block of a row may be shorter.
-        copies: Number of noised copies, one after the other; none reads another.
+        copies: Number of noised copies, one after the other.
         capacity: Slots per row, padding included.
-
-    Returns:
-        *Shape:* (rows, capacity, 4)
     """
     different, which = np.unique(lengths, return_inverse=True)
     length = different[:, None]
@@ -296,25 +218,13 @@ def block_diffusion_rows(
     return rules[which]
 
 
-def packed(rows: Sequence[Intervals]) -> Intervals:
-    """Concatenate self-contained rows; none reads another. Each must have as many keys as queries."""
-    shifted, first = [], 0
-    for row in rows:
-        shifted.append(row + np.int32(first))
-        first += len(row)
-    return np.concatenate(shifted)
-
-
 def packed_rows(sizes: Sequence[Sequence[int]], *, reads: TextVisibility, capacity: int) -> Intervals:
-    """`packed` for many rows of sequences of one visibility, padded on the right; padding reads only itself.
+    """Sequences of one visibility, several to a row; none reads another.
 
     Args:
         sizes: Number of slots of each sequence, per row.
         reads: What a slot reads of its sequence.
         capacity: Slots per row, padding included.
-
-    Returns:
-        *Shape:* (rows, capacity, 4)
     """
     slot = np.arange(capacity, dtype=np.int32)
     real = slot < np.array([sum(row) for row in sizes], dtype=np.int32)[:, None]
@@ -332,27 +242,18 @@ def packed_rows(sizes: Sequence[Sequence[int]], *, reads: TextVisibility, capaci
 def with_masks_rows(
     lengths: npt.NDArray[np.integer], row: npt.NDArray[np.integer], place: npt.NDArray[np.integer], *, capacity: int
 ) -> Intervals:
-    """`left_to_right` rows followed by pseudo masks for some slots; a mask reads itself and all slots left of its slot.
+    """`left_to_right_rows` followed by pseudo masks for some slots; a mask reads itself and all slots left of its slot.
 
     Args:
         lengths: Number of slots in each row before the masks. *Shape:* (rows,)
         row: Row of each mask, in ascending order. *Shape:* (masks,)
         place: The slot each mask stands for. *Shape:* (masks,)
-        capacity: Slots per row; padding after the masks reads only itself.
-
-    Returns:
-        *Shape:* (rows, capacity, 4)
+        capacity: Slots per row, masks and padding included.
     """
     result = left_to_right_rows(lengths, capacity=capacity)
     slot = lengths[row] + ranks(row, len(lengths))
     result[row, slot] = _intervals(0, place, slot, slot + 1)
     return result
-
-
-def _step_bounds(steps: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    sizes = np.asarray(steps, dtype=np.int64)
-    ends = np.cumsum(sizes)
-    return np.repeat(ends - sizes, sizes), np.repeat(ends, sizes)
 
 
 def with_memory(intervals: Any, memory: int, filled: Any) -> Any:

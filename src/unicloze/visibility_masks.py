@@ -14,7 +14,7 @@ from unicloze.visibility import NOTHING_NEARBY, bool_mask
 
 
 def real_rows(real: Tensor, *, both_ways: bool, width: int | None = None) -> Tensor:
-    """`bidirectional` or `left_to_right` for rows padded at either end; padding reads only itself.
+    """`bidirectional_rows` or `left_to_right_rows` where padding is at either end; padding reads only itself.
 
     Args:
         real: True where a slot is not padding; contiguous within a row. *Shape:* (rows, slots)
@@ -55,7 +55,7 @@ def source_mask(real: Tensor, *, both_ways: bool) -> Tensor:
 
 
 def continuation_mask(real: Tensor, in_target: Tensor, *, earlier: int, both_ways: bool) -> Tensor:
-    """`prefix` or `left_to_right` for the newest slots of rows with padding anywhere.
+    """`prefix_rows` or `left_to_right_rows` for the newest slots of rows with padding anywhere.
 
     Args:
         real: True where a slot is not padding, earlier slots first. *Shape:* (rows, keys)

@@ -83,9 +83,11 @@ def summarised() -> RecipeTable:
 
 def keep_summaries() -> None:
     """Update this checkout's stored summaries for `unicloze recipes`; run it after changing a recipe."""
-    from unicloze.recipes import keep_summaries
+    from unicloze.progress import say
+    from unicloze.recipes import KEPT, keep_summaries
 
-    keep_summaries(summarised().to_dict())
+    keep_summaries(found := summarised().to_dict())
+    say(f"{KEPT}: {len(found)} recipes")
 
 
 def count_parameters(recipe: Recipe) -> int:
