@@ -160,7 +160,8 @@ def test_a_notebook_gets_one_format(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("PIL")
     drawing = Drawing(width=10, height=10, title="nothing")
     assert drawing._repr_mimebundle_() == {"image/png": drawing.to_png()}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "PIL" else find_spec(name))
     assert drawing._repr_mimebundle_() == {"image/svg+xml": drawing.to_svg()}
 
 
