@@ -42,9 +42,11 @@ from test_import_unilm import released
 from unicloze import cli
 from unicloze.errors import UniclozeError
 from unicloze.evaluation.prompting import read_prompt
-from unicloze.interop.families import FAMILIES, class_of, imported_task
+from unicloze.interop.families import FAMILIES
+from unicloze.interop.family import class_of
 from unicloze.interop.files import Config
 from unicloze.interop.read import import_checkpoint
+from unicloze.interop.recipe import imported_task
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.records import read_records

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from toys import random_windows
 from unicloze.example import Batch, collate
-from unicloze.interop.configurations import Architecture
-from unicloze.interop.families import Family, class_of, family_of
+from unicloze.interop.families import family_of
+from unicloze.interop.family import Architecture, Family, class_of
 from unicloze.interop.files import Config, open_weights
 from unicloze.interop.read import import_checkpoint
 from unicloze.interop.tables import Table
@@ -73,7 +73,7 @@ def table_of(folder: Path) -> tuple[Family, Table]:
     config, weights = Config.read(folder / "config.json"), open_weights(folder)
     family, task = family_of(config, weights), class_of(config)
     bare = not any(name.startswith(family.prefix) for name in weights)
-    layout = family.layout(config, weights.keys(), task)
+    layout = family.read(config, weights.keys(), task)
     layout = dataclasses.replace(layout, query=layout.tokens if family.queries else None)
     return family, family.table(layout, import_checkpoint(folder).model.state_dict(), bare=bare)
 

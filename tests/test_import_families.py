@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from interop_toys import batch_of, labels_of, noise, save, table_of
-from unicloze.interop.configurations import OF_TRAINING, OF_WEIGHTS
 from unicloze.interop.families import FAMILIES
+from unicloze.interop.family import OF_TRAINING, OF_WEIGHTS
 from unicloze.interop.files import Config
 from unicloze.interop.read import import_checkpoint, open_model, write_model
 from unicloze.model.dropout import DropoutKey
@@ -219,7 +219,7 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "unilm"])
 def test_a_written_configuration_has_keys_that_transformers_reads(name: str) -> None:
     """And they come back: of a shape unlike any default, only what the family fixes is lost, and reported."""
-    layout, kind = FAMILIES[name].configuration, transformers.AutoConfig.for_model(name)
+    layout, kind = FAMILIES[name], transformers.AutoConfig.for_model(name)
     own = ModelSettings(
         hidden_size=96, num_layers=5, num_heads=6, intermediate_size=100, max_positions=77, activation="relu",
         dropout=0.25, attention_dropout=0.35, initializer_range=0.3, layer_norm_eps=1e-4, num_segments=3,

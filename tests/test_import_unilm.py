@@ -21,8 +21,8 @@ from interop_toys import batch_of, noise, table_of, write_vocabulary
 from unicloze.decoding.infill import fill
 from unicloze.decoding.likelihood import score
 from unicloze.errors import UsageError
-from unicloze.interop.configurations import Architecture
 from unicloze.interop.families import FAMILIES
+from unicloze.interop.family import Architecture
 from unicloze.interop.read import import_checkpoint, open_model, write_model
 from unicloze.training.loading import load_model
 

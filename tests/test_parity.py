@@ -19,8 +19,8 @@ import toys
 from interop_toys import labels_of, same_gradients, with_our_weights
 from toys import random_windows, vocabulary
 from unicloze.example import TargetBatch, collate
-from unicloze.interop.configurations import Architecture
 from unicloze.interop.families import FAMILIES
+from unicloze.interop.family import Architecture
 from unicloze.model.build import ReplacedTokenModel, build, generator_settings
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import cross_entropy

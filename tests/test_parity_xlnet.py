@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from interop_toys import with_our_weights
 from toys import PSEUDO, random_windows, vocabulary
 from unicloze.example import Batch, Memory, collate
-from unicloze.interop.configurations import Architecture
 from unicloze.interop.families import FAMILIES
+from unicloze.interop.family import Architecture
 from unicloze.interop.tables import Table
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from unicloze.interop.configurations import OUTPUT
 from unicloze.interop.families import FAMILIES
+from unicloze.interop.family import OUTPUT
 from unicloze.interop.files import Config
 from unicloze.interop.tables import Table
 from unicloze.model.model import UnifiedModel
@@ -73,7 +73,7 @@ def beside(theirs: Any) -> tuple[UnifiedModel, Table]:
     """Our model of the shape of one of Transformers, and the key table between the two."""
     config = Config(Path("config.json"), json.loads(theirs.config.to_json_string(use_diff=False)))
     family = FAMILIES["t5" if theirs.config.model_type == "t5" else "bart"]
-    layout = family.configuration.read(config, theirs.state_dict().keys() - ({OUTPUT} if tied(theirs) else set()))
+    layout = family.read(config, theirs.state_dict().keys() - ({OUTPUT} if tied(theirs) else set()))
     settings = layout.settings
     if theirs.config.model_type == "marian":
         settings = dataclasses.replace(settings, positions="sinusoidal", embedding_norm=False)

@@ -59,12 +59,6 @@ TRIMMED_EVERY = 100
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 
 
-# A CPU training step allocates and frees the same large blocks repeatedly. glibc returns such blocks to the kernel,
-# so every step pays for fresh zeroed pages, which was measured to cost as much as the arithmetic. Small blocks that
-# stay allocated between the large ones make such a heap grow with every step, so free memory is returned every
-# `TRIMMED_EVERY` steps.
-
-
 def tune_allocator() -> bool:
     """Make glibc serve large blocks from one growing heap. Call it before torch allocates; elsewhere it does nothing.
 

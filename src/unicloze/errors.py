@@ -41,12 +41,7 @@ def check_seed(seed: int) -> None:
 
 
 class FailedElsewhere(UniclozeError):
-    """Another process of the run has failed and says why; the first process repeats it.
-
-    Args:
-        message: What it says.
-        kind: Name of its error's class.
-    """
+    """Another process of the run has failed and says why; the first process repeats it, with the class of its error."""
 
     def __init__(self, message: str, kind: str = "") -> None:
         super().__init__(message)

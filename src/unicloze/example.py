@@ -30,11 +30,7 @@ Block = TypeVar("Block")
 
 
 def predicts_tokens(target: str) -> bool:
-    """Whether a target of text predicts tokens, so that its loss has a perplexity and bits per byte.
-
-    Args:
-        target: Its name, with or without its part as a prefix (`bidirectional.nsp`).
-    """
+    """Whether a target of text, such as `lm` or `bidirectional.nsp`, predicts tokens: its loss has a perplexity."""
     return target.rpartition(".")[2] not in WITHOUT_TOKENS
 
 
@@ -89,11 +85,7 @@ class Target:
         return select_rows(self, rows)
 
     def only(self, kept: npt.NDArray[np.bool_]) -> Target:
-        """Keep some predictions, moved left in order; the others get weight 0.
-
-        Args:
-            kept: Which predictions to keep. *Shape:* (rows, predictions)
-        """
+        """Keep some predictions, moved left in order; the others get weight 0. *Shape:* (rows, predictions)"""
         order = np.argsort(~kept, axis=1, kind="stable")
         rows = np.arange(len(kept))[:, None]
         return dataclasses.replace(
@@ -199,12 +191,7 @@ class SoftLabels:
 
 
 def nonzero(weights: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the nonzero elements of a flattened tensor; to count them there, a GPU would have to be waited for.
-
-    Args:
-        weights: Any tensor.
-        count: How many they are.
-    """
+    """Indices of `count` nonzero elements of a flattened tensor; to count them there, a GPU would have to be waited for."""
     import torch
 
     return torch.nonzero_static(weights.flatten(), size=count).squeeze(1)
@@ -323,12 +310,7 @@ class Memory:
         return self.states.shape[2]
 
     def remember(self, states: Sequence[torch.Tensor], text: torch.Tensor) -> None:
-        """Append the text of the rows and keep the newest tokens, detached from the graph.
-
-        Args:
-            states: Inputs of each layer. *Shape:* (rows, slots, hidden size) each
-            text: Slots holding the text, see `Examples.text_slots`. *Shape:* (rows, tokens)
-        """
+        """Append the inputs of each layer in the slots of the text, see `Examples.text_slots`, and keep the newest."""
         import torch
 
         tokens = (text >= 0).sum(dim=1)
@@ -373,11 +355,7 @@ class Batch:
         return self.buckets or (self,)
 
     def under(self, visibility: str) -> Batch:
-        """The batch as seen by layers of one visibility.
-
-        Args:
-            visibility: `full`, or `local` for nearby slots only.
-        """
+        """The batch as seen by layers of one visibility: `full`, or `local` for nearby slots only."""
         if visibility == "full":
             return self
         if self.local is None:

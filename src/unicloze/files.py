@@ -86,11 +86,7 @@ def leads_out(path: Path, folder: Path) -> bool:
 class Unpacked(io.RawIOBase):
     """The content of a compressed file, as a stream that rejects decompression bombs.
 
-    Args:
-        path: The file, for messages.
-        stream: The decompressor.
-        raw: The compressed stream, closed together with this one.
-        packed: Returns the number of compressed bytes read so far.
+    It closes the decompressor and the compressed stream, of which `packed` returns the number of bytes read so far.
     """
 
     def __init__(self, path: object, stream: Any, raw: BinaryIO, packed: Callable[[], int]) -> None:

@@ -52,13 +52,9 @@ def bucket_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
 def collate_buckets(
     examples: Examples, sizes: Sequence[int], *, device: torch.device, fixed_shape: bool = False
 ) -> Batch:
-    """The rows as a batch without padding between buckets.
+    """The rows as a batch without padding between buckets; without `sizes`, all rows are padded to the longest.
 
-    Args:
-        examples: The rows.
-        sizes: Number of rows in each bucket; empty if all rows are padded to the longest.
-        device: Device of the tensors.
-        fixed_shape: See `collate`; must be False with buckets.
+    `fixed_shape` is that of `collate`, and must be False with buckets.
     """
     ends = np.cumsum([0, *(sizes or [len(examples)])])
     return pack(
@@ -70,11 +66,7 @@ def collate_buckets(
 
 
 def pack(buckets: Sequence[Batch]) -> Batch:
-    """Concatenate the slots of several buckets into one row; a single bucket is returned unchanged.
-
-    Args:
-        buckets: Batches with the same targets and without a memory.
-    """
+    """Concatenate the slots of buckets, which have no memory, into one row; a single bucket is returned unchanged."""
     if len(buckets) == 1:
         return buckets[0]
 
@@ -98,14 +90,9 @@ def pack(buckets: Sequence[Batch]) -> Batch:
 
 
 def packed_slots(slots: Sequence[Tensor], buckets: Sequence[Batch]) -> Tensor:
-    """Shift slot numbers of each bucket's rows to slot numbers of the concatenated row.
+    """Shift slot numbers of each bucket's rows to those of the concatenated row.
 
-    Args:
-        slots: Slot numbers within a row, one tensor per bucket. *Shape:* (rows, n, ...) each
-        buckets: The bucket of each tensor.
-
-    Returns:
-        *Shape:* (1, sum of rows x n, ...)
+    *Shape:* (rows, n, ...) each to (1, sum of rows x n, ...)
     """
     found, first = [], 0
     for numbers, bucket in zip(slots, buckets, strict=True):

@@ -47,14 +47,9 @@ def say(line: str) -> None:
 
 
 class Progress:
-    """A context manager that counts items and shows the progress.
+    """A context manager that counts items, of which some may be done already, and shows the progress.
 
-    Args:
-        what: Label of the work; may be empty.
-        total: Number of items; None if unknown.
-        unit: Name of the items in the plural, such as "steps".
-        initial: Number of items already done.
-        show: Whether to show anything.
+    The label `what` may be empty; the unit is a plural, such as "steps"; the total is None if it is unknown.
     """
 
     def __init__(self, what: str, total: int | None, unit: str, *, initial: int = 0, show: bool = True) -> None:

@@ -12,13 +12,7 @@ Thing = TypeVar("Thing")
 
 
 class Registry(Generic[Thing]):
-    """Objectives or tasks by name.
-
-    Args:
-        kind: What an entry is called in messages.
-        table: Name of the mapping in each module that holds its entries by name.
-        modules: Module that defines each built-in entry, by name.
-    """
+    """Objectives or tasks by name: the entries of modules, each in the mapping `table` there; messages call one a `kind`."""
 
     def __init__(self, kind: str, table: str, modules: Mapping[str, str]) -> None:
         self.kind, self.table = kind, table
@@ -58,11 +52,7 @@ class Registry(Generic[Thing]):
         return f"known {self.kind}s: {', '.join(self)}; to use your own, add --plugin FILE"
 
     def add(self, name: str, thing: Thing) -> None:
-        """Add an entry from outside the package.
-
-        Raises:
-            UsageError: The name is taken.
-        """
+        """Add an entry from outside the package."""
         if name in self:
             raise UsageError(f"the {self.kind} {name!r} already exists: give yours another name")
         self._added[name] = thing

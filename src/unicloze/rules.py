@@ -16,15 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Range:
-    """The valid values of a setting; null and `auto` are valid as well.
+    """The valid values of a setting; null and `auto` are valid as well."""
 
-    Args:
-        fits: Whether a value is valid.
-        rule: The same in words.
-    """
-
-    fits: Callable[[Any], bool]
-    rule: str
+    fits: Callable[[Any], bool]  # whether a value is valid
+    rule: str  # the same in words
 
 
 POSITIVE = Range(lambda value: 0 < value < math.inf, "it must be above 0 and finite")
@@ -43,15 +38,10 @@ def at_most(most: int) -> Range:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a setting needs to have an effect.
+    """What a setting needs to have an effect."""
 
-    Args:
-        what: In words, to follow "without".
-        holds: Whether a `Recipe` without parts and phases has it.
-    """
-
-    what: str
-    holds: Callable[[Any], bool]
+    what: str  # in words, to follow "without"
+    holds: Callable[[Any], bool]  # whether a `Recipe` without parts and phases has it
 
 
 def needs(key: str, *values: Any) -> Needs:
@@ -72,13 +62,9 @@ def listed(names: list[str], last: str = "or") -> str:
 
 @dataclass(frozen=True)
 class Derived:
-    """Fine-tuning derives the setting from others or takes it from the model.
+    """Fine-tuning derives the setting from others or takes it from the model."""
 
-    Args:
-        instead: What to do instead.
-    """
-
-    instead: str
+    instead: str  # what to do instead
 
 
 @dataclass(frozen=True)

@@ -747,17 +747,11 @@ class FinetuningSettings:
 
 
 class Reading(NamedTuple):
-    """How rows of an objective read a text.
+    """How rows of an objective read a text."""
 
-    Args:
-        visibility: Which slots each slot attends to.
-        segment_ids: Ids of the first and the second segment; 0 and 1 if None.
-        local_width: Number of slots to the left that local layers attend to; None if the objective sets none.
-    """
-
-    visibility: str = "bidirectional"
-    segment_ids: Sequence[int] | None = None
-    local_width: int | None = None
+    visibility: str = "bidirectional"  # which slots each slot attends to
+    segment_ids: Sequence[int] | None = None  # ids of the first and the second segment; 0 and 1 if None
+    local_width: int | None = None  # slots to the left that local layers attend to; None if the objective sets none
 
     @property
     def segments(self) -> tuple[int, int]:
@@ -767,30 +761,16 @@ class Reading(NamedTuple):
 
 
 class WindowNeeds(NamedTuple):
-    """What an objective requires of its windows.
+    """What an objective requires of its windows."""
 
-    Args:
-        pairs: How the second segment relates to the first.
-        static_copies: Passes over the corpus after which the random draws of a window repeat; never if None.
-        phrases: Whether phrases must be marked.
-        spans: Whether the spans that documents give must be marked.
-    """
-
-    pairs: Pairing = "contiguous"
-    static_copies: int | None = None
-    phrases: bool = False
-    spans: bool = False
+    pairs: Pairing = "contiguous"  # how the second segment relates to the first
+    static_copies: int | None = None  # passes over the corpus after which the draws of a window repeat; never if None
+    phrases: bool = False  # whether phrases must be marked
+    spans: bool = False  # whether the spans that documents give must be marked
 
 
 class Bounds(NamedTuple):
-    """Upper bounds on the size of an objective's rows.
-
-    Args:
-        slots: Slots of the row.
-        predictions: Predicted tokens.
-        positions: Positions of its slots.
-        sentinels: Distinct sentinels.
-    """
+    """Upper bounds on the numbers in an objective's rows; sentinels are counted once each."""
 
     slots: int
     predictions: int

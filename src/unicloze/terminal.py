@@ -158,11 +158,7 @@ def _spelled(value: Any) -> str:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived, or SIGHUP because a terminal was closed, while no training was running.
-
-    Args:
-        number: The signal.
-    """
+    """SIGTERM arrived, or SIGHUP because a terminal was closed, while no training was running."""
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
         super().__init__(number)

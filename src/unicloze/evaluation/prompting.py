@@ -33,7 +33,7 @@ from unicloze.evaluation.metrics.registry import metric, of_lists
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import Plain, read_bytes
 from unicloze.progress import Progress
-from unicloze.recipes.schema import typed
+from unicloze.recipes.schema import Setting, parsed
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings, TaskSettings
@@ -278,8 +278,8 @@ def read_prompt(path: Path) -> Prompt:
     prompt = Prompt(**{**values, "labels": labels})
     if (problem := next(_contradictions(prompt), None)) is not None:
         raise UsageError(f"{path}: {problem}.")
-    chosen = {f"decoding.{key}": value for key, value in prompt.generate.items()}
-    generate: dict[str, Any] = typed(chosen, str(path))["decoding"] if chosen else {}
+    chosen = {f"decoding.{key}": Setting(value, str(path)) for key, value in prompt.generate.items()}
+    generate: dict[str, Any] = parsed(chosen, {}).get("decoding", {})
     metrics = tuple(prompt.metrics) or (("accuracy",) if prompt.has_blank else ("rouge",))
     return dataclasses.replace(prompt, generate=generate, metrics=metrics)
 

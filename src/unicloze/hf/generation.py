@@ -238,13 +238,7 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
 
 
 class _NoRepeatInTarget(LogitsProcessor):
-    """Suppresses tokens that would complete an n-gram already in the target.
-
-    Args:
-        size: Length of the n-gram.
-        prompt: Number of slots before the target.
-        end: Id of [EOS], allowed when all else is suppressed; None if there is none.
-    """
+    """Suppresses tokens that would complete an n-gram already in the target; [EOS] is allowed when all else is suppressed."""
 
     def __init__(self, size: int, prompt: int, end: int | None) -> None:
         self.size, self.prompt, self.end = size, prompt, end

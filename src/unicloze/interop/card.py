@@ -200,15 +200,10 @@ def _rivals(start: Mapping[str, Any], event: Mapping[str, Any]) -> Iterator[tupl
 def without_places(recipe: Recipe) -> Recipe:
     """A recipe whose files and folders are reduced to their base names."""
     for section, key in PLACES:
-        settings = getattr(recipe, section)
-        named = getattr(settings, key)
-        if named:
+        if named := getattr(getattr(recipe, section), key):
             base = [Path(each).name for each in named] if isinstance(named, list) else Path(named).name
-            recipe = dataclasses.replace(recipe, **{section: dataclasses.replace(settings, **{key: base})})
-    if recipe.provenance.place:
-        provenance = dataclasses.replace(recipe.provenance, place=_place(recipe))
-        recipe = dataclasses.replace(recipe, provenance=provenance)
-    return recipe
+            recipe = recipe.changed(section, **{key: base})
+    return recipe.changed("provenance", place=_place(recipe))
 
 
 def _recipe(recipe: Recipe) -> str:

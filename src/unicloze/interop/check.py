@@ -112,7 +112,7 @@ def check_stock(export: StockExport, folder: Path) -> dict[str, float]:
         heads=export.heads,
         form=export.form,
         ids=swapped_ids(export.loaded.model.vocab_size, export.swapped),
-        has_segments=export.family.configuration.has_segments,
+        has_segments=export.family.has_segments,
     )
     writes = export.family.generates and not export.family.queries
     return _compare_writers(export.loaded, peer) if writes else compare_models(export.loaded, peer)

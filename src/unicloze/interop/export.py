@@ -11,15 +11,14 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from unicloze.decoding.inputs import objective_of, part_with
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import as_umask_says
+from unicloze.files import Plain, as_umask_says
 from unicloze.interop.card import CARD, Export, model_card, template, without_places
 from unicloze.interop.check import LARGEST_DIFFERENCE, check_stock, transformers_library
 from unicloze.interop.families import FAMILIES
@@ -69,12 +68,9 @@ def _module(name: str) -> str:
 
 def _recipe(loaded: LoadedModel, name: str) -> Recipe:
     """The recipe without local folders; low-rank updates are in the weights."""
-    unset = FinetuningSettings()
-    merged = {
-        field.name: getattr(unset, field.name) for field in dataclasses.fields(unset) if field.name.startswith("lora_")
-    }
-    finetuning = dataclasses.replace(loaded.recipe.finetuning, **merged)
-    return without_places(dataclasses.replace(loaded.recipe, name=name, finetuning=finetuning))
+    unset = vars(FinetuningSettings())
+    merged = {key: value for key, value in unset.items() if key.startswith("lora_")}
+    return without_places(dataclasses.replace(loaded.recipe.changed("finetuning", **merged), name=name))
 
 
 def _write(loaded: LoadedModel, name: str, folder: Path, licence: str) -> None:
@@ -124,7 +120,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class ExportResult:
+class ExportResult(Plain):
     """A finished export.
 
     Args:
@@ -140,10 +136,6 @@ class ExportResult:
     architecture: str
     differences: Mapping[str, float]
     said: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return {**asdict(self), "out": str(self.out)}
 
     def __str__(self) -> str:
         checked = ", ".join(f"{kind} {value:.1e}" for kind, value in self.differences.items())

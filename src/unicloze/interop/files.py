@@ -127,12 +127,7 @@ Stored = tuple[tuple[int, ...], Callable[[], Tensor]]
 
 
 class Weights(Mapping[str, Tensor]):
-    """Tensors by name, each read on access and not kept.
-
-    Args:
-        path: The file, or the index of several.
-        stored: The tensors.
-    """
+    """Tensors of a file, or of an index of several, by name; each is read on access and not kept."""
 
     def __init__(self, path: Path, stored: Mapping[str, Stored]) -> None:
         self.path = path

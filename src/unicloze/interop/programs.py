@@ -45,12 +45,7 @@ _ROWS, _SLOTS, _PAST = Dim("rows"), Dim("slots"), Dim("past")
 
 
 class Encoder(nn.Module):
-    """Maps texts to hidden states, and to logits if the model has a token head.
-
-    Args:
-        model: The model.
-        rule: How it encodes.
-    """
+    """Maps texts to hidden states, and to logits if the model has a token head."""
 
     def __init__(self, model: UnifiedModel, rule: Reading) -> None:
         super().__init__()
@@ -71,12 +66,7 @@ class Encoder(nn.Module):
 
 
 class Step(nn.Module):
-    """Maps the next slots of every row to logits of the following token.
-
-    Args:
-        model: The model.
-        rule: How it generates.
-    """
+    """Maps the next slots of every row to logits of the following token."""
 
     outputs = "logits", "new_keys", "new_values"
 

@@ -25,9 +25,10 @@ from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError, folder_meant
 from unicloze.files import CHECKPOINTS, MANIFEST, RECIPE
-from unicloze.interop.families import TARGETS, Family, Head, class_of, family_of, imported_task
+from unicloze.interop.families import family_of
+from unicloze.interop.family import TARGETS, Family, Head, class_of
 from unicloze.interop.files import LARGEST, Config, Weights, inside, open_weights
-from unicloze.interop.recipe import imported_recipe
+from unicloze.interop.recipe import imported_recipe, imported_task
 from unicloze.interop.tables import Table
 from unicloze.interop.tokenizer_files import open_tokenizer, read_tokenizer
 from unicloze.model.build import shapes_only
@@ -48,15 +49,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def _fitting(place: Path, weights: Weights, table: Table, ours: Mapping[str, Tensor], allow: Sequence[str]) -> Table:
-    """The table without entries whose tensors are missing or misshaped, where that is allowed; warns of what it skips.
-
-    Args:
-        place: Name of the checkpoint in messages.
-        weights: Its tensors.
-        table: The expected tensors.
-        ours: Our state with the shapes of the configuration, on the `meta` device.
-        allow: Patterns of names that may be missing, unexpected or of another shape.
-    """
+    """The table without entries whose tensors are missing or misshaped, where that is allowed; warns of what it skips."""
     wanted = {name: tuple(tensor.shape) for name, tensor in table.to_theirs(ours).items()}
     missing = [name for name in wanted if name not in weights]
     misshaped = [name for name in wanted if name in weights and weights.shapes[name] != wanted[name]]
@@ -147,7 +140,7 @@ def import_checkpoint(
     family = family_of(config, weights.keys())
     task = _task(config, family, allow)
     kind = class_of(config) if task is not None else None
-    layout = family.layout(config, weights.keys(), kind)
+    layout = family.read(config, weights.keys(), kind)
     heads = family.heads_among(weights.keys())
     if "token" in heads and family.gelu_head and layout.settings.activation != "gelu":
         key = "hidden_act" if "hidden_act" in config.values else "activation"
@@ -197,8 +190,8 @@ def write_model(loaded: LoadedModel, out: str | os.PathLike[str]) -> LoadedModel
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not empty: give another --out")
-    tokenizer = dataclasses.replace(loaded.recipe.tokenizer, path=str(folder.resolve() / "tokenizer.json"))
-    loaded = dataclasses.replace(loaded, recipe=dataclasses.replace(loaded.recipe, tokenizer=tokenizer))
+    recipe = loaded.recipe.changed("tokenizer", path=str(folder.resolve() / "tokenizer.json"))
+    loaded = dataclasses.replace(loaded, recipe=recipe)
     write_weights(loaded, folder)
     return dataclasses.replace(loaded, path=folder)
 
@@ -292,11 +285,8 @@ def _model(settings: ModelSettings, vocab_size: int, heads: Sequence[Head], task
 
 
 GROUP = "unicloze.models"
-
-
-# A package declares a model as an entry point of the group `unicloze.models`: the name is the model's, the value that
-# of the top-level package whose folder holds the checkpoint. The package is located and never imported, so none of
-# its code runs.
+"""Entry points by which packages declare models: each has the name of a model, and as its value that of the top-level package
+whose folder holds the checkpoint. The package is located and never imported, so none of its code runs."""
 
 
 def installed_models() -> dict[str, Path]:
@@ -352,8 +342,7 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
     if precision is None:
         return model
     compute: Any = precisions.choose_precision(TrainingSettings(precision=precision), model.compute.device)
-    decoding = dataclasses.replace(model.recipe.decoding, precision=compute)
-    return dataclasses.replace(model, precision=compute, recipe=dataclasses.replace(model.recipe, decoding=decoding))
+    return dataclasses.replace(model, precision=compute, recipe=model.recipe.changed("decoding", precision=compute))
 
 
 def _place(model: str | os.PathLike[str]) -> Path:

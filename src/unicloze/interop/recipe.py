@@ -1,4 +1,4 @@
-"""Makes the recipe of an imported model: its objective, data settings and provenance as far as known."""
+"""Makes the recipe of an imported model: its objective, task, data settings and provenance as far as known."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from unicloze.errors import UniclozeError
 from unicloze.files import TOKENIZER_CONFIG
-from unicloze.interop.families import PREDICTS, TARGETS, Family, Head
-from unicloze.interop.files import inside, read_json
+from unicloze.interop.family import PREDICTS, TARGETS, Family, Head, TaskClass
+from unicloze.interop.files import LARGEST, Config, inside, read_json
 from unicloze.interop.tokenizer_files import POOLING, separators_in
 from unicloze.objectives.causal import CausalSettings
 from unicloze.objectives.denoising import DenoisingSettings, SpanCorruptionSettings
@@ -64,19 +64,7 @@ def imported_recipe(
     window: int | None,
     allow: Sequence[str],
 ) -> Recipe:
-    """Make the recipe of an imported model.
-
-    Args:
-        place: The checkpoint's folder.
-        family: Its family.
-        model: Model shape, with the number of positions.
-        heads: Its heads.
-        task: The task it is fine-tuned for, if any.
-        tokenizer: Its tokenizer.
-        settings: Settings that load its tokenizer.
-        window: Largest number of tokens of a row; default: that of its files.
-        allow: Patterns of modules that may be left out.
-    """
+    """Make the recipe of an imported model whose rows have `window` tokens at most; default: as many as its files say."""
     window = _longest_row(place, model.max_positions or 1) if window is None else window
     objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
     if family.name in _OBJECTIVES and ("token" in heads or not family.queries):
@@ -228,3 +216,56 @@ def _longest_row(place: Path, positions: int) -> int:
         if isinstance(longest, int) and not isinstance(longest, bool) and longest >= 3:
             return min(longest, positions)
     return positions
+
+
+def imported_task(config: Config, kind: TaskClass, family: Family) -> TaskSettings:
+    """The task of a checkpoint with a task's head."""
+    if not family.has_task(kind):
+        raise _refused(config, "architectures", "a head of this class cannot be imported")
+    recipes = {"ForTokenClassification": "tagging", "ForQuestionAnswering": "squad-v1.1", "ForMultipleChoice": "choice"}
+    name = recipes.get(kind, "classification")
+    key, default = family.dropout_key(kind)
+    key, default = ("qa_dropout", 0.0) if kind == "ForQuestionAnswering" else (key, default)
+    values: dict[str, Any] = {
+        "head": family.head_of(kind),
+        "pooling": "decoder" if family.decodes else "first",
+        "head_dropout": default if config.values.get(key) is None else config.number(key, 0.0, most=1),
+    }
+    if kind in ("ForSequenceClassification", "ForTokenClassification"):
+        values["labels"] = labels = _labels(config)
+        if kind == "ForSequenceClassification" and _is_regression(config, labels):
+            name = "regression"
+            del values["labels"]
+        elif kind == "ForTokenClassification" and not all(re.fullmatch(r"O|[BI]-.+", label) for label in labels):
+            values["metrics"] = ["tag-accuracy"]
+    task: Any = load_recipe(name).task
+    imported: TaskSettings = dataclasses.replace(task, **values)
+    return imported
+
+
+def _is_regression(config: Config, labels: list[str]) -> bool:
+    """Whether a class of texts has one output, a quantity."""
+    problem = config.values.get("problem_type")
+    if problem not in (None, "regression", "single_label_classification"):
+        raise _refused(config, "problem_type", "only one class or one quantity of a text can be predicted")
+    if problem == "regression" and len(labels) != 1:
+        raise _refused(config, "problem_type", f"only one quantity of a text can be predicted, not {len(labels)}")
+    if problem == "single_label_classification" and len(labels) < 2:
+        raise _refused(config, "problem_type", "there is only one class")
+    return len(labels) == 1
+
+
+def _labels(config: Config) -> list[str]:
+    """The classes of a configuration, in the order of their indices."""
+    named = config.values.get("id2label")
+    if named is None:
+        return [f"LABEL_{number}" for number in range(config.whole("num_labels", 2))]
+    wrong = not isinstance(named, dict) or not 1 <= len(named) <= LARGEST["size"]
+    labels = [] if wrong else [named.get(str(number)) for number in range(len(named))]
+    if wrong or not all(isinstance(label, str) and label for label in labels) or len(set(labels)) < len(labels):
+        raise _refused(config, "id2label", "it must give every class from 0 a name of its own")
+    return labels
+
+
+def _refused(config: Config, key: str, why: str) -> Exception:
+    return config.refused(key, f"{why}; pass --allow 'PATTERN' for the tensors of its head to import the encoder alone")

@@ -16,7 +16,17 @@ from torch import Tensor
 from unicloze.decoding import inputs
 from unicloze.errors import UsageError, did_you_mean
 from unicloze.interop import families
-from unicloze.interop.configurations import OF_OUTPUT, OF_TRAINING, OF_WEIGHTS, Architecture
+from unicloze.interop.family import (
+    MODULES,
+    OF_OUTPUT,
+    OF_TRAINING,
+    OF_WEIGHTS,
+    PREDICTS,
+    Architecture,
+    Family,
+    Head,
+    task_class,
+)
 from unicloze.interop.tables import Table
 from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
 from unicloze.mixtures import all_targets
@@ -97,9 +107,9 @@ def _offered(loaded: LoadedModel, otherwise: str) -> str:
     return next(iter(fitting + nearly), otherwise)
 
 
-def limits(family: families.Family, loaded: LoadedModel) -> Iterator[Limit]:
+def limits(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
     """What of a model a family's classes do not have."""
-    settings, stacks = loaded.model.settings, family.configuration.decodes
+    settings, stacks = loaded.model.settings, family.decodes
     if bool(settings.decoder_layers) != stacks:
         theirs = "has a decoder" if stacks else "has one stack of layers"
         yield Limit("model.decoder_layers", settings.decoder_layers, theirs)
@@ -108,7 +118,7 @@ def limits(family: families.Family, loaded: LoadedModel) -> Iterator[Limit]:
     if settings.adapter_size:
         yield Limit("finetuning.adapter_size", settings.adapter_size, "has no adapters")
     predicts = "token" in exported_heads(family, loaded)[0]
-    for name, value, theirs in family.configuration.changed(settings, (*OF_WEIGHTS, *(OF_OUTPUT if predicts else ()))):
+    for name, value, theirs in family.changed(settings, (*OF_WEIGHTS, *(OF_OUTPUT if predicts else ()))):
         if name == "num_segments" and family.classes:
             continue  # the first is folded into the positions
         shown = " ".join(theirs) if isinstance(theirs, list) else str(theirs).lower()
@@ -119,7 +129,7 @@ def limits(family: families.Family, loaded: LoadedModel) -> Iterator[Limit]:
         yield from _task(family, loaded)
 
 
-def _rows(family: families.Family, loaded: LoadedModel) -> Iterator[Limit]:
+def _rows(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
     """What of a model's rows a family's classes do not have."""
     recipe, layout = loaded.recipe, layout_of(loaded)
     task, reads = recipe.task.kind, recipe.use.visibility
@@ -141,10 +151,10 @@ def _rows(family: families.Family, loaded: LoadedModel) -> Iterator[Limit]:
         yield Limit("objective.restart_positions", False, "counts the positions of its target from 0")
 
 
-def _task(family: families.Family, loaded: LoadedModel) -> Iterator[Limit]:
+def _task(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
     """What of a task's heads and rows a family's class does not have."""
     task, heads = loaded.recipe.task, task_heads(loaded.recipe)
-    kind = families.task_class(heads)
+    kind = task_class(heads)
     if kind is None and isinstance(task, ExtractionSettings) and predicts_none(task):
         cure = f"fine-tune with --task.no_answer span, or {PREDICT}"
         yield Limit("task.no_answer", task.no_answer, "scores the span of the whole row", cure)
@@ -168,7 +178,7 @@ def _task(family: families.Family, loaded: LoadedModel) -> Iterator[Limit]:
             yield Limit(f"task.{name}", value, f"has {str(theirs[name]).lower()}", cure)
     file = loaded.path / "state.json"
     state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    folds = not family.configuration.has_segments and loaded.model.settings.num_segments > 1
+    folds = not family.has_segments and loaded.model.settings.num_segments > 1
     if folds and state.get("segments", 2) > 1:
         yield Limit(
             "task.kind",
@@ -182,10 +192,10 @@ def _again(setting: str, value: object = False) -> str:
     return f"{AGAIN} --{setting} {str(value).lower()}"
 
 
-def exported_heads(family: families.Family, loaded: LoadedModel) -> tuple[list[families.Head], list[str]]:
+def exported_heads(family: Family, loaded: LoadedModel) -> tuple[list[Head], list[str]]:
     """The pre-training heads of a model that a family's class has too, and descriptions of the others."""
     model, said = loaded.model, []
-    found: list[families.Head] = []
+    found: list[Head] = []
     if hasattr(model, "token_head"):
         if family.generates or inputs.part_with(inputs.objective_of(loaded.recipe), "cloze") is not None:
             found.append("token")
@@ -200,7 +210,7 @@ def exported_heads(family: families.Family, loaded: LoadedModel) -> tuple[list[f
     kept = max((each for each in family.classes if each <= frozenset(found)), key=len, default=frozenset({"token"}))
     if task_heads(loaded.recipe):
         kept = frozenset()
-    said += [f"the head that predicts {families.PREDICTS[head]}" for head in found if head not in kept]
+    said += [f"the head that predicts {PREDICTS[head]}" for head in found if head not in kept]
     return [head for head in found if head in kept], said
 
 
@@ -214,7 +224,7 @@ class StockExport:
     """A model with everything needed to write it as a stock class."""
 
     loaded: LoadedModel  # the model
-    family: families.Family  # its family
+    family: Family  # its family
     architecture: str  # name of the class
     heads: tuple[str, ...]  # names of the outputs of the class: kept heads, or targets of the task
     form: TextFormat  # rows of texts, whose segments are the class's `token_type_ids`
@@ -227,7 +237,7 @@ class StockExport:
 
     def write(self, folder: Path) -> None:
         """Write weights, configuration, tokenizer and the files of sentence-transformers."""
-        loaded, configuration = self.loaded, self.family.configuration
+        loaded = self.loaded
         for name, content in (("config.json", self.config), ("generation_config.json", self.generation)):
             if content:
                 (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -237,7 +247,7 @@ class StockExport:
             self.form,
             swapped=self.swapped,
             pad=self.config["pad_token_id"],
-            takes_segments=configuration.has_segments,
+            takes_segments=self.family.has_segments,
             words=loaded.recipe.task.kind == "tagging" and loaded.tokenizer.spaced,
         )
         if self.family.classes and not task_heads(loaded.recipe):
@@ -247,17 +257,16 @@ class StockExport:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def stock_export(family: families.Family, loaded: LoadedModel) -> StockExport:
+def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
     """Prepare the export of a model to a family that can hold it, see `limits`."""
     model, recipe, vocabulary = loaded.model, loaded.recipe, loaded.tokenizer.vocabulary
-    configuration = family.configuration
     targets, settings, layout = task_heads(recipe), model.settings, layout_of(loaded)
-    kind = families.task_class(targets) if family.classes else None
-    pad, swapped = padding_of(loaded.tokenizer, configuration.padding_id)
-    padding = pad + 1 if configuration.after_padding else configuration.padding
+    kind = task_class(targets) if family.classes else None
+    pad, swapped = padding_of(loaded.tokenizer, family.padding_id)
+    padding = pad + 1 if family.after_padding else family.padding
     kept, lost = exported_heads(family, loaded)
     said = [f"{each} is omitted" for each in lost] if family.classes else []
-    for name, own, theirs in configuration.changed(settings, OF_TRAINING):
+    for name, own, theirs in family.changed(settings, OF_TRAINING):
         said.append(f"model.{name} is {own:g}, and in further training there {theirs:g}")
 
     state = dict(model.state_dict())
@@ -266,15 +275,11 @@ def stock_export(family: families.Family, loaded: LoadedModel) -> StockExport:
         state |= {name: state[name][ids] for name in TOKEN_ROWS if name in state}
     if family.name == "bart" and not settings.head_bias:
         state["token_head.bias"] = torch.zeros(model.vocab_size)
-    folds = settings.num_segments > 1 and not configuration.has_segments
+    folds = settings.num_segments > 1 and not family.has_segments
     if SEGMENT_ROWS in state:
-        first = list(
-            dict.fromkeys(inputs.text_format(loaded).segments)
-        )  # those of a text and its second part come first
-        state[SEGMENT_ROWS] = state[SEGMENT_ROWS][
-            first + [row for row in range(settings.num_segments) if row not in first]
-        ]
-    elif family.classes and configuration.has_segments:
+        order = dict.fromkeys((*inputs.text_format(loaded).segments, *range(settings.num_segments)))
+        state[SEGMENT_ROWS] = state[SEGMENT_ROWS][[*order]]  # those of a text and its second part come first
+    elif family.classes and family.has_segments:
         settings = dataclasses.replace(settings, num_segments=1)
         state[SEGMENT_ROWS] = state[TOKEN_ROWS[0]].new_zeros(1, state[TOKEN_ROWS[0]].shape[1])
     if folds:
@@ -282,7 +287,7 @@ def stock_export(family: families.Family, loaded: LoadedModel) -> StockExport:
     if swapped is not None:
         said.append(f"ids {swapped[0]} and {swapped[1]} are swapped, because padding has id {pad} there")
 
-    modules = {"backbone", "task_heads", *(families.MODULES[head] for head in kept)}
+    modules = {"backbone", "task_heads", *(MODULES[head] for head in kept)}
     if settings.pooler and "pooler" in family.names and "pair_head" not in modules:  # whose dense layer is theirs
         modules.add("pooler")
     elif settings.pooler:
@@ -315,7 +320,7 @@ def stock_export(family: families.Family, loaded: LoadedModel) -> StockExport:
             "vocab_size": model.vocab_size,
             "dtype": "float32",
             **roles,
-            **configuration.write(settings, positions=model.max_positions, padding=padding),
+            **family.write(settings, positions=model.max_positions, padding=padding),
             **({} if kind is None else _task_config(family, loaded)),
         },
         generation={**roles, **forced} if family.generates and layout is not None else {},
@@ -327,7 +332,7 @@ def stock_export(family: families.Family, loaded: LoadedModel) -> StockExport:
     )
 
 
-def _form(family: families.Family, loaded: LoadedModel) -> TextFormat:
+def _form(family: Family, loaded: LoadedModel) -> TextFormat:
     """The rows of a text: of an encoder, of the source of a generator, or of an XLNet's whole text."""
     layout, form = layout_of(loaded), inputs.text_format(loaded)
     if family.classes:
@@ -339,13 +344,13 @@ def _form(family: families.Family, loaded: LoadedModel) -> TextFormat:
     return dataclasses.replace(form, start=layout.start, end=end, longest=longest)
 
 
-def _task_config(family: families.Family, loaded: LoadedModel) -> dict[str, object]:
+def _task_config(family: Family, loaded: LoadedModel) -> dict[str, object]:
     """The keys of a class with the head of a task."""
     task, heads, dropout = loaded.recipe.task, task_heads(loaded.recipe), loaded.model.settings.dropout
-    kind = families.task_class(heads)
+    kind = task_class(heads)
     assert kind is not None
     rate = max(loaded.model.task_head(name).rate for name in heads)
-    key, default = families.dropout_key(family.name, kind)
+    key, default = family.dropout_key(kind)
     # Classes without a default of their own have the encoder's rate.
     values: dict[str, object] = {}
     if default is not None or (rate != dropout and family.name != "mpnet"):

@@ -57,11 +57,9 @@ def heads_last(heads: int, chunks: int = 1) -> Change:
 
 
 def query_vector(row: int, *, is_new: bool) -> Change:
-    """Their vector of the slots that predict is a row of our token table, that of the pseudo mask (XLNet).
+    """Their vector of the slots that predict is the row of the pseudo mask in our token table (XLNet).
 
-    Args:
-        row: Id of the pseudo mask.
-        is_new: Whether their table lacks the row, which is our last. Otherwise backward stores it in both.
+    If it `is_new`, their table lacks the row, which is our last. Otherwise backward stores it in both.
     """
 
     def forward(theirs: Tensors) -> Tensors:

@@ -25,7 +25,7 @@ from unicloze.mixtures import PART_KEYS, PHASE_SETTINGS
 from unicloze.objectives import OBJECTIVES
 from unicloze.registry import Registry
 from unicloze.rules import Rule, listed, rules_of
-from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
 
 VARIED: Mapping[str, tuple[Registry[Any], str]] = {"objective": (OBJECTIVES, "name"), "task": (TASKS, "kind")}
@@ -281,8 +281,8 @@ def typed_mixture(entries: list[Any], origin: str, objective: str) -> list[dict[
             raise UsageError(f"{place}: a part cannot be a mixture; list its parts directly.")
         name = entry.get("name", objective)
         kind_of(name, place, ())
-        given = {key: setting.value for key, setting in flatten(changes, partial(_same, place)).items()}
-        values = typed(given, place, objective=kind_of(name, place, given)).get("objective", {})
+        given = flatten(changes, partial(_same, place))
+        values = parsed(given, {"objective": kind_of(name, place, given)}).get("objective", {})
         label = beside.get("label", values.get("name", f"part-{number}"))
         if not isinstance(label, str) or not label.strip():
             raise UsageError(f"{place}: label is {label!r}; expected text.")
@@ -321,15 +321,14 @@ def typed_phases(entries: list[Any], origin: str, objective: str) -> list[dict[s
         place = f"{origin}, phase {number} of training.phases"
         _check_entry(entry, place)
         kind_of(named(entry) or objective, place, ())
-        flat = flatten({key: value for key, value in entry.items() if key != "share"}, partial(_same, place))
-        for key in flat:
+        given = flatten({key: value for key, value in entry.items() if key != "share"}, partial(_same, place))
+        for key in given:
             if not key.startswith("objective.") and key not in PHASE_SETTINGS:
                 raise UsageError(
                     f"{place}: {key} cannot change during a run; settings of objective can, and {', '.join(PHASE_SETTINGS)}."
                 )
-        given = {key: setting.value for key, setting in flat.items()}
-        name = given.get("objective.name", objective)
-        values = typed(given, place, objective=kind_of(name, place, given))
+        name = given["objective.name"].value if "objective.name" in given else objective
+        values = parsed(given, {"objective": kind_of(name, place, given)})
         if values.get("objective", {}).get("mixture"):
             values["objective"]["mixture"] = typed_mixture(values["objective"]["mixture"], place, name)
         found.append({"share": entry.get("share", 1), **values})
@@ -349,13 +348,8 @@ def _check_entry(entry: Any, place: str) -> None:
         raise UsageError(f"{place}: share is {share!r}; it must be above 0 and finite.")
 
 
-def typed(values: Mapping[str, Any], place: str, *, objective: type = ObjectiveSettings) -> dict[str, Any]:
-    """Convert values by dotted key to nested values of their settings' types."""
-    return parsed({key: Setting(value, place) for key, value in values.items()}, {"objective": objective})
-
-
 def parsed(settings: Mapping[str, Setting], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings by dotted key to nested values of their types."""
+    """Convert settings by dotted key to nested values of their types; `kinds` has the classes of sections that vary."""
     result: dict[str, Any] = {}
     for section in dict.fromkeys(key.rpartition(".")[0] for key in settings):
         given = {key: setting for key, setting in settings.items() if key.rpartition(".")[0] == section}
