@@ -32,15 +32,8 @@ def parts(objective: ObjectiveSettings) -> list[Part]:
     for entry in entries:
         changes = {key: value for key, value in entry.items() if key not in PART_KEYS}
         settings = changed(objective, {**changes, "mixture": []})
-        share = float(entry.get("share", 1)) / total
-        found.append(
-            Part(
-                label=entry.get("label", settings.name),
-                share=share,
-                evaluate=entry.get("evaluate", True),
-                settings=settings,
-            )
-        )
+        share, label = float(entry.get("share", 1)) / total, entry.get("label", settings.name)
+        found.append(Part(label=label, share=share, evaluate=entry.get("evaluate", True), settings=settings))
     return found
 
 
@@ -77,12 +70,9 @@ def phases(recipe: Recipe) -> list[Phase]:
     step = window = 0
     for number, entry in enumerate(entries):
         last = round(recipe.training.steps * sum(shares[: number + 1]) / sum(shares))
-        of_phase = dataclasses.replace(
-            recipe,
-            data=dataclasses.replace(recipe.data, **entry.get("data", {})),
-            objective=changed(recipe.objective, entry.get("objective", {})),
-            training=dataclasses.replace(recipe.training, **entry.get("training", {}), phases=[]),
-        )
+        of_phase = dataclasses.replace(recipe, objective=changed(recipe.objective, entry.get("objective", {})))
+        of_phase = of_phase.changed("data", **entry.get("data", {}))
+        of_phase = of_phase.changed("training", **entry.get("training", {}), phases=[])
         found.append(Phase(first_step=step, last_step=last, first_window=window, recipe=of_phase))
         window += (last - step) * of_phase.training.batch_size
         step = last

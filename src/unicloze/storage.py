@@ -117,9 +117,7 @@ class StoredFile:
             self.system.invalidate_cache()
             return bool(self.system.isfile(self.path))
 
-    def exists(self) -> bool:
-        """Whether it still exists."""
-        return self.is_file()
+    exists = is_file
 
     def stat(self) -> Status:
         """Its size and version, as listed, else as they are now."""

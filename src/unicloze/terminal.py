@@ -204,18 +204,15 @@ def _explain_os_error(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename is not None else ""
     reason = error.strerror or _one_line(error) or type(error).__name__
     cures = {
-        errno.ENOSPC: "free some space and run it again; what was already written is still there",
-        errno.EDQUOT: "free some space and run it again; what was already written is still there",
-        errno.EACCES: "change its permissions, or name another place",
-        errno.EPERM: "change its permissions, or name another place",
-        errno.EROFS: "name another place",
-        errno.ENOENT: "check the name",
-        errno.EEXIST: "name another place",
-        errno.ENOTDIR: "name another place",
-        errno.EISDIR: "name a file",
-        errno.EMFILE: "raise the limit of open files with `ulimit -n`",
+        "free some space and run it again; what was already written is still there": (errno.ENOSPC, errno.EDQUOT),
+        "change its permissions, or name another place": (errno.EACCES, errno.EPERM),
+        "name another place": (errno.EROFS, errno.EEXIST, errno.ENOTDIR),
+        "check the name": (errno.ENOENT,),
+        "name a file": (errno.EISDIR,),
+        "raise the limit of open files with `ulimit -n`": (errno.EMFILE,),
     }
-    cure = cures.get(error.errno or 0, "the system refused it; `--debug` shows where")
+    refused = "the system refused it; `--debug` shows where"
+    cure = next((cure for cure, numbers in cures.items() if error.errno in numbers), refused)
     return f"{place}{reason[:1].lower() if place else reason[:1]}{reason[1:]}: {cure}."
 
 

@@ -199,14 +199,13 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     """
     recipe, own = probe.recipe, start.recipe.training
     inherited = {key: getattr(own, key) for key in ("device", "precision") if f"training.{key}" not in probe.overridden}
-    training = dataclasses.replace(recipe.training, seed=own.seed, **inherited)
-    task = recipe.task
+    recipe, task = recipe.changed("training", seed=own.seed, **inherited), recipe.task
     if isinstance(task, Headed):
         pooling = start.recipe.use.pooling if task.kind in POOLED else task.pooling
         own_way = start.recipe.model.decoder_layers or task.head == "biattentive"  # the decoder refuses, the head pools
         alone = task.one_slot and (task.kind not in POOLED or pooling == "mean")
-        task = dataclasses.replace(task, pooling=None if own_way or alone else pooling)
-    return task_recipe(dataclasses.replace(recipe, training=training, task=task), start, probe.overridden)
+        recipe = recipe.changed("task", pooling=None if own_way or alone else pooling)
+    return task_recipe(recipe, start, probe.overridden)
 
 
 def agreed(probes: Sequence[FittedProbe], former: Mapping[str, Any], place: Path) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> L
             own["max_length"] = max(decoding.min_length, min(decoding.max_length, loaded.model.max_positions // 2))
         if "decoding.no_repeat_ngram" not in given:
             own["no_repeat_ngram"] = repetition_guard(dataclasses.replace(loaded, recipe=recipe))
-        recipe = dataclasses.replace(recipe, decoding=dataclasses.replace(recipe.decoding, **own))
+        recipe = recipe.changed("decoding", **own)
     return dataclasses.replace(loaded, recipe=recipe)
 
 

@@ -113,8 +113,7 @@ def task_recipe(
         values = {name: getattr(getattr(recipe, section), name) for name in names}
         sections[section] = dataclasses.replace(getattr(own, section), **values)
     if "task.metrics" not in overridden:
-        task = dataclasses.replace(recipe.task, metrics=measurable(recipe.task.metrics))
-        recipe = dataclasses.replace(recipe, task=task)
+        recipe = recipe.changed("task", metrics=measurable(recipe.task.metrics))
     asked = recipe.model.max_positions if "model.max_positions" in overridden else None
     longest = recipe.task.max_length if asked is None else min(recipe.task.max_length, asked)
     unused = {"generator_size": 0.0, "memory": 0, "pooler": False}
@@ -124,9 +123,8 @@ def task_recipe(
         raise UsageError(f"finetuning.adapter_size is {size}, but {has}: give {own_size} to train these")
     size = own_size if size is None else size
     sections["model"] = dataclasses.replace(sections["model"], max_positions=asked, adapter_size=size, **unused)
-    sections["training"] = dataclasses.replace(recipe.training, phases=[], initialize_from=None)
-    recipe = dataclasses.replace(recipe, **sections, task=dataclasses.replace(recipe.task, max_length=longest))
-    recipe = _pooled(recipe)
+    recipe = dataclasses.replace(recipe, **sections).changed("training", phases=[], initialize_from=None)
+    recipe = _pooled(recipe.changed("task", max_length=longest))
     if TASKS[recipe.task.kind].generates:
         recipe = ready_to_generate(recipe, start.tokenizer)
     check_views(recipe)
@@ -136,8 +134,7 @@ def task_recipe(
             raise UsageError(f"{start.path} has no head that predicts tokens: leave out finetuning.auxiliary")
         longest = max(longest, positions(auxiliary, longest))
     if asked is None:
-        model = dataclasses.replace(recipe.model, max_positions=max(longest, start.model.max_positions))
-        recipe = dataclasses.replace(recipe, model=model)
+        recipe = recipe.changed("model", max_positions=max(longest, start.model.max_positions))
     return recipe
 
 
@@ -196,7 +193,7 @@ def _pooled(recipe: Recipe) -> Recipe:
         pooling = "last"
     elif pooling is None and (reads == "both_directions" or task.kind == "tagging"):
         pooling = "mean" if reads == "both_directions" else "first"
-    recipe = dataclasses.replace(recipe, task=dataclasses.replace(task, pooling=pooling))
+    recipe = recipe.changed("task", pooling=pooling)
     unread, other = {"left_to_right": ("first", "last"), "right_to_left": ("last", "first")}.get(reads, ("", ""))
     if task.kind != "tagging" and pooling_of(recipe) == unread:
         key = "use.pooling" if pooling is None else "task.pooling"
@@ -362,9 +359,9 @@ def adaptable(recipe: Recipe, overridden: Collection[str]) -> Recipe:
     if paper is None:
         return recipe
     for section, key in (("training", "learning_rate"), ("finetuning", "epochs")):
-        own = getattr(recipe, section)
-        if f"{section}.{key}" not in overridden and getattr(own, key) == getattr(getattr(paper, section), key):
-            recipe = dataclasses.replace(recipe, **{section: dataclasses.replace(own, **{key: "auto"})})
+        own, papers = (getattr(getattr(one, section), key) for one in (recipe, paper))
+        if f"{section}.{key}" not in overridden and own == papers:
+            recipe = recipe.changed(section, **{key: "auto"})
     return recipe
 
 
@@ -375,16 +372,16 @@ def _of_paper(recipe: Recipe) -> Recipe | None:
 
 def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None = None) -> Recipe:
     """The recipe with a number for each `auto`."""
-    training, finetuning = recipe.training, recipe.finetuning
-    if former is None and weights > PAPER_WEIGHTS / 2 and rows >= PAPER_ROWS and not finetuning.few:
+    few = recipe.finetuning.few
+    if former is None and weights > PAPER_WEIGHTS / 2 and rows >= PAPER_ROWS and not few:
         former = _of_paper(recipe)
-    if training.learning_rate == "auto":
-        rate = learning_rate(weights, finetuning.few) if former is None else former.training.learning_rate
-        training = dataclasses.replace(training, learning_rate=rate)
-    if finetuning.epochs == "auto":
+    if recipe.training.learning_rate == "auto":
+        rate = learning_rate(weights, few) if former is None else former.training.learning_rate
+        recipe = recipe.changed("training", learning_rate=rate)
+    if recipe.finetuning.epochs == "auto":
         passes = epochs(rows) if former is None else former.finetuning.epochs
-        finetuning = dataclasses.replace(finetuning, epochs=passes)
-    return dataclasses.replace(recipe, training=training, finetuning=finetuning)
+        recipe = recipe.changed("finetuning", epochs=passes)
+    return recipe
 
 
 def what_was_chosen(before: Recipe, after: Recipe, weights: int, rows: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -215,10 +214,9 @@ def write_predictions(predictions: Sequence[Prediction], path: Path, format: str
 def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
     """The recipe of a generation task, with `decoding.max_length` limited to the positions of its model."""
     check_generates(recipe.model)
-    longest = min(recipe.decoding.max_length, generation.room(recipe)[1])
-    decoding = dataclasses.replace(recipe.decoding, max_length=longest)
-    check_settings(decoding, generation_format_of(recipe, tokenizer.vocabulary))
-    return dataclasses.replace(recipe, decoding=decoding)
+    recipe = recipe.changed("decoding", max_length=min(recipe.decoding.max_length, generation.room(recipe)[1]))
+    check_settings(recipe.decoding, generation_format_of(recipe, tokenizer.vocabulary))
+    return recipe
 
 
 def generated(

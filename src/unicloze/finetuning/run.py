@@ -154,7 +154,7 @@ def _chosen(recipe: Recipe, start: LoadedModel, training: TaskData, former: Reci
     recipe = initial.with_chosen(recipe, weights, rows, former)
     if recipe.finetuning.fit_head == "auto" and recipe.task.kind in scores.AVERAGED:
         fits = asked.training.learning_rate == "auto" if former is None else former.finetuning.fit_head
-        recipe = dataclasses.replace(recipe, finetuning=dataclasses.replace(recipe.finetuning, fit_head=fits))
+        recipe = recipe.changed("finetuning", fit_head=fits)
     if former is None:
         if warning := initial.too_low_a_rate(recipe, weights):
             warnings.warn(warning, stacklevel=3)
@@ -176,8 +176,7 @@ def with_steps(recipe: Recipe, rows: int) -> Recipe:
     steps = max(1, math.ceil(chosen(recipe.finetuning.epochs) * each_epoch))
     warmup = round(recipe.finetuning.warmup_share * steps)
     every = max(1, round(each_epoch / recipe.finetuning.evaluations))
-    training = dataclasses.replace(recipe.training, steps=steps, warmup_steps=warmup, evaluate_every=every)
-    return dataclasses.replace(recipe, training=training)
+    return recipe.changed("training", steps=steps, warmup_steps=warmup, evaluate_every=every)
 
 
 class _Run(RunProcess):

@@ -71,7 +71,7 @@ def with_best_threshold(
     _, threshold = best_threshold(margins, f1, {name for name, texts in right.items() if texts})
     above = min((margin for margin in margins.values() if threshold < margin < math.inf), default=threshold)
     threshold = (threshold + above) / 2
-    chosen = dataclasses.replace(recipe, task=dataclasses.replace(task, no_answer_threshold=threshold))
+    chosen = recipe.changed("task", no_answer_threshold=threshold)
     return chosen, [with_threshold(one, threshold) for one in predictions]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -147,7 +146,7 @@ def finetune_seeds(
     runs: list[FinetuneResult] = []
     for number in range(seeds):
         seed = recipe.training.seed + number
-        seeded = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, seed=seed))
+        seeded = recipe.changed("training", seed=seed)
         folder = out if seeds == 1 else out / f"seed-{seed}"
         runs.append(finetune_run(seeded, start, train, dev, folder, progress=progress))
         if runs[-1].stopped_by:

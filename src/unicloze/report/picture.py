@@ -257,7 +257,7 @@ def example_of_run(history: History) -> dict[str, Any]:
     else:
         tokenizer = whitespace_tokenizer(_SENTENCE, recipe.tokenizer.extra_tokens)
     window = min(trained_on, _PICTURE_WINDOW)
-    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, window=window))
+    recipe = recipe.changed("data", window=window)
     text, origin = _sample_text(history, tokenizer)
     token_ids = tokenizer.encode_batch([text])[0]
     view = view_of(recipe, token_ids, recipe.training.seed, tokenizer)

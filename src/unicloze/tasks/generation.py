@@ -176,7 +176,7 @@ def learning_of(recipe: Recipe) -> Learning:
 
 def with_learning(recipe: Recipe) -> Recipe:
     """The recipe with `generation.learning` resolved."""
-    return dataclasses.replace(recipe, generation=dataclasses.replace(recipe.generation, learning=learning_of(recipe)))
+    return recipe.changed("generation", learning=learning_of(recipe))
 
 
 def reads_left_to_right(recipe: Recipe) -> bool:

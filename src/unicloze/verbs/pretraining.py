@@ -301,11 +301,7 @@ def _on_beginning(toy: Recipe, whole: Recipe, folder: Path) -> Recipe:
         Tokenizer.load(whole.tokenizer.path)
     own = not folder.exists() or (folder / LEDGER).is_file() or not any(folder.iterdir())
     beginning = beginning_of(toy.data, folder) if own else None  # a foreign folder is rejected later, untouched
-    return (
-        toy
-        if beginning is None
-        else dataclasses.replace(toy, data=dataclasses.replace(toy.data, corpus=[str(beginning)]))
-    )
+    return toy if beginning is None else toy.changed("data", corpus=[str(beginning)])
 
 
 def inspect(
@@ -366,9 +362,8 @@ def inspect(
         chosen = part_of(settings, part)
         number = [one.label for one in parts(settings.objective)].index(part)
     # Neither phases nor other parts of the mixture are shown.
-    objective = dataclasses.replace(settings.objective, mixture=settings.objective.mixture[number : number + 1])
-    training = dataclasses.replace(settings.training, phases=[])
-    refuse_unread([dataclasses.replace(settings, objective=objective, training=training)], given)
+    shown = settings.changed("objective", mixture=settings.objective.mixture[number : number + 1])
+    refuse_unread([shown.changed("training", phases=[])], given)
     _, tokenizer = inspect_example(chosen, text, seed, tokenizer)
     view = view_of(chosen, tokenizer.encode_batch([text])[0], seed, tokenizer)
     if picture is not None:
