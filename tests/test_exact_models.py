@@ -36,7 +36,6 @@ def test_toy_overrides() -> None:
 
 
 def test_names_of_recipes() -> None:
-    assert recipes.TASKS_SHELF == "tasks"
     for names, folder in ((recipe_names(), "."), (task_names(), "tasks")):
         shelf = Path(recipes.__file__).parent / folder
         assert names == sorted(file.name.removesuffix(".yaml") for file in shelf.glob("*.yaml")) and len(names) > 3

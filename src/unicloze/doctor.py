@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -76,7 +76,7 @@ class Examination:
 
 def examine() -> Examination:
     """Check this machine. Takes a few seconds: it imports torch and times matrix products."""
-    findings = [*_python(), *_packages()]
+    findings = [Finding("Python", "ok", f"{platform.python_version()} on {platform.platform()}"), *_packages()]
     topics: tuple[Callable[[], Iterator[Finding]], ...] = (_processor, _memory, _disk, _temporary_files)
     if all(finding.state != "problem" for finding in findings):
         topics = (*topics[:2], _arithmetic, _dropout, _allocator, _gpus, _processes, *topics[2:])
@@ -85,29 +85,29 @@ def examine() -> Examination:
     return Examination(findings=(*findings, *_extras()))
 
 
-def _python() -> Iterator[Finding]:
-    yield Finding("Python", "ok", f"{platform.python_version()} on {platform.platform()}")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def _installed(packages: Sequence[str]) -> tuple[list[str], str]:
+    """The packages that are missing, and the versions of the others in words."""
+    missing, there = list[str](), list[str]()
+    for package in packages:
+        try:
+            there.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            missing.append(package)
+    return missing, ", ".join(there)
 
 
 def _packages() -> Iterator[Finding]:
-    versions = {package: _version(package) for package in REQUIRED}
-    if missing := [package for package, version in versions.items() if version is None]:
+    missing, versions = _installed(REQUIRED)
+    if missing:
         yield Finding("packages", "problem", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
         return
     try:
         import torch  # noqa: F401
     except (ImportError, OSError) as error:
-        detail = f"torch {versions['torch']} is installed but does not load: {error}"
+        detail = f"torch {metadata.version('torch')} is installed but does not load: {error}"
         yield Finding("packages", "problem", detail, "pip install --force-reinstall torch")
         return
-    yield Finding("packages", "ok", ", ".join(f"{name} {versions[name]}" for name in REQUIRED))
+    yield Finding("packages", "ok", versions)
 
 
 def _processor() -> Iterator[Finding]:
@@ -237,9 +237,9 @@ def _temporary_files() -> Iterator[Finding]:
 
 def _extras() -> Iterator[Finding]:
     for extra, packages in EXTRAS.items():
-        versions = {package: _version(package) for package in packages}
-        if missing := [package for package, version in versions.items() if version is None]:
+        missing, versions = _installed(packages)
+        if missing:
             cure = f'If you need it: in the clone, pip install -e ".[{extra}]"'
             yield Finding(f"extra {extra}", "note", f"missing: {', '.join(missing)}", cure)
         else:
-            yield Finding(f"extra {extra}", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
+            yield Finding(f"extra {extra}", "ok", versions)

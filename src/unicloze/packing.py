@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unicloze.example import Batch, Examples, Leading, TargetBatch, collate
+from unicloze.example import NO_LEADING, Batch, Examples, TargetBatch, collate
 
 BUCKET_COST, BUCKET_COST_ON_GPU = 24, 1 << 20
 """Overhead of a separate attention block, in slots: so high on a GPU that a batch is one block, whatever its padding."""
@@ -70,23 +70,22 @@ def pack(buckets: Sequence[Batch]) -> Batch:
     if len(buckets) == 1:
         return buckets[0]
 
-    def joined(parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([part.flatten(0, 1) for part in parts])[None]
-
-    has_local = buckets[0].local is not None
+    local = [bucket.local for bucket in buckets if bucket.local is not None]
     return Batch(
-        input_ids=joined([bucket.input_ids for bucket in buckets]),
-        position_ids=joined([bucket.position_ids for bucket in buckets]),
-        segment_ids=joined([bucket.segment_ids for bucket in buckets]),
+        input_ids=_joined([bucket.input_ids for bucket in buckets]),
+        position_ids=_joined([bucket.position_ids for bucket in buckets]),
+        segment_ids=_joined([bucket.segment_ids for bucket in buckets]),
         intervals=packed_slots([bucket.intervals for bucket in buckets], buckets),
-        local=packed_slots([bucket.local for bucket in buckets if bucket.local is not None], buckets)
-        if has_local
-        else None,
-        leading=Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None),
+        local=packed_slots(local, buckets) if local else None,
+        leading=NO_LEADING,
         targets={name: _target([bucket.targets[name] for bucket in buckets], buckets) for name in buckets[0].targets},
         text_tokens=sum(bucket.text_tokens for bucket in buckets),
         buckets=tuple(buckets),
     )
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    return torch.cat([each.flatten(0, 1) for each in rows])[None]
 
 
 def packed_slots(slots: Sequence[Tensor], buckets: Sequence[Batch]) -> Tensor:
@@ -105,10 +104,6 @@ def packed_slots(slots: Sequence[Tensor], buckets: Sequence[Batch]) -> Tensor:
 
 def _target(parts: Sequence[TargetBatch], buckets: Sequence[Batch]) -> TargetBatch:
     """Concatenate the predictions of all rows; prediction slots missing in some buckets are marked absent."""
-
-    def joined(tensors: Sequence[Tensor]) -> Tensor:
-        return torch.cat([tensor.flatten(0, 1) for tensor in tensors])[None]
-
     slots, present = [part.slots for part in parts], None
     if any(part.present is not None for part in parts) or len({each.shape[2:] for each in slots}) > 1:
         there = [torch.ones_like(p.slots, dtype=torch.bool) if p.present is None else p.present for p in parts]
@@ -116,14 +111,14 @@ def _target(parts: Sequence[TargetBatch], buckets: Sequence[Batch]) -> TargetBat
             most = max(each.shape[2] for each in slots)
             slots = [torch.cat([each, each[:, :, :1].expand(-1, -1, most - each.shape[2])], dim=2) for each in slots]
             there = [functional.pad(each, (0, most - each.shape[2])) for each in there]
-        present = joined(there)
+        present = _joined(there)
     return TargetBatch(
         slots=packed_slots(slots, buckets),
-        labels=joined([part.labels for part in parts]),
-        weights=joined([part.weights for part in parts]),
+        labels=_joined([part.labels for part in parts]),
+        weights=_joined([part.weights for part in parts]),
         normaliser=sum(part.normaliser for part in parts),
         predictions=sum(part.predictions for part in parts),
-        places=None if parts[0].places is None else joined([part.places for part in parts if part.places is not None]),
+        places=None if parts[0].places is None else _joined([part.places for part in parts if part.places is not None]),
         present=present,
         shapes=tuple((len(part.weights), part.weights.shape[1]) for part in parts),
     )

@@ -52,15 +52,13 @@ def register(plugin: str | os.PathLike[str]) -> None:
     for section, table in (("objective", "OBJECTIVES"), ("task", "TASKS")):
         for one, found in tables[table].items():
             _check_settings(said, one, found.settings, section)
-    for registry, table in ((OBJECTIVES, "OBJECTIVES"), (TASKS, "TASKS"), (METRICS, "METRICS")):
+    registries: dict[str, Any] = {"OBJECTIVES": OBJECTIVES, "TASKS": TASKS, "METRICS": METRICS}
+    for table, registry in registries.items():
         taken = next((one for one in tables[table] if one in registry), None)
         if taken is not None:
             raise UsageError(f"--plugin {said}: {table} has {taken!r}, which already exists: give it another name.")
-    for one, objective in tables["OBJECTIVES"].items():
-        OBJECTIVES.add(one, objective)
-    for one, task in tables["TASKS"].items():
-        TASKS.add(one, task)
-    METRICS.update(tables["METRICS"])
+    for table, registry in registries.items():
+        registry.update(tables[table])
     _registered[name] = str(Path(said).resolve()) if is_file else said
 
 

@@ -51,8 +51,6 @@ class Registry(Generic[Thing]):
         """How to fix an unknown name, as text for a message."""
         return f"known {self.kind}s: {', '.join(self)}; to use your own, add --plugin FILE"
 
-    def add(self, name: str, thing: Thing) -> None:
-        """Add an entry from outside the package."""
-        if name in self:
-            raise UsageError(f"the {self.kind} {name!r} already exists: give yours another name")
-        self._added[name] = thing
+    def update(self, things: Mapping[str, Thing]) -> None:
+        """Add entries from outside the package, whose names are free."""
+        self._added |= things

@@ -129,19 +129,10 @@ def _encoder(
     layer: Mapping[str, str] = _BERT_LAYER, stack: str = "encoder.layer.{}", segments: str = "token_type_embeddings",
     projection: str = "embeddings_project",
 ) -> dict[str, str]:  # fmt: skip
-    """Names of an encoder.
+    """Names of an encoder; `head` are the dense layer, the norm and the output bias of its masked language model.
 
-    Args:
-        prefix: Prefix of its backbone.
-        head: Dense layer, normalisation and output bias of its masked language model.
-        pooler: Its pooler.
-        dense: Dense layer of its heads of texts and of choices; default: the pooler.
-        pair: Output of its head for pairs.
-        two_layers: Whether its head of texts has a dense layer of its own.
-        layer: Modules of a layer.
-        stack: Its layers.
-        segments: The table of segments; without one, they are folded into the positions.
-        projection: From the width of the embeddings.
+    `dense` is that of its heads of texts and of choices, by default the pooler; with `two_layers`, that of texts has its own.
+    Without a table of segments, they are folded into the positions.
     """
     dense = dense or pooler
     label = ("classifier.dense", "classifier.out_proj") if two_layers else (dense, "classifier")

@@ -86,13 +86,14 @@ def check_format(to: str, loaded: LoadedModel) -> None:
         if settings.decoder_layers or heads:
             raise UsageError(f"{loaded.path} {what}: {_offered(loaded, PREDICT)}")
         return
-    limit = next(limits(families.FAMILIES[to], loaded), None)
+    family = families.FAMILIES[to]
+    limit = next(limits(family, loaded), None)
     if limit is None:
         return
     value = " ".join(map(str, limit.value)) if isinstance(limit.value, list) else limit.value
-    own = to in families.STOCK and not heads and not settings.decoder_layers
+    own = family.classes and not heads and not settings.decoder_layers
     cure = limit.cure or _offered(loaded, f"export it with --to {OWN}" if own else PREDICT)
-    name = families.CLASSES.get(to) or f"{families.STOCK[to].prefix_of_classes}Model"
+    name = family.generates or family.classes[frozenset()]
     raise UsageError(
         f"{loaded.path}: {limit.setting} is {str(value).lower()}, and the {name} of Transformers {limit.theirs}: {cure}"
     )
@@ -421,10 +422,14 @@ def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
             "early_stopping": True if decoding.early_stop == "first" else "never",
             "length_penalty": decoding.length_penalty,
         }
+    if decoding.num_results > 1:
+        search["num_return_sequences"] = decoding.num_results
     limits = {"min_new_tokens": decoding.min_length, "no_repeat_ngram_size": decoding.no_repeat_ngram}
-    several = {"num_return_sequences": decoding.num_results} if decoding.num_results > 1 else {}
-    set_limits = {name: value for name, value in limits.items() if value}
-    return {"max_new_tokens": _longest_target(loaded), **set_limits, **several, **search}
+    return {
+        "max_new_tokens": _longest_target(loaded),
+        **{name: most for name, most in limits.items() if most},
+        **search,
+    }
 
 
 def not_said(loaded: LoadedModel) -> list[str]:

@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +36,19 @@ __all__ = [
 
 SCHEMA = 2
 """Schema version of written recipes, which hold the settings of their own objective and task."""
-TASKS_SHELF = "tasks"
-"""Subfolder of the recipes for fine-tuning."""
+SHELF = Path(__file__).parent
+"""Folder of the package's recipes; those for fine-tuning are in a subfolder."""
+KEPT = SHELF / "summaries.json"
 
 
 def recipe_names() -> list[str]:
     """Names of the recipes for pre-training that come with the package, sorted."""
-    return _names(_shelf())
+    return _names(SHELF)
 
 
 def task_names() -> list[str]:
     """Names of the recipes for fine-tuning that come with the package, sorted."""
-    return _names(_shelf() / TASKS_SHELF)
+    return _names(SHELF / "tasks")
 
 
 def _names(shelf: Path) -> list[str]:
@@ -173,20 +173,16 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 def toy_overrides() -> dict[str, Any]:
     """Overrides by dotted key with which any recipe, its objective unchanged, runs two steps on a laptop in seconds."""
-    overlay = yaml.safe_load((_shelf() / "overlays" / "toy.yaml").read_text(encoding="utf-8"))
+    overlay = yaml.safe_load((SHELF / "overlays" / "toy.yaml").read_text(encoding="utf-8"))
     return {f"{section}.{key}": value for section, values in overlay.items() for key, value in values.items()}
-
-
-def _shelf() -> Path:
-    return Path(str(resources.files(__name__)))
 
 
 def _find(name_or_file: str | os.PathLike[str]) -> Path:
     name = os.fspath(name_or_file)
     if name in recipe_names():
-        return _shelf() / f"{name}.yaml"
+        return SHELF / f"{name}.yaml"
     if name in task_names():
-        return _shelf() / TASKS_SHELF / f"{name}.yaml"
+        return SHELF / "tasks" / f"{name}.yaml"
     path = Path(name)
     if path.is_file():
         return path
@@ -294,9 +290,6 @@ def _file(word: str) -> str:
     """The recipe file of a run; any other word unchanged."""
     path = Path(word)
     return str(path / RECIPE) if word not in recipe_names() and (path / RECIPE).is_file() else word
-
-
-KEPT = Path(__file__).with_name("summaries.json")
 
 
 def kept_summaries() -> list[dict[str, Any]] | None:
