@@ -43,17 +43,14 @@ from unicloze.evaluation.metrics.registry import METRICS, MetricTable, binomial_
 from unicloze.evaluation.metrics.result import MetricResult
 
 
-@pytest.mark.parametrize(
-    ("text", "normal"),
-    [
-        ("The  Denver Broncos!", "denver broncos"),
-        ("an A. B. the", "b"),  # "A." is an article without its full stop
-        ("theory", "theory"),
-        ("U.S.-based", "usbased"),
-        ("“Quoted”", "“quoted”"),  # only ASCII punctuation is removed
-        ("...", ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "normal"), [
+    ("The  Denver Broncos!", "denver broncos"),
+    ("an A. B. the", "b"),  # "A." is an article without its full stop
+    ("theory", "theory"),
+    ("U.S.-based", "usbased"),
+    ("“Quoted”", "“quoted”"),  # only ASCII punctuation is removed
+    ("...", ""),
+])  # fmt: skip
 def test_answers_are_normalised_as_the_official_scripts_do(text: str, normal: str) -> None:
     assert normalise(text) == normal
 

@@ -42,16 +42,13 @@ def test_it_is_sgd_and_then_asgd() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("losses", "starts"),
-    [
-        ([5, 4, 3, 2, 1], None),
-        ([1, 2, 2], None),
-        ([1, 2, 2, 2], 3),
-        ([3, 2, 2, 2.5, 2.6, 2.7], 4),
-        ([3, 3, 3, 3, 3], None),
-    ],
-)
+@pytest.mark.parametrize(("losses", "starts"), [
+    ([5, 4, 3, 2, 1], None),
+    ([1, 2, 2], None),
+    ([1, 2, 2, 2], 3),
+    ([3, 2, 2, 2.5, 2.6, 2.7], 4),
+    ([3, 3, 3, 3, 3], None),
+])  # fmt: skip
 def test_it_averages_once_an_evaluation_is_worse_than_the_best_before_the_latest(
     losses: list[float], starts: int | None
 ) -> None:

@@ -39,14 +39,11 @@ def with_room_for(rows: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -
     return seen
 
 
-@pytest.mark.parametrize(
-    ("rows", "checkpointed", "kind", "cure"),
-    [
-        (4, False, UnifiedModel, r"--training\.micro_batch_size 2 or with --training\.checkpoint_activations true"),
-        (4, False, RecurrentModel, r"--training\.micro_batch_size 2"),
-        (1, True, UnifiedModel, r"--training\.leaves 1 in another --out"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "checkpointed", "kind", "cure"), [
+    (4, False, UnifiedModel, r"--training\.micro_batch_size 2 or with --training\.checkpoint_activations true"),
+    (4, False, RecurrentModel, r"--training\.micro_batch_size 2"),
+    (1, True, UnifiedModel, r"--training\.leaves 1 in another --out"),
+])  # fmt: skip
 @pytest.mark.parametrize("queues", [False, True])
 def test_a_pass_that_does_not_fit_saves_the_weights_and_names_what_needs_less(
     rows: int, checkpointed: bool, kind: type, cure: str, queues: bool, monkeypatch: pytest.MonkeyPatch

@@ -63,10 +63,7 @@ def test_memory_is_xlnets(training: bool, memory: int) -> None:
     peer, table = peer_of(model, training)
     peer.transformer.mem_len = memory
     mems = None
-    recalled = Memory(
-        states=torch.zeros(LAYERS, 4, memory, HIDDEN),
-        lengths=torch.zeros(4, dtype=torch.long),
-    )
+    recalled = Memory(states=torch.zeros(LAYERS, 4, memory, HIDDEN), lengths=torch.zeros(4, dtype=torch.long))
     for seed in range(3):
         windows = random_windows(4, WINDOW, seed=seed)
         examples = make_examples(windows, vocabulary(), OBJECTIVE)

@@ -164,20 +164,17 @@ def test_a_model_is_refused_without_its_plugin_and_nothing_is_run(
     assert unicloze.score(run, ["a list"])[0].pseudo_log_likelihood
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        "objective: {name: evil}",
-        "objective: {name: evil.py}",
-        "objective: {name: ./evil.py, anything: 1}",
-        "objective: {mixture: [{name: evil, anything: 1}]}",
-        "training: {phases: [{objective: {name: evil, anything: 1}}]}",
-        "objective: {name: unilmv2, mixture: [{name: evil}]}",
-        "plugin: evil.py",
-        "base: unilmv2-base\nplugin: evil",
-        "task: {kind: evil, metrics: [accuracy]}",
-    ],
-)
+@pytest.mark.parametrize("recipe", [
+    "objective: {name: evil}",
+    "objective: {name: evil.py}",
+    "objective: {name: ./evil.py, anything: 1}",
+    "objective: {mixture: [{name: evil, anything: 1}]}",
+    "training: {phases: [{objective: {name: evil, anything: 1}}]}",
+    "objective: {name: unilmv2, mixture: [{name: evil}]}",
+    "plugin: evil.py",
+    "base: unilmv2-base\nplugin: evil",
+    "task: {kind: evil, metrics: [accuracy]}",
+])  # fmt: skip
 def test_a_recipe_or_a_checkpoint_runs_nothing(
     recipe: str, place: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,23 +199,20 @@ def test_a_recipe_or_a_checkpoint_runs_nothing(
 # What a plugin must define
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("x = 1", "it adds nothing: define at least one of OBJECTIVES, TASKS, METRICS"),
-        ("OBJECTIVES = {'a': 1}", "OBJECTIVES is not a mapping from names to Objective"),
-        ("1 / 0", "loading it fails with ZeroDivisionError: division by zero; --debug shows where"),
-        (COMB.replace('"comb"', '"masked"'), "OBJECTIVES has 'masked', which already exists"),
-        (
-            COMB.replace('{"comb": O', '{"brush": O'),
-            "CombSettings has the name 'comb', but it is registered as 'brush'",
-        ),
-        (
-            COMB.replace("every: int = setting(4, POSITIVE)", "max_span: str = ''"),
-            "objective.max_span has another type in other objectives",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("source", "message"), [
+    ("x = 1", "it adds nothing: define at least one of OBJECTIVES, TASKS, METRICS"),
+    ("OBJECTIVES = {'a': 1}", "OBJECTIVES is not a mapping from names to Objective"),
+    ("1 / 0", "loading it fails with ZeroDivisionError: division by zero; --debug shows where"),
+    (COMB.replace('"comb"', '"masked"'), "OBJECTIVES has 'masked', which already exists"),
+    (
+        COMB.replace('{"comb": O', '{"brush": O'),
+        "CombSettings has the name 'comb', but it is registered as 'brush'",
+    ),
+    (
+        COMB.replace("every: int = setting(4, POSITIVE)", "max_span: str = ''"),
+        "objective.max_span has another type in other objectives",
+    ),
+])  # fmt: skip
 def test_what_cannot_be_added_is_refused(source: str, message: str, place: Path) -> None:
     (place / "wrong.py").write_text(source)
     with pytest.raises(UsageError, match=re.escape(f"--plugin {place / 'wrong.py'}: {message}")):

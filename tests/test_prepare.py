@@ -181,15 +181,12 @@ def test_new_and_missing_files_are_named(corpus: Path, tmp_path: Path) -> None:
         run(corpus, tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "options", "change"),
-    [
-        (TokenizerSettings(vocab_size=201), {}, r"tokenizer\.vocab_size is 201 instead of 200"),
-        (TOKENIZER, {"heldout_share": 0.2}, r"data\.heldout_share is 0\.2 instead of 0\.1"),
-        (TOKENIZER, {"deduplicate": False}, r"data\.deduplicate is False instead of True"),
-        (TOKENIZER, {}, "code is 99 instead of"),
-    ],
-)
+@pytest.mark.parametrize(("tokenizer", "options", "change"), [
+    (TokenizerSettings(vocab_size=201), {}, r"tokenizer\.vocab_size is 201 instead of 200"),
+    (TOKENIZER, {"heldout_share": 0.2}, r"data\.heldout_share is 0\.2 instead of 0\.1"),
+    (TOKENIZER, {"deduplicate": False}, r"data\.deduplicate is False instead of True"),
+    (TOKENIZER, {}, "code is 99 instead of"),
+])  # fmt: skip
 def test_changed_settings_are_refused(
     corpus: Path,
     tmp_path: Path,
@@ -268,20 +265,17 @@ def test_several_sources(corpus: Path, tmp_path: Path) -> None:
     assert with_repeats.lineage["sources"][2]["duplicates"] == 100
 
 
-@pytest.mark.parametrize(
-    ("corpus", "names"),
-    [
-        (["text-2.txt", "en/*.txt", "de/*.txt"], ["text-2", "text", "text-3"]),
-        (["wiki.1.jsonl", "wiki-2.jsonl", "wiki.2.jsonl"], ["wiki", "wiki-2", "wiki-3"]),
-        (["Wiki.txt", "wiki.txt", "WIKI.jsonl"], ["Wiki", "wiki-1", "WIKI-2"]),
-        (["cafe.txt", "cafe\u0301.txt", "\u212b.txt", "\u00c5.txt"], ["cafe", "cafe-1", "\u212b", "\u00c5-3"]),
-        (["a.1", "a-1", "A-1", "a.2"], ["a", "a-1", "A-1-2", "a-3"]),
-        (
-            ["a/B.c.txt", "x/b.txt", "-é_1-.json", "...", "b", "~", "b-2.txt"],
-            ["B", "b-1", "é_1", "text", "b-4", "text-5", "b-2"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("corpus", "names"), [
+    (["text-2.txt", "en/*.txt", "de/*.txt"], ["text-2", "text", "text-3"]),
+    (["wiki.1.jsonl", "wiki-2.jsonl", "wiki.2.jsonl"], ["wiki", "wiki-2", "wiki-3"]),
+    (["Wiki.txt", "wiki.txt", "WIKI.jsonl"], ["Wiki", "wiki-1", "WIKI-2"]),
+    (["cafe.txt", "cafe\u0301.txt", "\u212b.txt", "\u00c5.txt"], ["cafe", "cafe-1", "\u212b", "\u00c5-3"]),
+    (["a.1", "a-1", "A-1", "a.2"], ["a", "a-1", "A-1-2", "a-3"]),
+    (
+        ["a/B.c.txt", "x/b.txt", "-é_1-.json", "...", "b", "~", "b-2.txt"],
+        ["B", "b-1", "é_1", "text", "b-4", "text-5", "b-2"],
+    ),
+])  # fmt: skip
 def test_every_source_has_a_name_of_its_own(corpus: list[str], names: list[str]) -> None:
     assert pipeline._source_names(corpus) == names
 
@@ -420,13 +414,10 @@ def test_the_bars_of_a_preparation(corpus: Path, tmp_path: Path, monkeypatch: py
     assert counted == {"reading": size, "training the tokenizer": 2 * size, "tokenising": size}
 
 
-@pytest.mark.parametrize(
-    "names, said",
-    [
-        (["a.bin"], "1 file of another kind is ignored: 1 .bin"),
-        (["a.bin", "b.bin", "c.pdf"], "3 files of other kinds are ignored: 2 .bin, 1 .pdf"),
-    ],
-)
+@pytest.mark.parametrize("names, said", [
+    (["a.bin"], "1 file of another kind is ignored: 1 .bin"),
+    (["a.bin", "b.bin", "c.pdf"], "3 files of other kinds are ignored: 2 .bin, 1 .pdf"),
+])  # fmt: skip
 def test_ignored_files_are_counted(corpus: Path, tmp_path: Path, names: list[str], said: str) -> None:
     for name in names:
         (corpus / name).write_text("x")

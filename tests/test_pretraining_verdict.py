@@ -71,14 +71,11 @@ def ranks_by_hand(model: LoadedModel, asking: Ability) -> list[int]:
     return ranks
 
 
-@pytest.mark.parametrize(
-    ("asking", "objective"),
-    [
-        ("cloze", {}),
-        ("cloze", {"name": "masked", "targets": ["ae"]}),
-        ("causal", {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"}),
-    ],
-)
+@pytest.mark.parametrize(("asking", "objective"), [
+    ("cloze", {}),
+    ("cloze", {"name": "masked", "targets": ["ae"]}),
+    ("causal", {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"}),
+])  # fmt: skip
 def test_words_are_guessed_by_what_the_objective_defines(
     asking: Ability, objective: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,20 +67,16 @@ def test_parquet(tmp_path: Path) -> None:
             texts(tmp_path / "a.parquet", field)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pa.string(),
-        pa.large_string(),
-        pa.string_view(),
-        pa.binary(),
-        pa.large_binary(),
-        pa.binary_view(),
-        pa.dictionary(pa.int32(), pa.string()),
-        pa.dictionary(pa.int8(), pa.binary()),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("kind", [
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.binary_view(),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.dictionary(pa.int8(), pa.binary()),
+], ids=str)  # fmt: skip
 def test_every_arrow_type_of_text_is_read_from_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     values = [*DOCUMENTS, None, DOCUMENTS[0]]
     pq.write_table(pa.table({"text": pa.array(values).cast(kind)}), tmp_path / "a.parquet")
@@ -195,15 +191,12 @@ def test_empty_documents_are_skipped_and_counted(tmp_path: Path) -> None:
     assert (tally.documents, tally.empty) == (1, 3)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"text": "x"', "is not JSON"),
-        (b'["x"]', "is not a JSON object"),
-        (b'{"body": "x", "n": 1}', r'has no field "text": set --data.text_field to one of its text fields \(body\)'),
-        (b'{"text": 3}', 'no text in the field "text"'),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    (b'{"text": "x"', "is not JSON"),
+    (b'["x"]', "is not a JSON object"),
+    (b'{"body": "x", "n": 1}', r'has no field "text": set --data.text_field to one of its text fields \(body\)'),
+    (b'{"text": 3}', 'no text in the field "text"'),
+])  # fmt: skip
 def test_bad_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
     path = write(tmp_path / "a.jsonl", b'{"text": "fine"}\n' + line + b"\n")
     with pytest.raises(UniclozeError, match=rf"a\.jsonl:2 .*{message}"):

@@ -19,15 +19,7 @@ from unicloze.objectives import OBJECTIVES, changed, field_names, settings_of
 from unicloze.objectives.causal import CausalSettings
 from unicloze.objectives.denoising import SpanCorruptionSettings
 from unicloze.objectives.seq2seq import PrefixSettings
-from unicloze.recipes import (
-    load_recipe,
-    parse_options,
-    recipe_names,
-    recipes_of,
-    save_recipe,
-    task_names,
-    validate,
-)
+from unicloze.recipes import load_recipe, parse_options, recipe_names, recipes_of, save_recipe, task_names, validate
 from unicloze.recipes.schema import SECTIONS, every_key, keys_of, parser_of
 from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe, TaskSettings, WindowNeeds
 from unicloze.tasks import TASKS
@@ -134,47 +126,41 @@ def test_a_setting_of_several_objectives_or_tasks_is_of_one_type(section: str, k
 # Errors: those of options are in `messages.txt`
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "names"),
-    [
-        ("training:\n  steps: 3\n  stepz: 4\n", 3, ("'training.stepz'", "'training.steps'")),
-        ("lr: 1\n", 1, ("'lr'", "'training.learning_rate'")),
-        ("trainig:\n  steps: 3\n", 1, ("'trainig'", "'training'")),
-        ("qqq: 1\n", 1, ("'qqq'", "provenance, data, tokenizer", "decoding, finetuning.")),
-        ("training: 3\n", 1, ("training is 3", "training.steps")),
-        ("data:\n  window:\n", 2, ("data.window is None", "a whole number")),
-        ("data:\n  corpus: {a: b}\n", 2, ("data.corpus is [{'a': 'b'}]", "a list, each item text")),
-        ("training:\n  compile: maybe\n", 2, ("'maybe'", "true or false, or null")),
-        ("objective:\n  targets: [ar]\n", 2, ("['ar']", "'ae', 'par', 'nsp', 'sop'")),
-        ("training:\n  seed: 1\ndata: {}\ntraining: {}\n", 4, ("training is given twice", "line 1")),
-        ("objective:\n  mixture:\n  - {share: 1, label: b, share: 2}\n", 3, ("duplicate key share",)),
-        ("task:\n  fields:\n    text: one\n    text: two\n", 4, ("duplicate key text",)),
-        ("a: [1\n", 2, ("not valid YAML", "expected ',' or ']'")),
-        ("base: quickstart\nname: 2020-13-45\n", 2, ("not a valid timestamp", "quote it")),
-        ("training:\n  steps: !!int abc\n", 2, ("not a valid int",)),
-        ("name: !!timestamp soon\n", 1, ("not a valid timestamp",)),
-        ("a:\n\tb: 1\n", 2, ("not valid YAML", "'\\t'")),
-        ("base: 3\n", 1, ("base is 3", "the name of a recipe")),
-        ("name: x\nbase: unilm\n", 2, ("base: No recipe", "'unilm'", "'unilmv2-base'")),
-        ("base: quickstart\nname: ../evil\n", 2, ("name is '../evil'", "a run's folder")),
-        ("schema: 3\nname: later\n", 1, ("schema is 3", "reads 2")),
-        (
-            "objective:\n  name: causal\n  mask_rate: 0.3\n",
-            3,
-            ("mask_rate is not a setting of causal; unilmv2, masked",),
-        ),
-        ("objective:\n  noise: [mask]\n", 2, ("noise is not a setting of unilmv2; denoising has it.",)),
-        (
-            "base: classification\ntask:\n  stride: 8\n",
-            3,
-            (
-                "stride",
-                "classification; extraction and conversation have",
-            ),
-        ),
-        ("name: mine\ntask: {kind: sorting, order: up}\n", 2, ("'sorting'; known tasks: classification, ",)),
-    ],
-)
+@pytest.mark.parametrize(("text", "line", "names"), [
+    ("training:\n  steps: 3\n  stepz: 4\n", 3, ("'training.stepz'", "'training.steps'")),
+    ("lr: 1\n", 1, ("'lr'", "'training.learning_rate'")),
+    ("trainig:\n  steps: 3\n", 1, ("'trainig'", "'training'")),
+    ("qqq: 1\n", 1, ("'qqq'", "provenance, data, tokenizer", "decoding, finetuning.")),
+    ("training: 3\n", 1, ("training is 3", "training.steps")),
+    ("data:\n  window:\n", 2, ("data.window is None", "a whole number")),
+    ("data:\n  corpus: {a: b}\n", 2, ("data.corpus is [{'a': 'b'}]", "a list, each item text")),
+    ("training:\n  compile: maybe\n", 2, ("'maybe'", "true or false, or null")),
+    ("objective:\n  targets: [ar]\n", 2, ("['ar']", "'ae', 'par', 'nsp', 'sop'")),
+    ("training:\n  seed: 1\ndata: {}\ntraining: {}\n", 4, ("training is given twice", "line 1")),
+    ("objective:\n  mixture:\n  - {share: 1, label: b, share: 2}\n", 3, ("duplicate key share",)),
+    ("task:\n  fields:\n    text: one\n    text: two\n", 4, ("duplicate key text",)),
+    ("a: [1\n", 2, ("not valid YAML", "expected ',' or ']'")),
+    ("base: quickstart\nname: 2020-13-45\n", 2, ("not a valid timestamp", "quote it")),
+    ("training:\n  steps: !!int abc\n", 2, ("not a valid int",)),
+    ("name: !!timestamp soon\n", 1, ("not a valid timestamp",)),
+    ("a:\n\tb: 1\n", 2, ("not valid YAML", "'\\t'")),
+    ("base: 3\n", 1, ("base is 3", "the name of a recipe")),
+    ("name: x\nbase: unilm\n", 2, ("base: No recipe", "'unilm'", "'unilmv2-base'")),
+    ("base: quickstart\nname: ../evil\n", 2, ("name is '../evil'", "a run's folder")),
+    ("schema: 3\nname: later\n", 1, ("schema is 3", "reads 2")),
+    (
+        "objective:\n  name: causal\n  mask_rate: 0.3\n",
+        3,
+        ("mask_rate is not a setting of causal; unilmv2, masked",),
+    ),
+    ("objective:\n  noise: [mask]\n", 2, ("noise is not a setting of unilmv2; denoising has it.",)),
+    (
+        "base: classification\ntask:\n  stride: 8\n",
+        3,
+        ("stride", "classification; extraction and conversation have"),
+    ),
+    ("name: mine\ntask: {kind: sorting, order: up}\n", 2, ("'sorting'; known tasks: classification, ",)),
+])  # fmt: skip
 def test_broken_file_names_its_line(write: Any, text: str, line: int, names: tuple[str, ...]) -> None:
     path = write(text)
     said = refusal(path)

@@ -59,17 +59,13 @@ def test_a_slot_belongs_to_the_run_that_it_reads() -> None:
     assert said(padded, BACKWARD) == {BACKWARD: [(0, 0, 3), (0, 3, 1), (1, 0, 2), (1, 2, 1), (1, 3, 1)]}
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        single_rows.bidirectional(3),
-        single_rows.prefix(2, 2),
-        single_rows.pseudo_masked(2, [1]),
-        single_rows.permuted(0, 2, [1]),
-        visibility.nearby(single_rows.left_to_right(4), 1),
-    ],
-    ids=["bidirectional", "prefix", "pseudo", "permuted", "local"],
-)
+@pytest.mark.parametrize("rule", [
+    single_rows.bidirectional(3),
+    single_rows.prefix(2, 2),
+    single_rows.pseudo_masked(2, [1]),
+    single_rows.permuted(0, 2, [1]),
+    visibility.nearby(single_rows.left_to_right(4), 1),
+], ids=["bidirectional", "prefix", "pseudo", "permuted", "local"])  # fmt: skip
 def test_what_no_lstm_can_follow_is_refused(rule: np.ndarray) -> None:
     with pytest.raises(
         UsageError, match=r"model\.kind recurrent reads a text from left to right or from right to left"

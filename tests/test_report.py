@@ -393,13 +393,10 @@ def test_commands_try_a_held_out_sentence(tmp_path: Path) -> None:
     assert masked == tokenizer.decode([*sentence[:2], tokenizer.vocabulary.mask, *sentence[3:]]).strip()
 
 
-@pytest.mark.parametrize(
-    ("last", "status"),
-    [
-        (event("stop", 3, signal=15), "stopped by signal 15 after step 3"),
-        (event("failed", 3, message="the loss is nan"), "failed after step 3: the loss is nan"),
-    ],
-)
+@pytest.mark.parametrize(("last", "status"), [
+    (event("stop", 3, signal=15), "stopped by signal 15 after step 3"),
+    (event("failed", 3, message="the loss is nan"), "failed after step 3: the loss is nan"),
+])  # fmt: skip
 def test_the_page_shows_how_the_run_ended_and_does_not_watch_it(
     tmp_path: Path, last: dict[str, Any], status: str
 ) -> None:

@@ -74,17 +74,14 @@ def test_a_weak_token_is_refused(token: str, started: list[Any], tmp_path: Path)
     assert not started
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "sentence"),
-    [
-        ({"queue": 0}, UsageError, "queue is 0: give 1 or more."),
-        ({"timeout": 0}, UsageError, "timeout is 0: give more than 0 seconds."),
-        ({"timeout": float("nan")}, UsageError, "timeout is nan"),
-        ({"port": 70000}, UsageError, "port is 70000: give a number from 0 to 65535."),
-        ({"token_file": "nowhere"}, UniclozeError, "nowhere: cannot read the token"),
-        ({"device": "cuda:97"}, UsageError, "cuda:97"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "sentence"), [
+    ({"queue": 0}, UsageError, "queue is 0: give 1 or more."),
+    ({"timeout": 0}, UsageError, "timeout is 0: give more than 0 seconds."),
+    ({"timeout": float("nan")}, UsageError, "timeout is nan"),
+    ({"port": 70000}, UsageError, "port is 70000: give a number from 0 to 65535."),
+    ({"token_file": "nowhere"}, UniclozeError, "nowhere: cannot read the token"),
+    ({"device": "cuda:97"}, UsageError, "cuda:97"),
+])  # fmt: skip
 def test_what_cannot_be_served_is_refused(
     options: dict[str, Any], error: type[Exception], sentence: str, started: list[Any]
 ) -> None:

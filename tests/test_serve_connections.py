@@ -121,16 +121,12 @@ def test_more_connections_than_allowed_are_refused_and_later_ones_are_answered()
         assert status == 200
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: evil.example\r\nHost: localhost\r\n\r\n",
-        b"POST /embed HTTP/1.1\r\n" + HEADERS + b"Content-Length: -1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + HEADERS + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
-    ],
-    ids=["TLS", "two hosts", "negative length", "200 kB"],
-)
+@pytest.mark.parametrize("request_", [
+    b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: evil.example\r\nHost: localhost\r\n\r\n",
+    b"POST /embed HTTP/1.1\r\n" + HEADERS + b"Content-Length: -1\r\n\r\n",
+    b"GET / HTTP/1.1\r\n" + HEADERS + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
+], ids=["TLS", "two hosts", "negative length", "200 kB"])  # fmt: skip
 def test_what_is_not_http_is_refused(client: Client, request_: bytes) -> None:
     assert answer(client, request_) == (400, "Invalid HTTP request received.")
 

@@ -117,17 +117,14 @@ def expected_begins(windows: Windows, row: int, prepared: Prepared, unit: str) -
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-@pytest.mark.parametrize(
-    ("segments", "documents", "pairs"),
-    [
-        (1, "separate", "contiguous"),
-        (2, "separate", "contiguous"),
-        (1, "joined", "contiguous"),
-        (2, "joined", "contiguous"),
-        (2, "separate", "next_sentence"),
-        (2, "separate", "sentence_order"),
-    ],
-)
+@pytest.mark.parametrize(("segments", "documents", "pairs"), [
+    (1, "separate", "contiguous"),
+    (2, "separate", "contiguous"),
+    (1, "joined", "contiguous"),
+    (2, "joined", "contiguous"),
+    (2, "separate", "next_sentence"),
+    (2, "separate", "sentence_order"),
+])  # fmt: skip
 def test_windows_know_the_spans_of_their_text(
     tmp_path: Path, kind: str, segments: Any, documents: Any, pairs: Any
 ) -> None:

@@ -271,17 +271,14 @@ def side_of(split: HeldoutSplit, value: int) -> int:
     return int(split.sides(np.array([value], dtype=np.uint64))[0])
 
 
-@pytest.mark.parametrize(
-    ("sizes", "share", "side", "cut"),
-    [
-        ((4 * 2048, 10), NEVER, HELDOUT, 0),
-        ((4 * 2048 + 1, 10), NEVER, CUT, 2048),
-        ((40_000, 60_000), 2**-5, CUT, 100_000 // 32),
-        ((12_500, 87_500), 2**-5, HELDOUT, 0),
-        ((100,), NEVER, CUT, 50),
-        ((4097,), NEVER, CUT, 2048),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "share", "side", "cut"), [
+    ((4 * 2048, 10), NEVER, HELDOUT, 0),
+    ((4 * 2048 + 1, 10), NEVER, CUT, 2048),
+    ((40_000, 60_000), 2**-5, CUT, 100_000 // 32),
+    ((12_500, 87_500), 2**-5, HELDOUT, 0),
+    ((100,), NEVER, CUT, 50),
+    ((4097,), NEVER, CUT, 2048),
+])  # fmt: skip
 def test_a_document_is_cut_if_it_is_more_than_four_times_what_is_wanted_or_the_only_one(
     sizes: Sequence[int], share: float, side: int, cut: int
 ) -> None:

@@ -185,15 +185,12 @@ def test_a_storages_name_of_a_version_decides_whether_a_file_changed() -> None:
         Status.of("s3://a", {"size": None})
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "s3://key:secret@bucket/texts",
-        "https://token-secret@host/a.txt",
-        "https://host/a.txt?X-Amz-Signature=secret",
-        "s3://bucket/a.txt?versionId=secret",
-    ],
-)
+@pytest.mark.parametrize("url", [
+    "s3://key:secret@bucket/texts",
+    "https://token-secret@host/a.txt",
+    "https://host/a.txt?X-Amz-Signature=secret",
+    "s3://bucket/a.txt?versionId=secret",
+])  # fmt: skip
 def test_a_url_with_credentials_is_refused_without_repeating_them(url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="contains credentials or a query") as refused:
         find_files(url)

@@ -260,8 +260,7 @@ def test_generated_texts_fit_in_a_table(generator: LoadedModel, tmp_path: Path) 
 def test_answers_that_are_compared_by_their_id_need_one_each(generator: LoadedModel, tmp_path: Path) -> None:
     answers = [("a", "Li"), ("a", "red"), ("b", "red")]
     records = nlu_toys.write(
-        tmp_path / "dev.jsonl",
-        [{"id": n, "context": "Li is red", "question": "?", "answers": [a]} for n, a in answers],
+        tmp_path / "dev.jsonl", [{"id": n, "context": "Li is red", "question": "?", "answers": [a]} for n, a in answers]
     )
     said = nlu_toys.write(tmp_path / "said.jsonl", [{"id": n, "prediction": "red"} for n, _ in answers])
     with pytest.raises(UniclozeError, match=r"line 2: the id 'a' is also that of .*line 1"):

@@ -27,26 +27,22 @@ class OutOfMemoryError(RuntimeError):
     """Named like torch's."""
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "says"),
-    [
-        (UniclozeError("mend this"), 1, "mend this"),
-        (KeyboardInterrupt(), 130, "Ctrl-C"),
-        (MemoryError(), 1, "not enough memory"),
-        (OutOfMemoryError("CUDA out of memory.\nTried"), 1, "(CUDA out of memory. Tried)"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 5 bytes"), 1, "not enough memory"),
-        (PermissionError(errno.EACCES, "Permission denied", "runs/mine"), 1, "runs/mine: permission denied: change"),
-        (OSError(errno.ENOSPC, "No space left on device"), 1, "free some space"),
-        (Exception("I/O error: No space left on device (os error 28)"), 1, "free some space"),
-        (OSError(errno.EIO, "Input/output error", "disk"), 1, "disk: input/output error"),
-        (
-            ZeroDivisionError("division\nby zero"),
-            70,
-            "bug in unicloze: ZeroDivisionError: division by zero in test_terminal.py",
-        ),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
-)
+@pytest.mark.parametrize(("error", "code", "says"), [
+    (UniclozeError("mend this"), 1, "mend this"),
+    (KeyboardInterrupt(), 130, "Ctrl-C"),
+    (MemoryError(), 1, "not enough memory"),
+    (OutOfMemoryError("CUDA out of memory.\nTried"), 1, "(CUDA out of memory. Tried)"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: 5 bytes"), 1, "not enough memory"),
+    (PermissionError(errno.EACCES, "Permission denied", "runs/mine"), 1, "runs/mine: permission denied: change"),
+    (OSError(errno.ENOSPC, "No space left on device"), 1, "free some space"),
+    (Exception("I/O error: No space left on device (os error 28)"), 1, "free some space"),
+    (OSError(errno.EIO, "Input/output error", "disk"), 1, "disk: input/output error"),
+    (
+        ZeroDivisionError("division\nby zero"),
+        70,
+        "bug in unicloze: ZeroDivisionError: division by zero in test_terminal.py",
+    ),
+], ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "")  # fmt: skip
 def test_every_error_is_one_sentence(
     error: BaseException, code: int, says: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

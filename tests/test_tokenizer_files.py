@@ -34,25 +34,21 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 ROLES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted", "expected"),
-    [
-        (["[PAD]", "[unused1]", *ROLES[1:], "a"], None, (0, None)),
-        (["[PAD]", "[unused1]", *ROLES[1:], "a"], 0, (0, None)),
-        (["[PAD]", "[unused1]", *ROLES[1:], "a"], 1, (1, None)),
-        (["[unused0]", "[PAD]", *ROLES[1:], "a"], 1, (1, None)),
-        ([*ROLES, "a"], 1, (1, (0, 1))),
-        (["[PAD]", "a", *ROLES[1:]], 1, (1, (0, 1))),
-        (["[PAD]", "[MASK]", *ROLES[1:4], "a"], 1, (1, (0, 1))),
-        (["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", "a"], 1, (1, (2, 1))),
-        (["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", "a"], 0, (0, (2, 0))),
-        (["[PAD]", "[EXTRA0]", *ROLES[1:], "[EXTRA1]", "a"], 1, (1, (0, 1))),
-        (["[PAD]", "<extra_id_0>", *ROLES[1:], "a"], 1, (1, (0, 1))),
-        (["[PAD]", "[P]", *ROLES[1:], "a"], 1, (1, (0, 1))),
-        (["[unused5]", "[PAD]", *ROLES[1:], "a"], 0, (0, (1, 0))),
-    ],
-    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else str(value),
-)
+@pytest.mark.parametrize(("words", "wanted", "expected"), [
+    (["[PAD]", "[unused1]", *ROLES[1:], "a"], None, (0, None)),
+    (["[PAD]", "[unused1]", *ROLES[1:], "a"], 0, (0, None)),
+    (["[PAD]", "[unused1]", *ROLES[1:], "a"], 1, (1, None)),
+    (["[unused0]", "[PAD]", *ROLES[1:], "a"], 1, (1, None)),
+    ([*ROLES, "a"], 1, (1, (0, 1))),
+    (["[PAD]", "a", *ROLES[1:]], 1, (1, (0, 1))),
+    (["[PAD]", "[MASK]", *ROLES[1:4], "a"], 1, (1, (0, 1))),
+    (["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", "a"], 1, (1, (2, 1))),
+    (["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", "a"], 0, (0, (2, 0))),
+    (["[PAD]", "[EXTRA0]", *ROLES[1:], "[EXTRA1]", "a"], 1, (1, (0, 1))),
+    (["[PAD]", "<extra_id_0>", *ROLES[1:], "a"], 1, (1, (0, 1))),
+    (["[PAD]", "[P]", *ROLES[1:], "a"], 1, (1, (0, 1))),
+    (["[unused5]", "[PAD]", *ROLES[1:], "a"], 0, (0, (1, 0))),
+], ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else str(value))  # fmt: skip
 def test_padding_is_an_id_that_means_nothing_or_changes_places(
     words: list[str], wanted: int | None, expected: tuple[int, tuple[int, int] | None]
 ) -> None:
@@ -94,14 +90,11 @@ def test_the_files_of_word_pieces(tmp_path: Path) -> None:
     assert (document["padding"], document["truncation"]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("segments", "types", "names"),
-    [
-        ((0, 1), (0, 1), ["input_ids", "token_type_ids", "attention_mask"]),
-        ((0, 0), (0, 0), ["input_ids", "token_type_ids", "attention_mask"]),
-        (None, (0, 0), ["input_ids", "attention_mask"]),
-    ],
-)
+@pytest.mark.parametrize(("segments", "types", "names"), [
+    ((0, 1), (0, 1), ["input_ids", "token_type_ids", "attention_mask"]),
+    ((0, 0), (0, 0), ["input_ids", "token_type_ids", "attention_mask"]),
+    (None, (0, 0), ["input_ids", "attention_mask"]),
+])  # fmt: skip
 def test_the_parts_of_a_pair(
     tmp_path: Path, segments: tuple[int, int] | None, types: tuple[int, int], names: list[str]
 ) -> None:

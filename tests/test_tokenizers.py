@@ -75,19 +75,16 @@ def test_lower_casing_is_a_setting() -> None:
     assert bare.decode(bare.encode("The Élan")) == "the elan"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "मैं अच्छा हिन्दी बोलता हूँ",
-        "วันนี้อากาศดี",
-        "lächeln für straße",
-        "한국어 문장",
-        "tiếng việt",
-        "ελληνικά ή",
-        "עִבְרִית",
-        "العَرَبِيَّة",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "मैं अच्छा हिन्दी बोलता हूँ",
+    "วันนี้อากาศดี",
+    "lächeln für straße",
+    "한국어 문장",
+    "tiếng việt",
+    "ελληνικά ή",
+    "עִבְרִית",
+    "العَرَبِيَّة",
+])  # fmt: skip
 def test_no_script_loses_its_letters(text: str) -> None:
     composed, decomposed = (unicodedata.normalize(form, text) for form in ("NFC", "NFD"))
     one, other = (Tokenizer.train([given] * 3, TokenizerSettings(vocab_size=400)) for given in (composed, decomposed))

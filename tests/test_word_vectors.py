@@ -53,18 +53,15 @@ def test_words_of_the_vocabulary_take_their_vectors_and_the_rest_stays(
         assert torch.equal(row, wanted), number
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (line("katze", 1) + line("new", 1, 31), r"line 2: a line must be a word and 32 numbers"),
-        ("400000 32\n" + line("katze", 1), r"line 1: a line must be a word and 32 numbers"),
-        (line("x", 1) + line("katze", 1).replace("1", "one", 1), r"line 2: a number is not finite or not a number"),
-        (line("katze", float("nan")), r"line 1: a number is not finite"),
-        (line("xyz", 1), r"has no word of the vocabulary"),
-        ("", r"has no word of the vocabulary"),
-        ("a" * (2**20 + 1), r"line 1: it has more than 1,048,576 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("content", "said"), [
+    (line("katze", 1) + line("new", 1, 31), r"line 2: a line must be a word and 32 numbers"),
+    ("400000 32\n" + line("katze", 1), r"line 1: a line must be a word and 32 numbers"),
+    (line("x", 1) + line("katze", 1).replace("1", "one", 1), r"line 2: a number is not finite or not a number"),
+    (line("katze", float("nan")), r"line 1: a number is not finite"),
+    (line("xyz", 1), r"has no word of the vocabulary"),
+    ("", r"has no word of the vocabulary"),
+    ("a" * (2**20 + 1), r"line 1: it has more than 1,048,576 bytes"),
+])  # fmt: skip
 def test_a_malformed_file_is_refused_with_its_line(content: str, said: str, start: Any, tmp_path: Path) -> None:
     (tmp_path / "vectors.txt").write_text(content)
     with pytest.raises(UniclozeError, match=said):

@@ -37,18 +37,15 @@ def bomb(path: Path, size: int = 40 * 2**20) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda path: load_recipe(path),
-        lambda path: read_records(path, TaskSettings(kind="classification", format="jsonl")),
-        lambda path: read_predictions(path),
-        lambda path: read_prompt(path),
-        lambda path: find_files(path),
-        lambda path: read_bytes(path),
-        lambda path: verbs.measure("rouge", path, path),
-    ],
-)
+@pytest.mark.parametrize("read", [
+    lambda path: load_recipe(path),
+    lambda path: read_records(path, TaskSettings(kind="classification", format="jsonl")),
+    lambda path: read_predictions(path),
+    lambda path: read_prompt(path),
+    lambda path: find_files(path),
+    lambda path: read_bytes(path),
+    lambda path: verbs.measure("rouge", path, path),
+])  # fmt: skip
 def test_a_pipe_is_refused_and_does_not_hang(tmp_path: Path, read: Callable[[Path], object]) -> None:
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
@@ -139,16 +136,13 @@ LAUGHS = "\n".join(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("a: " + "[" * 60 + "]" * 60, "nested more than 50 levels deep"),
-        ("a: " + "[" * 5000 + "]" * 5000, "nested more than 50 levels deep"),
-        ("&a [*a]", "an alias stands within what it stands for"),
-        (LAUGHS, "more than 100,000 values, aliases counted"),
-        (f"a: {MANY_DIGITS}", "this is not a valid int"),
-    ],
-)
+@pytest.mark.parametrize(("text", "problem"), [
+    ("a: " + "[" * 60 + "]" * 60, "nested more than 50 levels deep"),
+    ("a: " + "[" * 5000 + "]" * 5000, "nested more than 50 levels deep"),
+    ("&a [*a]", "an alias stands within what it stands for"),
+    (LAUGHS, "more than 100,000 values, aliases counted"),
+    (f"a: {MANY_DIGITS}", "this is not a valid int"),
+])  # fmt: skip
 def test_yaml_is_bounded(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text)

@@ -59,16 +59,13 @@ def said_by(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     return code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        *((STATE, text) for text in ("{}", "[]", '{"step": "x"}', '{"step": -1}', '{"step": true}', "[" * 100_000)),
-        *((MOMENTS, text) for text in ("{}", "[{}]", "[[]]", "[" * 100_000)),
-        *((MANIFEST, text) for text in ("[]", '{"schema": 1, "sha256": {}}', "[" * 100_000)),
-        ("model.safetensors", "xx"),
-        ("optimizer.safetensors", "xx"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), [
+    *((STATE, text) for text in ("{}", "[]", '{"step": "x"}', '{"step": -1}', '{"step": true}', "[" * 100_000)),
+    *((MOMENTS, text) for text in ("{}", "[{}]", "[[]]", "[" * 100_000)),
+    *((MANIFEST, text) for text in ("[]", '{"schema": 1, "sha256": {}}', "[" * 100_000)),
+    ("model.safetensors", "xx"),
+    ("optimizer.safetensors", "xx"),
+])  # fmt: skip
 @pytest.mark.parametrize("verb", ["fill", "pretrain"])
 def test_a_signed_folder_that_is_not_a_checkpoint(
     run: Path, name: str, text: str, verb: str, capsys: pytest.CaptureFixture[str]

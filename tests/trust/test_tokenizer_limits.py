@@ -56,19 +56,16 @@ def without_unknown(document: Document) -> None:
     del document["model"]["vocab"]["[UNK]"]
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (without_unknown, r"its vocabulary lacks its token of unknown words, '\[UNK\]'"),
-        (large_id, "it has the id 2,000,000,000, above"),
-        (large_added_id, "it has the id 2,000,000,000, above"),
-        (doubled, "its normalizer may make a text .* times longer"),
-        (long_replacement, "its normalizer may make a text 1,001 times longer"),
-        (many, "its normalizer has 1,001 parts or more"),
-        (nested, "its pre_tokenizer has 65 parts or more"),
-        (slow, r"its pre_tokenizer has a nested repetition in the pattern '\(a\+\)\+b'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "problem"), [
+    (without_unknown, r"its vocabulary lacks its token of unknown words, '\[UNK\]'"),
+    (large_id, "it has the id 2,000,000,000, above"),
+    (large_added_id, "it has the id 2,000,000,000, above"),
+    (doubled, "its normalizer may make a text .* times longer"),
+    (long_replacement, "its normalizer may make a text 1,001 times longer"),
+    (many, "its normalizer has 1,001 parts or more"),
+    (nested, "its pre_tokenizer has 65 parts or more"),
+    (slow, r"its pre_tokenizer has a nested repetition in the pattern '\(a\+\)\+b'"),
+])  # fmt: skip
 def test_hostile_tokenizers_are_refused(tmp_path: Path, change: Callable[[Document], None], problem: str) -> None:
     Tokenizer.train(["the cat sees a house"] * 5, TokenizerSettings(vocab_size=100)).save(tmp_path)
     file = tmp_path / "tokenizer.json"
