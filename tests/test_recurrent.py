@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import golden_fastai as fastai
 import single_rows
 from objective_toys import CASES, rows_of, target_of
 from recurrent_toys import backbone_of, read_by_hand, recurrent_model
 from toys import random_windows, vocabulary
 from unicloze import visibility
 from unicloze.errors import UsageError
-from unicloze.example import Batch, collate
+from unicloze.example import Batch, Leading, Memory, TargetBatch, collate
 from unicloze.interop.stock import check_format
+from unicloze.model.build import build
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.backbone import layer_widths
 from unicloze.model.recurrent.layers import BACKWARD, FORWARD, Direction, RecurrentLayer, find_runs, find_texts
@@ -371,3 +374,66 @@ def test_only_whole_texts_are_read() -> None:
     for other in (left_to_right_rows(np.array([4, 2]), capacity=4), wider):
         with pytest.raises(UsageError, match=r"model\.directions bidirectional reads whole texts"):
             find_texts(other)
+
+
+# Beside fastai's AWD-LSTM: losses, AR and TAR, and gradients of two batches with a carried state
+
+
+SETTINGS = ModelSettings(
+    kind="recurrent", hidden_size=fastai.EMBEDDING, intermediate_size=fastai.HIDDEN, num_layers=fastai.LAYERS, memory=1,
+    head="linear", dropout=0.0, activation_penalty=fastai.ALPHA, temporal_penalty=fastai.BETA,
+)  # fmt: skip
+
+
+def batch_at(number: int, memory: Memory) -> Batch:
+    tokens = fastai.tokens_of(number)
+    rule = np.stack([single_rows.left_to_right(fastai.STEPS)] * fastai.ROWS)
+    slots = torch.arange(fastai.STEPS).expand(fastai.ROWS, -1)
+    target = TargetBatch(
+        slots=slots,
+        labels=tokens[:, 1:],
+        weights=torch.ones(fastai.ROWS, fastai.STEPS),
+        normaliser=fastai.ROWS * fastai.STEPS,
+        predictions=fastai.ROWS * fastai.STEPS,
+    )
+    return Batch(
+        input_ids=tokens[:, :-1],
+        position_ids=slots,
+        segment_ids=torch.zeros_like(slots),
+        intervals=torch.from_numpy(rule),
+        leading=Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None),
+        targets={"lm": target},
+        text_tokens=fastai.ROWS * fastai.STEPS,
+        memory=memory,
+        text_slots=slots,
+    )
+
+
+def test_losses_and_gradients_are_those_of_fastai() -> None:
+    model = build(SETTINGS, vocab_size=fastai.VOCABULARY, max_positions=fastai.STEPS, targets=["lm"])
+    weights: dict[str, Any] = dict(model.named_parameters())
+    names = {"backbone.embeddings.tokens.weight": "tokens", "token_head.bias": "bias"}
+    for layer in range(fastai.LAYERS):
+        for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
+            names[f"backbone.layers.{layer}.cells.left_to_right.lstm.{name}"] = f"{layer}.{name}"
+    assert set(names) == set(weights)
+    with torch.no_grad():
+        for name, named in names.items():
+            weights[name].copy_(fastai.weight_of(named, tuple(weights[name].shape)))
+    memory = Memory(
+        states=torch.zeros(SETTINGS.memory_shape(fastai.ROWS)),
+        lengths=torch.zeros(fastai.ROWS, dtype=torch.long),
+    )
+    for number, golden in enumerate(json.loads(fastai.FILE.read_text())["batches"]):
+        model.zero_grad()
+        batch = batch_at(number, memory)
+        loss = model.train()(batch, DropoutKey(0))["lm"]
+        mean = loss.total / loss.weight
+        mean.backward()
+        assert mean.item() == pytest.approx(golden["loss"], rel=1e-5)
+        for name, named in names.items():
+            assert fastai.summary(weights[name].grad) == pytest.approx(
+                golden["gradients"][named], rel=1e-3, abs=1e-5
+            ), name
+        assert batch.memory is not None
+        memory = batch.memory

@@ -1,20 +1,34 @@
-"""Windows that continue each other, row by row, for segment recurrence."""
+"""Windows that continue each other, row by row: for segment recurrence, overlapping, and of random length."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from test_windows import EOS, FIRST, LENGTHS, SOS, make_sampler, make_source
+from corpora import write_corpus
+from recurrent_toys import recurrent_model
+from test_windows import EOS, FIRST, LENGTHS, SOS, VOCABULARY, make_sampler, make_source
+from toys import random_windows, vocabulary
 from unicloze.errors import UsageError
-from unicloze.objectives import settings_of
+from unicloze.example import Memory, collate
+from unicloze.model.transformer_xl import Relations
+from unicloze.objectives import make_examples, settings_of
+from unicloze.pretraining.data import build_sampler
+from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, Recipe, TrainingSettings
+from unicloze.text.prepare import Prepared, open_or_prepare
+from unicloze.text.sampler import RandomLengthSampler, WindowSampler, lengths_of
 from unicloze.text.windows import Windows
-from unicloze.training.batches import training_steps
+from unicloze.training.batches import MicroBatch, training_steps, with_memory
+from unicloze.training.loop import Compute, Hooks, TrainState, fit
+from unicloze.training.optimizers import build_optimizers
+from xl_toys import xl_model
 
 STREAMS: dict[str, Any] = {"segments": 1, "order": "streams"}
 
@@ -190,3 +204,243 @@ def test_windows_of_two_segments_continue_each_other(tmp_path: Path) -> None:
             assert text.tolist() == beside.tolist()
     with pytest.raises(UsageError, match=r"objective\.pairs is next_sentence, .* set --objective\.pairs contiguous"):
         sampler.read(0, 2, lanes=2, pairs="next_sentence")
+
+
+# Overlapping windows: the text that enters the memory, and segments from elsewhere (XLNet, Section 2.5)
+
+
+LANES, WINDOW = 6, 23
+PIECE = WINDOW - 3
+OVERLAPPING: dict[str, Any] = {"window": WINDOW, "documents": "joined", "order": "streams", "overlap": 0.4}
+OBJECTIVE = settings_of(name="permuted", targets=["par"], factorization="token", pseudo_token="mask")
+DOCUMENTS = [90, 7, 0, 130, 3, 260, 41, 12, 5, 77, 161]
+
+
+def segments_of(windows: Windows, row: int) -> tuple[list[int], list[int]]:
+    """The text of both segments; checks the special tokens."""
+    length = int(windows.lengths[row])
+    tokens, ids = windows.token_ids[row, :length], windows.segment_ids[row, :length]
+    first, second = tokens[ids == 0].tolist(), tokens[ids == 1].tolist()
+    assert first[0] == SOS and first[-1] == EOS == second[-1]
+    return first[1:-1], second[:-1]
+
+
+def follows(one: int, other: int) -> bool:
+    """Whether a token follows another in the text, where documents have ascending ids and [EOS] between them."""
+    return other == one + 1 or EOS in (one, other)
+
+
+def is_text(tokens: list[int]) -> bool:
+    return all(follows(*pair) for pair in itertools.pairwise(tokens))
+
+
+@pytest.mark.parametrize("pairs", ["contiguous", "next_sentence"])
+@pytest.mark.parametrize("directions", ["forward", "backward", "both"])
+def test_each_token_enters_the_memory_once_and_in_order(tmp_path: Path, pairs: Any, directions: str) -> None:
+    """Of a window's text 60 % are new. The other segment is from elsewhere in half of the rows."""
+    source = make_source(tmp_path, DOCUMENTS, num_shards=2)
+    sampler = make_sampler(source, directions=directions, **OVERLAPPING)
+    steps = sampler.epoch_size // LANES
+    windows = sampler.read(0, 2 * steps * LANES, pairs=pairs, lanes=LANES)
+    assert windows.new is not None and windows.continues is not None
+    went_on, elsewhere = 0, []
+    for row in range(len(windows)):
+        backward = windows.backward is not None and bool(windows.backward[row])
+        new = windows.token_ids[row][windows.new[row]].tolist()
+        one, other = segments_of(windows, row)
+        near, far = (other, one) if backward else (one, other)
+        assert is_text(near) and is_text(far) and new and near and far
+        full = windows.lengths[row] == WINDOW
+        if full:
+            assert len(new) == 12 and len(one) + len(other) == PIECE and 12 < len(near) < PIECE
+            assert new == (near[-12:] if backward else near[:12])
+            elsewhere.append(not follows(*((far[-1], near[0]) if backward else (near[-1], far[0]))))
+        if windows.continues[row]:
+            before = row - LANES
+            former = windows.token_ids[before][windows.new[before]].tolist()
+            assert follows(*((new[-1], former[0]) if backward else (former[-1], new[0])))
+            went_on += 1
+    assert went_on > 0.5 * len(windows)
+    share = np.mean(elsewhere)
+    assert share == 0 if pairs == "contiguous" else 0.35 < share < 0.6
+    assert (windows.negative is None) == (pairs == "contiguous")
+    if windows.negative is not None:
+        assert 0.4 < windows.negative.mean() < 0.6
+
+
+@pytest.mark.parametrize("directions", ["forward", "backward"])
+def test_a_lane_remembers_the_whole_text(tmp_path: Path, directions: str) -> None:
+    source = make_source(tmp_path, DOCUMENTS)
+    sampler = make_sampler(source, directions=directions, **OVERLAPPING)
+    windows = sampler.sequential(sampler.num_windows, pairs="next_sentence", lanes=1)
+    assert windows.new is not None
+    order = range(len(windows)) if directions == "forward" else range(len(windows) - 1, -1, -1)
+    seen = [token for row in order for token in windows.token_ids[row][windows.new[row]].tolist() if token != EOS]
+    text = list(range(FIRST, FIRST + sum(DOCUMENTS)))
+    assert seen == (text[: len(seen)] if directions == "forward" else text[-len(seen) :])
+    assert len(text) - 8 <= len(seen) <= len(text), "the last window's other text is not remembered"
+
+
+@pytest.mark.parametrize("length", range(2, 70))
+def test_overlapping_windows_end_with_the_text(tmp_path: Path, length: int) -> None:
+    """Against the definition: the first window that reaches the end of the text is the last one."""
+    sampler = make_sampler(make_source(tmp_path, [length]), **OVERLAPPING)
+    starts = [0]
+    while starts[-1] + PIECE < length:
+        starts.append(starts[-1] + 12)
+    windows = sampler.sequential(100, lanes=1)
+    found = [sorted(set(windows.token_ids[row].tolist()) - {SOS, EOS, VOCABULARY.pad}) for row in range(len(windows))]
+    assert found == [list(range(FIRST + at, FIRST + min(at + PIECE, length))) for at in starts]
+
+
+def test_only_new_text_is_remembered(tmp_path: Path) -> None:
+    """The inputs of the first layer are the embeddings of the tokens, the one nearest to the next window last."""
+    sampler = make_sampler(make_source(tmp_path, DOCUMENTS), directions="both", **OVERLAPPING)
+    model = xl_model(vocab=VOCABULARY.size, memory=15, num_segments=2)
+    memory: Memory | None = None
+    for step in range(2):
+        windows = sampler.read(step * LANES, LANES, pairs="next_sentence", lanes=LANES)
+        made = MicroBatch(make_examples(windows, VOCABULARY, OBJECTIVE), windows)
+        batch = with_memory(collate(made.examples), made, memory, model.settings)
+        with torch.no_grad():
+            model(batch)
+        memory = batch.memory
+        assert memory is not None and windows.new is not None and windows.backward is not None
+        for row in range(LANES):
+            new = windows.token_ids[row][windows.new[row]]
+            new = new[::-1] if windows.backward[row] else new
+            expected = model.backbone.embeddings.tokens.weight[torch.from_numpy(new.astype(np.int64))]
+            torch.testing.assert_close(memory.states[0, row, -len(new) :], expected.detach())
+            kept = int(memory.lengths[row])
+            assert kept == (min(15, 2 * 12) if step and windows.continues[row] else len(new))  # type: ignore[index]
+
+
+def test_a_memory_is_of_the_segment_it_adjoins(tmp_path: Path) -> None:
+    """The first segment, in backward rows the second."""
+    sampler = make_sampler(make_source(tmp_path, DOCUMENTS), directions="both", **OVERLAPPING)
+    model = xl_model(vocab=VOCABULARY.size, memory=15, num_segments=2)
+    windows = sampler.read(0, LANES, pairs="next_sentence", lanes=LANES)
+    made = MicroBatch(make_examples(windows, VOCABULARY, OBJECTIVE), windows)
+    batch = with_memory(collate(made.examples), made, None, model.settings)
+    relations = Relations(batch, model.settings, None)
+    differs = relations.of(slice(None), 15).differs
+    assert differs is not None and windows.backward is not None and windows.backward.any()
+    for row in range(LANES):
+        real = slice(0, int(made.examples.lengths[row]))
+        expected = made.examples.segment_ids[row, real] != int(windows.backward[row])
+        assert (differs[row, 0, real].numpy() == expected[:, None]).all()
+
+
+# Windows of random length: what each step reads, that the streams lose nothing, and the rate of a step
+
+BESIDE = 3
+"""Rows of a step."""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    place = tmp_path_factory.mktemp("lengths")
+    write_corpus(place / "corpus")
+    recipe = load_recipe("awd-lstm", toy_overrides() | {"data.corpus": [str(place / "corpus")]})
+    return open_or_prepare(recipe.data, recipe.tokenizer, place / "data", progress=False)
+
+
+def sampler_of(
+    prepared: Prepared, direction: str = "forward", kind: type[WindowSampler] = RandomLengthSampler, window: int = 22
+) -> WindowSampler:
+    return kind(
+        prepared.train, window=window, segments=1, vocabulary=prepared.tokenizer.vocabulary, seed=5, documents="joined",
+        order="streams", directions=direction,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_lengths_are_drawn_around_the_window_and_around_half_of_it() -> None:
+    lengths = lengths_of(np.arange(20_000), 70, 1)
+    halved = lengths < 52
+    assert halved.mean() == pytest.approx(0.05, abs=0.01)
+    assert lengths[~halved].mean() == pytest.approx(69.5, abs=0.2) and lengths[~halved].std() == pytest.approx(
+        5, abs=0.2
+    )
+    assert lengths[halved].mean() == pytest.approx(34.5, abs=1)
+    assert (lengths_of(np.arange(2_000), 6, 1) >= 5).all()
+    assert not np.array_equal(lengths[:50], lengths_of(np.arange(50), 70, 2))
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+def test_each_stream_is_read_token_by_token(prepared: Prepared, direction: str) -> None:
+    """The texts of a lane, one step after the other, are those that windows of one token would read."""
+    steps = 12
+    windows = sampler_of(prepared, direction).read(0, steps * BESIDE, lanes=BESIDE)
+    lengths = lengths_of(np.arange(steps), 20, 5)
+    assert windows.lengths.tolist() == np.repeat(lengths + 2, BESIDE).tolist()
+    vocabulary = prepared.tokenizer.vocabulary
+    single = sampler_of(prepared, direction, WindowSampler, 3).read(0, int(lengths.sum()) * BESIDE, lanes=BESIDE)
+    for lane in range(BESIDE):
+        wanted, cut = single.token_ids[lane::BESIDE, 1], single.cut[lane::BESIDE]
+        found, read = [], 0
+        for row in range(lane, steps * BESIDE, BESIDE):
+            tokens = windows.token_ids[row, : windows.lengths[row]]
+            assert tokens[0] == vocabulary.sos and tokens[-1] == vocabulary.eos
+            assert (windows.token_ids[row, windows.lengths[row] :] == vocabulary.pad).all()
+            backward = windows.backward is not None and bool(windows.backward[row])
+            found.append(tokens[1:-1][::-1] if backward else tokens[1:-1])
+            first, last = sorted((read, read + len(tokens) - 3), reverse=backward)
+            read += len(tokens) - 2
+            ends = {0: cut[first, 0], len(tokens) - 1: cut[last, 2]}
+            assert np.flatnonzero(windows.cut[row]).tolist() == [column for column, is_cut in ends.items() if is_cut]
+        assert np.array_equal(np.concatenate(found), wanted)
+    assert windows.continues is not None and windows.continues.tolist() == [
+        row >= BESIDE for row in range(steps * BESIDE)
+    ]
+
+
+def test_a_step_reads_the_same_wherever_reading_begins(prepared: Prepared) -> None:
+    sampler = sampler_of(prepared)
+    whole = sampler.read(0, 9 * BESIDE, lanes=BESIDE)
+    part = sampler_of(prepared).read(4 * BESIDE + 1, 7, lanes=BESIDE)
+    for row in range(7):
+        length = part.lengths[row]
+        assert length == whole.lengths[4 * BESIDE + 1 + row]
+        assert np.array_equal(part.token_ids[row, :length], whole.token_ids[4 * BESIDE + 1 + row, :length])
+
+
+def test_the_rate_of_a_step_is_scaled_by_its_length(prepared: Prepared) -> None:
+    recipe = load_recipe("awd-lstm", toy_overrides() | {"training.steps": 6, "training.micro_batch_size": 4})
+    made = list(training_steps(recipe, lambda each: build_sampler(each, prepared), 0))
+    resumed = list(training_steps(recipe, lambda each: build_sampler(each, prepared), 3))
+    rates = [[micro_batch.rate for micro_batch in step] for step in made]
+    lengths = lengths_of(np.arange(6), 30, recipe.training.seed)
+    for step, (of_step, length) in enumerate(zip(rates, lengths.tolist(), strict=True)):
+        assert of_step == [length / 30] * 2
+        assert {int(n) for micro_batch in made[step] for n in micro_batch.examples.lengths} == {length + 2}
+    assert [[one.rate for one in step] for step in resumed] == rates[3:]
+    for one, other in zip(made[3:], resumed, strict=True):
+        assert np.array_equal(one[0].examples.input_ids, other[0].examples.input_ids)
+
+
+def test_held_out_text_has_whole_windows(prepared: Prepared, tmp_path: Path) -> None:
+    recipe = load_recipe("awd-lstm", toy_overrides())
+    assert type(build_sampler(recipe, prepared, heldout=True)) is WindowSampler
+    assert type(build_sampler(recipe, prepared)) is RandomLengthSampler
+
+
+def test_a_step_learns_at_its_scaled_rate() -> None:
+    """Gradient descent moves a weight by the rate of the step: half the rate, half the way."""
+    moved = []
+    for rate in (1.0, 0.5):
+        model = recurrent_model()
+        settings = TrainingSettings(
+            optimizer="nt_asgd", steps=1, schedule="constant", warmup_steps=0, learning_rate=0.1
+        )
+        windows = random_windows(3, 9)
+        objective = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
+        micro_batch = MicroBatch(make_examples(windows, vocabulary(), objective), windows, rate=rate)
+        state = TrainState(
+            model=model, optimizers=build_optimizers(model, dataclasses.replace(settings, weight_decay=0.0))
+        )
+        before = model.token_head.bias.detach().clone()
+        hooks = Hooks(log=lambda *_: None, evaluate=lambda _: False, save=lambda _: None, describe=str)
+        fit(state, iter([[micro_batch]]), settings, Compute(device=torch.device("cpu"), precision="fp32"), hooks)
+        moved.append(model.token_head.bias.detach() - before)
+    assert moved[0].abs().max() > 0
+    torch.testing.assert_close(moved[1], moved[0] / 2)

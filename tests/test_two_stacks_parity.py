@@ -1,25 +1,42 @@
-"""Encoder-decoders against Transformers' T5 and BART at random initialisation, in float32."""
+"""Encoder-decoders against Transformers' T5 and BART at random initialisation, in float32, and their folders."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 import two_stack_toys as toys
 from toys import random_windows, vocabulary
-from unicloze.decoding.generate import generate_parts
+from unicloze import verbs
+from unicloze.decoding.embed import embed
+from unicloze.decoding.generate import generate, generate_parts
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch, Examples, collate
+from unicloze.finetuning.initial import start_weights, task_recipe
+from unicloze.finetuning.run import finetune_run
+from unicloze.interop.export import stock_format, write_export
+from unicloze.interop.read import import_checkpoint
+from unicloze.interop.stock import check_format
 from unicloze.model.dropout import DropoutKey
 from unicloze.objectives.seq2seq import PrefixSettings, generates, prefix
 from unicloze.packing import pack
+from unicloze.recipes import load_recipe
+from unicloze.records import read_records
 from unicloze.settings import DecodingSettings
+from unicloze.tasks import TASKS
+from unicloze.tasks.task import Headed
+from unicloze.training.loading import LoadedModel, build_model, load_model
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 PAD, EOS = 0, 4
 
@@ -139,3 +156,201 @@ def test_generated_texts_are_those_of_transformers(kind: str, beams: int) -> Non
     expected = [[*ids[: ids.index(EOS)]] if EOS in ids else ids for ids in expected]
     assert [hypothesis.tokens for each in results for hypothesis in each] == expected
     assert len({tuple(tokens) for tokens in expected}) > 1
+
+
+# Folders, imported, fine-tuned, exported, and compared both ways
+
+
+TEXT = "the a cat dog sees hears big small red blue house tree and of to is was in on with by at it he she"
+WORDS = TEXT.split()
+SOURCES = ["the cat sees a dog", "a red house", "he was in the small tree with it"]
+
+
+def write_words(folder: Path, specials: list[str], **roles: str) -> None:
+    """A tokenizer of whole words, as T5's without [SOS] and [MASK], or as BART's."""
+    vocabulary = {word: number for number, word in enumerate([*specials, *WORDS])}
+    vocabulary |= {f"<unused{number}>": number for number in range(len(vocabulary), toys.VOCABULARY)}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.add_special_tokens(specials)
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def folder_of(kind: str, folder: Path) -> Any:
+    """A stock folder as Transformers saves it, and the model in it."""
+    t5 = kind.startswith("t5")
+    if t5:
+        specials = ["<pad>", "<extra_id_1>", "<unk>", "<extra_id_0>", "</s>"]
+        model = toys.peer(kind)
+    else:
+        specials = ["<pad>", "<mask>", "<unk>", "<s>", "</s>"]
+        model = toys.peer(kind)
+    model.save_pretrained(folder)
+    write_words(folder, specials)
+    return model
+
+
+def written_by(model: Any, loaded: LoadedModel, source: str, beams: int) -> list[int]:
+    """The ids Transformers writes after the start slots, without [EOS] and what follows."""
+    t5 = loaded.recipe.objective.name == "span_corruption"
+    row = [*([] if t5 else [3]), *loaded.tokenizer.encode(source).tolist(), 4]
+    sentinels = [1, 3] if t5 else []
+    never = [number for number in loaded.tokenizer.vocabulary.special.tolist() if number not in (4, *sentinels)]
+    scores = {"num_beams": beams, "length_penalty": 0.0} if beams > 1 else {}
+    found = model.generate(
+        torch.tensor([row]), decoder_input_ids=torch.tensor([[0] if t5 else [4, 3]]), max_new_tokens=7, do_sample=False,
+        suppress_tokens=never, **scores,
+    )[0].tolist()  # fmt: skip
+    written = found[1 if t5 else 2 :]
+    return written[: written.index(4)] if 4 in written else written
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", ["t5", "t5 1.1", "bart", "mass"])
+def test_a_folder_imports_and_generates_as_transformers_does(kind: str, tmp_path: Path) -> None:
+    peer = folder_of(kind, tmp_path)
+    loaded = import_checkpoint(tmp_path)
+    assert loaded.recipe.model == dataclasses.replace(toys.twin(peer).settings, max_positions=64)
+    vocabulary = loaded.tokenizer.vocabulary
+    assert (vocabulary.pad, vocabulary.eos) == (0, 4)
+    for beams in (1, 3):
+        found = generate(loaded, SOURCES, DecodingSettings(beams=beams, max_length=7))
+        assert [one.candidates[0].tokens for one in found] == [
+            written_by(peer, loaded, each, beams) for each in SOURCES
+        ]
+
+
+@pytest.mark.parametrize("kind", ["t5", "t5 1.1", "bart", "mass"])
+def test_an_imported_folder_exports_bit_by_bit(kind: str, tmp_path: Path) -> None:
+    peer = folder_of(kind, tmp_path / "theirs")
+    loaded = import_checkpoint(tmp_path / "theirs")
+    to = "t5" if kind.startswith("t5") else "bart"
+    result = write_export(loaded, stock_format(loaded, to), tmp_path / "ours")
+    assert result.differences["logits"] < 1e-5
+    again = type(peer).from_pretrained(tmp_path / "ours")
+    for (name, weight), (_, other) in zip(peer.state_dict().items(), again.state_dict().items(), strict=True):
+        if "embed_positions" in name:  # rows that no text uses
+            weight, other = weight[2:], other[2:]
+        assert torch.equal(weight, other), name
+    assert again.config.decoder_start_token_id == peer.config.decoder_start_token_id
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_an_imported_folder_learns_to_generate_and_exports_what_it_learned(kind: str, tmp_path: Path) -> None:
+    folder_of(kind, tmp_path / "theirs")
+    start = import_checkpoint(tmp_path / "theirs")
+    lines = [json.dumps({"source": f"{one} cat", "target": f"{one} dog"}) for one in WORDS[4:12]]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    changes = {
+        "finetuning.epochs": 40, "training.batch_size": 8, "training.learning_rate": 0.01, "training.device": "cpu",
+        "training.label_smoothing": 0.0, "task.max_length": 24, "decoding.max_length": 4, "decoding.beams": 1,
+        "generation.target_noise": 0.0,
+    }  # fmt: skip
+    recipe = task_recipe(load_recipe("generation", changes), start, list(changes))
+    finetune_run(recipe, start, tmp_path / "train.jsonl", None, tmp_path / "run", progress=False)
+    tuned = load_model(tmp_path / "run")
+    sources = [f"{one} cat" for one in WORDS[4:8]]
+    expected = [f"{one} dog" for one in WORDS[4:8]]
+    assert [one.text for one in generate(tuned, sources, DecodingSettings(max_length=4))] == expected
+    write_export(tuned, stock_format(tuned, kind), tmp_path / "ours")
+    library = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    written = library.generate(**tokenizer(sources, return_tensors="pt", padding=True), max_new_tokens=6)
+    assert tokenizer.batch_decode(written, skip_special_tokens=True) == expected
+
+
+def test_bart_classifies_from_the_last_slot_of_its_decoder(tmp_path: Path) -> None:
+    """The rows, states and logits of BartForSequenceClassification; so does a text in a batch of longer ones."""
+    folder_of("bart", tmp_path)
+    start = import_checkpoint(tmp_path)
+    changes = {"task.labels": ["x", "y", "z"], "training.device": "cpu", "task.max_length": 24}
+    recipe = task_recipe(load_recipe("classification", changes), start, list(changes))
+    assert isinstance(recipe.task, Headed) and recipe.task.pooling == "decoder"
+    config = transformers.BartConfig(**toys.KINDS["bart"], num_labels=3, attn_implementation="eager")
+    theirs = transformers.BartForSequenceClassification(config).eval()
+    theirs.model.load_state_dict(transformers.BartModel.from_pretrained(tmp_path).state_dict())
+    ours = build_model(recipe, len(start.tokenizer)).eval()
+    start_weights(ours, start, recipe.task)
+    head, dense = theirs.classification_head, ours.task_head("label").dense
+    assert dense is not None
+    with torch.no_grad():
+        for own, other in ((dense, head.dense), (ours.task_head("label").output, head.out_proj)):
+            own.weight.copy_(other.weight)
+            own.bias.copy_(other.bias)
+        records = read_records_of(tmp_path, [{"text": text, "label": "x"} for text in SOURCES], recipe)
+        rows = TASKS["classification"].encode(records, start.tokenizer, recipe)
+        examples = TASKS["classification"].lay_out(rows, start.tokenizer.vocabulary, recipe, None)
+        found = ours.outputs(collate(examples))["label"][:, 0]
+        for row, text in enumerate(SOURCES):
+            ids = torch.tensor([[3, *start.tokenizer.encode(text).tolist(), 4]])
+            torch.testing.assert_close(found[row], theirs(input_ids=ids).logits[0], atol=1e-5, rtol=1e-5)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "kept.json")
+    theirs.save_pretrained(tmp_path / "classifier")
+    (tmp_path / "kept.json").rename(tmp_path / "classifier" / "tokenizer.json")
+    imported = import_checkpoint(tmp_path / "classifier")
+    assert torch.equal(imported.model.outputs(collate(examples))["label"][:, 0], found)
+    assert [each["prediction"] for each in verbs.predict(imported, tmp_path / "records.jsonl", quiet=True)] == [
+        f"LABEL_{number}" for number in found.argmax(dim=1).tolist()
+    ]
+
+
+def read_records_of(folder: Path, records: list[dict[str, str]], recipe: Any) -> Any:
+    file = folder / "records.jsonl"
+    file.write_text("\n".join(map(json.dumps, records)))
+    return read_records(file, recipe.task)
+
+
+def test_what_one_row_cannot_hold_is_refused(tmp_path: Path) -> None:
+    folder_of("t5", tmp_path)
+    start = import_checkpoint(tmp_path)
+    with pytest.raises(UsageError, match="which an encoder-decoder does not read: use task generation"):
+        task_recipe(load_recipe("choice"), start)
+    both = load_recipe("classification", {"task.both_orders": True, "task.pooling": "decoder"})
+    with pytest.raises(UsageError, match="packs two texts into one row, which an encoder-decoder does not read"):
+        task_recipe(both, start)
+
+
+def test_vectors_are_those_of_the_encoder(tmp_path: Path) -> None:
+    """T5 reads a text without [SOS]."""
+    peer = folder_of("t5", tmp_path)
+    loaded = import_checkpoint(tmp_path)
+    for text, vector in zip(SOURCES, embed(loaded, SOURCES, pooling="mean"), strict=True):
+        ids = torch.tensor([[*loaded.tokenizer.encode(text).tolist(), 4]])
+        with torch.no_grad():
+            expected = peer.encoder(ids).last_hidden_state[0].mean(dim=0)
+        torch.testing.assert_close(torch.from_numpy(vector), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_class_does_not_have_is_refused(tmp_path: Path) -> None:
+    folder_of("t5", tmp_path)
+    loaded = import_checkpoint(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"model.decoder_layers is 2, and the BertModel of Transformers has one stack .* --to t5"
+    ):
+        check_format("bert", loaded)
+    with pytest.raises(
+        UsageError, match=r"model.norm is pre, and the BartForConditionalGeneration of Transformers has post"
+    ):
+        check_format("bart", loaded)
+    with pytest.raises(
+        UsageError, match=r"is an encoder-decoder, and unicloze.hf has no class for one: export it with --to t5"
+    ):
+        check_format("unicloze", loaded)
+    shape = dataclasses.replace(loaded.recipe.model, adapter_size=4)
+    adapted = build_model(dataclasses.replace(loaded.recipe, model=shape), loaded.model.vocab_size).for_use()
+    with pytest.raises(
+        UsageError, match=r"finetuning.adapter_size is 4, and the T5\w+ of Transformers has no adapters"
+    ):
+        check_format("t5", dataclasses.replace(loaded, model=adapted))
+
+
+def test_a_configuration_with_another_layout_is_refused(tmp_path: Path) -> None:
+    folder_of("bart", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "decoder_attention_heads": 2}))
+    with pytest.raises(UniclozeError, match=r"decoder_attention_heads is 2: only 4 is supported with the other keys"):
+        import_checkpoint(tmp_path)

@@ -1,12 +1,15 @@
-"""The locks name the versions of constraints.txt with a hash of every file, and the bill of materials all of them."""
+"""Locks have the versions of constraints.txt and hashes of every file, the bill of materials all; two wheels are alike."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +97,29 @@ def test_an_audit_says_what_it_found_or_that_it_could_not_look(
     assert supply_chain.audit() == code
     shown = capsys.readouterr()
     assert said in shown.out + shown.err
+
+
+# The wheel
+
+
+@pytest.mark.whole
+def test_two_builds_of_the_wheel_are_identical(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    built = []
+    for number, name in enumerate(("one", "two")):
+        place = tmp_path / name
+        shutil.copytree(REPOSITORY / "src", place / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        for file in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(REPOSITORY / file, place / file)
+        for file in place.rglob("*"):
+            os.utime(file, (10**9 + number, 10**9 + number))
+        program = "import hatchling.build; print(hatchling.build.build_wheel('out'))"
+        (place / "out").mkdir()
+        subprocess.run([sys.executable, "-c", program], cwd=place, check=True, capture_output=True)
+        (wheel,) = (place / "out").iterdir()
+        built.append((wheel.name, wheel.read_bytes()))
+    assert built[0] == built[1]
+    source = REPOSITORY / "src"
+    files = {str(file.relative_to(source)) for file in source.rglob("*") if file.is_file() and file.suffix != ".pyc"}
+    with zipfile.ZipFile(wheel) as packed:
+        assert files <= set(packed.namelist()), "templates, style sheets and recipes are in the wheel"
