@@ -21,9 +21,8 @@ from unicloze import verbs
 from unicloze.comparison import runs
 from unicloze.comparison.compare import Job, clock_of, compare_recipes
 from unicloze.comparison.contestants import contestants, contestants_at_budget, network
-from unicloze.comparison.page import page, ranked
 from unicloze.comparison.runs import counted, held_out
-from unicloze.comparison.table import Column, Comparison, ContestantResult, as_markdown, as_text
+from unicloze.comparison.table import Column, Comparison, ContestantResult, as_markdown, as_text, page, ranked
 from unicloze.decoding.inputs import ReadWindow
 from unicloze.decoding.likelihood import log_probabilities
 from unicloze.errors import UniclozeError, UsageError

@@ -15,9 +15,8 @@ import toys
 from corpora import ADJECTIVES, NOUNS, VERBS, write_corpus
 from unicloze import cli, verbs
 from unicloze.comparison import runs
-from unicloze.comparison.page import page
 from unicloze.comparison.probes import Probe, finetuning_flops, fit_probes, open_probe, recipe_for
-from unicloze.comparison.table import Comparison, as_markdown, as_text, cells
+from unicloze.comparison.table import Comparison, as_markdown, as_text, cells, page
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.data import encoded, finetuning_steps, open_records

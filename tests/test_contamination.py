@@ -177,8 +177,7 @@ def test_a_phrase_is_common_in_more_than_ten_documents(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert split.COMMON == 10
-    from unicloze.text import pipeline
 
-    monkeypatch.setattr(pipeline, "COMMON", 32)
+    monkeypatch.setattr("unicloze.text.split.COMMON", 32)
     cut = prepare(corpus, tmp_path / "out", tmp_path / "eval.jsonl")
     assert "no part of this text" not in "\n".join(texts_of(cut, cut.train))

@@ -237,7 +237,7 @@ def test_a_second_process_waits_for_the_first(corpus: Path, tmp_path: Path) -> N
         assert first.stdout.readline() == "begun\n"
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as second:
             assert second.stderr is not None
-            assert "is preparing" in second.stderr.readline()
+            assert "waiting until it is prepared" in second.stderr.readline()
             first.stdin.write("\n")
             first.stdin.flush()
             assert first.stdout.readline() == "done\n"

@@ -30,7 +30,6 @@ from unicloze.comparison.contestants import (
 )
 from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
 from unicloze.comparison.runs import (
-    PROBES,
     SCHEMA,
     Evaluator,
     counted,
@@ -40,7 +39,7 @@ from unicloze.comparison.runs import (
     run_once,
     scores_of,
 )
-from unicloze.comparison.table import Comparison, ContestantResult, Spent, words_key
+from unicloze.comparison.table import PROBES, Comparison, ContestantResult, Spent, words_key
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import CHECKPOINTS, InUse, hold, write_file
 from unicloze.finetuning.seeds import OverSeeds

@@ -15,7 +15,7 @@ from unicloze.pretraining.budget import Budget, cost_of_a_step, with_steps
 from unicloze.pretraining.data import build_sampler, phrases_for
 from unicloze.recipes import load_recipe
 from unicloze.recipes.schema import foreign_key, keys_of
-from unicloze.recipes.unread_settings import refuse_not_of_pretraining, refuse_unread
+from unicloze.recipes.validation import refuse_not_of_pretraining, refuse_unread
 from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.training.batches import check_windows

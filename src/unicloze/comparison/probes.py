@@ -32,12 +32,12 @@ from unicloze.finetuning.scores import check_answers, check_metrics
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.budget import SAMPLED_STEPS, flops_of
 from unicloze.recipes import read_recipe, task_names
-from unicloze.recipes.unread_settings import (
+from unicloze.recipes.validation import (
     refuse_decided_in_task,
     refuse_unread_in_task,
     refuse_unread_in_task_files,
+    value_of,
 )
-from unicloze.recipes.validation import value_of
 from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS

@@ -18,7 +18,7 @@ import torch
 
 from unicloze.arrays import Int32s
 from unicloze.comparison.probes import FittedProbe, finetuning_flops, recipe_for
-from unicloze.comparison.table import probe_key, words_key
+from unicloze.comparison.table import PROBES, probe_key, words_key
 from unicloze.decoding.inputs import ReadWindow, objective_of, part_with, rows_to_predict
 from unicloze.decoding.likelihood import rows_of, with_memories
 from unicloze.errors import UniclozeError
@@ -149,8 +149,6 @@ def _with_memory(
 
 SCHEMA = 2
 SCORES = "scores.json"
-PROBES = "probes"
-"""Folder of a run's fine-tunings, and the key of their settings and scores in files."""
 
 
 Evaluator = Callable[[Path], Mapping[str, float | None]]

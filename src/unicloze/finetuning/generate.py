@@ -20,7 +20,7 @@ from unicloze.files import digest, hold, real_place, replace_file
 from unicloze.finetuning.data import encoded, model_fingerprint, records_fingerprint
 from unicloze.finetuning.predict import cut_records, generated, load_task_model, predict, predictions_of
 from unicloze.recipes import with_overrides
-from unicloze.recipes.unread_settings import given_settings, refuse_unread_in_task
+from unicloze.recipes.validation import given_settings, refuse_unread_in_task
 from unicloze.records.record import Record
 from unicloze.settings import DecodingSettings
 from unicloze.tasks import TASKS

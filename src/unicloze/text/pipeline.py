@@ -35,48 +35,21 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Flags, Int32s, Int64s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import LINEAGE, TOKENIZER, digest, sync
 from unicloze.progress import Progress, say
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.storage import File, file_at, is_url
-from unicloze.text import digests, lineage, sources
+from unicloze.text import digests, documents, lineage, sources, split
 from unicloze.text.digests import SEAL, Digests, digests_of, seal
-from unicloze.text.documents import (
-    SUFFIXES,
-    Document,
-    Tally,
-    files_at,
-    find_files,
-    last_visible,
-    other_files,
-    pieces_of,
-    read_file,
-    tail_start,
-    utf8_size,
-    visible,
-)
+from unicloze.text.documents import SUFFIXES, Document, Tally, find_files, pieces_of, read_file, utf8_size
 from unicloze.text.python_docs import file_name, write_python_docs
 from unicloze.text.shards import AT_ONCE, Marks, ShardWriter, files_beside, marks_of, shard_paths
 from unicloze.text.sources import DatasetSource, Kind, kind_of, stored_text
-from unicloze.text.split import (
-    COMMON,
-    CUT,
-    DROP,
-    HELDOUT,
-    TRAIN,
-    HeldoutSplit,
-    NGrams,
-    Spelling,
-    cut_out,
-    evaluation_texts,
-    first_copies,
-    text_hash,
-    tokens_hash,
-)
+from unicloze.text.split import CUT, DROP, HELDOUT, TRAIN, HeldoutSplit, NGrams, Spelling
 from unicloze.text.tokenizers import Tokenizer
 
-TokenIds = npt.NDArray[np.int32]
 Report = Callable[[int], None]
 
 PORTION = 2**24
@@ -84,6 +57,7 @@ PORTION = 2**24
 MOST_PORTIONS = 1000
 DONE, FOUND = "done.json", "found.npy"
 CHANGED = "{} changed while it was being read: run the command again when the file is complete."
+_COUNTED = "documents", "tokens", "bytes"
 _BATCH = 2**21
 _PART = 2**16
 _TRAINING_BYTES = 2**30
@@ -182,7 +156,7 @@ class Job:
             if number >= len(sides):
                 raise UniclozeError(CHANGED.format(document.path))
             if (side := int(sides[number])) == CUT:
-                at = last_visible(document.text, self.tail)
+                at = documents.last_visible(document.text, self.tail)
                 yield document.part(0, at), False
                 yield document.part(at, len(document.text)), True
             elif side != DROP:
@@ -198,11 +172,11 @@ class Job:
             if first == end:
                 yield document, is_heldout
                 continue
-            pieces = cut_out(document.text, cuts[first:end, 1:])
+            pieces = split.cut_out(document.text, cuts[first:end, 1:])
             counts["cut" if pieces else "dropped"] += 1
             yield from ((document.part(*piece), False) for piece in pieces)
 
-    def hashes(self) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]]:
+    def hashes(self) -> Iterator[tuple[npt.NDArray[np.uint64], Int64s]]:
         """Hashes and sizes of the documents that a survey has found, in parts. *Shape:* (documents of the part,) each"""
         with (self.out / "hashes").open("rb") as hashes, (self.out / "sizes").open("rb") as sizes:
             while raw := hashes.read(8 * AT_ONCE):
@@ -246,7 +220,7 @@ def tail_of(job: Job, size: int) -> int:
     """
     number = int(np.flatnonzero(np.fromfile(job.needs["sides"], dtype=np.uint8) == CUT)[0])
     text = next(itertools.islice(job.documents(), number, None)).text
-    return visible(text[tail_start(text, size) :])
+    return documents.visible(text[documents.tail_start(text, size) :])
 
 
 def _survey(job: Job, work: Path, report: Report) -> dict[str, Any]:
@@ -281,14 +255,14 @@ def _hashed(job: Job, tally: Tally, noted: list[dict[str, Any]]) -> Iterator[tup
                 value, size = spelling.hash(np.split(tokens, range(_PART, len(tokens), _PART)), job.seed)
                 yield value, max(1, size)
             else:
-                yield tokens_hash(tokens, job.seed, tokenizer.vocabulary.size), len(tokens)
+                yield split.tokens_hash(tokens, job.seed, tokenizer.vocabulary.size), len(tokens)
         return
     for document in job.read(tally, noted):
         if spelling and tokenizer:
             pieces = (tokenizer.encode_batch([piece])[0] for piece in pieces_of(document.text))
             yield spelling.hash(pieces, job.seed)
         else:
-            yield text_hash(document.text, job.seed)
+            yield split.text_hash(document.text, job.seed)
 
 
 def _search(job: Job, work: Path, report: Report) -> dict[str, Any]:
@@ -313,7 +287,7 @@ def _tokenise(job: Job, work: Path, report: Report) -> dict[str, Any]:
         ShardWriter(work / "train.ds", vocab_size=size, tokenizer_name=name) as train,
         ShardWriter(work / "heldout.ds", vocab_size=size, tokenizer_name=name) as heldout,
     ):
-        pending: tuple[list[Piece], Future[list[tuple[TokenIds, Marks | None]]]] | None = None
+        pending: tuple[list[Piece], Future[list[tuple[Int32s, Marks | None]]]] | None = None
         for batch in itertools.chain(batches(job.kept(cut)), [[]]):
             encoded = waiter.submit(_encoded, tokenizer, batch)
             for piece, (token_ids, marks) in zip(pending[0], pending[1].result(), strict=True) if pending else ():
@@ -324,14 +298,12 @@ def _tokenise(job: Job, work: Path, report: Report) -> dict[str, Any]:
                 writer.write(token_ids, written, line=document.line, ends_document=piece.is_last, marks=marks)
                 report(written)
             pending = batch, encoded
-    counts = {
-        part: {"documents": writer.documents, "tokens": writer.tokens, "bytes": writer.bytes}
-        for part, writer in (("train", train), ("heldout", heldout))
-    }
+    written_by = {"train": train, "heldout": heldout}.items()
+    counts = {part: {name: getattr(each, name) for name in _COUNTED} for part, each in written_by}
     return {**counts, **cut, "digests": {file.name: list(digests_of(file)) for file in sorted(work.iterdir())}}
 
 
-def _encoded(tokenizer: Tokenizer, batch: list[Piece]) -> list[tuple[TokenIds, Marks | None]]:
+def _encoded(tokenizer: Tokenizer, batch: list[Piece]) -> list[tuple[Int32s, Marks | None]]:
     """Tokens of each piece, and the bytes of its spans if its document gives any."""
     texts = [piece.text for piece in batch]
     if not any(piece.document.spans.gives for piece in batch):
@@ -590,7 +562,7 @@ class Preparation:
             return
         if kind == "dataset":
             entry["files"] = lineage.describe_dataset(corpus)
-        if kind == "files" and (others := other_files(corpus)):
+        if kind == "files" and (others := documents.other_files(corpus)):
             entry["left_out"] = others
             total = sum(others.values())
             kinds = ", ".join(f"{count:,} {ending}" for ending, count in others.items())
@@ -611,34 +583,33 @@ class Preparation:
 
     def _decide(self, surveys: list[Job]) -> int:
         """Drop duplicates, decide the split, and write the side of each document; returns the `tail` of those cut."""
-        split = HeldoutSplit(self.data.heldout_share, sources=len(self.entries))
+        heldout = HeldoutSplit(self.data.heldout_share, sources=len(self.entries))
         ends = list(itertools.accumulate((job.out / "hashes").stat().st_size // 8 for job in surveys))
         parts = (hashes for job in surveys for hashes, _ in job.hashes())
-        first = first_copies(parts, ends[-1], self.work / "buckets") if self.data.deduplicate else None
+        first = split.first_copies(parts, ends[-1], self.work / "buckets") if self.data.deduplicate else None
 
-        def parts_of(job: Job, place: int) -> Iterator[tuple[Any, Any, npt.NDArray[np.bool_]]]:
+        def parts_of(job: Job, place: int) -> Iterator[tuple[Any, Any, Flags]]:
             """Hashes, sizes, and which documents are neither empty nor duplicates."""
             for hashes, sizes in job.hashes():
                 yield hashes, sizes, (sizes > 0) & (first is None or first[place : place + len(sizes)])
                 place += len(hashes)
 
-        entries = {entry["name"]: entry for entry in self.entries}
-        starts = [0, *ends[:-1]]
+        entries, starts = {entry["name"]: entry for entry in self.entries}, [0, *ends[:-1]]
         for job, place in zip(surveys, starts, strict=True):
             for hashes, sizes, kept in parts_of(job, place):
                 entries[job.source]["duplicates"] += int((sizes > 0).sum() - kept.sum())
-                split.add(job.source, hashes[kept], sizes[kept], is_text=job.kind != "shards")
+                heldout.add(job.source, hashes[kept], sizes[kept], is_text=job.kind != "shards")
                 self.total_bytes += int(sizes[kept].sum()) if job.kind != "shards" else 0
-        split.decide()
+        heldout.decide()
         (self.work / "sides").mkdir()
         cut = None
         for job, place in zip(surveys, starts, strict=True):
             with self._sides(job).open("wb") as file:
                 for hashes, _, kept in parts_of(job, place):
-                    sides = np.where(kept, split.sides(hashes), np.uint8(DROP))
+                    sides = np.where(kept, heldout.sides(hashes), np.uint8(DROP))
                     sides.tofile(file)
                     cut = job if cut is None and (sides == CUT).any() else cut
-        return 0 if cut is None else tail_of(self._reading(cut, 0), split.cut_size)
+        return 0 if cut is None else tail_of(self._reading(cut, 0), heldout.cut_size)
 
     def _reading(self, survey: Job, tail: int) -> Job:
         """The job that tokenises the kept documents of a portion of text, as yet without the tokenizer."""
@@ -653,7 +624,7 @@ class Preparation:
         if not data.decontaminate:
             return jobs, None
         (cuts := self.work / "cuts").mkdir()
-        files = list(evaluation_texts(data.decontaminate))
+        files = list(split.evaluation_texts(data.decontaminate))
         ngrams, of_texts = NGrams.of((text for _, texts in files for text in texts), data.decontaminate_ngram)
         ngrams.save(cuts / "ngrams.npz")
         searches = [replace(job, what="search", needs=job.needs | {"ngrams": str(cuts / "ngrams.npz")}) for job in jobs]
@@ -663,7 +634,7 @@ class Preparation:
         documents = np.zeros(len(ngrams.rows), dtype=np.int64)
         for finds in found:
             documents += np.bincount(np.unique(finds[:, :2], axis=0)[:, 1], minlength=len(documents))
-        left = documents > COMMON
+        left = documents > split.COMMON
         cutting = []
         for place, (job, finds) in enumerate(zip(jobs, found, strict=True)):
             file = cuts / f"{place}.npy"
@@ -715,7 +686,7 @@ class Preparation:
             if len(mine) > 1:
                 entry["portions"] = len(mine)
             for part in ("train", "heldout"):
-                entry[part] = {name: sum(r[part][name] for _, r in mine) for name in ("documents", "tokens", "bytes")}
+                entry[part] = {name: sum(r[part][name] for _, r in mine) for name in _COUNTED}
                 for (job, result), path in zip(mine, shard_paths(self.folder / part, entry), strict=True):
                     for name, hashes in result["digests"].items():
                         if name.startswith(f"{part}.ds"):
@@ -733,7 +704,7 @@ def _refuse_texts_beside(corpus: str) -> None:
     place = Path(corpus).expanduser()
     if (place / LINEAGE).is_file():
         return
-    files = files_at(place)
+    files = documents.files_at(place)
     text = next((file for file in files if file.name.endswith(SUFFIXES) and file.name != "vocab.txt"), None)
     if text is not None:
         tokens = sources.find_shards(place)[0]

@@ -191,9 +191,7 @@ def prepare_data(
     work = out.parent / f".{out.name}.partial"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with hold(
-            work.with_name(f"{work.name}.lock"), out, "another process is preparing it: waiting for it", wait=True
-        ):
+        with hold(work.with_name(f"{work.name}.lock"), out, "waiting until it is prepared", wait=True):
             if (out / LINEAGE).is_file():  # another process was faster
                 lineage.check_lineage(out, data, settings, cure=cure)
             else:

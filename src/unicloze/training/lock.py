@@ -9,7 +9,7 @@ from typing import Any
 
 from unicloze import files
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.recipes.unread_settings import DECIDED_IN_A_TASK
+from unicloze.recipes.validation import DECIDED_IN_A_TASK
 from unicloze.settings import Recipe
 from unicloze.training.parallel import World
 

@@ -245,7 +245,7 @@ def measure_task(
     from unicloze.files import RECIPE
     from unicloze.finetuning.scores import measure_file
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.unread_settings import given_settings
+    from unicloze.recipes.validation import given_settings
     from unicloze.tasks import TASKS
     from unicloze.tasks.columns import check_fields
 

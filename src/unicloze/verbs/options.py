@@ -35,7 +35,7 @@ def check_fixed(overrides: Overrides | None, free: Sequence[str]) -> None:
     Raises:
         UsageError: Another setting is overridden, or does not exist.
     """
-    from unicloze.recipes.unread_settings import given_settings
+    from unicloze.recipes.validation import given_settings
 
     for key in given_settings(overrides):
         if key not in free and key.partition(".")[0] not in free:

@@ -80,7 +80,7 @@ def prepare(
     """
     from unicloze.pretraining.data import check_beside_path
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.unread_settings import given_settings, refuse_beyond, refuse_unread
+    from unicloze.recipes.validation import given_settings, refuse_beyond, refuse_unread
     from unicloze.text.prepare import prepare_data
 
     check_at_least(1, jobs=jobs)
@@ -153,7 +153,7 @@ def pretrain(
     from unicloze.cores import tune_allocator
     from unicloze.pretraining.data import check_beside_path, check_beside_prepared
     from unicloze.recipes import read_recipe, toy_overrides
-    from unicloze.recipes.unread_settings import given_settings, refuse_not_of_pretraining, refuse_unread
+    from unicloze.recipes.validation import given_settings, refuse_not_of_pretraining, refuse_unread
 
     continued, began, clock = recipe is None, time.monotonic(), None
     if recipe is None:
@@ -229,7 +229,7 @@ def _chosen(
     from unicloze.pretraining.budget import Budget
     from unicloze.progress import say
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.unread_settings import given_settings
+    from unicloze.recipes.validation import given_settings
     from unicloze.training.lock import hold_run
     from unicloze.training.parallel import joined
 
@@ -281,7 +281,7 @@ def _planned(recipe: Recipe) -> Plan:
 
 def _of_whole(given: Overrides, toy: Overrides) -> dict[str, Any]:
     """The given settings that apply to the full run, without those that only change the sizes of a toy run."""
-    from unicloze.recipes.unread_settings import given_settings
+    from unicloze.recipes.validation import given_settings
 
     settings = given_settings(given)
     of_toy = {"data.window", "training.steps", "training.batch_size", "training.micro_batch_size"}
@@ -344,7 +344,7 @@ def inspect(
     """
     from unicloze.mixtures import parts
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.unread_settings import given_settings, refuse_beyond, refuse_unread
+    from unicloze.recipes.validation import given_settings, refuse_beyond, refuse_unread
     from unicloze.report.example_view import inspect_example, part_of, view_of
 
     check_seed(seed)
@@ -498,13 +498,12 @@ def compare(
         raise UsageError(f"compare: --probe.{next(iter(probe_overrides))} needs --probe TASK TRAIN DEV.")
     tune_allocator()
     from unicloze.comparison.compare import compare_recipes
-    from unicloze.comparison.page import page
     from unicloze.comparison.probes import PREFIX, open_probe
-    from unicloze.comparison.table import as_markdown
+    from unicloze.comparison.table import as_markdown, page
     from unicloze.files import write_file
     from unicloze.pretraining.budget import Budget
     from unicloze.recipes import recipes_of
-    from unicloze.recipes.unread_settings import given_settings
+    from unicloze.recipes.validation import given_settings
 
     given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
     if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):

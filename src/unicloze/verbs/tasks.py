@@ -97,7 +97,7 @@ def finetune(
     """
     from unicloze.cores import tune_allocator
     from unicloze.recipes import load_recipe, read_recipe, recipe_names, task_names
-    from unicloze.recipes.unread_settings import (
+    from unicloze.recipes.validation import (
         given_settings,
         refuse_decided_in_task,
         refuse_unread_in_task,
@@ -164,7 +164,7 @@ def _glue(
     """Fine-tune on every GLUE task in a folder, with UniLM v1's recipes if `first`."""
     from unicloze.cores import tune_allocator
     from unicloze.recipes import load_recipe
-    from unicloze.recipes.unread_settings import refuse_unread_in_task
+    from unicloze.recipes.validation import refuse_unread_in_task
 
     if dev is not None:
         raise UsageError("option --dev: the folder --train holds the development file of each GLUE task: leave it out.")
@@ -427,7 +427,7 @@ def _generator(
 ) -> LoadedModel:
     from unicloze.finetuning.generate import ready_to_write
     from unicloze.interop.read import open_model
-    from unicloze.recipes.unread_settings import given_settings
+    from unicloze.recipes.validation import given_settings
 
     given = given_settings(overrides)
     check_fixed(given, ("decoding", *OF_FILES))
@@ -438,7 +438,7 @@ def _generator(
 
 def _refuse_of_files(overrides: Overrides | None) -> None:
     """Reject settings of a file if a text is given."""
-    from unicloze.recipes.unread_settings import given_settings
+    from unicloze.recipes.validation import given_settings
 
     given = given_settings(overrides)
     if strange := next((key for key in OF_FILES if key in given), None):
