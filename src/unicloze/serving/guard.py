@@ -64,9 +64,7 @@ def check_texts(texts: Sequence[str], most: int, characters: int) -> None:
     if not texts:
         raise Refused(422, "There is no text: give at least one.")
     if len(texts) > most:
-        raise Refused(
-            413, f"The request has {len(texts):,} texts, but at most {most:,} are read at once: send them in parts."
-        )
+        raise Refused(413, f"The request has {len(texts):,} texts, but at most {most:,} are read: send them in parts.")
     total = sum(map(len, texts))
     if total > characters:
         raise Refused(413, f"The text has {total:,} characters, but at most {characters:,} are read: shorten it.")
@@ -150,7 +148,10 @@ class Guard:
             sentence = f"The request took longer than {self.limits.seconds:g} seconds: ask for less at once."
             refused = Refused(408, sentence, {"Connection": "close"})
         except Exception as error:
-            _log(error)
+            # Its kind and place, without its message, which may hold a user's text.
+            frames = traceback.extract_tb(error.__traceback__)
+            place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+            print(f"unicloze: error: a request failed by {type(error).__name__}{place}", file=sys.stderr)
             refused = Refused(500, FAILED)
         if not begun:
             await answer_of(scope["path"], refused)(scope, receive, send_on)
@@ -172,13 +173,6 @@ class Guard:
             raise Refused(401, sentence, {"WWW-Authenticate": "Bearer"})
         if int(headers.get("content-length", 0)) > self.limits.body:  # FastAPI counts the bytes of others
             raise too_large(self.limits)
-
-
-def _log(error: Exception) -> None:
-    """Print the kind and place of an internal error, without its message, which may hold a user's text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    print(f"unicloze: error: a request failed by {type(error).__name__}{place}", file=sys.stderr)
 
 
 class Connection(H11Protocol):

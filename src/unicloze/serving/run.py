@@ -9,7 +9,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import Plain
 from unicloze.serving.app import build_app
 from unicloze.serving.guard import Connection, Guard, Limits, is_loopback
 from unicloze.serving.served_model import ServedModel, VectorPrecision
@@ -31,17 +32,13 @@ _LONGEST_TOKEN_FILE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class Served(Plain):
     """What a server did until it was stopped."""
 
     model: str  # name of the model
     url: str  # address of the server
     answered: int  # requests answered with a result
     refused: int  # requests answered with an error
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.model} at {self.url}: answered {self.answered:,} requests, refused {self.refused:,}"
@@ -59,10 +56,8 @@ def token_of(file: Path | None, host: str) -> str | None:
             raise UniclozeError(f"{file}: cannot read the token: {error}; give another --token-file.") from error
     if token is None:
         if not is_loopback(host):
-            raise UsageError(
-                f"--host {host} lets other machines use the model: put a token into {TOKEN} or a --token-file, or leave "
-                "--host out."
-            )
+            cure = f"put a token into {TOKEN} or a --token-file, or leave --host out."
+            raise UsageError(f"--host {host} lets other machines use the model: {cure}")
         return None
     token = token.strip()
     if len(token) < SHORTEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:

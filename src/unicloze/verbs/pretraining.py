@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unicloze.cores import processes, tune_allocator
 from unicloze.errors import UniclozeError, UsageError, check_at_least, check_seed
 from unicloze.files import LEDGER, RECIPE, TOKENIZER
 from unicloze.verbs.options import (
@@ -87,10 +88,8 @@ def prepare(
     settings = load_recipe(recipe, overrides)
     check_beside_path(settings, overrides or {})
     if settings.data.prepared is not None:
-        raise UsageError(
-            f"data.prepared is {settings.data.prepared}, an already prepared folder: leave it out to prepare one, or "
-            "use it with `unicloze pretrain`."
-        )
+        cure = "leave it out to prepare one, or use it with `unicloze pretrain`."
+        raise UsageError(f"data.prepared is {settings.data.prepared}, an already prepared folder: {cure}")
     given = given_settings(overrides)
     refuse_beyond("prepare", given, "leave it out, or give it to `unicloze pretrain`")
     refuse_unread([settings], given.keys() - {"data.spans_field"})  # another recipe may train on the folder
@@ -150,7 +149,6 @@ def pretrain(
             settings.
         UniclozeError: The corpus, the directory or a checkpoint is unusable, or the loss is not finite.
     """
-    from unicloze.cores import tune_allocator
     from unicloze.pretraining.data import check_beside_path, check_beside_prepared
     from unicloze.recipes import read_recipe, toy_overrides
     from unicloze.recipes.validation import given_settings, refuse_not_of_pretraining, refuse_unread
@@ -193,10 +191,8 @@ def pretrain(
     folder = folder_at(out, RUNS / (f"{settings.name}-toy" if toy else settings.name))
     warmup, steps = settings.training.warmup_steps, settings.training.steps
     if warmup >= steps and not (folder / RECIPE).is_file():
-        raise UsageError(
-            f"training.warmup_steps is {warmup:,} but the run has only {steps:,} steps, so the peak learning rate would "
-            "never be reached: lower --training.warmup_steps."
-        )
+        why = "so the peak learning rate would never be reached: lower --training.warmup_steps."
+        raise UsageError(f"training.warmup_steps is {warmup:,} but the run has only {steps:,} steps, {why}")
 
     tune_allocator()
     from unicloze.interop.read import open_model
@@ -223,7 +219,6 @@ def _chosen(
     given: Overrides, budget: str | None, out: PathLike | None, began: float, *, new_tokenizer: bool, progress: bool
 ) -> tuple[PathLike, dict[str, Any], Clock | None]:
     """The recipe to train and its settings: chosen now, or those of the run that was chosen before."""
-    from unicloze.cores import processes
     from unicloze.interop.read import open_model
     from unicloze.pretraining.automatic import choose
     from unicloze.pretraining.budget import Budget
@@ -246,21 +241,17 @@ def _chosen(
     if not {"data.corpus", "data.prepared"} & settings.keys():
         raise UsageError("--recipe auto needs your text: give --data.corpus with files, folders or globs.")
     if processes() > 1:
-        raise UsageError(
-            "--recipe auto measures one process: start the run without torchrun, stop it with Ctrl-C, and resume it with "
-            f"torchrun and `unicloze pretrain --out {folder}`."
-        )
+        cure = "start the run without torchrun, stop it with Ctrl-C, and resume it with torchrun"
+        raise UsageError(f"--recipe auto measures one process: {cure} and `unicloze pretrain --out {folder}`.")
     steps = load_recipe(AUTO, given).training.steps if "training.steps" in settings else None
     allowed = Budget.parse(budget or "10min") if steps is None else Budget("steps", steps)
     place = settings.get("training.initialize_from")
     start = None if place is None else open_model(place)
+    asked: dict[str, Any] = {"start": start, "new_tokenizer": new_tokenizer, "progress": progress}
     with joined() as world, hold_run(folder, world):
-        choice = choose(
-            settings, allowed, folder, start=start, new_tokenizer=new_tokenizer, progress=progress, began=began
-        )
-    if progress:
-        for line in choice.reasons:
-            say(line)
+        choice = choose(settings, allowed, folder, began=began, **asked)
+    for line in choice.reasons if progress else ():
+        say(line)
     return AUTO, {**choice.settings, **given}, choice.clock
 
 
@@ -357,10 +348,8 @@ def inspect(
     read_with_a_file = {"tokenizer.lowercase"} if settings.tokenizer.path else set()
     refuse_beyond("inspect", given.keys() - read_with_a_file, "leave it out")
     tokenizer = _find_tokenizer(settings, out)
-    chosen, number = settings, 0
-    if part is not None:
-        chosen = part_of(settings, part)
-        number = [one.label for one in parts(settings.objective)].index(part)
+    chosen = settings if part is None else part_of(settings, part)
+    number = 0 if part is None else [one.label for one in parts(settings.objective)].index(part)
     # Neither phases nor other parts of the mixture are shown.
     shown = settings.changed("objective", mixture=settings.objective.mixture[number : number + 1])
     refuse_unread([shown.changed("training", phases=[])], given)
@@ -485,12 +474,10 @@ def compare(
     """
     import sys
 
-    from unicloze.cores import tune_allocator
-
     if not recipes:
+        example = "unicloze compare unilmv2-ablation-ae gpt --like quickstart --budget steps=500"
         raise UsageError(
-            "compare: name the recipes to compare, before any setting that takes a list, as in `unicloze compare "
-            "unilmv2-ablation-ae gpt --like quickstart --budget steps=500`."
+            f"compare: name the recipes to compare, before any setting that takes a list, as in `{example}`."
         )
     if blimp_limit is not None and blimp is None:
         raise UsageError("compare: --blimp-limit needs --blimp.")
@@ -517,18 +504,13 @@ def compare(
         return accuracies(open_model(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
 
     folder = folder_at(out, RUNS / "compare")
+    evaluators = {} if blimp is None else {_check_blimp(blimp, blimp_limit): judged_by_blimp}
+    opened = [open_probe(str(task), Path(train), Path(dev), of_probes, not quiet) for task, train, dev in probes]
     comparison = compare_recipes(
-        recipes_of(recipes),
-        folder,
-        budget=Budget.parse(budget),
-        seeds=seeds,
-        like=None if like is None else str(like),
-        overrides=given,
-        evaluators={} if blimp is None else {_check_blimp(blimp, blimp_limit): judged_by_blimp},
-        probes=[open_probe(str(task), Path(train), Path(dev), of_probes, not quiet) for task, train, dev in probes],
-        progress=not quiet,
+        recipes_of(recipes), folder, budget=Budget.parse(budget), seeds=seeds, like=None if like is None else str(like),
+        overrides=given, evaluators=evaluators, probes=opened, progress=not quiet,
         say=(lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr)),
-    )
+    )  # fmt: skip
     write_file(folder / "table.md", as_markdown(comparison))
     write_file(folder / "index.html", page(comparison))
     return comparison

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unicloze.cores import tune_allocator
 from unicloze.errors import UsageError, check_at_least, check_seed
 from unicloze.settings import Precision, PredictionFormat
 from unicloze.verbs.options import (
@@ -95,18 +96,11 @@ def finetune(
             settings.
         UniclozeError: A record, the model or the directory is unusable, or the loss is not finite.
     """
-    from unicloze.cores import tune_allocator
-    from unicloze.recipes import load_recipe, read_recipe, recipe_names, task_names
-    from unicloze.recipes.validation import (
-        given_settings,
-        refuse_decided_in_task,
-        refuse_unread_in_task,
-        refuse_unread_in_task_files,
-    )
+    from unicloze.recipes import load_recipe, read_recipe, recipe_names, task_names, validation
 
     check_at_least(1, seeds=seeds, grid_budget=grid_budget)
-    given = given_settings(overrides)
-    refuse_decided_in_task(given)
+    given = validation.given_settings(overrides)
+    validation.refuse_decided_in_task(given)
     if task in WHOLE_GLUE:
         return _glue(task == "glue-v1", model, Path(train), dev, out, seeds, grid_budget, quiet, given)
     if grid_budget > 1:
@@ -115,7 +109,7 @@ def finetune(
     files = read_recipe(task)
     recipe = files.recipe(others)
     written = {key: origin for key, origin in files.given_for_a_task().items() if key not in given}
-    refuse_unread_in_task_files(recipe, written)
+    validation.refuse_unread_in_task_files(recipe, written)
     for key in written:
         section, _, name = key.partition(".")
         if section == "objective":
@@ -136,12 +130,11 @@ def finetune(
         recipe = adaptable(recipe, given)
     of_model = {key: origin for key, origin in written.items() if key.startswith(("model.", "use."))}
     recipe = task_recipe(recipe, start, [*given, *of_model], of_objective, of_model)
-    refuse_unread_in_task([with_learning(recipe)], given)
+    validation.refuse_unread_in_task([with_learning(recipe)], given)
     folder = folder_at(out, RUNS / recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
-    return finetune_seeds(
-        recipe, start, Path(train), None if dev is None else Path(dev), folder, seeds=seeds, progress=not quiet
-    )
+    records = Path(train), None if dev is None else Path(dev)
+    return finetune_seeds(recipe, start, *records, folder, seeds=seeds, progress=not quiet)
 
 
 def _apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -162,7 +155,6 @@ def _glue(
     given: Mapping[str, Any],
 ) -> GlueSummary:
     """Fine-tune on every GLUE task in a folder, with UniLM v1's recipes if `first`."""
-    from unicloze.cores import tune_allocator
     from unicloze.recipes import load_recipe
     from unicloze.recipes.validation import refuse_unread_in_task
 
@@ -243,7 +235,6 @@ def predict(
     from unicloze.finetuning import predict as room
     from unicloze.finetuning.data import encoded
     from unicloze.finetuning.generate import generate_into, predict_given, with_settings
-    from unicloze.finetuning.predict import load_task_model
     from unicloze.finetuning.scores import averaged, check_averaged
     from unicloze.interop.read import open_model
     from unicloze.tasks import TASKS
@@ -260,7 +251,7 @@ def predict(
         _refuse_of_files(overrides)
     models = [with_settings(open_model(one, device, precision), overrides) for one in (model, also) if one is not None]
     loaded = models[0]
-    load_task_model(loaded)
+    room.load_task_model(loaded)
     records = _records(loaded, text, file)
     room.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].generates:
@@ -272,7 +263,7 @@ def predict(
         if text is not None:
             return predict_given(one, records)
         data = encoded(records, one.recipe, one.tokenizer, answers=False)
-        return room.predict(load_task_model(one), data, progress=not quiet)
+        return room.predict(room.load_task_model(one), data, progress=not quiet)
 
     each = [predicted(one) for one in models]
     predictions = each[0] if also is None else averaged(each)
@@ -344,9 +335,7 @@ def generate(
     loaded = _generator(model, device, overrides, of_a_file=file is not None)
     several = loaded.recipe.decoding.num_results
     if into is not None and several > 1:
-        raise UsageError(
-            f"decoding.num_results is {several}, but into writes one text per record: leave one of them out."
-        )
+        raise UsageError(f"decoding.num_results is {several}, but into writes one text per record: leave one out.")
     records = _records(loaded, text, file)
     progress, one = file is not None and not quiet, text is not None and into is None
     if out is not None:
@@ -427,12 +416,10 @@ def _generator(
 ) -> LoadedModel:
     from unicloze.finetuning.generate import ready_to_write
     from unicloze.interop.read import open_model
-    from unicloze.recipes.validation import given_settings
 
-    given = given_settings(overrides)
-    check_fixed(given, ("decoding", *OF_FILES))
+    check_fixed(overrides, ("decoding", *OF_FILES))
     if not of_a_file:
-        _refuse_of_files(given)
+        _refuse_of_files(overrides)
     return ready_to_write(open_model(model, device), overrides)
 
 
