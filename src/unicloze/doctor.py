@@ -7,12 +7,13 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from unicloze.cores import usable_cores, waiting
+from unicloze.files import Plain
 
 REQUIRED = (
     "torch", "numpy", "tokenizers", "safetensors", "jsonargparse", "pyyaml", "shtab", "tqdm", "pyarrow", "filelock",
@@ -44,7 +45,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examination:
+class Examination(Plain):
     """All findings; `str` renders a table."""
 
     findings: tuple[Finding, ...]
@@ -61,7 +62,7 @@ class Examination:
 
     def to_dict(self) -> dict[str, Any]:
         """The findings as JSON-serialisable dictionaries."""
-        return {"healthy": self.healthy, "findings": [asdict(finding) for finding in self.findings]}
+        return {"healthy": self.healthy, **super().to_dict()}
 
     def __str__(self) -> str:
         topics = max(len(finding.topic) for finding in self.findings)

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from unicloze.errors import UniclozeError
 
@@ -51,11 +51,30 @@ class Plain:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
-        return dataclasses.asdict(self, dict_factory=_spelled)  # type: ignore[call-overload, no-any-return]  # a dataclass
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # a dataclass
+        return {field.name: _plain(getattr(self, field.name)) for field in fields}
 
 
-def _spelled(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in fields}
+T = TypeVar("T")
+
+
+class PlainList(list[T]):
+    """A list of such results."""
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The fields of each as a JSON-serialisable dictionary."""
+        return [_plain(each) for each in self]
+
+
+def _plain(data: Any) -> Any:
+    """The data for JSON: dataclasses by their fields, unless they say themselves how, and paths as text."""
+    if dataclasses.is_dataclass(data):
+        return data.to_dict() if isinstance(data, Plain) else Plain.to_dict(data)  # type: ignore[arg-type]
+    if isinstance(data, Mapping):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(value) for value in data]
+    return str(data) if isinstance(data, Path) else data
 
 
 LARGEST_FILE = 2**30

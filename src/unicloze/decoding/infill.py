@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from unicloze.decoding import inputs
 from unicloze.decoding.inputs import lacks, longest_text, objective_of, part_with
 from unicloze.errors import UsageError
 from unicloze.example import Examples
-from unicloze.files import Plain
+from unicloze.files import Plain, PlainList
 from unicloze.objectives import Ability
 from unicloze.settings import Order
 from unicloze.text.tokenizers import Tokenizer
@@ -172,12 +172,8 @@ class FillResult(Plain):
         return "\n".join([*lines, *(["", f"note: {self.note}"] if self.note else [])])
 
 
-class FillResults(list[FillResult]):
+class FillResults(PlainList[FillResult]):
     """Filled texts of a file; `str` gives them one after the other."""
-
-    def to_dict(self) -> list[dict[str, Any]]:
-        """The fields of each as JSON-serialisable dictionaries."""
-        return [one.to_dict() for one in self]
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self))

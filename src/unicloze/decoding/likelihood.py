@@ -26,7 +26,7 @@ from unicloze.decoding import inputs
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Memory, collate
-from unicloze.files import Plain
+from unicloze.files import Plain, PlainList
 from unicloze.mixtures import parts
 from unicloze.model.model import perplexity
 from unicloze.objectives import OBJECTIVES, Ability, defined
@@ -167,17 +167,13 @@ class TextScore(Plain):
         return "\n".join(lines)
 
 
-class Scores(list[TextScore]):
+class Scores(PlainList[TextScore]):
     """Scores of texts; `str` lists each, then their total."""
 
     @property
     def notes(self) -> list[str]:
         """Distinct notes of the scores."""
         return list(dict.fromkeys(score.note for score in self if score.note))
-
-    def to_dict(self) -> list[dict[str, Any]]:
-        """The fields of each score as JSON-serialisable dictionaries."""
-        return [score.to_dict() for score in self]
 
     def __str__(self) -> str:
         return "\n".join(map(str, [*self, together(self)] if len(self) > 1 else self))

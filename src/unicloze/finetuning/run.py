@@ -101,10 +101,6 @@ class FinetuneResult(Plain):
         """The values of all scores, by name."""
         return {name: value for result in self.scores.values() for name, value in result.values.items()}
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return {**super().to_dict(), "baselines": [baseline.to_dict() for baseline in self.baselines]}
-
 
 def finetune_run(
     recipe: Recipe, start: LoadedModel, train: Path, dev: Path | None, out: Path, *, progress: bool = True

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -349,7 +349,7 @@ FALL = 2.0
 
 
 @dataclass(frozen=True)
-class BaselineScores:
+class BaselineScores(Plain):
     """Scores of a baseline on the development file.
 
     Args:
@@ -364,7 +364,7 @@ class BaselineScores:
 
     def to_dict(self) -> dict[str, Any]:
         """The name and the results as a JSON-serialisable dictionary."""
-        return {"name": self.name, "results": {name: asdict(result) for name, result in self.results.items()}}
+        return {"name": self.name, "results": {name: result.to_dict() for name, result in self.results.items()}}
 
 
 def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Recipe) -> list[BaselineScores]:

@@ -72,10 +72,6 @@ class FinetuneSummary(Plain):
     runs: Sequence[FinetuneResult]
     scores: Mapping[str, Mapping[str, OverSeeds]]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a JSON-serialisable dictionary."""
-        return {**super().to_dict(), "runs": [run.to_dict() for run in self.runs]}
-
     @property
     def exit_code(self) -> int:
         """Process exit code: 128 + the signal that stopped the last run, or 0."""
@@ -283,8 +279,7 @@ class GlueSummary(Plain):
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
-        score = self.score if self.tasks else None
-        return {**super().to_dict(), "score": score, "error": self.error, "files": list(map(str, self.files))}
+        return {**super().to_dict(), "score": self.score if self.tasks else None, "error": self.error}
 
     def __str__(self) -> str:
         lines = []

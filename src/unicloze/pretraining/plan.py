@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 from unicloze import cores
 from unicloze.characters import spell
 from unicloze.example import Examples, predicts_tokens
+from unicloze.files import Plain
 from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import shapes_only
 from unicloze.model.layers import Layer
@@ -58,7 +59,7 @@ _CROSS, _OF_A_CELL, _OF_A_LOGIT = 12, 80, 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Plain):
     """What a run would take; `str` renders it.
 
     Args:
@@ -105,7 +106,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The fields as a JSON-serialisable dictionary."""
         available = None if math.isinf(self.available) else self.available
-        return {**asdict(self), "available": available, "memory": {**self.memory, "total": self.total}}
+        return {**super().to_dict(), "available": available, "memory": {**self.memory, "total": self.total}}
 
     def __str__(self) -> str:
         there = "" if math.isinf(self.available) else f" of {self.available / _GIB:,.1f} GiB"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unicloze.files import PlainList
 
 if TYPE_CHECKING:
     from unicloze.doctor import Examination
@@ -30,12 +32,8 @@ class RecipeSummary:
     place: str
 
 
-class RecipeTable(list[RecipeSummary]):
+class RecipeTable(PlainList[RecipeSummary]):
     """All recipes; `str` renders two tables, one for `pretrain` and one for `finetune`."""
-
-    def to_dict(self) -> list[dict[str, Any]]:
-        """The fields of each recipe as JSON-serialisable dictionaries."""
-        return [asdict(row) for row in self]
 
     def __str__(self) -> str:
         pretraining = [row for row in self if row.parameters is not None]
