@@ -105,13 +105,7 @@ def key(*parts: int | npt.NDArray[np.integer]) -> Bits:
 
 
 def bits(keys: Bits, stream: int, counters: int | npt.NDArray[np.integer]) -> Bits:
-    """A random 64-bit integer for each pair of a key and a counter.
-
-    Args:
-        keys: Names what is drawn for, broadcast with the counters.
-        stream: What the draws are for, a `Stream` or a number after one.
-        counters: Numbers the draws of a key.
-    """
+    """A random 64-bit integer for each pair of a key and a counter, which broadcast; `stream` may be a number after one."""
     with np.errstate(over="ignore"):
         start = _mix(keys + np.uint64(stream + 1) * _MULTIPLIERS[1])
         return _mix(start + np.asarray(counters + 1).astype(np.uint64) * GOLDEN)
@@ -140,13 +134,7 @@ def below(random_bits: Bits, limit: int | npt.NDArray[np.integer]) -> npt.NDArra
 
 
 def permutation(index: npt.NDArray[np.integer], size: int, seed_key: int | np.uint64) -> npt.NDArray[np.int64]:
-    """Image of each index under a keyed random permutation of [0, size), without building the permutation.
-
-    Args:
-        index: Values in [0, size).
-        size: Number of permuted values.
-        seed_key: Key of the permutation.
-    """
+    """Image of each index under a keyed random permutation of [0, size), without building the permutation."""
     half = max(1, ((max(size - 1, 1)).bit_length() + 1) // 2)
     low = np.uint64((1 << half) - 1)
     rounds = [_mix(np.uint64(seed_key) ^ np.asarray(r + 1, np.uint64) * _MULTIPLIERS[0]) for r in range(4)]

@@ -27,15 +27,7 @@ def bucket_cost(device: str) -> int:
 
 
 def bucket_sizes(lengths: npt.NDArray[np.integer], cost: int) -> list[int]:
-    """Divide rows into buckets at the lowest cost, counting padding and a constant per bucket.
-
-    Args:
-        lengths: Slots of each row, longest first. *Shape:* (rows,)
-        cost: Constant cost of a block, in slots.
-
-    Returns:
-        Number of rows in each block.
-    """
+    """Divide rows, the longest first, into buckets at the lowest cost, counting padding and a constant per bucket."""
     least, best = np.zeros(len(lengths) + 1), np.zeros(len(lengths) + 1, dtype=np.int64)
     for end in range(1, len(lengths) + 1):  # the cheapest way to divide the longest `end` rows
         starts = np.arange(end)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+from unicloze.files import Plain
 from unicloze.rules import (
     AT_LEAST_ONE,
     BELOW_ONE,
@@ -917,7 +918,7 @@ class TaskSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Plain):
     """A complete, reproducible run, as stored in `recipes/*.yaml` and `RUN/recipe.yaml`.
 
     A recipe with a task fine-tunes: data, tokenizer, objective and model are those of the model it starts from.
@@ -945,7 +946,3 @@ class Recipe:
         """The settings of some sections by dotted name, as plain values."""
         held = {section: dataclasses.asdict(getattr(self, section)) for section in sections}
         return {f"{section}.{name}": value for section, values in held.items() for name, value in values.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """This recipe as plain dictionaries and lists, for YAML and JSON."""
-        return dataclasses.asdict(self)

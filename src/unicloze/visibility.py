@@ -79,12 +79,7 @@ def _padded_rows(lengths: npt.NDArray[np.integer], first: Any, last: Any, capaci
 
 
 def nearby(intervals: Intervals, width: int) -> Intervals:
-    """Restrict a rule to keys at most `width` slots away, for rows whose keys are their queries (GPT-3's local layers).
-
-    Args:
-        intervals: One interval per query. *Shape:* (..., queries, 4)
-        width: Largest distance a slot reads.
-    """
+    """Restrict a rule of one interval to keys at most `width` slots away, where keys are queries (GPT-3's local layers)."""
     query = np.arange(intervals.shape[-2], dtype=np.int32)
     near = intervals.copy()
     np.maximum(near[..., 0], query - width, out=near[..., 0])
@@ -259,13 +254,7 @@ def with_masks_rows(
 def with_memory(intervals: Any, memory: int, filled: Any) -> Any:
     """Put a memory before the keys of rows: a query that reads its row's first slot also reads the memory.
 
-    Args:
-        intervals: NumPy array or tensor. *Shape:* (rows, queries, 4)
-        memory: Number of memory keys per row.
-        filled: Number of them each row reads, counted from the end. *Shape:* (rows,)
-
-    Returns:
-        Same array type as `intervals`. *Shape:* (rows, queries, 4)
+    Each row reads the last `filled` keys of the memory. *Shape:* (rows, queries, 4) and (rows,) to (rows, queries, 4)
     """
     first_slot = (intervals[..., 0] == 0) & (intervals[..., 1] > 0)
     shifted = intervals + memory
@@ -274,14 +263,9 @@ def with_memory(intervals: Any, memory: int, filled: Any) -> Any:
 
 
 def bool_mask(intervals: Any, num_keys: int) -> Any:
-    """Render intervals as a boolean mask, true where a query reads a key.
+    """Render intervals, an array or a tensor, as a boolean mask, true where a query reads a key.
 
-    Args:
-        intervals: NumPy array or tensor. *Shape:* (..., queries, 4)
-        num_keys: Number of keys.
-
-    Returns:
-        Same array type as `intervals`. *Shape:* (..., queries, num_keys)
+    *Shape:* (..., queries, 4) to (..., queries, num_keys)
     """
     if isinstance(intervals, np.ndarray):
         keys: Any = np.arange(num_keys, dtype=intervals.dtype)
@@ -294,12 +278,7 @@ def bool_mask(intervals: Any, num_keys: int) -> Any:
 
 
 def block_mask(intervals: torch.Tensor, num_keys: int) -> BlockMask:
-    """Render intervals as FlexAttention's BlockMask; build it once per batch and share it between layers.
-
-    Args:
-        intervals: *Shape:* (rows, queries, 4)
-        num_keys: Number of keys.
-    """
+    """Render intervals as FlexAttention's BlockMask; build it once per batch and share it between layers."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     a0, a1, b0, b1 = (intervals[..., i].contiguous() for i in range(4))
@@ -313,14 +292,7 @@ def block_mask(intervals: torch.Tensor, num_keys: int) -> BlockMask:
 
 
 def text(intervals: Intervals, num_keys: int, *, query_names: Sequence[str], groups: Sequence[int] = ()) -> str:
-    """Render intervals as lines of 0 and 1, one per query, with a space after each group of keys.
-
-    Args:
-        intervals: *Shape:* (queries, 4)
-        num_keys: Number of keys.
-        query_names: A label for each query.
-        groups: Number of keys in each group, in order.
-    """
+    """Render intervals as lines of 0 and 1, one per query, with a space after each group of keys."""
     mask = bool_mask(intervals, num_keys)
     stops = np.cumsum(groups)[:-1] if len(groups) else np.array([], dtype=int)
     width = max(map(len, query_names), default=0)

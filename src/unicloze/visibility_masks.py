@@ -41,12 +41,7 @@ def real_rows(real: Tensor, *, both_ways: bool, width: int | None = None) -> Ten
 def source_mask(real: Tensor, *, both_ways: bool) -> Tensor:
     """`real_rows` as a mask, for rows whose padding is never read; padding itself must read something, no matter what.
 
-    Args:
-        real: As for `real_rows`.
-        both_ways: As for `real_rows`; if True, all slots of a row share one mask row.
-
-    Returns:
-        *Shape:* (rows, 1 or slots, slots)
+    *Shape:* (rows, slots) to (rows, slots, slots), or to (rows, 1, slots) if `both_ways`
     """
     if both_ways:
         return real[:, None, :]
@@ -78,13 +73,7 @@ def continuation_mask(real: Tensor, in_target: Tensor, *, earlier: int, both_way
 def nearby_mask(positions: Tensor, key_positions: Tensor, width: int | None) -> Tensor:
     """Which keys are at most `width` positions away, see `nearby`.
 
-    Args:
-        positions: *Shape:* (rows, queries)
-        key_positions: *Shape:* (rows, keys)
-        width: Largest distance a slot reads.
-
-    Returns:
-        *Shape:* (rows, queries, keys)
+    *Shape:* (rows, queries) and (rows, keys) to (rows, queries, keys)
     """
     if width is None:
         raise UniclozeError(NOTHING_NEARBY)
@@ -94,12 +83,8 @@ def nearby_mask(positions: Tensor, key_positions: Tensor, width: int | None) -> 
 def hypothesis_mask(shared: Tensor, ancestors: Tensor) -> Tensor:
     """Hypotheses that each grow by one token: it reads the shared keys, its hypothesis's earlier tokens and itself.
 
-    Args:
-        shared: Which keys all hypotheses of a row read. *Shape:* (rows, shared keys)
-        ancestors: Which of the tokens after them belong to each hypothesis. *Shape:* (rows, hypotheses, tokens)
-
-    Returns:
-        Keys are the shared ones, then the tokens, then the new tokens. *Shape:* (rows, hypotheses, keys)
+    The keys are the shared ones, then the tokens (`ancestors`: those of each hypothesis), then the new tokens.
+    *Shape:* (rows, shared keys) and (rows, hypotheses, tokens) to (rows, hypotheses, keys)
     """
     rows, count, _ = ancestors.shape
     own = torch.eye(count, dtype=torch.bool, device=shared.device).expand(rows, -1, -1)
@@ -109,13 +94,7 @@ def hypothesis_mask(shared: Tensor, ancestors: Tensor) -> Tensor:
 def filling_mask(known: Tensor, new: int, asked: int) -> Tensor:
     """Any-order generation: the newest tokens and a pseudo mask per predicted position, all reading the known keys.
 
-    Args:
-        known: Which keys may be read, the newest tokens last. *Shape:* (rows, keys)
-        new: Number of newest tokens.
-        asked: Number of predicted positions.
-
-    Returns:
-        *Shape:* (rows, new + asked, keys + asked)
+    The newest tokens are the last keys. *Shape:* (rows, keys) to (rows, new + asked, keys + asked)
     """
     everybody = known[:, None, :]
     return with_pseudo_masks(everybody.expand(-1, new, -1), everybody.expand(-1, asked, -1))
@@ -124,12 +103,7 @@ def filling_mask(known: Tensor, new: int, asked: int) -> Tensor:
 def with_pseudo_masks(reads: Tensor, masks: Tensor) -> Tensor:
     """Append pseudo masks to a rule; each also reads itself, and no other slot reads it (UniLMv2, Section 3.4).
 
-    Args:
-        reads: Keys each slot reads. *Shape:* (rows, slots, keys)
-        masks: Which of the same keys each pseudo mask reads. *Shape:* (rows, masks, keys)
-
-    Returns:
-        *Shape:* (rows, slots + masks, keys + masks)
+    *Shape:* (rows, slots, keys) and, of each mask, (rows, masks, keys) to (rows, slots + masks, keys + masks)
     """
     rows, count, _ = masks.shape
     own = torch.eye(count, dtype=torch.bool, device=masks.device).expand(rows, -1, -1)
@@ -140,12 +114,7 @@ def with_pseudo_masks(reads: Tensor, masks: Tensor) -> Tensor:
 def in_place_of(reads: Tensor, slots: Tensor) -> Tensor:
     """What pseudo masks for some slots of a row read: the same as those slots, except the slot itself.
 
-    Args:
-        reads: Keys each slot reads; the keys are the slots. *Shape:* (rows, slots, slots)
-        slots: Slot each pseudo mask stands for. *Shape:* (rows, masks)
-
-    Returns:
-        *Shape:* (rows, masks, slots)
+    *Shape:* (rows, slots, slots) and (rows, masks) to (rows, masks, slots)
     """
     count = reads.shape[2]
     itself = slots[:, :, None] == torch.arange(count, device=slots.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,7 +209,7 @@ def _recipe(recipe: Recipe) -> str:
     """The recipe's differences from the defaults, without local folders."""
     same = Recipe(objective=dataclasses.replace(type(recipe.objective)(), name=ObjectiveSettings().name))
     different = _difference(without_places(recipe).to_dict(), same.to_dict())
-    return yaml.safe_dump(json.loads(json.dumps(different)), sort_keys=False, allow_unicode=True, width=120)
+    return yaml.safe_dump(different, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _place(recipe: Recipe) -> str:

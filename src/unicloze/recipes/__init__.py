@@ -116,7 +116,7 @@ class RecipeFiles:
 
 def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe with single values changed, with types and values checked; arguments and errors as for `load_recipe`."""
-    return _built([schema.flatten(_plain(recipe), lambda key: f"recipe {recipe.name}"), _options(overrides)])
+    return _built([schema.flatten(recipe.to_dict(), lambda key: f"recipe {recipe.name}"), _options(overrides)])
 
 
 def _options(overrides: Mapping[str, Any]) -> dict[str, schema.Setting]:
@@ -158,17 +158,10 @@ def _built(layers: Sequence[Mapping[str, schema.Setting]]) -> Recipe:
 def save_recipe(recipe: Recipe, path: str | os.PathLike[str]) -> None:
     """Write a recipe atomically as YAML that `load_recipe` reads back."""
     target = Path(path)
-    values = {"schema": SCHEMA, **_plain(recipe)}
     dumper = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper  # the same text, four times as fast
+    values = {"schema": SCHEMA, **recipe.to_dict()}
     text = yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
     write_file(target, text, "the recipe")
-
-
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as nested dictionaries for YAML."""
-    values = recipe.to_dict()
-    values["training"]["betas"] = list(values["training"]["betas"])
-    return values
 
 
 def toy_overrides() -> dict[str, Any]:
