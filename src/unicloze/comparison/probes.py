@@ -175,7 +175,7 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
             not_defined[start.recipe.name] = str(error)
     if not able:
         raise UsageError(f"probe {probe.name}: {next(iter(not_defined.values()))}")
-    refuse_unread_in_task([with_learning(recipe) for recipe in able], probe.overridden, PREFIX)
+    refuse_unread_in_task([with_learning(recipe) for recipe in able], probe.overridden)
     tokenizer, (train, dev) = starts[0].tokenizer, probe.files
     records = read_records(train, task)
     learned = dataclasses.replace(able[0], task=resolved(able[0].task, records))

@@ -78,7 +78,7 @@ def _write(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Pat
         kind.of(loaded).save_pretrained(folder)
     form = form_of(loaded)
     write_tokenizer(loaded.tokenizer, folder, form)
-    write_sentence_files(folder, loaded.recipe.use, hidden_size=loaded.model.settings.hidden_size, longest=form.longest)
+    write_sentence_files(folder, loaded.recipe, longest=form.longest)
 
 
 def _check(kind: type[UniclozePreTrainedModel], loaded: LoadedModel, folder: Path) -> Mapping[str, float]:

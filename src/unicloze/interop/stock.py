@@ -252,8 +252,7 @@ class StockExport:
             words=loaded.recipe.task.kind == "tagging" and loaded.tokenizer.spaced,
         )
         if self.family.classes and not task_heads(loaded.recipe):
-            size = loaded.model.settings.hidden_size
-            write_sentence_files(folder, loaded.recipe.use, hidden_size=size, longest=self.form.longest)
+            write_sentence_files(folder, loaded.recipe, longest=self.form.longest)
         weights = {name: tensor.detach().clone() for name, tensor in self.table.to_theirs(self.state).items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 

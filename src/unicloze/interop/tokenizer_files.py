@@ -14,7 +14,7 @@ from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError
 from unicloze.files import TOKENIZER_CONFIG, replace_file
 from unicloze.interop.files import inside, read_json
-from unicloze.settings import TokenizerSettings, UseSettings
+from unicloze.settings import Recipe, TokenizerSettings
 from unicloze.tasks.rows import TextFormat
 from unicloze.text.tokenizer_files import BYTE_VOCABULARY, LARGEST_FILE, MERGES
 from unicloze.text.tokenizers import Tokenizer
@@ -160,8 +160,9 @@ def _renumber(content: dict[str, Any], new: Mapping[int, int]) -> None:
         special["ids"] = [new.get(number, number) for number in special["ids"]]
 
 
-def write_sentence_files(folder: Path, use: UseSettings, *, hidden_size: int, longest: int) -> None:
+def write_sentence_files(folder: Path, recipe: Recipe, *, longest: int) -> None:
     """Write the files with which sentence-transformers embeds as `embed` does: `modules.json` and the files it names."""
+    use = recipe.use
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -174,7 +175,7 @@ def write_sentence_files(folder: Path, use: UseSettings, *, hidden_size: int, lo
     prompts = {"prompts": {"text": use.prompt}, "default_prompt_name": "text"} if use.prompt else {}
     for name, content in (
         ("modules.json", modules),
-        ("1_Pooling/config.json", {"word_embedding_dimension": hidden_size, **flags}),
+        ("1_Pooling/config.json", {"word_embedding_dimension": recipe.model.hidden_size, **flags}),
         ("sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False}),
         ("config_sentence_transformers.json", prompts),
     ):

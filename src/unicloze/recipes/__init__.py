@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from unicloze.errors import UsageError, did_you_mean, option_of
+from unicloze.errors import UsageError, did_you_mean
 from unicloze.files import RECIPE, read_bytes, write_file
 from unicloze.recipes import schema
 from unicloze.recipes.schema import parse_options
@@ -91,11 +91,11 @@ class RecipeFiles:
 
     def recipe(self, overrides: Mapping[str, Any] | None = None) -> Recipe:
         """The recipe with overrides; arguments and errors as for `load_recipe`."""
-        return _built([*(file.settings for file in self.files), _options(overrides or {})])
+        return _built([*(file.settings for file in self.files), schema.options(overrides or {})])
 
     def given_beside(self, key: str, overrides: Mapping[str, Any]) -> dict[str, str]:
         """Settings given together with another one or later: in the same file, in a file based on it, or by the caller."""
-        layers = [*(file.settings for file in self.files), _options(overrides)]
+        layers = [*(file.settings for file in self.files), schema.options(overrides)]
         first = max((number for number, layer in enumerate(layers) if key in layer), default=len(layers))
         return {name: setting.origin for layer in layers[first:] for name, setting in layer.items() if name != key}
 
@@ -116,11 +116,7 @@ class RecipeFiles:
 
 def with_overrides(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe with single values changed, with types and values checked; arguments and errors as for `load_recipe`."""
-    return _built([schema.flatten(recipe.to_dict(), lambda key: f"recipe {recipe.name}"), _options(overrides)])
-
-
-def _options(overrides: Mapping[str, Any]) -> dict[str, schema.Setting]:
-    return schema.flatten(overrides, lambda key: f"option {option_of(key)}")
+    return _built([schema.flatten(recipe.to_dict(), lambda key: f"recipe {recipe.name}"), schema.options(overrides)])
 
 
 def _built(layers: Sequence[Mapping[str, schema.Setting]]) -> Recipe:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 from jsonargparse import ArgumentError, ArgumentParser
 
 from unicloze import docstrings
-from unicloze.errors import UsageError, did_you_mean
+from unicloze.errors import UsageError, did_you_mean, option_of
 from unicloze.mixtures import PART_KEYS, PHASE_SETTINGS
 from unicloze.objectives import OBJECTIVES
 from unicloze.registry import Registry
@@ -195,6 +195,11 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
             sample = next(each for each in KEYS if each.startswith(f"{key}."))
             raise UsageError(f"{origin(key)}: {key} is {value!r}; expected settings such as {sample}.")
     return settings
+
+
+def options(overrides: Mapping[str, Any]) -> dict[str, Setting]:
+    """Settings given by a caller."""
+    return flatten(overrides, lambda key: f"option {option_of(key)}")
 
 
 def unknown_key(key: str, origin: str) -> UsageError:

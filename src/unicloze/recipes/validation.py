@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from unicloze.characters import LONGEST
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, option_of
 from unicloze.mixtures import parts, phases, positions
 from unicloze.objectives import OBJECTIVES
-from unicloze.recipes.schema import KEYS, VARIED, find_key, flatten, having, keys_of
+from unicloze.recipes.schema import KEYS, VARIED, find_key, having, keys_of, options
 from unicloze.rules import Derived, Needs, Problem, Range, ReadBy, listed, needs
 from unicloze.settings import DEVICE, OF_THE_MODEL, Recipe
 from unicloze.storage import is_url, problem_with, shown
@@ -438,10 +438,9 @@ OF_AN_AUXILIARY = (
 _AUXILIARY = needs("finetuning.auxiliary")
 
 
-def given_settings(overrides: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:
+def given_settings(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
     """The settings given by a caller, nested or not, by dotted key."""
-    settings = flatten(overrides or {}, lambda key: f"option --{prefix}{key}")
-    return {key: setting.value for key, setting in settings.items()}
+    return {key: setting.value for key, setting in options(overrides or {}).items()}
 
 
 def refuse_unread(recipes: Sequence[Recipe], given: Collection[str]) -> None:
@@ -455,18 +454,20 @@ def refuse_unread(recipes: Sequence[Recipe], given: Collection[str]) -> None:
         if not read_there:
             place = next(variant.set_by[key] for variant in every)
             raise UsageError(
-                f"option --{key}: it has no effect, because each entry of {place} sets it: change it there."
+                f"option {option_of(key)}: it has no effect, because each entry of {place} sets it: change it there."
             )
         _refuse(key, read_there)
 
 
-def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str], prefix: str = "") -> None:
+def refuse_unread_in_task(recipes: Sequence[Recipe], given: Collection[str]) -> None:
     """Reject given settings that have no effect on fine-tuning or on generated text with any of the models."""
     for key in given:
         section, _, name = key.partition(".")
         if section == "objective" and name not in OF_AN_AUXILIARY:
-            raise UsageError(f"option --{prefix}{key}: it has no effect, because {OF_THE_MODEL.instead}: leave it out.")
-        _refuse(key, recipes, prefix, *([_AUXILIARY] if section == "objective" else []))
+            raise UsageError(
+                f"option {option_of(key)}: it has no effect, because {OF_THE_MODEL.instead}: leave it out."
+            )
+        _refuse(key, recipes, *([_AUXILIARY] if section == "objective" else []))
 
 
 def refuse_decided_in_task(given: Collection[str], prefix: str = "") -> None:
@@ -513,11 +514,11 @@ def _needs(key: str, recipe: Recipe) -> list[Needs]:
     return [rule for rule in known[key].rules if isinstance(rule, Needs)]
 
 
-def _refuse(key: str, recipes: Sequence[Recipe], prefix: str = "", *first: Needs) -> None:
+def _refuse(key: str, recipes: Sequence[Recipe], *first: Needs) -> None:
     """Reject a key if every recipe lacks something it needs there."""
     lacks = [next((need.what for need in (*first, *_needs(key, one)) if not need.holds(one)), "") for one in recipes]
     known = find_key(key)
     if all(lacks) and known and any(value_of(recipe, key, known.default) != known.default for recipe in recipes):
         raise UsageError(
-            f"option --{prefix}{key}: it has no effect without {lacks[0]}: set that as well, or leave it out."
+            f"option {option_of(key)}: it has no effect without {lacks[0]}: set that as well, or leave it out."
         )

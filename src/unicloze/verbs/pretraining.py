@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.cores import processes, tune_allocator
-from unicloze.errors import UniclozeError, UsageError, check_at_least, check_seed
+from unicloze.errors import UniclozeError, UsageError, check_at_least, check_seed, options_begin_with
 from unicloze.files import LEDGER, RECIPE, TOKENIZER
 from unicloze.verbs.options import (
     DEFAULT_RECIPE,
@@ -492,7 +492,9 @@ def compare(
     from unicloze.recipes import recipes_of
     from unicloze.recipes.validation import given_settings
 
-    given, of_probes = given_settings(overrides), given_settings(probe_overrides, PREFIX)
+    given = given_settings(overrides)
+    with options_begin_with(PREFIX):
+        of_probes = given_settings(probe_overrides)
     if not probes and (of_use := next((key for key in given if key.startswith("use.")), None)):
         raise UsageError(f"option --{of_use} applies only to probes: name one with --probe, or leave it out.")
     device = str(given.get("training.device", "auto"))
