@@ -59,10 +59,7 @@ def right_to_left_rows(lengths: npt.NDArray[np.integer], *, capacity: int) -> In
 def prefix_rows(source: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer], *, capacity: int) -> Intervals:
     """The source reads itself in both directions; a target slot reads the source and the target up to itself (UniLM v1).
 
-    Args:
-        source: Slots of each row's source. *Shape:* (rows,)
-        lengths: Slots of each row, source and target. *Shape:* (rows,)
-        capacity: Slots per row, padding included.
+    `source` are the slots of each row's source, `lengths` those of source and target.
     """
     after = np.arange(1, capacity + 1, dtype=np.int32)
     return _padded_rows(lengths, 0, np.maximum(source[:, None].astype(np.int32), after), capacity)
@@ -186,16 +183,10 @@ def compensated_rows(
 def block_diffusion_rows(
     lengths: npt.NDArray[np.integer], block_size: int, *, copies: int = 1, capacity: int
 ) -> Intervals:
-    """BD3-LM's rows: clean tokens by block, then noised copies of them by block.
+    """BD3-LM's rows: clean tokens by block, then noised copies of them by block; the last block may be shorter.
 
     A clean token reads clean blocks up to and including its own; a noised token reads earlier clean blocks and the noised
     block of its own copy.
-
-    Args:
-        lengths: Number of tokens in each row. *Shape:* (rows,)
-        block_size: Tokens per block; the last block of a row may be shorter.
-        copies: Number of noised copies, one after the other.
-        capacity: Slots per row, padding included.
     """
     different, which = np.unique(lengths, return_inverse=True)
     length = different[:, None]
@@ -214,13 +205,7 @@ def block_diffusion_rows(
 
 
 def packed_rows(sizes: Sequence[Sequence[int]], *, reads: TextVisibility, capacity: int) -> Intervals:
-    """Sequences of one visibility, several to a row; none reads another.
-
-    Args:
-        sizes: Number of slots of each sequence, per row.
-        reads: What a slot reads of its sequence.
-        capacity: Slots per row, padding included.
-    """
+    """Sequences of one visibility, several to a row; none reads another. `sizes` are their slots, per row."""
     slot = np.arange(capacity, dtype=np.int32)
     real = slot < np.array([sum(row) for row in sizes], dtype=np.int32)[:, None]
     each = np.concatenate([np.asarray(row, dtype=np.int32) for row in sizes])
@@ -239,11 +224,7 @@ def with_masks_rows(
 ) -> Intervals:
     """`left_to_right_rows` followed by pseudo masks for some slots; a mask reads itself and all slots left of its slot.
 
-    Args:
-        lengths: Number of slots in each row before the masks. *Shape:* (rows,)
-        row: Row of each mask, in ascending order. *Shape:* (masks,)
-        place: The slot each mask stands for. *Shape:* (masks,)
-        capacity: Slots per row, masks and padding included.
+    `row` and `place` are the row of each mask, in ascending order, and the slot it stands for. *Shape:* (masks,)
     """
     result = left_to_right_rows(lengths, capacity=capacity)
     slot = lengths[row] + ranks(row, len(lengths))

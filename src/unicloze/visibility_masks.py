@@ -14,15 +14,9 @@ from unicloze.visibility import NOTHING_NEARBY, bool_mask
 
 
 def real_rows(real: Tensor, *, both_ways: bool, width: int | None = None) -> Tensor:
-    """`bidirectional_rows` or `left_to_right_rows` where padding is at either end; padding reads only itself.
+    """`bidirectional_rows` or `left_to_right_rows` where padding is at either end, `nearby` if a width is given.
 
-    Args:
-        real: True where a slot is not padding; contiguous within a row. *Shape:* (rows, slots)
-        both_ways: Whether a slot also reads slots to its right.
-        width: Largest distance a slot reads, as in `nearby`; unlimited if None.
-
-    Returns:
-        *Shape:* (rows, slots, 4), int32
+    Real slots are contiguous in `real`, and padding reads only itself. *Shape:* (rows, slots) to (rows, slots, 4), int32
     """
     slots = real.shape[1]
     slot = torch.arange(slots, device=real.device)
@@ -50,16 +44,13 @@ def source_mask(real: Tensor, *, both_ways: bool) -> Tensor:
 
 
 def continuation_mask(real: Tensor, in_target: Tensor, *, earlier: int, both_ways: bool) -> Tensor:
-    """`prefix_rows` or `left_to_right_rows` for the newest slots of rows with padding anywhere.
+    """`prefix_rows` or `left_to_right_rows` for the newest slots of rows with padding anywhere; every slot reads itself.
 
     Args:
         real: True where a slot is not padding, earlier slots first. *Shape:* (rows, keys)
         in_target: Which of the newest slots belong to the target rather than the source. *Shape:* (rows, slots)
         earlier: Number of earlier slots; passed explicitly because keys - slots would become a constant when traced.
         both_ways: Whether the source reads itself in both directions; the whole source must then be new.
-
-    Returns:
-        Every slot, padding included, reads itself. *Shape:* (rows, slots, keys)
     """
     (rows, slots), keys = in_target.shape, real.shape[1]
     key, query = torch.arange(keys, device=real.device), torch.arange(slots, device=real.device) + earlier
