@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -80,14 +80,7 @@ def check_settings(settings: DecodingSettings, layout: GenerationFormat) -> None
     for name, lowest in {**least, "min_length": 0, "no_repeat_ngram": 0}.items():
         if (value := getattr(settings, name)) is not None and value < lowest:
             raise UsageError(f"{name} is {value}: give {lowest} or more")
-    beams, several, sample = settings.beams, settings.num_results, settings.sample
-    plain = DecodingSettings()
-    unsampled = [
-        name for name in ("temperature", "top_k", "top_p", "seed") if getattr(settings, name) != getattr(plain, name)
-    ]
     wrong = {
-        f"min_length is {settings.min_length}, above max_length, {settings.max_length}: give less":
-            settings.min_length > settings.max_length,
         f"temperature is {settings.temperature}: give more than 0, or set sample to false":
             not 0 < settings.temperature < math.inf,
         f"seed is {settings.seed}: give a number from 0 to 2^63 - 1": not 0 <= settings.seed < 2**63,
@@ -95,19 +88,7 @@ def check_settings(settings: DecodingSettings, layout: GenerationFormat) -> None
             not abs(settings.length_penalty) <= STEEPEST,
         f"top_p is {settings.top_p}: give more than 0 and at most 1":
             settings.top_p is not None and not 0 < settings.top_p <= 1,
-        **{
-            f"{name} is {getattr(settings, name)}, but nothing is sampled: set sample to true (--decoding.sample true) "
-            f"or leave out {name}": not sample
-            for name in unsampled
-        },
-        f"early_stop is {settings.early_stop}, but beams is 1: give 2 or more beams, or leave out early_stop":
-            settings.early_stop != plain.early_stop and beams == 1,
-        f"may_repeat is {settings.may_repeat}, but no_repeat_ngram is 0: set it, or leave out may_repeat":
-            bool(settings.may_repeat) and not settings.no_repeat_ngram,
-        f"sample draws texts, but beams is {beams}, a beam search: set only one of them": sample and beams > 1,
-        f"num_results is {several}, but beams is {beams}: give as many beams, or sample": not sample and several > beams,
-        "parallel fills positions in any order: leave out sample, beams and no_repeat_ngram":
-            settings.parallel is not None and (sample or beams > 1 or settings.no_repeat_ngram > 0),
+        **{message: True for message, _ in contradictions(settings)},
         "parallel needs a model that predicts with pseudo masks after a source, such as unilmv2 with the target par: "
         "leave it out":
             settings.parallel is not None and (layout.predicts != "pseudo" or layout.decoder_only),
@@ -115,6 +96,36 @@ def check_settings(settings: DecodingSettings, layout: GenerationFormat) -> None
     for message, holds in wrong.items():
         if holds:
             raise UsageError(message)
+
+
+def contradictions(own: DecodingSettings) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each contradiction between settings, and the value with which each of its settings would give way."""
+    plain = DecodingSettings()
+
+    def changed(*names: str) -> list[str]:
+        return [name for name in names if getattr(own, name) != getattr(plain, name)]
+
+    if own.sample and own.beams > 1:
+        message = f"sample draws texts, but beams is {own.beams}, a beam search: set only one of them"
+        yield message, {"sample": False, "beams": 1}
+    for name in changed("sample", "beams", "no_repeat_ngram") if own.parallel is not None else ():
+        message = "parallel fills positions in any order: leave out sample, beams and no_repeat_ngram"
+        yield message, {name: getattr(plain, name), "parallel": None}
+    for name in changed("temperature", "top_k", "top_p", "seed") if not own.sample else ():
+        cure = f"set sample to true (--decoding.sample true) or leave out {name}"
+        yield f"{name} is {getattr(own, name)}, but nothing is sampled: {cure}", {name: getattr(plain, name)}
+    if own.beams == 1 and changed("early_stop"):
+        message = f"early_stop is {own.early_stop}, but beams is 1: give 2 or more beams, or leave out early_stop"
+        yield message, {"early_stop": plain.early_stop}
+    if own.may_repeat and not own.no_repeat_ngram:
+        message = f"may_repeat is {own.may_repeat}, but no_repeat_ngram is 0: set it, or leave out may_repeat"
+        yield message, {"may_repeat": plain.may_repeat}
+    if not own.sample and own.num_results > own.beams:
+        message = f"num_results is {own.num_results}, but beams is {own.beams}: give as many beams, or sample"
+        yield message, {"num_results": own.beams, **({"beams": own.num_results} if own.beams > 1 else {})}
+    if own.min_length > own.max_length:
+        message = f"min_length is {own.min_length}, above max_length, {own.max_length}: give less"
+        yield message, {"min_length": own.max_length, "max_length": max(own.min_length, plain.max_length)}
 
 
 def generate_parts(

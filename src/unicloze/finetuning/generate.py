@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from unicloze.decoding.generate import Part, generate_parts, ready, stream_text
+from unicloze.decoding.generate import Part, contradictions, generate_parts, ready, stream_text
 from unicloze.decoding.inputs import check_text, generation_format_of, place_of, repetition_guard
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import digest, hold, real_place, replace_file
@@ -157,27 +157,6 @@ def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> L
     return dataclasses.replace(loaded, recipe=recipe)
 
 
-def _contradictions(own: DecodingSettings) -> Iterator[dict[str, Any]]:
-    """For each contradiction that `check_settings` refuses, the value with which each of its settings gives way."""
-    plain = DecodingSettings()
-    if own.sample and own.beams > 1:
-        yield {"sample": False, "beams": 1}
-    for name in ("sample", "beams", "no_repeat_ngram"):
-        if own.parallel is not None and getattr(own, name) != getattr(plain, name):
-            yield {name: getattr(plain, name), "parallel": None}
-    for name in ("temperature", "top_k", "top_p", "seed"):
-        if not own.sample and getattr(own, name) != getattr(plain, name):
-            yield {name: getattr(plain, name)}
-    if own.beams == 1 and own.early_stop != plain.early_stop:
-        yield {"early_stop": plain.early_stop}
-    if own.may_repeat and not own.no_repeat_ngram:
-        yield {"may_repeat": plain.may_repeat}
-    if not own.sample and own.num_results > own.beams:
-        yield {"num_results": own.beams, **({"beams": own.num_results} if own.beams > 1 else {})}
-    if own.min_length > own.max_length:
-        yield {"min_length": own.max_length, "max_length": max(own.min_length, plain.max_length)}
-
-
 def _giving_way(decoding: DecodingSettings, given: Collection[str]) -> DecodingSettings:
     """The settings, of which those of the recipe that contradict given ones have other values; given ones are kept."""
     asked = {key.removeprefix("decoding.") for key in given if key.startswith("decoding.")}
@@ -185,7 +164,7 @@ def _giving_way(decoding: DecodingSettings, given: Collection[str]) -> DecodingS
         search: dict[str, Any] = {"sample": False, "parallel": None}
         decoding = dataclasses.replace(decoding, **{name: search[name] for name in search if name not in asked})
     for _ in dataclasses.fields(decoding) if asked else ():
-        yielding = ([name for name in values.items() if name[0] not in asked] for values in _contradictions(decoding))
+        yielding = ([name for name in values.items() if name[0] not in asked] for _, values in contradictions(decoding))
         first = next(filter(None, yielding), None)
         if first is None:
             break
