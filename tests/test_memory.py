@@ -219,14 +219,18 @@ def training_state() -> tuple[TrainState, TrainingSettings]:
     return TrainState(model=model, optimizers=build_optimizers(model, settings)), settings
 
 
-def hooks(folder: Path) -> Hooks:
+def hooks(save: Any = lambda _: None) -> Hooks:
+    return Hooks(log=lambda *_: None, evaluate=lambda _: None, save=save, describe=str)
+
+
+def saving(folder: Path) -> Hooks:
     def save(state: TrainState) -> None:
         save_checkpoint(
             folder, step=state.step, model=state.model.state_dict(), optimizers=state.optimizers,
             state={}, files=[], keep=9, memories=pack(state.memories),
         )  # fmt: skip
 
-    return Hooks(log=lambda *_: None, evaluate=lambda _: None, save=save, describe=str)
+    return hooks(save)
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -237,28 +241,26 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 def test_a_resumed_run_remembers_bit_for_bit(tmp_path: Path) -> None:
     whole, settings = training_state()
-    fit(whole, steps_of(0), settings, CPU, hooks(tmp_path / "whole"))
+    fit(whole, steps_of(0), settings, CPU, saving(tmp_path))
     assert sorted(whole.memories) == [0, 1]
 
-    read = load_checkpoint(tmp_path / "whole" / "step-00000003")
-    resumed, _ = training_state()
-    resumed.model.load_state_dict(read.model)
-    for optimizer, state in zip(resumed.optimizers, read.optimizers, strict=True):
-        optimizer.load_state_dict(state)
-    resumed.step, resumed.memories = 3, unpack(read.memories, "cpu")
-    fit(resumed, steps_of(3), settings, CPU, hooks(tmp_path / "resumed"))
-    assert_same(whole.model.state_dict(), resumed.model.state_dict())
-    assert_same(pack(whole.memories), pack(resumed.memories))
+    read = load_checkpoint(tmp_path / "step-00000003")
 
-    forgetful, _ = training_state()
-    forgetful.model.load_state_dict(read.model)
-    for optimizer, state in zip(forgetful.optimizers, read.optimizers, strict=True):
-        optimizer.load_state_dict(state)
-    forgetful.step = 3
-    fit(forgetful, steps_of(3), settings, CPU, hooks(tmp_path / "forgetful"))
+    def resumed(memories: dict[str, torch.Tensor]) -> TrainState:
+        state, _ = training_state()
+        state.model.load_state_dict(read.model)
+        for optimizer, moments in zip(state.optimizers, read.optimizers, strict=True):
+            optimizer.load_state_dict(moments)
+        state.step, state.memories = 3, unpack(memories, "cpu")
+        fit(state, steps_of(3), settings, CPU, hooks())
+        return state
+
+    same, forgetful = resumed(read.memories), resumed({})
+    assert_same(whole.model.state_dict(), same.model.state_dict())
+    assert_same(pack(whole.memories), pack(same.memories))
     own, other = whole.model.state_dict(), forgetful.model.state_dict()
     assert any(not torch.equal(own[name], other[name]) for name in own), "it does matter"
-    assert load_checkpoint(tmp_path / "whole" / "step-00000003", weights_only=True).memories == {}
+    assert load_checkpoint(tmp_path / "step-00000003", weights_only=True).memories == {}
 
 
 def test_each_micro_batch_has_a_memory_of_its_own() -> None:
@@ -267,7 +269,7 @@ def test_each_micro_batch_has_a_memory_of_its_own() -> None:
     frozen = dataclasses.replace(settings, learning_rate=0.0, weight_decay=0.0, steps=3)
     state.model = xl_model(memory=MEMORY)
     state.optimizers = []
-    fit(state, steps_of(0), frozen, CPU, hooks_that_do_nothing())
+    fit(state, steps_of(0), frozen, CPU, hooks())
     for number in range(2):
         former: Memory | None = None
         for step in range(3):
@@ -278,19 +280,15 @@ def test_each_micro_batch_has_a_memory_of_its_own() -> None:
         assert torch.equal(state.memories[number].states, former.states)
 
 
-def hooks_that_do_nothing(save: Any = lambda _: None) -> Hooks:
-    return Hooks(log=lambda *_: None, evaluate=lambda _: None, save=save, describe=str)
-
-
 def test_a_step_that_fails_leaves_the_memory_of_the_step_before() -> None:
     """Its loss is finite, so its rows were remembered; its gradient is not."""
     state, settings = training_state()
     saved: list[dict[str, torch.Tensor]] = []
-    fit(state, steps_of(0), dataclasses.replace(settings, steps=2), CPU, hooks_that_do_nothing())
+    fit(state, steps_of(0), dataclasses.replace(settings, steps=2), CPU, hooks())
     before = pack(state.memories)
     state.model.backbone.embeddings.tokens.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(UniclozeError, match="before the update of step 3: the norm of the gradient"):
-        fit(state, steps_of(2), settings, CPU, hooks_that_do_nothing(lambda state: saved.append(pack(state.memories))))
+        fit(state, steps_of(2), settings, CPU, hooks(lambda state: saved.append(pack(state.memories))))
     assert_same(saved[0], before)
     assert_same(pack(state.memories), before)
 

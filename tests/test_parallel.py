@@ -263,29 +263,28 @@ def test_a_loss_that_stays_not_finite_is_a_spike_until_all_stop(crew: Crew, plac
     assert [event["step"] for event in events(place / "skip-nan", "spike")] == list(range(3, 13))
 
 
-def test_a_process_whose_weights_differ_is_found_before_they_are_saved(crew: Crew, place: Path) -> None:
-    whole = job(place, "drift", **{"training.save_every": 2})
-    answers = crew.run([whole, {**whole, "wrong": "drift", "at": 1}])
-    for answer in answers:
-        assert answer and "the model of process 1 differs from that of process 0" in answer["error"], answers
-    assert not (place / "drift" / "checkpoints").exists()
-
-
-def test_a_full_disk_of_the_first_process_stops_all(crew: Crew, place: Path) -> None:
-    whole = job(place, "full")
-    answers = crew.run([{**whole, "wrong": "full"}, whole])
-    for answer in answers:
-        assert answer and "the disk is full" in answer["error"], answers
-    assert answers[1] and answers[1]["kind"] == "FailedElsewhere"
-
-
-def test_processes_with_other_settings_are_refused_with_both_fingerprints(crew: Crew, place: Path) -> None:
-    answers = crew.run([job(place, "other"), job(place, "other", **{"training.seed": 3})])
-    for answer in answers:
-        assert answer and "the recipe of process 1 differs from that of process 0 (fingerprints " in answer["error"], (
-            answers
-        )
-    assert not (place / "other" / "checkpoints").exists()
+@pytest.mark.parametrize(("first", "second", "said"), [
+    ({}, {"wrong": "drift", "at": 1}, "the model of process 1 differs from that of process 0"),
+    ({"wrong": "full"}, {}, "the disk is full"),
+    ({}, {"training.seed": 3}, "the recipe of process 1 differs from that of process 0 (fingerprints "),
+    ({}, {"wrong": "code"}, f"the code of process 1 differs from that of process 0 (fingerprints {'f' * 16}"),
+    ({}, {"wrong": "hang", "at": 1, "seconds": 3.0}, "ended, lost its connection or hangs"),
+], ids=["weights", "disk", "settings", "code", "hangs"])  # fmt: skip
+def test_what_is_wrong_with_one_process_stops_all_and_is_named(
+    first: Job, second: Job, said: str, crew: Crew, place: Path, request: pytest.FixtureRequest
+) -> None:
+    """Weights that differ are found before they are saved."""
+    jobs = []
+    for given in (first, second):
+        settings = {key: value for key, value in given.items() if "." in key}
+        one = job(place, request.node.name, **{"training.save_every": 2}, **settings)
+        jobs.append({**one, "patience": 1.0, **{key: value for key, value in given.items() if "." not in key}})
+    answers = crew.run(jobs)
+    assert all(answer and said in answer["error"] for answer in answers), answers
+    if first:
+        assert answers[1] and answers[1]["kind"] == "FailedElsewhere"
+    elif "hang" not in second.values():
+        assert not (place / request.node.name / "checkpoints").exists()
 
 
 def test_processes_with_other_data_are_refused_with_both_fingerprints(crew: Crew, place: Path) -> None:
@@ -302,24 +301,9 @@ def test_processes_with_other_data_are_refused_with_both_fingerprints(crew: Crew
         )
 
 
-def test_processes_with_other_code_are_refused_with_both_fingerprints(crew: Crew, place: Path) -> None:
-    whole = job(place, "code")
-    for answer in crew.run([whole, {**whole, "wrong": "code"}]):
-        assert (
-            answer
-            and f"the code of process 1 differs from that of process 0 (fingerprints {'f' * 16}" in answer["error"]
-        )
-
-
 def test_a_process_that_never_joins_is_not_waited_for(crew: Crew, place: Path) -> None:
     answers = crew.run([{**job(place, "absent"), "joining": 0.5}, None])
     assert answers[0] and answers[0]["error"].startswith("process 0 did not meet all of 2 processes at 127.0.0.1:")
-
-
-def test_a_process_that_hangs_is_not_waited_for(crew: Crew, place: Path) -> None:
-    whole = {**job(place, "hung"), "patience": 1.0}
-    answers = crew.run([whole, {**whole, "wrong": "hang", "at": 1, "seconds": 3.0}])
-    assert all(answer and "ended, lost its connection or hangs" in answer["error"] for answer in answers), answers
 
 
 def test_a_first_process_that_takes_the_store_with_it_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,9 +102,6 @@ def test_a_plan_accounts_for_the_shares_of_several_processes(monkeypatch: pytest
     assert whole.memory["weights"] == found[1].memory["weights"]
 
 
-def test_gradients_held_by_one_of_several_processes() -> None:
-    assert [gradients_held(64, processes) for processes in (1, 2, 4, 64)] == [7, 6, 5, 1]
-
-
-def test_gradients_held_in_the_order_of_the_tree() -> None:
+def test_gradients_held_in_the_order_of_the_tree_by_one_of_several_processes() -> None:
     assert [gradients_held(leaves) for leaves in (1, 2, 4, 8, 32, 64)] == [1, 2, 3, 4, 6, 7]
+    assert [gradients_held(64, processes) for processes in (1, 2, 4, 64)] == [7, 6, 5, 1]

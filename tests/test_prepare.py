@@ -280,19 +280,6 @@ def test_every_source_has_a_name_of_its_own(corpus: list[str], names: list[str])
     assert pipeline._source_names(corpus) == names
 
 
-def test_no_source_overwrites_another(tmp_path: Path) -> None:
-    names = ["text-2.txt", "en/a.txt", "de/a.txt"]
-    for number, name in enumerate(names):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("\n\n".join(sentence(10 * number + i) for i in range(5)))
-    corpus = [str(tmp_path / name) for name in ("text-2.txt", "en/*.txt", "de/*.txt")]
-    data = DataSettings(corpus=corpus, heldout_share=0.0)
-    prepared = prepare_data(data, TOKENIZER, tmp_path / "out", progress=False)
-    for number, source in enumerate(prepared.train):
-        expected = [prepared.tokenizer.decode(prepared.tokenizer.encode(sentence(10 * number + i))) for i in range(5)]
-        assert texts_of(prepared, (source,)) == expected
-
-
 def test_a_file_that_is_read_in_another_way_is_another_corpus(tmp_path: Path) -> None:
     lines = "".join(json.dumps({"text": sentence(i)}) + "\n" for i in range(20))
     (tmp_path / "a.txt").write_text(lines)

@@ -148,17 +148,9 @@ def test_a_setting_of_several_objectives_or_tasks_is_of_one_type(section: str, k
     ("name: x\nbase: unilm\n", 2, ("base: No recipe", "'unilm'", "'unilmv2-base'")),
     ("base: quickstart\nname: ../evil\n", 2, ("name is '../evil'", "a run's folder")),
     ("schema: 3\nname: later\n", 1, ("schema is 3", "reads 2")),
-    (
-        "objective:\n  name: causal\n  mask_rate: 0.3\n",
-        3,
-        ("mask_rate is not a setting of causal; unilmv2, masked",),
-    ),
+    ("objective:\n  name: causal\n  mask_rate: 0.3\n", 3, ("mask_rate is not a setting of causal; unilmv2, masked",)),
     ("objective:\n  noise: [mask]\n", 2, ("noise is not a setting of unilmv2; denoising has it.",)),
-    (
-        "base: classification\ntask:\n  stride: 8\n",
-        3,
-        ("stride", "classification; extraction and conversation have"),
-    ),
+    ("base: classification\ntask:\n  stride: 8\n", 3, ("stride", "classification; extraction and conversation have")),
     ("name: mine\ntask: {kind: sorting, order: up}\n", 2, ("'sorting'; known tasks: classification, ",)),
 ])  # fmt: skip
 def test_broken_file_names_its_line(write: Any, text: str, line: int, names: tuple[str, ...]) -> None:
@@ -393,13 +385,9 @@ def test_what_a_base_sets_for_its_own_task_is_dropped_with_it() -> None:
 def test_an_override_is_given_to_the_recipes_that_have_it() -> None:
     made = contestants(["gpt", "unilmv2-base"], like=None, overrides={"objective.mask_rate": 0.3})
     assert isinstance(made[0].objective, CausalSettings) and made[1].objective.rates == (0.3, 0.3)
-    with pytest.raises(
-        UsageError, match=r"option --objective.noise: noise is not a setting of causal or unilmv2; denois"
-    ):
+    with pytest.raises(UsageError, match=r"--objective.noise: noise is not a setting of causal or unilmv2; denois"):
         contestants(["gpt", "unilmv2-base"], like=None, overrides={"objective.noise": ["mask"]})
-    with pytest.raises(
-        UsageError, match=r"objective.geometric_p: it has no effect without objective.masking geometric"
-    ):
+    with pytest.raises(UsageError, match=r"objective.geometric_p: .* without objective.masking geometric"):
         contestants(["gpt", "unilmv2-base"], like=None, overrides={"objective.geometric_p": 0.3})
 
 

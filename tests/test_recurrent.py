@@ -70,9 +70,7 @@ def test_a_slot_belongs_to_the_run_that_it_reads() -> None:
     visibility.nearby(single_rows.left_to_right(4), 1),
 ], ids=["bidirectional", "prefix", "pseudo", "permuted", "local"])  # fmt: skip
 def test_what_no_lstm_can_follow_is_refused(rule: np.ndarray) -> None:
-    with pytest.raises(
-        UsageError, match=r"model\.kind recurrent reads a text from left to right or from right to left"
-    ):
+    with pytest.raises(UsageError, match=r"model\.kind recurrent reads .* left to right or from right to left"):
         find_runs(rule[None], BOTH)
 
 
@@ -218,9 +216,7 @@ def test_nothing_is_dropped_or_penalised_in_evaluation() -> None:
 def test_no_format_of_transformers_holds_lstms(to: str) -> None:
     recipe = load_recipe("awd-lstm")
     loaded: Any = SimpleNamespace(model=SimpleNamespace(settings=recipe.model), recipe=recipe, path="runs/lstm")
-    with pytest.raises(
-        UsageError, match=r"runs/lstm: model\.kind is recurrent, and all formats but package are those of"
-    ):
+    with pytest.raises(UsageError, match=r"runs/lstm: model\.kind is recurrent, and all formats but package "):
         check_format(to, loaded)
 
 

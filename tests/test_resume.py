@@ -159,17 +159,8 @@ def test_a_signal_saves_and_stops(uninterrupted: Path, number: signal.Signals) -
 @pytest.mark.usefixtures("hangup")
 def test_a_signal_before_training_is_one_sentence(tmp_path: Path, number: signal.Signals) -> None:
     corpus = write_corpus(tmp_path / "corpus", documents=20_000)
-    command = [
-        sys.executable,
-        "-m",
-        "unicloze",
-        "prepare",
-        "--data.corpus",
-        str(corpus),
-        "--out",
-        str(tmp_path / "data"),
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    command = ["-m", "unicloze", "prepare", "--data.corpus", str(corpus), "--out", str(tmp_path / "data")]
+    process = subprocess.Popen([sys.executable, *command], stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     until = time.monotonic() + 60
     while time.monotonic() < until and not (tmp_path / ".data.partial").is_dir():
         time.sleep(0.01)

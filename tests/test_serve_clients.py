@@ -158,9 +158,7 @@ def test_a_prompt_over_the_limit_is_refused_or_cut_on_request(model: Any, hub: A
     with serving(served) as client, openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as made:
         (name,), prompt = [one.id for one in made.models.list()], "a " * 64
         for asked in ({"prompt": prompt}, {"prompt": ["a", prompt]}, {"prompt": prompt, "stream": True}):
-            with pytest.raises(
-                openai.BadRequestError, match="tokens at most, but the text has 64 and up to 16"
-            ) as raised:
+            with pytest.raises(openai.BadRequestError, match="the text has 64 and up to 16") as raised:
                 made.completions.create(model=name, **asked)
             assert raised.value.code == "context_length_exceeded"
         with pytest.raises(openai.BadRequestError, match="and up to 99 are to be written"):
@@ -276,18 +274,6 @@ def test_hugging_faces_client_summarises_and_translates(hub: Any) -> None:
         assert (
             made.summarization("anna sees").summary_text == expected == made.translation("anna sees").translation_text
         )
-
-
-# Text Embeddings Inference
-
-
-def test_what_text_embeddings_inference_takes_is_understood(client: Client) -> None:
-    """Its own client is `InferenceClient`; others send this."""
-    expected = unit(embed(loaded(relative=True), TEXTS))
-    answer = client.post("/embed", {"inputs": TEXTS, "truncate": True}).json
-    np.testing.assert_allclose(answer, expected, atol=1e-5)
-    one = client.post("/embed", {"inputs": TEXTS[0]}).json
-    np.testing.assert_allclose(one, expected[:1], atol=1e-5)
 
 
 # The documentation

@@ -153,14 +153,6 @@ def test_a_large_body_is_refused_whether_its_length_is_declared_or_not(client: C
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "localhost@evil.example", "127.0.0.1.nip.io"]
-)
-def test_names_that_only_look_like_this_machine_are_refused(client: Client, host: str) -> None:
-    status, sentence = error(client, f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-    assert status == 403 and sentence.startswith("The server answers only requests to localhost")
-
-
-@pytest.mark.parametrize(
     "path", ["/page/../../app.py", "/page/%2e%2e/%2e%2e/app.py", "/page//etc/passwd", "//etc/passwd"]
 )
 def test_paths_lead_nowhere_else(client: Client, path: str) -> None:
@@ -178,8 +170,10 @@ def test_other_sites_learn_nothing_and_send_nothing(client: Client) -> None:
     preflight = client.send("OPTIONS", "/embed", headers=asked)
     assert preflight.status == 403
     assert not [name for name in preflight.headers if name.lower().startswith("access-control")]
-    for origin in ("null", "http://localhost:9"):
-        assert client.post("/embed", {"inputs": "a"}, {"Origin": origin}).status == 403
+    assert client.post("/embed", {"inputs": "a"}, {"Origin": client.url}).status == 200
+    for origin in ("null", "http://localhost:9", "http://evil.example"):
+        refused = client.post("/embed", {"inputs": "a"}, {"Origin": origin})
+        assert refused.status == 403 and "another site" in refused.error
     # What a page of another site may send without asking first.
     plain = client.send("POST", "/embed", b'{"inputs": "a"}', {"Content-Type": "text/plain"})
     assert plain.status == 422 and "content type" in plain.error
@@ -256,9 +250,7 @@ def test_a_used_port_is_refused(started: list[Any]) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(
-            UniclozeError, match=f"cannot serve at 127.0.0.1 port {port}: .*; give another --host or --port"
-        ):
+        with pytest.raises(UniclozeError, match=f"127.0.0.1 port {port}: .*; give another --host or --port"):
             verbs.serve(loaded(), port=port)
 
 

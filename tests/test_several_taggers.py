@@ -156,8 +156,7 @@ def test_only_output_layers_of_the_same_tags_are_taken_over(start: LoadedModel, 
 
 
 @pytest.mark.parametrize(("parts", "message"), [
-    ([SIDE, {**SIZE, "label": "third"}],
-     "has no tagger third with the tags B-LONG, O: give both the same task.parts"),
+    ([SIDE, {**SIZE, "label": "third"}], "has no tagger third with the tags B-LONG, O: give both the same task.parts"),
     ([{**SIDE, "labels": ["late", "early"]}, SIZE], "has no tagger side with the tags late, early"),
 ])  # fmt: skip
 def test_a_teacher_has_the_taggers_it_teaches(

@@ -147,9 +147,7 @@ def test_tasks_are_learned_together_and_scored_apart(
     predictions = verbs.predict(tmp_path / "run", file=asked, quiet=True)
     assert [one["id"] for one in predictions] == ["kind-0", "stsb-1"]
     wrong = nlu_toys.write(tmp_path / "wrong.jsonl", [{"text": "anna"}])
-    with pytest.raises(
-        UniclozeError, match=r"wrong\.jsonl, line 1: the field 'task' must name one of kind, stsb, text"
-    ):
+    with pytest.raises(UniclozeError, match=r"wrong\.jsonl, line 1: .* 'task' must name one of kind, stsb, text"):
         verbs.predict(tmp_path / "run", file=wrong, quiet=True)
 
 

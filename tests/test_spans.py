@@ -315,9 +315,7 @@ def test_prepare_keeps_spans_whatever_its_recipe_masks(corpus: Path, tmp_path: P
     given = {"data.corpus": [str(corpus)], "data.spans_field": "spans", "tokenizer.vocab_size": 320}
     verbs.prepare(out=tmp_path / "out", quiet=True, overrides=given)
     assert (tmp_path / "out" / "train" / "a.ds.spans").is_file()
-    with pytest.raises(
-        UsageError, match=r"option --data\.spans_field: it has no effect without objective\.mask_unit phrase"
-    ):
+    with pytest.raises(UsageError, match=r"option --data\.spans_field: .* without objective\.mask_unit phrase"):
         verbs.pretrain("quickstart", tmp_path / "run", quiet=True, overrides=given)
 
 

@@ -107,9 +107,7 @@ def test_accepting_makes_every_finite_update() -> None:
 def test_too_many_spikes_in_a_row_stop_the_run() -> None:
     spiking = dict.fromkeys(range(FEWEST, 100), 1e6)
     del spiking[FEWEST + 4]
-    with pytest.raises(
-        NonFiniteError, match=rf"before the update of step {FEWEST + 16}: more than 10 steps spiked in a row"
-    ):
+    with pytest.raises(NonFiniteError, match=rf"update of step {FEWEST + 16}: more than 10 steps spiked"):
         train("skip", spiking, steps=60)
     assert MOST == 10
 
@@ -158,8 +156,6 @@ def test_fine_tuning_continues_with_a_lower_rate_after_a_divergence(tmp_path: Pa
     steps = itertools.count(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "clip_gradient", lambda *_: torch.tensor(math.nan if next(steps) == 2 else 1.0))
-        with pytest.raises(
-            NonFiniteError, match=r"step 1 were saved: run the same command with a lower --training.lea"
-        ):
+        with pytest.raises(NonFiniteError, match=r"step 1 were saved: .* with a lower --training.lea"):
             tuned(1e-3)
     assert tuned(1e-4) == 4

@@ -223,9 +223,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"s3://bucket/a\.txt needs a package that is not installed: Install s3fs"):
         find_files("s3://bucket/a.txt")
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(
-        UsageError, match=r'memory://a needs the package fsspec: in the clone, pip install -e "\.\[storage\]"'
-    ):
+    with pytest.raises(UsageError, match=r'memory://a needs .* fsspec: .*pip install -e "\.\[storage\]"'):
         find_files("memory://a")
 
 
@@ -242,9 +240,7 @@ def test_what_cannot_be_read_is_named(memory: Any, monkeypatch: pytest.MonkeyPat
     memory.pipe("/a.txt", b"text")
     file = file_at("memory://a.txt")
     monkeypatch.setattr(type(memory), "open", fail)
-    with pytest.raises(
-        UniclozeError, match=r"^memory://a\.txt cannot be used \(403 Forbidden https://host/a\)"
-    ) as said:
+    with pytest.raises(UniclozeError, match=r"^memory://a\.txt .*\(403 Forbidden https://host/a\)") as said:
         file.open()
     assert "secret" not in str(said.value)
     monkeypatch.setattr(type(memory), "info", fail)
@@ -329,9 +325,7 @@ def test_a_failed_copy_is_a_warning_and_is_made_up_for(
         put(self, local, remote, **options)
 
     monkeypatch.setattr(type(memory), "put_file", fail_once)
-    with pytest.warns(
-        UserWarning, match=r"were not copied, which the next save tries again: .*No space left on device"
-    ):
+    with pytest.warns(UserWarning, match=r"were not copied, .* next save tries again: .*No space left"):
         train(tmp_path / "run", "memory://copies")
     assert not failures
     assert steps_at(memory, "/copies") == [4, 6]
@@ -406,9 +400,7 @@ def test_a_copy_is_complete_once_its_manifest_is_there(
 def test_a_damaged_copy_is_not_used(run_with_copies: tuple[Path, Path]) -> None:
     out, copied = run_with_copies
     (copied / "step-00000002" / "state.json").write_text("{}")
-    with pytest.warns(
-        UserWarning, match=r"step-00000002 is damaged \(state\.json differs from its SHA-256\); using step-0"
-    ):
+    with pytest.warns(UserWarning, match=r"step-00000002 is damaged \(state\.json .*SHA-256\); using step-0"):
         assert Copies(f"file://{copied}").fetch(out.parent / "fresh") == "step-00000001"
     (copied / "step-00000001" / MANIFEST).write_text('{"sha256": {"../../evil": "0"}}')
     with pytest.raises(UniclozeError, match="and no other copy is intact"):

@@ -64,8 +64,7 @@ def question(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("recipe", "name", "text", "message"), [
     ("classification", "a.jsonl", "[" * 100_000, "line 1: this is not JSON"),
     ("classification", "a.csv", "text,label,text\nx,a,y\n", "line 1: two columns have the name 'text'"),
-    ("regression", "a.jsonl", '{"text": "x", "label": 1' + "0" * 400 + "}",
-     "line 1: the label 10+.* is not a number"),
+    ("regression", "a.jsonl", '{"text": "x", "label": 1' + "0" * 400 + "}", "line 1: the label 10+.* is not a number"),
     ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is not a number"),
     ("regression", "a.jsonl", '{"text": "x", "label": true}', "line 1: the label True is not a number"),
     ("squad-v1.1", "a.json", json.dumps({"data": [{"paragraphs": [{"context": "x", "qas": [question("one"),
@@ -136,9 +135,7 @@ def test_the_first_line_of_a_table_without_a_header_is_quoted(
 
 
 def test_fields_have_names_and_no_numbers() -> None:
-    with pytest.raises(
-        UsageError, match=r"each value text: the name of a field, as in the header .* not the number of a col"
-    ):
+    with pytest.raises(UsageError, match=r"the name of a field, as in the header .* not the number of a col"):
         load_recipe("classification", {"task.fields": "{text: 1, label: 0}"})
 
 
@@ -308,9 +305,7 @@ def test_options_that_no_metric_takes_are_refused(options: dict[str, str], says:
 
 @pytest.mark.parametrize("name", ["said.csv", "said.txt", "said", "said.jsonl.gz"])
 def test_a_file_name_without_a_known_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"its extension is not a format .*: use one of \.jsonl, \.json, \.tsv, or give"
-    ):
+    with pytest.raises(UsageError, match=r"its extension is not .*: use one of \.jsonl, \.json, \.tsv, or"):
         verbs.predict("no model", tmp_path / "no file", out=tmp_path / name)
 
 
@@ -406,7 +401,5 @@ def test_what_a_model_cannot_do_is_answered_by_what_it_can(start: LoadedModel) -
         with pytest.raises(UsageError, match=f"a model fine-tuned for classification cannot .*; {it_can}"):
             ask()
     assert verbs.embed(model, ["anna"]).shape == (1, model.recipe.model.hidden_size)
-    with pytest.raises(
-        UsageError, match=r"is not a fine-tuned model: .*; it fills masks: `unicloze fill --model none --text"
-    ):
+    with pytest.raises(UsageError, match=r"not a fine-tuned model: .*: `unicloze fill --model none --text"):
         verbs.predict(start, text="anna")

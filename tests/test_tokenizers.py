@@ -132,6 +132,7 @@ def test_user_text_is_text_whatever_it_spells(kind: str) -> None:
     special = set(vocabulary.special.tolist()) - {vocabulary.unk}
     names = tokenizer.tokens(vocabulary.special)
     texts = ["the list", *names, " ".join(["a", *names, "list"]), "".join(f"x{name}" for name in names)]
+    texts.append("".join(f" \ufdd0{name}" for name in names))  # their internal names
     for text, (with_offsets, offsets), ids in zip(
         texts, tokenizer.encode_batch_with_offsets(texts), tokenizer.encode_batch(texts), strict=True
     ):
@@ -153,17 +154,6 @@ def test_only_the_mask_is_read_as_a_special_token(kind: str) -> None:
         assert vocabulary.eos not in ids
     (plain,) = tokenizer.encode_batch([f"a {eos}"])
     assert tokenizer.encode(f"a {eos}").tolist() == plain.tolist()
-
-
-def test_text_cannot_contain_the_internal_names_of_special_tokens() -> None:
-    for kind in KINDS.values():
-        tokenizer = kind()
-        names = tokenizer.tokens(tokenizer.vocabulary.special)
-        text = "".join(f"\ufdd0{name} " for name in names)
-        special = set(tokenizer.vocabulary.special.tolist()) - {tokenizer.vocabulary.unk}
-        ((ids, offsets),) = tokenizer.encode_batch_with_offsets([text])
-        assert not special & set(ids.tolist())
-        assert offsets.max() <= len(text)
 
 
 @pytest.mark.parametrize(
@@ -552,9 +542,7 @@ def test_special_tokens_behind_the_vocabulary_can_be_swapped(tmp_path: Path) -> 
 
 
 def test_pieces_of_a_unigram_model_stay_where_they_are(tmp_path: Path) -> None:
-    with pytest.raises(
-        UniclozeError, match=r"ids 1 and 5 of the vocabulary .* and a Unigram model does not allow that"
-    ):
+    with pytest.raises(UniclozeError, match=r"ids 1 and 5 of the vocabulary .* a Unigram model"):
         write_tokenizer(
             sentencepiece(), tmp_path, plain_format(sentencepiece(), 8), swapped=(1, 5), takes_segments=False
         )

@@ -153,9 +153,7 @@ def test_rows_without_a_source_are_refused() -> None:
 
 def test_a_config_of_unicloze_hf_has_no_decoder() -> None:
     config = pytest.importorskip("unicloze.hf.models")
-    with pytest.raises(
-        UsageError, match="no class for an encoder-decoder: export the model with `unicloze export --to t5`"
-    ):
+    with pytest.raises(UsageError, match=r"no class for an encoder-decoder: .* `unicloze export --to t5`"):
         config.UniclozeConfig(decoder_layers=2).settings  # noqa: B018
 
 

@@ -328,23 +328,15 @@ def test_vectors_are_those_of_the_encoder(tmp_path: Path) -> None:
 def test_what_a_class_does_not_have_is_refused(tmp_path: Path) -> None:
     folder_of("t5", tmp_path)
     loaded = import_checkpoint(tmp_path)
-    with pytest.raises(
-        UsageError, match=r"model.decoder_layers is 2, and the BertModel of Transformers has one stack .* --to t5"
-    ):
+    with pytest.raises(UsageError, match=r"model.decoder_layers is 2, and the BertModel .* one stack .* --to t5"):
         check_format("bert", loaded)
-    with pytest.raises(
-        UsageError, match=r"model.norm is pre, and the BartForConditionalGeneration of Transformers has post"
-    ):
+    with pytest.raises(UsageError, match=r"model.norm is pre, and the BartForConditionalGeneration .* has post"):
         check_format("bart", loaded)
-    with pytest.raises(
-        UsageError, match=r"is an encoder-decoder, and unicloze.hf has no class for one: export it with --to t5"
-    ):
+    with pytest.raises(UsageError, match=r"is an encoder-decoder, and unicloze.hf has no .* --to t5"):
         check_format("unicloze", loaded)
     shape = dataclasses.replace(loaded.recipe.model, adapter_size=4)
     adapted = build_model(dataclasses.replace(loaded.recipe, model=shape), loaded.model.vocab_size).for_use()
-    with pytest.raises(
-        UsageError, match=r"finetuning.adapter_size is 4, and the T5\w+ of Transformers has no adapters"
-    ):
+    with pytest.raises(UsageError, match=r"finetuning.adapter_size is 4, and the T5\w+ .* no adapters"):
         check_format("t5", dataclasses.replace(loaded, model=adapted))
 
 

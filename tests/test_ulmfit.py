@@ -63,6 +63,13 @@ def test_rates_fall_from_the_last_layer_to_the_embeddings() -> None:
         assert rate == pytest.approx(2.6**-depth), name
 
 
+def target_of(weights: torch.Tensor, slots: tuple[int, ...], present: torch.Tensor | None = None) -> TargetBatch:
+    return TargetBatch(
+        slots=torch.zeros(slots, dtype=torch.long), labels=torch.zeros_like(weights, dtype=torch.long), weights=weights,
+        normaliser=float(weights.sum()), predictions=int(weights.sum()), present=present,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("present", [None, [[4, 2], [3, 0]]], ids=["alike", "different"])
 def test_concat_pooling_by_hand(present: list[list[int]] | None) -> None:
     settings = ModelSettings(kind="recurrent", hidden_size=3, dropout=0.0)
@@ -70,14 +77,7 @@ def test_concat_pooling_by_hand(present: list[list[int]] | None) -> None:
     states = torch.randn(2, 2, 4, 3, generator=torch.Generator().manual_seed(0))
     counts = torch.tensor(present or [[4, 4], [4, 4]])
     there = torch.arange(4) < counts[..., None]
-    target = TargetBatch(
-        slots=torch.zeros(2, 2, 4, dtype=torch.long),
-        labels=torch.zeros(2, 2, dtype=torch.long),
-        weights=(counts > 0).float(),
-        normaliser=4.0,
-        predictions=int((counts > 0).sum()),
-        present=None if present is None else there,
-    )
+    target = target_of((counts > 0).float(), (2, 2, 4), None if present is None else there)
     found = head.outputs(states.flatten(1, 2), target, None)
     assert found.isfinite().all()
     for row, prediction in (counts > 0).nonzero().tolist():
@@ -97,13 +97,7 @@ def test_the_head_is_normalisation_units_and_normalisation() -> None:
     head = NormedHead(settings, HeadSettings(kind="classes", name="batch_norm", outputs=3, dropout=0.0)).train()
     weights = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     states = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1
-    target = TargetBatch(
-        slots=torch.zeros(3, 2, dtype=torch.long),
-        labels=torch.zeros(3, 2, dtype=torch.long),
-        weights=weights,
-        normaliser=5.0,
-        predictions=5,
-    )
+    target = target_of(weights, (3, 2))
     inner, output = head.inner, head.output
     assert inner.linear.out_features == INNER == 50
     real = states[weights > 0]
@@ -123,13 +117,7 @@ def test_a_single_prediction_is_normalised_by_the_running_statistics() -> None:
         ModelSettings(kind="recurrent", hidden_size=4, dropout=0.0),
         HeadSettings(kind="classes", name="batch_norm", outputs=3),
     )
-    target = TargetBatch(
-        slots=torch.zeros(1, 1, dtype=torch.long),
-        labels=torch.zeros(1, 1, dtype=torch.long),
-        weights=torch.ones(1, 1),
-        normaliser=1.0,
-        predictions=1,
-    )
+    target = target_of(torch.ones(1, 1), (1, 1))
     states = torch.ones(1, 1, 4)
     assert torch.equal(head.train().outputs(states, target, None), head.eval().outputs(states, target, None))
     assert head.inner.norm.running_mean is not None

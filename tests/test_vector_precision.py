@@ -31,32 +31,25 @@ def half_seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return seconds
 
 
-def test_bf16_is_chosen_where_it_is_faster(half_seconds: dict[str, float]) -> None:
-    model = loaded()
-    found = choose_for_vectors(model)
-    assert found.model.precision == "bf16" and found.speed_up == 2
-    assert found.model.model is model.model
-    assert str(found).startswith(
-        "vectors in bf16: bf16 is 2.0 times as fast as fp32 here, and its vectors have cosines of "
-    )
-
-
-def test_fp32_is_kept_where_bf16_gains_little(half_seconds: dict[str, float]) -> None:
-    half_seconds["bf16"] = 0.95
-    found = choose_for_vectors(loaded())
-    assert found.model.precision == "fp32" and str(found).startswith("vectors in fp32: bf16 is 1.1 times as fast")
-
-
-def test_fp32_is_kept_where_vectors_in_bf16_differ(
-    half_seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seconds", "rough", "chosen", "said"), [
+    (0.5, False, "bf16", "vectors in bf16: bf16 is 2.0 times as fast as fp32 here, and its vectors have cosines of "),
+    (0.95, False, "fp32", "vectors in fp32: bf16 is 1.1 times as fast"),
+    (0.5, True, "fp32", "at least 0.99875"),
+], ids=["faster", "hardly faster", "different"])  # fmt: skip
+def test_bf16_is_chosen_where_it_is_faster_and_its_vectors_are_alike(
+    half_seconds: dict[str, float], seconds: float, rough: bool, chosen: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rough(model: LoadedModel, texts: list[str]) -> Any:
+    def away(model: LoadedModel, texts: list[str]) -> Any:
         return np.array([[1.0, 0.05 if model.precision == "bf16" else 0.0]] * len(texts), dtype=np.float32)
 
-    monkeypatch.setattr(served_model, "embed", rough)
-    found = choose_for_vectors(loaded())
-    assert found.model.precision == "fp32"
-    assert found.cosine == pytest.approx(1 / np.hypot(1, 0.05)) and "at least 0.99875" in str(found)
+    half_seconds["bf16"] = seconds
+    if rough:
+        monkeypatch.setattr(served_model, "embed", away)
+    model = loaded()
+    found = choose_for_vectors(model)
+    assert found.model.precision == chosen and said in str(found) and found.speed_up == pytest.approx(1 / seconds)
+    assert found.model.model is model.model
+    assert not rough or found.cosine == pytest.approx(1 / np.hypot(1, 0.05))
 
 
 def test_nothing_is_measured_where_the_processor_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ import pytest
 
 from conftest import REPOSITORY
 from unicloze import cli, verbs
-from unicloze.errors import UniclozeError
 from unicloze.training.ledger import read_ledger
 
 pytestmark = [pytest.mark.journey, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -109,20 +108,7 @@ def test_a_classifier_beats_the_most_frequent_class(
     assert said["prediction"] in ("0", "1")
 
 
-# The owner of 3 kB of noise, and of a table with other names
-
-
-def test_a_corpus_of_noise_is_reported_as_too_small(tmp_path: Path) -> None:
-    letters = random.Random(1)
-    noise = "\n\n".join("".join(letters.choices("abcdefghij ", k=300)) for _ in range(10))
-    (tmp_path / "noise.txt").write_text(noise, encoding="utf-8")
-    given = {
-        "data.corpus": [str(tmp_path / "noise.txt")], "data.heldout_share": 0.3, "training.steps": 60,
-        "tokenizer.vocab_size": 200, "training.evaluate_every": 0, "data.window": 32,
-    }  # fmt: skip
-    with pytest.warns(UserWarning, match="too little text: 3 kB"):
-        run = verbs.pretrain("quickstart", tmp_path / "run", quiet=True, overrides=given)
-    assert "too little text: 3 kB" in run.verdict
+# The owner of a table with other names
 
 
 def test_columns_of_a_table_need_not_be_renamed(
@@ -131,20 +117,9 @@ def test_columns_of_a_table_need_not_be_renamed(
     rows = [(f"the list holds {n} values", "good") if n % 2 else (f"an error {n} is raised", "bad") for n in range(60)]
     with (tmp_path / "table.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("sentence", "kind"), *rows])
-    words = [
-        "--train",
-        str(tmp_path / "table.csv"),
-        "--dev",
-        str(tmp_path / "table.csv"),
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    table = str(tmp_path / "table.csv")
+    words = ["--train", table, "--dev", table, "--out", str(tmp_path / "run")]
     assert cli.main(["finetune", "--model", str(quickstart[0]), *words]) == 0
     said = capsys.readouterr()
     assert "sentence" in said.err and "(set --task.fields to change)" in said.err
     assert "better than always answering" in said.out
-
-
-def test_a_classifier_reports_what_it_can_do(quickstart: tuple[Path, str]) -> None:
-    with pytest.raises(UniclozeError, match=r"not a fine-tuned model: .*; it fills masks: `unicloze fill --model"):
-        verbs.predict(quickstart[0], text="a text")

@@ -43,9 +43,7 @@ def test_sizes_beyond_any_model_are_refused(key: str, value: int) -> None:
 def test_a_model_that_cannot_fit_is_refused_with_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("unilmv2-base")
     with_memory(monkeypatch, 2**30)
-    with pytest.raises(
-        UsageError, match=r"would need 2 GiB .* there are only 1\.0 GiB: .* 67,108,864 weights or fewer"
-    ):
+    with pytest.raises(UsageError, match=r"need 2 GiB .* only 1\.0 GiB: .* 67,108,864 weights or fewer"):
         refuse_what_cannot_fit(recipe, CPU, recipe.tokenizer.vocab_size)
 
 
@@ -53,9 +51,7 @@ def test_a_model_that_cannot_fit_is_refused_with_one_that_does(monkeypatch: pyte
 def test_rows_that_cannot_fit_are_refused_with_a_micro_batch_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("unilmv2-base", {"training.batch_size": 4096, "training.micro_batch_size": None})
     with_memory(monkeypatch, 16 * 2**30)
-    with pytest.raises(
-        UsageError, match=r"4,096 rows of 512 tokens .*: give --training\.micro_batch_size \d+$"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"4,096 rows of 512 tokens .* --training\.micro_batch_size \d+$") as caught:
         refuse_what_cannot_fit(recipe, CPU, recipe.tokenizer.vocab_size)
     fits = int(str(caught.value).split()[-1])
     smaller = load_recipe("unilmv2-base", {"training.batch_size": 4096, "training.micro_batch_size": fits})
