@@ -308,12 +308,9 @@ def test_another_number_of_rows_starts_with_an_empty_memory() -> None:
 def test_a_run_saves_and_restores_what_it_remembers(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus")
     overrides = toy_overrides() | {
-        "data.corpus": [str(tmp_path / "corpus")],
-        "model.memory": 40,
-        "training.steps": 4,
-        "training.save_every": 2,
-        "training.micro_batch_size": 2,
-    }
+        "data.corpus": [str(tmp_path / "corpus")], "model.memory": 40, "training.steps": 4,
+        "training.save_every": 2, "training.micro_batch_size": 2,
+    }  # fmt: skip
     recipe = load_recipe("xlnet-base", overrides)
     pretrain_run(recipe, tmp_path / "whole", progress=False)
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")

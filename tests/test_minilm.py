@@ -29,12 +29,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 TEXTS = [
-    "A man is eating a piece of bread.",
-    "Café — naïve façade; 3.14159 is π, 你好.",
-    "unaffordable",
-    "The quick brown fox jumps over the lazy dog, " * 12,
-    "Is this [MASK] a special token? [SEP]",
-]
+    "A man is eating a piece of bread.", "Café — naïve façade; 3.14159 is π, 你好.", "unaffordable",
+    "The quick brown fox jumps over the lazy dog, " * 12, "Is this [MASK] a special token? [SEP]",
+]  # fmt: skip
 PAIRS = [
     ("How many people live in Berlin?", "Berlin has a population of 3,520,031 registered inhabitants."),
     ("Short.", "A far longer second text that the first one is padded against in the same batch of rows."),

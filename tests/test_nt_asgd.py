@@ -66,15 +66,10 @@ def test_a_resumed_run_averages_alike(cut_at: int, tmp_path: Path) -> None:
     """Cut before and after the average starts; the saved model is the average."""
     write_corpus(tmp_path / "corpus")
     overrides = toy_overrides() | {
-        "data.corpus": [str(tmp_path / "corpus")],
-        "training.steps": 12,
-        "training.save_every": 4,
-        "training.evaluate_every": 2,
-        "training.keep_checkpoints": 9,
-        "training.average_patience": 1,
-        "training.learning_rate": 400.0,
-        "training.clip_norm": 5.0,
-    }
+        "data.corpus": [str(tmp_path / "corpus")], "training.steps": 12, "training.save_every": 4,
+        "training.evaluate_every": 2, "training.keep_checkpoints": 9, "training.average_patience": 1,
+        "training.learning_rate": 400.0, "training.clip_norm": 5.0,
+    }  # fmt: skip
     recipe = load_recipe("awd-lstm", overrides)
     pretrain_run(recipe, tmp_path / "whole", progress=False)
     saved = [load_checkpoint(path) for path in list_checkpoints(tmp_path / "whole" / "checkpoints")]

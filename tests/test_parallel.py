@@ -32,19 +32,11 @@ pytestmark = pytest.mark.whole
 
 STEPS = 4
 SMALL: dict[str, Any] = {
-    **toy_overrides(),
-    "training.device": "cpu",
-    "training.precision": "fp32",
-    "training.steps": STEPS,
-    "training.batch_size": 6,
-    "training.micro_batch_size": 1,
-    "training.evaluate_windows": 5,
-    "training.evaluate_every": 2,
-    "training.save_every": 1,
-    "model.dropout": 0.1,
-    "model.attention_dropout": 0.1,
+    **toy_overrides(), "training.device": "cpu", "training.precision": "fp32", "training.steps": STEPS,
+    "training.batch_size": 6, "training.micro_batch_size": 1, "training.evaluate_windows": 5,
+    "training.evaluate_every": 2, "training.save_every": 1, "model.dropout": 0.1, "model.attention_dropout": 0.1,
     "tokenizer.vocab_size": 300,
-}
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "unilmv2-base": {},
     "electra-base": {},
@@ -61,14 +53,9 @@ CLASSES = [
     {"text": f"the {one} cat sees the {other} dog .", "label": one} for one in ("old", "red") for other in "abcdefgh"
 ]
 TASK: dict[str, Any] = {
-    "training.device": "cpu",
-    "training.precision": "fp32",
-    "training.batch_size": 8,
-    "training.micro_batch_size": 2,
-    "training.learning_rate": 0.01,
-    "finetuning.epochs": 2,
-    "model.dropout": 0.1,
-}
+    "training.device": "cpu", "training.precision": "fp32", "training.batch_size": 8,
+    "training.micro_batch_size": 2, "training.learning_rate": 0.01, "finetuning.epochs": 2, "model.dropout": 0.1,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +91,9 @@ def task(place: Path, out: str, **more: Any) -> Job:
     records, model = str(place / "classes.jsonl"), str(place / "unilmv2-base-1")
     overrides = {**TASK, **more}
     return {
-        "task": "classification",
-        "overrides": overrides,
-        "model": model,
-        "records": records,
+        "task": "classification", "overrides": overrides, "model": model, "records": records,
         "out": str(place / out),
-    }
+    }  # fmt: skip
 
 
 def sha(out: Path, folder: str = "checkpoints") -> dict[str, str]:

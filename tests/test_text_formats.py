@@ -58,14 +58,9 @@ KINDS = {
 }
 FORMATS = ["bert", "roberta", "mpnet", "unicloze"]
 TEXTS = [
-    "the list [MASK] empty",
-    "[MASK] of a list",
-    "the list of [MASK] [MASK], [MASK].",
-    "Return a ([MASK])[MASK] x",
-    "is\n[MASK] a\t[MASK]  [MASK] of",
-    "of[MASK]s, a [MASK]",
-    " [MASK]",
-]
+    "the list [MASK] empty", "[MASK] of a list", "the list of [MASK] [MASK], [MASK].", "Return a ([MASK])[MASK] x",
+    "is\n[MASK] a\t[MASK]  [MASK] of", "of[MASK]s, a [MASK]", " [MASK]",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

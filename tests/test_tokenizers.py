@@ -459,6 +459,7 @@ def test_the_files_of_word_pieces(tmp_path: Path) -> None:
         (i, token) for i, token in enumerate(own.tokens(range(7)))
     ]
     assert (document["padding"], document["truncation"]) == (None, None)
+    assert not any(added["normalized"] or added["lstrip"] for added in document["added_tokens"]), "they know no spaces"
 
 
 @pytest.mark.parametrize(("segments", "types", "names"), [
@@ -577,12 +578,6 @@ def test_other_properties_of_a_mask_are_kept(tmp_path: Path) -> None:
     write_tokenizer(Tokenizer(backend), tmp_path, plain_format(Tokenizer(backend), 8), takes_segments=False)
     (mask,) = [added for added in read(tmp_path)[0]["added_tokens"] if added["content"] == "<mask>"]
     assert (mask["rstrip"], mask["lstrip"], mask["normalized"]) == (True, False, True)
-
-
-def test_word_pieces_know_no_spaces(tmp_path: Path) -> None:
-    write_tokenizer(wordpiece(), tmp_path, plain_format(wordpiece(), 8), takes_segments=False)
-    document, _ = read(tmp_path)
-    assert not any(added["normalized"] or added["lstrip"] for added in document["added_tokens"])
 
 
 def test_text_of_any_script_is_written_as_it_is(tmp_path: Path) -> None:

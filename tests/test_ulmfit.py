@@ -39,12 +39,9 @@ from unicloze.training.optimizers import build_optimizers, depths, schedule_fact
 from unicloze.verbs import finetune, predict
 
 BACKWARD = {
-    "objective.visibility": "right_to_left",
-    "model.directions": "backward",
-    "data.directions": "backward",
-    "use.visibility": "right_to_left",
-    "use.pooling": "first",
-}
+    "objective.visibility": "right_to_left", "model.directions": "backward", "data.directions": "backward",
+    "use.visibility": "right_to_left", "use.pooling": "first",
+}  # fmt: skip
 
 
 def test_rates_fall_from_the_last_layer_to_the_embeddings() -> None:
