@@ -75,33 +75,21 @@ class Record:
     headed: bool = False  # whether the first line of its file names its fields
 
     def text(self, settings: TaskSettings, role: str) -> str:
-        """The text in a role.
-
-        Raises:
-            UniclozeError: It is missing or not a text; the message names the line.
-        """
+        """The text in a role."""
         value = self.get(settings, role)
         if not isinstance(value, str):
             raise self._without(settings, role, "text")
         return value
 
     def texts(self, settings: TaskSettings, role: str) -> list[str]:
-        """The list of texts in a role.
-
-        Raises:
-            UniclozeError: It is missing or not a list of texts; the message names the line.
-        """
+        """The list of texts in a role."""
         value = self.get(settings, role)
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise self._without(settings, role, "list of texts")
         return value
 
     def needed(self, settings: TaskSettings, role: str) -> Any:
-        """The value in a role.
-
-        Raises:
-            UniclozeError: It is missing; the message names the line.
-        """
+        """The value in a role, which must have one."""
         value = self.get(settings, role)
         if value is None:
             raise self._without(settings, role, "value")

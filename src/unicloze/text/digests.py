@@ -94,10 +94,6 @@ class Mapped:
         path: The file.
         dtype: Type of the numbers.
         digests: Digests of the file; None if there are none.
-
-    Raises:
-        UniclozeError: The file does not consist of such numbers, has another size than when it was prepared, or its beginning
-            is damaged.
     """
 
     def __init__(self, path: Path, dtype: str, digests: Digests | None = None) -> None:
@@ -134,9 +130,6 @@ class Mapped:
         Args:
             starts: First number of each range. *Shape:* (ranges,)
             ends: End of each range; may exceed the number of numbers. *Shape:* (ranges,)
-
-        Raises:
-            UniclozeError: A range is damaged; the message names file and bytes.
         """
         if self._digests is not None and self._unread.any():
             width, size = self.values.itemsize, self.values.nbytes

@@ -464,27 +464,21 @@ def _start_of_a_character(raw: bytearray, cut: int) -> int:
     return next(starts, cut)
 
 
-def _lines(file: File, stream: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file."""
-    line = 0
-    while raw := stream.readline(LONGEST_LINE + 1):
-        line += 1
-        if len(raw) > LONGEST_LINE:
-            raise UniclozeError(
-                f"{file}:{line} is longer than {LONGEST_LINE:,} bytes: cut the line, or give the text as .txt."
-            )
-        yield raw
-
-
 def _read_jsonl(
     file: File, stream: BinaryIO, text_field: str, tally: Tally, spans_field: str | None, field_option: str
 ) -> Iterator[Document]:
-    for line, raw in enumerate(_lines(file, stream), 1):
+    line = 0
+    while raw := stream.readline(LONGEST_LINE + 1):
+        line += 1
+        place = f"{file}:{line}"
+        if len(raw) > LONGEST_LINE:
+            raise UniclozeError(
+                f"{place} is longer than {LONGEST_LINE:,} bytes: cut the line, or give the text as .txt."
+            )
         while line == 1 and raw.startswith(_BYTE_ORDER_MARK):
             raw = raw.removeprefix(_BYTE_ORDER_MARK)
         if not raw.strip():
             continue
-        place = f"{file}:{line}"
         try:
             record = parse_json(_text(raw, place, tally))
         except ValueError as error:

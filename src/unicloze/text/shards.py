@@ -162,9 +162,6 @@ class TokenShard:
             path: The `.ds` file.
             documents: File with the indices of the documents to select, sorted, as uint64; default: all.
             digests: Digests of the prepared folder.
-
-        Raises:
-            UniclozeError: A file is missing, truncated, damaged or inconsistent with the others.
         """
         index, cure = beside(path, ".index"), "remove the folder and prepare again"
         for file in (path, index, documents or path):
@@ -211,11 +208,7 @@ class TokenShard:
         return documents if self.chosen is None else self.chosen[documents]
 
     def bounds(self, documents: Int64s) -> tuple[Int64s, Int64s]:
-        """First token and end of some documents. *Shape:* that of `documents`, each
-
-        Raises:
-            UniclozeError: A document ends before it begins.
-        """
+        """First token and end of some documents. *Shape:* that of `documents`, each"""
         starts, ends = self.ends.with_before(self.numbers(documents))
         if (ends < starts).any():
             raise UniclozeError(f"{beside(self.path, '.index')} is damaged: remove the folder and prepare again.")
@@ -249,11 +242,7 @@ class TokenShard:
         return Sums(self.lengths, len(self))
 
     def check_all(self) -> None:
-        """Verify every block of the tokens and of the numbers of the documents.
-
-        Raises:
-            UniclozeError: One is damaged.
-        """
+        """Verify every block of the tokens and of the numbers of the documents."""
         for column in (self.tokens, self.ends, self.chosen, self.sizes, self.lines, self.marks):
             if column is not None:
                 column.check_all()

@@ -38,16 +38,19 @@ def beyond_bounds(document: Any) -> str | None:
     """
     if not isinstance(document, dict):
         return None
-    for number in _ids(document):
-        if not 0 <= number <= LARGEST_ID:
+    model, added = document.get("model"), document.get("added_tokens")
+    model = model if isinstance(model, dict) else {}
+    vocabulary = model.get("vocab")
+    ids = [*vocabulary.values()] if isinstance(vocabulary, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    for number in ids:
+        if isinstance(number, int) and not 0 <= number <= LARGEST_ID:
             return f"it has the id {number:,}, above {LARGEST_ID:,}"
-    model = document.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, dict) and len({str(number) for number in vocabulary.values()}) < len(vocabulary):
-        return "two of its tokens share an id"
-    if isinstance(model, dict) and model.get("type") in _NEED_UNKNOWN and isinstance(vocabulary, dict):
+    if isinstance(vocabulary, dict):
+        if len(set(map(str, vocabulary.values()))) < len(vocabulary):
+            return "two of its tokens share an id"
         unknown = model.get("unk_token")
-        if isinstance(unknown, str) and unknown not in vocabulary:
+        if model.get("type") in _NEED_UNKNOWN and isinstance(unknown, str) and unknown not in vocabulary:
             return f"its vocabulary lacks its token of unknown words, {unknown!r}"
     for section in ("normalizer", "pre_tokenizer", "decoder"):
         parts = list(_parts(document.get(section), 0))
@@ -65,17 +68,6 @@ def beyond_bounds(document: Any) -> str | None:
         if growth > MOST_GROWTH:
             return f"its {section} may make a text {growth:,.0f} times longer (limit {MOST_GROWTH:.0f})"
     return None
-
-
-def _ids(document: dict[str, Any]) -> Iterator[int]:
-    model, added = document.get("model"), document.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocabulary, dict):
-        yield from (number for number in vocabulary.values() if isinstance(number, int))
-    for token in added if isinstance(added, list) else ():
-        number = token.get("id") if isinstance(token, dict) else None
-        if isinstance(number, int):
-            yield number
 
 
 def _parts(value: Any, depth: int) -> Iterator[dict[str, Any]]:
