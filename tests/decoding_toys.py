@@ -14,11 +14,12 @@ import tokenizers
 import torch
 
 import single_rows
+from objective_toys import rows_of, target_of
 from toys import model as toy_model
 from unicloze import objectives
 from unicloze.decoding.generate import generate_parts
 from unicloze.decoding.search import Hypothesis
-from unicloze.example import Examples, Kind, Target, collate
+from unicloze.example import Examples, Target, collate
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import Objective, settings_of
 from unicloze.objectives.groups import PseudoToken
@@ -128,19 +129,15 @@ class Slot:
 
 def logits(model: UnifiedModel, row: list[Slot], predict: list[int], local_width: int | None = None) -> torch.Tensor:
     """Logits at some slots of one row, from a separate forward pass. *Shape:* (predictions, vocabulary)"""
-    n, one = len(row), np.ones((1, 1), dtype=np.int32)
     columns = np.array([[(s.token, s.position, s.segment) for s in row]], dtype=np.int32)
     reads = [[0, s.reads, *((i, i + 1) if s.itself else (0, 0))] for i, s in enumerate(row)]
-    intervals, slots = np.array([reads], dtype=np.int32), np.array([predict], dtype=np.int32)
-    local = None
+    intervals, local = np.array([reads], dtype=np.int32), None
     if local_width is not None:
         local = intervals.copy()
-        local[0, :, 0] = np.maximum(0, np.arange(n) - local_width)
-    examples = Examples(
-        input_ids=columns[:, :, 0], position_ids=columns[:, :, 1], segment_ids=columns[:, :, 2],
-        kinds=np.full((1, n), Kind.CONTEXT, dtype=np.uint8), steps=np.full((1, n), -1, dtype=np.int32),
-        intervals=intervals, local=local, lengths=n * one[0], mutual=0 * one[0], text_tokens=n * one[0],
-        targets={"p": Target(slots=slots, labels=np.zeros_like(slots), weights=np.ones(slots.shape, np.float32))},
+        local[0, :, 0] = np.maximum(0, np.arange(len(row)) - local_width)
+    examples = rows_of(
+        columns[:, :, 0], intervals, {"p": target_of([predict], [[0] * len(predict)])}, position_ids=columns[:, :, 1],
+        segment_ids=columns[:, :, 2], local=local, mutual=np.zeros(1, np.int32),
     )  # fmt: skip
     with torch.no_grad():
         return model.logits(collate(examples))["p"][0]
@@ -201,19 +198,11 @@ def next_token(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSett
     shape = rows, max(1, int(counts.max()))
     slots, labels, weights = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
     slots[row, rank], labels[row, rank], weights[row, rank] = position - 1, windows.token_ids[row, position], 1
-    everywhere = np.arange(width, dtype=np.int32)
-    return Examples(
-        input_ids=windows.token_ids,
-        position_ids=np.tile(everywhere, (rows, 1)),
-        segment_ids=windows.segment_ids,
-        kinds=np.where(everywhere < windows.lengths[:, None], Kind.CONTEXT, Kind.PADDING).astype(np.uint8),
-        steps=np.full((rows, width), -1, dtype=np.int32),
-        intervals=np.tile(single_rows.left_to_right(width), (rows, 1, 1)),
-        lengths=windows.lengths,
-        mutual=np.zeros(rows, dtype=np.int32),
-        text_tokens=windows.lengths,
-        targets={"lm": Target(slots=slots, labels=labels, weights=weights)},
-    )
+    return rows_of(
+        windows.token_ids, np.tile(single_rows.left_to_right(width), (rows, 1, 1)),
+        {"lm": Target(slots=slots, labels=labels, weights=weights)}, lengths=windows.lengths,
+        segment_ids=windows.segment_ids, mutual=np.zeros(rows, dtype=np.int32),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from decoding_toys import loaded
-from unicloze.example import Batch, Examples, Kind, Target, collate
+from objective_toys import rows_of, target_of
+from unicloze.example import Batch, collate
 from unicloze.recipes import save_recipe
 from unicloze.training.checkpoint import save_checkpoint
 from unicloze.training.loading import LoadedModel, load_model
@@ -42,26 +43,10 @@ def slots_batch(
     labels: list[int],
 ) -> Batch:
     """One hand-written row whose slots read at most two intervals each."""
-    n = len(tokens)
-
-    def row(values: list[Any]) -> np.ndarray:
-        return np.array([values], dtype=np.int32)
-
-    weights = np.ones((1, len(predict)), np.float32)
-    return collate(
-        Examples(
-            input_ids=row(tokens),
-            position_ids=row(positions),
-            segment_ids=row(segments),
-            kinds=np.full((1, n), Kind.CONTEXT, dtype=np.uint8),
-            steps=np.full((1, n), -1, dtype=np.int32),
-            intervals=row(intervals),
-            lengths=np.array([n], dtype=np.int32),
-            mutual=np.array([0], dtype=np.int32),
-            text_tokens=np.array([n], dtype=np.int32),
-            targets={"par": Target(slots=row(predict), labels=row(labels), weights=weights)},
-        )
-    )
+    columns = {"position_ids": positions, "segment_ids": segments, "mutual": 0}
+    arrays = {name: np.array([values], np.int32) for name, values in columns.items()}
+    ids, rules = np.array([tokens], np.int32), np.array([intervals], np.int32)
+    return collate(rows_of(ids, rules, {"par": target_of([predict], [labels])}, **arrays))
 
 
 def written_row(source: list[int], target: list[int], pseudo: int, predicted: int) -> Batch:

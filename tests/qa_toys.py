@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,6 @@ def recipe_for(start: LoadedModel, name: str, **overrides: Any) -> Recipe:
     if not name.startswith("squad"):
         del settings["task.no_answer"]
     return task_recipe(load_recipe(name, settings), start, list(settings))
-
-
-def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    """Write one record per line."""
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def questions(count: int = 16, *, answerable: int | None = None) -> list[dict[str, Any]]:

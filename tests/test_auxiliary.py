@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import unicloze.finetuning.data as task_data
-from nlu_toys import events_of, finetuned, resumed_alike
-from qa_toys import questions, recipe_for, small_model, write
+from nlu_toys import events_of, finetuned, resumed_alike, write
+from qa_toys import questions, recipe_for, small_model
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples

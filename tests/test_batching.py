@@ -53,25 +53,21 @@ def test_a_batch_is_bounded_and_a_large_request_is_computed_whole() -> None:
     assert sizes == [ITEMS_AT_ONCE, 1, large]
 
 
-def test_an_error_reaches_only_the_request_that_caused_it() -> None:
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_an_error_reaches_only_the_request_that_caused_it(stepwise: bool) -> None:
     batcher = Batcher(10)
 
     def inverse(items: Sequence[int]) -> list[float]:
         return [1 / item for item in items]
 
-    first, second, third = run(batcher, *(batcher.ask("a", [item], inverse) for item in (1, 0, 2)))
-    assert (first, third) == ([1.0], [0.5]) and isinstance(second, ZeroDivisionError)
-
-
-def test_an_error_after_some_steps_reaches_only_the_request_that_caused_it() -> None:
-    batcher = Batcher(10)
-
-    def inverse(items: Sequence[int]) -> Generator[None, None, list[float]]:
+    def later(items: Sequence[int]) -> Generator[None, None, list[float]]:
         yield None
-        return [1 / item for item in items]
+        return inverse(items)
 
-    first, second = run(batcher, *(batcher.ask("a", [item], inverse, stepwise=True) for item in (0, 2)))
-    assert isinstance(first, ZeroDivisionError) and second == [0.5]
+    work: Any = later if stepwise else inverse
+    asked = (batcher.ask("a", [item], work, stepwise=stepwise) for item in (1, 0, 2))
+    first, second, third = run(batcher, *asked)
+    assert (first, third) == ([1.0], [0.5]) and isinstance(second, ZeroDivisionError)
 
 
 def test_a_long_computation_takes_turns_with_others() -> None:

@@ -13,7 +13,7 @@ import toys
 from objective_toys import CASES, picture
 from recurrent_toys import recurrent_model
 from toys import EOS, PAD, SOS, UNK, random_windows, vocabulary
-from unicloze import keyed, visibility
+from unicloze import keyed
 from unicloze.example import collate
 from unicloze.objectives import make_examples
 from unicloze.objectives.causal import causal, chain
@@ -52,19 +52,6 @@ def test_a_row_from_right_to_left_is_the_mirror_image() -> None:
     assert (lm.slots.tolist()[0], lm.labels.tolist()[0]) == ([1, 2, 3, 4, 5], [SOS, 11, 12, EOS, 13])
     assert (lm.slots.tolist()[1][:2], lm.labels.tolist()[1][:2]) == ([1, 2], [SOS, 14])
     assert picture(examples.visible(1)) == ["111", "011", "001"]
-
-
-def test_a_band_is_as_wide_as_it_says() -> None:
-    examples = causal(two_texts(), vocabulary(), dataclasses.replace(LEFT_TO_RIGHT, local_width=2))
-    assert examples.local is not None
-    assert picture(visibility.bool_mask(examples.local[0], 6)) == [
-        "100000",
-        "110000",
-        "111000",
-        "011100",
-        "001110",
-        "000111",
-    ]
 
 
 @pytest.mark.parametrize("settings", [LEFT_TO_RIGHT, RIGHT_TO_LEFT], ids=lambda settings: settings.visibility)

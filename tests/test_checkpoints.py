@@ -48,7 +48,7 @@ def checkpoint_at(folder: Path, step: int, model: UnifiedModel, optimizers: list
     )
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "adamax"])
 def test_a_checkpoint_brings_everything_back(tmp_path: Path, optimizer: str) -> None:
     state = trained(optimizer)
     path = checkpoint_at(tmp_path, 7, state.model, state.optimizers)

@@ -287,17 +287,6 @@ def test_inspect_as_text_and_json(here: Path, command: Command) -> None:
     text = command(*words)
     assert text.code == 0 and text.err == ""
     assert all(f" {slot['token']} " in text.out for slot in view["slots"])
-    other = json.loads(command(*words[:-1], "5", "--json").out)
-    assert other != view
-
-
-def test_inspect_reports_that_there_is_no_tokenizer(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = command("inspect", "--text", "one two three four", "--json")
-    assert said.code == 0 and "white space" in said.err
-    assert len(json.loads(said.out)["visible"]) == len(json.loads(said.out)["slots"])
 
 
 def test_inspect_prints_the_name_of_its_picture(here: Path, tmp_path: Path, command: Command) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,16 +71,9 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def truncate(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    damage: Callable[[Path], None], run: Path, command: Command
-) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(run: Path, command: Command) -> None:
     weights = newest(run) / "model.safetensors"
-    damage(weights)
+    flip(weights)
     said = command("fill", "--model", run, "--text", "the [MASK] cat")
     assert said.code == 0
     assert said.err.startswith("unicloze: warning: ") and said.err.count("\n") == 1

@@ -13,6 +13,7 @@ import pytest
 import nlu_toys
 import toys
 from corpora import ADJECTIVES, NOUNS, VERBS, write_corpus
+from nlu_toys import write
 from unicloze import cli, verbs
 from unicloze.comparison import runs
 from unicloze.comparison.probes import Probe, finetuning_flops, fit_probes, open_probe, recipe_for
@@ -32,11 +33,6 @@ from unicloze.training.loading import LoadedModel
 
 NAMES = "unilmv2-ablation-ae", "gpt"
 FAST = {"finetuning.epochs": 2, "training.batch_size": 8, "training.learning_rate": 3e-3, "finetuning.evaluations": 1}
-
-
-def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def sentences(count: int, first: int = 0) -> list[dict[str, Any]]:

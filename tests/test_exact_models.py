@@ -1,8 +1,7 @@
-"""Exact values of recipes, pre-training heads, standard errors, objectives and passages."""
+"""Exact values of recipes, pre-training heads, objectives and spans."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,13 @@ import pytest
 import torch
 
 from unicloze import recipes
-from unicloze.errors import UsageError
-from unicloze.evaluation.metrics import registry as errors
 from unicloze.model import heads
 from unicloze.model.heads import BoundaryHead, DenseHead, TokenHead, cross_entropy
 from unicloze.objectives import diffusion, masking, settings_of, unilmv2
-from unicloze.recipes import load_recipe, read_recipe, recipe_names, save_recipe, task_names, toy_overrides
+from unicloze.recipes import read_recipe, recipe_names, save_recipe, task_names, toy_overrides
 from unicloze.settings import DataSettings, ModelSettings, Recipe
 from unicloze.tasks import extraction
-from unicloze.tasks.extraction import Passage, best_spans, span_labels, window_bounds
+from unicloze.tasks.extraction import span_labels, window_bounds
 
 
 def test_toy_overrides() -> None:
@@ -129,21 +126,6 @@ def test_constants_of_objectives() -> None:
         assert lengths(np.array([0.0, 0.66, 0.67, 0.999])).tolist() == [1, 1, 2, 2]
 
 
-def passage() -> Passage:
-    text = "the  cat sat"
-    starts, ends = np.array([0, 3, 8], dtype=np.int32), np.array([3, 8, 12], dtype=np.int32)
-    return Passage(text=text, ids=np.array([7, 8, 9], dtype=np.int32), starts=starts, ends=ends)
-
-
-def test_tokens_of_characters_and_back() -> None:
-    each = passage()
-    assert len(each) == 3
-    assert [each.covering(*span) for span in ((0, 3), (0, 4), (3, 8), (4, 6), (7, 9), (0, 12), (9, 10), (3, 5), (2, 2))] == [
-        (0, 0), (0, 0), (1, 1), (1, 1), (1, 1), (0, 2), (2, 2), None, None,
-    ]  # fmt: skip
-    assert [each.span(*tokens) for tokens in ((0, 0), (1, 1), (1, 2))] == [(0, "the"), (5, "cat"), (5, "cat sat")]
-
-
 def test_windows_and_labels_of_spans() -> None:
     assert extraction.NOWHERE == 0
     assert window_bounds(10, 10, 4) == [(0, 10)] and window_bounds(0, 10, 4) == [(0, 0)]
@@ -154,39 +136,7 @@ def test_windows_and_labels_of_spans() -> None:
     assert span_labels(None, 4, 7) == span_labels((3, 6), 4, 7) == span_labels((4, 7), 4, 7) == nowhere
 
 
-def test_best_spans_of_a_few_tokens() -> None:
-    starts, ends = np.array([1.0, 5.0, 2.0]), np.array([4.0, 1.0, 3.0])
-    first, last, scores = best_spans(starts, ends, longest=2, most=9)
-    assert list(zip(first.tolist(), last.tolist(), scores.tolist(), strict=True)) == [
-        (1, 2, 8.0), (1, 1, 6.0), (0, 0, 5.0), (2, 2, 5.0), (0, 1, 2.0),
-    ]  # fmt: skip
-    none = best_spans(starts[:0], ends[:0], longest=2, most=9)
-    assert [len(each) for each in none] == [0, 0, 0]
-    assert [each.tolist() for each in best_spans(starts, ends, longest=1, most=1)] == [[1], [1], [6.0]]
-
-
 def test_characters_that_continue_a_letter() -> None:
     assert [extraction._goes_on(each) for each in ("a", "\u0301", "\u1160", "\u11ff", "\u115f", "\u1200")] == [
         False, True, True, True, False, False,
     ]  # fmt: skip
-
-
-def test_standard_errors_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert errors.binomial_error(25.0, 3) == pytest.approx(25.0) and errors.binomial_error(50.0, 1) == 50.0
-    by_hand = {"accuracy": pytest.approx(100 * math.sqrt(0.25 * 0.75 / 4))}
-    assert errors.standard_errors("accuracy", list("abbb"), list("aaaa")) == by_hand
-    assert errors.standard_errors("accuracy", [], []) == {}
-    for samples, items in ((1, ["a"]), (2, [])):
-        with pytest.raises(
-            UsageError, match=f"^{samples} samples of {len(items)} items: give 2 samples and 1 item or more"
-        ):
-            errors.bootstrap_errors(errors.metric("accuracy"), items, items, samples=samples)
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(errors, "bootstrap_errors", lambda *_, **named: asked.append(named) or {"f1": 1.0})
-    assert errors.standard_errors("f1", ["1", "b"], ["1", "b"]) == {"f1": 1.0} and asked == [{"samples": 200}]
-
-
-def test_a_recipe_of_another_schema_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("schema: 7\n")
-    with pytest.raises(UsageError, match=f", line 1: schema is 7; this version reads {recipes.SCHEMA}"):
-        load_recipe(tmp_path / "a.yaml")

@@ -15,7 +15,7 @@ import torch
 import nlu_toys
 from conftest import slow_except
 from corpora import write_corpus
-from nlu_toys import events_of, finetuned, resumed_alike
+from nlu_toys import events_of, finetuned, resumed_alike, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import METRICS
@@ -53,11 +53,6 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 WORDS = ["a", "bc", "def", "gh", "ij", "klm", "no", "pq"]
-
-
-def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def pairs(count: int = 16) -> list[dict[str, Any]]:

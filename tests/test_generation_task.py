@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 import toys
 from decoding_toys import generate_tokens
-from nlu_toys import finetuned
+from nlu_toys import finetuned, write
 from unicloze import keyed, verbs, visibility
 from unicloze.decoding.inputs import generation_format_of
 from unicloze.errors import UniclozeError, UsageError
@@ -22,8 +21,6 @@ from unicloze.example import Kind, collate
 from unicloze.finetuning.data import encoded, evenly_chosen
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.predict import TaskModel, target_loss
-from unicloze.model import heads
-from unicloze.model.heads import cross_entropy
 from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe, task_names
 from unicloze.records.record import Record
@@ -84,11 +81,6 @@ def pairs(count: int = 16) -> list[dict[str, Any]]:
     ]
 
 
-def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 def recipe_for(start: LoadedModel, **overrides: Any) -> Recipe:
     settings = {**HEART, **{key.replace("__", "."): value for key, value in overrides.items()}}
     return task_recipe(load_recipe("generation", settings), start, list(settings))
@@ -141,6 +133,8 @@ def test_pseudo_rows_read_what_the_paper_says(block_size: int, any_order: bool) 
             assert [step[p] for p in sorted(step)] == sorted(step.values())
         seen = examples.visible(number)
         assert len(seen) == source + 2 * target
+        assert examples.segment_ids[number, : len(seen)].tolist() == [0] * source + [1] * 2 * target
+        assert examples.input_ids[number, :source].tolist() == [toys.SOS, *row.source, toys.EOS]
         for query, key in np.ndindex(seen.shape):
             own = int(examples.position_ids[number, query])
             other = int(examples.position_ids[number, key])
@@ -180,35 +174,6 @@ def test_the_other_rows_read_the_source_and_their_past() -> None:
     assert examples.local is not None
     near = visibility.bool_mask(examples.local[0, :12], 12)
     assert near.tolist() == [[query - 3 <= key <= query for key in range(12)] for query in range(12)]
-
-
-def test_a_row_as_text() -> None:
-    """Two tokens of source and three of target in steps of two, half of the target's own tokens noised."""
-    source, target = np.array([10, 11], np.int32), np.array([20, 21, 22], np.int32)
-    row = SourceTarget(record=0, source=source, target=target, slots=0)
-    recipe = recipe_of(block_size=2, target_noise=0.5)
-    examples = TASK.lay_out([row], toys.vocabulary(), recipe, keys_of(1))
-    names = [
-        f"{kind}{position}" for kind, position in zip("CCCCOOOOPPPP", examples.position_ids[0].tolist(), strict=False)
-    ]
-    shown = visibility.text(examples.intervals[0, :12], 12, query_names=names, groups=[4, 4, 4])
-    assert shown.splitlines() == [
-        "C0  1111 0000 0000",
-        "C1  1111 0000 0000",
-        "C2  1111 0000 0000",
-        "C3  1111 0000 0000",
-        "O4  1111 1100 0000",
-        "O5  1111 1100 0000",
-        "O6  1111 1111 0000",
-        "O7  1111 1111 0000",
-        "P4  1111 0000 1100",
-        "P5  1111 0000 1100",
-        "P6  1111 1100 0011",
-        "P7  1111 1100 0011",
-    ]
-    assert examples.input_ids[0, :4].tolist() == [toys.SOS, 10, 11, toys.EOS]
-    assert examples.targets["target"].labels[0, :4].tolist() == [20, 21, 22, toys.EOS]
-    assert examples.segment_ids[0].tolist()[:12] == [0] * 4 + [1] * 8
 
 
 @pytest.mark.parametrize("drawn", [True, False])
@@ -378,41 +343,6 @@ def test_scoring_part_of_the_development_file_gives_a_warning(start: LoadedModel
     with pytest.warns(UserWarning, match=r"evaluating on 5 of the 16 development records.*task\.evaluate_records"):
         result = finetuned(recipe, start, file, file, tmp_path / "run")
     assert result.scores["coco"].items == 5
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_label_smoothing_is_torchs(smoothing: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "WIDENED", 37 * 16)  # six blocks
-    torch.manual_seed(0)
-    logits = (torch.randn(90, 37) * 4).to(dtype)
-    labels, weights = torch.randint(0, 37, (90,)), torch.rand(90)
-    values, gradients = [], []
-    for ours in (True, False):
-        given = logits.clone().requires_grad_() if ours else logits.float().requires_grad_()
-        if ours:
-            losses = cross_entropy(given, labels, smoothing)
-        else:
-            losses = functional.cross_entropy(given, labels, reduction="none", label_smoothing=smoothing)
-        (losses * weights).sum().backward()
-        values.append(losses.detach())
-        gradients.append(given.grad.float())
-    exact = dtype == torch.float32
-    torch.testing.assert_close(*values, atol=1e-5 if exact else 2e-2, rtol=1e-5)
-    torch.testing.assert_close(*gradients, atol=1e-6 if exact else 1e-2, rtol=1e-4 if exact else 1e-2)
-
-
-def test_labels_are_smoothed_in_training_only() -> None:
-    model = toys.model(positions=32)
-    batch = collate(TASK.lay_out(rows_of((4, 6)), toys.vocabulary(), recipe_of(), None))
-    model.label_smoothing = 0.3
-    smoothed = float(model.train()(batch)["target"].total.detach())
-    plain = float(model.eval()(batch)["target"].total.detach())
-    logits = model.logits(batch)["target"][0].detach()
-    labels = batch.targets["target"].labels[0]
-    for value, smoothing in ((plain, 0.0), (smoothed, 0.3)):
-        expected = functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
-        assert value == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize(

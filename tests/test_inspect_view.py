@@ -169,12 +169,6 @@ def test_one_segment_or_two() -> None:
         assert [slot.segment for slot in slots] == sorted(slot.segment for slot in slots)
 
 
-def test_without_a_tokenizer_it_splits_on_white_space_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
-    _, tokenizer = inspect_example(recipe(), "Un-usual words, kept", 0)
-    assert tokenizer.token_id("Un-usual") is not None
-    assert "white space" in capsys.readouterr().err
-
-
 def test_a_long_text_is_cut_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     examples, _ = inspect_example(recipe(data__window=16), LONG, 0, _long())
     assert examples.text_tokens.tolist() == [16]

@@ -26,17 +26,14 @@ from decoding_toys import (
     with_next_token,
     wordpiece,
 )
-from toys import random_windows, vocabulary
 from unicloze.decoding import likelihood as module
 from unicloze.decoding.inputs import one_segment
 from unicloze.decoding.likelihood import Scores, TextScore, check_defines, log_probabilities, score, together
 from unicloze.errors import UsageError
 from unicloze.example import Memory, collate
-from unicloze.mixtures import Part, parts
-from unicloze.objectives import defined, settings_of
+from unicloze.objectives import settings_of
 from unicloze.objectives.permuted import causal
 from unicloze.objectives.unilmv2 import pseudo_id
-from unicloze.recipes import load_recipe, recipe_names
 from unicloze.settings import TrainingSettings
 from unicloze.training.loading import LoadedModel
 
@@ -171,33 +168,6 @@ def test_of_a_run_in_phases_the_last_one_answers() -> None:
     assert result.chain_per_token is None
 
 
-PARTS = [(name, part) for name in recipe_names() for part in parts(load_recipe(name).objective)]
-
-
-@pytest.mark.parametrize(("name", "part"), PARTS, ids=[f"{name}:{part.label}" for name, part in PARTS])
-def test_predictions_are_in_the_documented_order(name: str, part: Part) -> None:
-    """By step and position for masked tokens, by position for the chain rule, in every recipe's objective."""
-    words = vocabulary(60, extra=load_recipe(name).tokenizer.extra_tokens)
-    windows = random_windows(20, 24, vocab=60, short=True)
-    windows = dataclasses.replace(windows, maskable=~np.isin(windows.token_ids, words.special))
-    settings = part.settings if words.pseudo is not None else dataclasses.replace(part.settings, pseudo_token="mask")
-    rng = np.random.default_rng(0)
-    steps = np.where(windows.maskable & (rng.random((20, 24)) < 0.4), rng.integers(0, 4, (20, 24)), -1).astype(np.int32)
-    able = defined(settings)
-    position = np.broadcast_to(np.arange(24), (20, 24))
-    asked = [(f(windows, steps, words, settings), steps) for f in (able.cloze, able.stepwise) if f is not None]
-    if able.causal is not None:
-        asked.append((able.causal(windows, words, settings), np.where(windows.maskable, position, -1)))
-    for examples, in_turn in asked:
-        (target,) = examples.targets.values()
-        for row in range(20):
-            chosen = np.flatnonzero(in_turn[row] >= 0)
-            chosen = chosen[np.argsort(in_turn[row, chosen], kind="stable")]
-            given = target.weights[row] > 0
-            assert given.sum() == len(chosen) == given[: len(chosen)].sum()
-            np.testing.assert_array_equal(target.labels[row, given], windows.token_ids[row, chosen])
-
-
 def test_an_ae_model_needs_no_pseudo_mask() -> None:
     model = loaded(roberta_like(), targets=["ae"])
     objective = dataclasses.replace(model.recipe.objective, pseudo_token="own")
@@ -217,20 +187,6 @@ def test_long_texts_are_cut_into_windows_scored_one_by_one(relative: bool) -> No
     parts = score(model, [" ".join(words[:14]), " ".join(words[14:])])
     np.testing.assert_allclose(long.chain_per_token, parts[0].chain_per_token + parts[1].chain_per_token, atol=1e-5)
     np.testing.assert_allclose(long.pseudo_per_token, parts[0].pseudo_per_token + parts[1].pseudo_per_token, atol=1e-5)
-
-
-def test_unspellable_tokens_stay_in_view_and_are_not_scored() -> None:
-    model = loaded()
-    with_unknown, without = score(model, ["the list zzz of", "the list items of"])
-    assert with_unknown.tokens[2] == "[UNK]"
-    assert with_unknown.chain_per_token[2] is None and with_unknown.pseudo_per_token[2] is None
-    assert with_unknown.chain_log_likelihood == pytest.approx(
-        sum(t for t in with_unknown.chain_per_token if t is not None)
-    )
-    assert with_unknown.chain_per_token[0] != pytest.approx(without.chain_per_token[0], abs=1e-6)
-    assert with_unknown.note is not None and "1 tokens not in the vocabulary" in with_unknown.note
-    (nothing,) = score(model, ["zzz"])
-    assert (nothing.chain_log_likelihood, nothing.chain_per_token, nothing.chain_perplexity) == (None, [None], None)
 
 
 def test_names_of_special_tokens_are_plain_text() -> None:
@@ -404,12 +360,16 @@ def test_scores_of_a_model() -> None:
     assert found[1].tokens == ["the", "[UNK]", "list"]
     for each in (found[1].chain_per_token, found[1].pseudo_per_token):
         assert each is not None and each[1] is None and None not in (each[0], each[2])
+    in_view, left_out = found[1].pseudo_per_token, found[2].pseudo_per_token
+    assert in_view and left_out and in_view[0] != pytest.approx(left_out[0], abs=1e-6)
     assert (found[1].bits_per_byte, found[1].pseudo_perplexity_per_word) == (None, None)
     assert found[2].chain_log_likelihood == pytest.approx(sum(found[2].chain_per_token or []))
     assert found[2].bits_per_byte == pytest.approx(
         -(found[2].chain_log_likelihood or 0) / math.log(2) / len("the list")
     )
     assert inspect.signature(score).parameters["batch_size"].default == 32
+    (nothing,) = score(model, ["zzz"])
+    assert (nothing.chain_log_likelihood, nothing.chain_per_token, nothing.chain_perplexity) == (None, [None], None)
 
 
 def test_progress_counts_scored_tokens() -> None:

@@ -16,7 +16,7 @@ from unicloze.interop.families import FAMILIES
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import BoundaryHead
 from unicloze.objectives import make_examples
-from unicloze.objectives.masked import _boundary_target, causal, cloze, masked
+from unicloze.objectives.masked import causal, cloze, masked
 from unicloze.settings import ModelSettings
 from unicloze.text.windows import Windows, windows_of
 
@@ -94,19 +94,6 @@ def test_a_causal_row_equals_a_row_per_token(relative_bias: bool) -> None:
 
 
 # SpanBERT
-
-
-def test_boundary_predictions_by_hand() -> None:
-    window = windows_of([[np.arange(11, 18)]], vocabulary(), keys=keyed.key(0, 0, np.arange(1)))
-    steps = np.array([[-1, 1, 1, 1, -1, 0, -1, 2, -1]], dtype=np.int32)
-    settings = masked_by("bidirectional", targets=["ae", "sbo"])
-    example = cloze(window, steps, vocabulary(), settings)
-    target = _boundary_target(example.targets["ae"], example.steps)
-    real = target.weights[0] > 0
-    assert target.labels[0][real].tolist() == [15, 11, 12, 13, 17]
-    assert target.slots[0][real].tolist() == [[4, 6], [0, 4], [0, 4], [0, 4], [6, 8]]
-    assert target.places is not None
-    assert target.places[0][real].tolist() == [1, 1, 2, 3, 1]
 
 
 def test_boundaries_of_many_rows() -> None:

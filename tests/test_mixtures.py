@@ -126,15 +126,6 @@ def test_phases_share_the_steps_and_continue_reading_where_the_last_one_stopped(
     assert read == list(range(36 + 8)), "no window is read twice, and none is left out"
 
 
-@pytest.mark.parametrize("first", [0, 4, 9, 10, 19, 20, 29])
-def test_each_phase_continues_reading_wherever_the_run_was_resumed(first: int) -> None:
-    made = recipe(steps=30, batch=4)
-    changes = [{}, {"objective": {"mask_rate": 0.3}}, {"training": {"batch_size": 3}}]
-    made = dataclasses.replace(made, training=dataclasses.replace(made.training, phases=changes))
-    read = [index for batches in steps_of(made, first) for m in batches for index in m.windows.index.tolist()]
-    assert read == list(range(4 * min(first, 20) + 3 * max(0, first - 20), 20 * 4 + 10 * 3))
-
-
 def test_all_targets_of_all_parts_of_all_phases_have_their_head() -> None:
     made = recipe(mixture=MIXTURE)
     assert all_targets(made) == ["ae", "par"]

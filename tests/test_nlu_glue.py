@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nlu_toys import finetuned, recipe_for, start
 from unicloze import verbs
@@ -25,11 +24,8 @@ from unicloze.recipes import load_recipe, task_names
 from unicloze.records import FORMATS, read_records
 from unicloze.records.published import LAYOUTS
 from unicloze.records.record import Record
-from unicloze.settings import TrainingSettings
 from unicloze.tasks import TASKS, task_settings
-from unicloze.training.checkpoint import load_checkpoint, save_checkpoint
 from unicloze.training.loading import LoadedModel, load_model
-from unicloze.training.optimizers import build_optimizers
 
 MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
@@ -168,46 +164,6 @@ def test_the_recipes_of_glue_are_those_of_both_papers(task: str) -> None:
 
 
 # Adamax
-
-
-def test_adamax_is_the_papers_algorithm_2() -> None:
-    """Against Algorithm 2 of Kingma and Ba (2015), written out."""
-    layer = torch.nn.Linear(3, 2)
-    settings = TrainingSettings(optimizer="adamax", learning_rate=0.1, betas=(0.9, 0.99), epsilon=1e-8, weight_decay=0)
-    (optimizer,) = build_optimizers(layer, settings)
-    weight = layer.weight.detach().clone().double()
-    moment, largest = torch.zeros_like(weight), torch.zeros_like(weight)
-    for step in range(1, 6):
-        gradient = torch.randn(2, 3, generator=torch.Generator().manual_seed(step))
-        layer.weight.grad, layer.bias.grad = gradient.clone(), torch.zeros(2)
-        optimizer.step()
-        moment = 0.9 * moment + 0.1 * gradient
-        largest = torch.maximum(0.99 * largest, gradient.abs().double() + 1e-8)
-        weight -= 0.1 / (1 - 0.9**step) * moment / largest
-        torch.testing.assert_close(layer.weight.detach().double(), weight, atol=1e-6, rtol=1e-5)
-
-
-def test_adamax_resumes_exactly_from_a_checkpoint(tmp_path: Path) -> None:
-    settings = TrainingSettings(optimizer="adamax", learning_rate=0.1, weight_decay=0)
-    layers = [torch.nn.Linear(3, 2) for _ in range(2)]
-    layers[1].load_state_dict(layers[0].state_dict())
-    optimizers = [build_optimizers(layer, settings) for layer in layers]
-
-    def step(number: int, seed: int) -> None:
-        for parameter in layers[number].parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
-        optimizers[number][0].step()
-
-    step(0, 1)
-    path = save_checkpoint(
-        tmp_path, step=1, model=layers[0].state_dict(), optimizers=optimizers[0], state={}, files=[], keep=1
-    )
-    checkpoint = load_checkpoint(path)
-    layers[1].load_state_dict(checkpoint.model)
-    optimizers[1][0].load_state_dict(checkpoint.optimizers[0])
-    for number in range(2):
-        step(number, 2)
-    assert torch.equal(layers[0].weight, layers[1].weight)
 
 
 def test_adamax_decays_no_weights() -> None:

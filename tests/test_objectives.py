@@ -380,7 +380,8 @@ def floors_of_electra(
     return {"ae": shown * math.log(ordinary), "rtd": entropy * text / (text + special)}
 
 
-def test_the_floor_of_electras_paper() -> None:
+def test_the_floors_of_the_papers() -> None:
+    assert told(8192, 0.8, 0.1) == pytest.approx(8.248, abs=1e-3)
     found = floors_of_electra(509, 3, round(0.15 * 509), ordinary=30_000)
     assert found == pytest.approx({"ae": 8.763, "rtd": 0.3783}, abs=1e-3)
 
@@ -421,6 +422,10 @@ def like(name: str, **changes: Any) -> ObjectiveSettings:
 BERT = settings_of("masked", targets=["ae"], masking="token", mask_rate=0.3)
 SPANBERT = masked_by("bidirectional", targets=["ae", "sbo"], masking="geometric", max_span=3, mask_rate=0.3)
 FLOORS: dict[str, Floor] = {
+    "unilmv2": Floor(settings_of(mask_rate=0.3), dict.fromkeys(("ae", "par"), told(8, 0.8, 0.1)), steps=250),
+    "unilmv2, ar": Floor(
+        settings_of(mask_rate=0.3, factorization="token"), dict.fromkeys(("ae", "par"), told(8, 0.8, 0.1)), steps=250
+    ),
     "gpt": Floor(CASES["gpt"], {"lm": 8 * LN8 / 9}),
     "bert": Floor(BERT, {"ae": told(8, 0.8, 0.1)}, steps=250),
     "spanbert": Floor(SPANBERT, {"ae": LN8, "sbo": LN8}),

@@ -14,19 +14,15 @@ import torch
 from torch import Tensor, nn
 
 import toys
-from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze.model.attention import RelativeBias
 from unicloze.model.build import build
 from unicloze.model.transformer_xl import RelativeTerms
 from unicloze.objectives import settings_of
 from unicloze.objectives.unilmv2 import unilmv2
-from unicloze.pretraining.run import pretrain_run
-from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import HeadSettings, ModelSettings, TrainingSettings
 from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import Checkpoint
-from unicloze.training.ledger import read_ledger
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import Adafactor, Lamb, build_optimizers, schedule_factor
 from unicloze.training.process import load_moments
@@ -326,16 +322,6 @@ def test_every_update_has_the_learning_rate_of_its_step(optimizer: Any) -> None:
     assert expected[:4] == [1 / 3, 2 / 3, 1, 1] and expected[-1] == 1 / 5
     for number, peak in zip(seen, (1e-3, 2e-3), strict=False):
         assert seen[number] == pytest.approx([peak * factor for factor in expected])
-
-
-def test_the_ledger_records_the_learning_rate_that_was_used(tmp_path: Path) -> None:
-    settings = {
-        "data.corpus": [str(write_corpus(tmp_path))], "training.steps": 4, "training.warmup_steps": 2,
-        "training.learning_rate": 1e-3, "training.log_every": 1,
-    }  # fmt: skip
-    pretrain_run(load_recipe("quickstart", toy_overrides() | settings), tmp_path / "run", progress=False)
-    events = [event for event in read_ledger(tmp_path / "run" / "ledger.jsonl") if event["event"] == "step"]
-    assert [event["learning_rate"] for event in events] == pytest.approx([1e-3 * rate_at(n, 4, 2) for n in range(1, 5)])
 
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "adamw"])

@@ -132,32 +132,26 @@ def test_a_comparison_takes_a_setting_into_its_runs_or_refuses_it(key: str, worl
     assert (values[0] == values[1]) == (key not in DECIDED_BY_COMPARE)
 
 
+OF_THE_KIND = {"objective.name", "objective.targets"} | {
+    f"task.{n}" for n in ("kind", "format", "metrics", "metric_options")
+}
+"""The settings that make an objective or a task what it is."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_an_objective_reads_a_setting_or_refuses_it(objective: str, world: World) -> None:
+@pytest.mark.parametrize(
+    ("section", "name"), [*(("objective", name) for name in OBJECTIVES), *(("task", kind) for kind in TASKS)]
+)
+def test_an_objective_or_a_kind_of_task_reads_a_setting_or_refuses_it(section: str, name: str, world: World) -> None:
     unread = {}
     for key, row in SETTINGS.items():
-        if not key.startswith("objective.") or key in ("objective.name", "objective.targets"):
+        if not key.startswith(f"{section}.") or key in OF_THE_KIND:
             continue
         value = "right_to_left" if key == "objective.visibility" else row.second
-        first, second = (world.outcome(objective, called(key, each, row.beside)) for each in (row.first, value))
+        first, second = (world.outcome(name, called(key, each, row.beside)) for each in (row.first, value))
         assert second.code == 0 or second.refused, second.err
         if first == second and not second.refused:
             unread[key] = value
-    assert not unread
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", TASKS)
-def test_a_kind_of_task_reads_a_setting_or_refuses_it(kind: str, world: World) -> None:
-    unread = {}
-    for key, row in SETTINGS.items():
-        if not key.startswith("task.") or key in ("task.kind", "task.format", "task.metrics", "task.metric_options"):
-            continue
-        first, second = (world.outcome(kind, called(key, each, row.beside)) for each in (row.first, row.second))
-        assert second.code == 0 or second.refused, second.err
-        if first == second and not second.refused:
-            unread[key] = row.second
     assert not unread
 
 

@@ -88,20 +88,16 @@ def test_a_gitignore_leaves_no_weights_out_of_a_package(tmp_path: Path) -> None:
         assert project["tool"]["hatch"]["build"]["ignore-vcs"] is True
 
 
-@pytest.mark.parametrize("name", ["My_Model", "1st", "a--b", "a b", "-a"])
-def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("names", "message"), [
+    (["My_Model", "1st", "a--b", "a b", "-a"], "lower-case letters, digits and single hyphens"),
+    (["json", "numpy", "sys"], "is installed here, which this one would replace"),
+])  # fmt: skip
+def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, names: list[str], message: str) -> None:
     write_model(nlu_toys.start(), tmp_path / "model")
-    with pytest.raises(UsageError, match="lower-case letters, digits and single hyphens"):
-        export(tmp_path / "model", "package", out=tmp_path / name)
-    assert not (tmp_path / name).exists()
-
-
-@pytest.mark.parametrize("name", ["json", "numpy", "sys"])
-def test_a_package_does_not_take_the_name_of_another(tmp_path: Path, name: str) -> None:
-    write_model(nlu_toys.start(), tmp_path / "model")
-    with pytest.raises(UsageError, match="is installed here, which this one would replace"):
-        export(tmp_path / "model", "package", out=tmp_path / name)
-    assert not (tmp_path / name).exists()
+    for name in names:
+        with pytest.raises(UsageError, match=message):
+            export(tmp_path / "model", "package", out=tmp_path / name)
+        assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize(

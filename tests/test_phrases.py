@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from corpora import write_corpus
@@ -29,8 +28,6 @@ from unicloze.text.prepare import prepare_data
 from unicloze.text.sampler import WindowSampler
 from unicloze.text.shards import TokenSource
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
-
-Flags = npt.NDArray[np.bool_]
 
 
 def table(*phrases: list[int]) -> PhraseTable:

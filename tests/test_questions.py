@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlu_toys import finetuned
-from qa_toys import questions, recipe_for, small_model, write
+from nlu_toys import finetuned, write
+from qa_toys import questions, recipe_for, small_model
 from test_extraction import SETTINGS as OF_SPANS
 from test_extraction import records_of, squad_json
 from unicloze import verbs

@@ -89,10 +89,6 @@ def test_a_recipe_has_the_values_of_its_paper(name: str) -> None:
     assert PLACES.get(name, "") in recipe.provenance.place
 
 
-def test_all_recipes_are_listed() -> None:
-    assert recipe_names() == sorted(file.stem for file in FILES)
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_recipe_names_the_source_of_its_values_and_has_a_toy(file: Path) -> None:
     recipe = load_recipe(file.stem)

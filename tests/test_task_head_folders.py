@@ -13,7 +13,7 @@ from tokenizers import processors
 
 import language_model_toys
 import nlu_toys
-from interop_toys import save, table_of
+from interop_toys import same_gradients, save, table_of
 from unicloze import verbs
 from unicloze.errors import UniclozeError
 from unicloze.example import collate
@@ -157,13 +157,16 @@ def test_answers_of_roberta(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changes", [{"num_labels": 1}, {"num_labels": 1, "problem_type": "regression"}])
 def test_a_quantity(tmp_path: Path, changes: dict[str, Any]) -> None:
     kind = "BertForSequenceClassification"
-    peer = save(kind, tmp_path, **changes)
-    with torch.no_grad():
-        expected = peer(**their_inputs(kind, tmp_path, TEXTS)).logits[:, 0]
-    found = [
-        each["prediction"] for each in predicted(open_model(tmp_path), tmp_path, [{"text": text} for text in TEXTS])
-    ]
-    assert found == pytest.approx(expected.tolist(), abs=1e-5)
+    peer, loaded = save(kind, tmp_path, **changes), open_model(tmp_path)
+    records = [{"text": text, "label": float(number)} for number, text in enumerate(TEXTS)]
+    answer = peer(**their_inputs(kind, tmp_path, TEXTS), labels=torch.tensor([0.0, 1.0, 2.0]))
+    found = [each["prediction"] for each in predicted(loaded, tmp_path, records)]
+    assert found == pytest.approx(answer.logits[:, 0].tolist(), abs=1e-5)
+    loss = loaded.model(rows(loaded, tmp_path, records))["label"]
+    torch.testing.assert_close(loss.total / loss.weight, answer.loss, atol=1e-5, rtol=1e-5)
+    (loss.total / loss.weight).backward()
+    answer.loss.backward()
+    same_gradients(table_of(tmp_path)[1], loaded.model, peer)
 
 
 @pytest.mark.parametrize("family", FAMILY)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from corpora import write_corpus
+from nlu_toys import write
 from report_toys import Page
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import bootstrap_errors, metric, standard_errors
@@ -25,11 +26,6 @@ from unicloze.report.page import build_report
 from unicloze.tasks import task_settings
 
 WORDS = ["a", "bc", "def", "gh", "ij", "klm", "no", "pq"]
-
-
-def write(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def pairs(count: int) -> list[dict[str, Any]]:

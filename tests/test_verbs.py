@@ -278,11 +278,6 @@ def test_inspect_lists_slots_visibility_and_targets(trained: RunResult) -> None:
     assert visible[np.ix_(context, context)].all() and not visible[context, len(context) :].any()
 
 
-def test_inspect_is_a_function_of_the_seed(trained: RunResult) -> None:
-    one, same, other = (verbs.inspect(TEXT, seed=seed, out=trained.out).to_dict() for seed in (1, 1, 2))
-    assert one == same != other
-
-
 def test_inspect_splits_on_white_space_without_a_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -84,14 +82,6 @@ def test_windows_are_the_pieces_of_the_documents(tmp_path: Path, window: int, se
         assert (windows.maskable[row] == (windows.token_ids[row] >= FIRST)).all()
 
 
-def test_shapes_and_types(tmp_path: Path) -> None:
-    windows = make_sampler(make_source(tmp_path)).read(3, 7)
-    assert windows.token_ids.shape == windows.segment_ids.shape == windows.maskable.shape == (7, 13)
-    assert windows.lengths.shape == windows.keys.shape == windows.source.shape == windows.index.shape == (7,)
-    assert windows.token_ids.dtype == windows.segment_ids.dtype == windows.lengths.dtype == np.int32
-    assert windows.keys.dtype == np.uint64 and windows.maskable.dtype == np.bool_
-
-
 def test_reading_is_random_access_over_epochs(tmp_path: Path) -> None:
     sampler = make_sampler(make_source(tmp_path))
     total = 3 * sampler.epoch_size
@@ -156,18 +146,25 @@ def test_sequential_is_spread_and_fixed(tmp_path: Path) -> None:
     assert len(sampler.sequential(10_000)) == sampler.num_windows
 
 
+@pytest.mark.parametrize("documents", ["separate", "joined"])
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_names(tmp_path: Path, num_shards: int) -> None:
+def test_names_of_windows_are_of_their_first_token(tmp_path: Path, num_shards: int, documents: str) -> None:
     source = make_source(tmp_path, num_shards=num_shards)
-    sampler = make_sampler(source)
+    sampler = make_sampler(source, window=8, segments=1, documents=documents)
     windows = sampler.sequential(sampler.num_windows)
+    separators = 0
     for row in range(len(windows)):
         name = sampler.name(int(windows.source[row]), int(windows.index[row]))
         shard = next(shard for shard in source.shards if name.file in dict(shard.files))
-        document = dict(shard.files)[name.file] + name.document
-        assert [*shard.documents()][document][name.first_token] == windows.token_ids[row, 1]
+        document = [*shard.documents()][dict(shard.files)[name.file] + name.document]
+        if windows.token_ids[row, 1] == EOS:
+            separators += 1
+            assert name.first_token == len(document), "a separator ends its document"
+        else:
+            assert document[name.first_token] == windows.token_ids[row, 1]
         assert name.byte == 10 * name.first_token
-    assert str(sampler.name(0, 1)) == "s0-0.txt, document 0, token 10, near byte 100"
+    assert bool(separators) == (documents == "joined")
+    assert str(sampler.name(0, 1)) == "s0-0.txt, document 0, token 6, near byte 60"
 
 
 def naive_joined(source: TokenSource, piece: int, least: int) -> list[list[int]]:
@@ -201,25 +198,6 @@ def test_joined_windows_are_the_pieces_of_all_documents(
         assert (windows.token_ids[row, length:] == PAD).all() and not windows.segment_ids[row, length:].any()
     assert (windows.maskable == (windows.token_ids >= FIRST)).all(), "separators are not maskable"
     assert (windows.lengths < window).sum() <= num_shards, "all windows but the last of a shard are full"
-
-
-@pytest.mark.parametrize("num_shards", [1, 2])
-def test_names_of_joined_windows_are_of_their_first_token(tmp_path: Path, num_shards: int) -> None:
-    source = make_source(tmp_path, num_shards=num_shards)
-    sampler = make_sampler(source, window=8, segments=1, documents="joined")
-    windows = sampler.sequential(sampler.num_windows)
-    separators = 0
-    for row in range(len(windows)):
-        name = sampler.name(int(windows.source[row]), int(windows.index[row]))
-        shard = next(shard for shard in source.shards if name.file in dict(shard.files))
-        document = [*shard.documents()][dict(shard.files)[name.file] + name.document]
-        if windows.token_ids[row, 1] == EOS:
-            separators += 1
-            assert name.first_token == len(document), "a separator ends its document"
-        else:
-            assert document[name.first_token] == windows.token_ids[row, 1]
-        assert name.byte == 10 * name.first_token
-    assert separators
 
 
 def naive_borders(source: TokenSource, piece: int, least: int, joined: bool) -> dict[int, tuple[bool, bool]]:
@@ -349,17 +327,6 @@ def test_lines_of_windows(tmp_path: Path) -> None:
     ]
     assert str(names[1]) == "a0.txt, line 3, token 10, near byte 100"
     assert str(replace(names[5], byte=None)) == "a1.txt, document 0, token 0"
-
-
-def test_defaults_of_sampling() -> None:
-    def defaults(function: Any) -> list[Any]:
-        given = inspect.signature(function).parameters.values()
-        return [each.default for each in given if each.default is not each.empty]
-
-    assert defaults(WindowSampler.__init__) == [None, "separate", "shuffled", "forward", None, False, 0.0]
-    assert defaults(WindowSampler.read) == ["contiguous", None, 1]
-    assert defaults(WindowSampler.sequential) == ["contiguous", 1]
-    assert defaults(ShardWriter.write) == [0, True, None]
 
 
 @pytest.mark.parametrize(("weight", "windows"), [(0.58, 6), (0.55, 6), (0.54, 5), (1.46, 15)])
