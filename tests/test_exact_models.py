@@ -27,7 +27,7 @@ def test_toy_overrides() -> None:
         "training.steps": 2, "training.batch_size": 8, "training.phases": [], "training.initialize_from": None,
         "training.word_vectors": None,
         "training.micro_batch_size": None, "training.warmup_steps": 1, "training.decay_steps": None,
-        "training.device": "cpu", "training.compile": False, "training.evaluate_every": 0,
+        "training.device": "cpu", "training.precision": "fp32", "training.compile": False, "training.evaluate_every": 0,
         "training.evaluate_windows": 4, "training.log_every": 1, "training.save_every": 0,
     }  # fmt: skip
 
