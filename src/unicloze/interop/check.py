@@ -118,9 +118,9 @@ def check_stock(export: StockExport, folder: Path) -> dict[str, float]:
     return _compare_writers(export.loaded, peer) if writes else compare_models(export.loaded, peer)
 
 
-def odd_texts(loaded: LoadedModel, form: TextFormat | None = None) -> list[str]:
+def odd_texts(loaded: LoadedModel, longest: int) -> list[str]:
     """`TEXTS`, and random texts of the vocabulary: short ones, one as long as a row and a longer one."""
-    rng, longest = np.random.default_rng(0), (form or text_format(loaded)).longest
+    rng = np.random.default_rng(0)
     sizes = [*[40] * 8, longest - 1, longest + 1]
     ordinary = loaded.tokenizer.vocabulary.ordinary
     return [*TEXTS, *(loaded.tokenizer.decode(rng.choice(ordinary, size).tolist()) for size in sizes)]
@@ -128,7 +128,7 @@ def odd_texts(loaded: LoadedModel, form: TextFormat | None = None) -> list[str]:
 
 def compare_models(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
     """The largest difference of any output for each kind of text."""
-    texts = odd_texts(loaded, peer.form)
+    texts = odd_texts(loaded, peer.form.longest)
     kinds = {"texts": [(text,) for text in texts]}
     if loaded.recipe.task.kind != "tagging":
         # Transformers treats an empty second text as absent.
@@ -190,7 +190,7 @@ def _compare_writers(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
     """The largest difference of the logits of the first token of a target."""
     layout, start, end = layout_of(loaded), len(peer.form.start), len(peer.form.end)
     with quietly(transformers_library()), torch.inference_mode():
-        rows, _ = _rows(loaded, peer, [(text,) for text in odd_texts(loaded, peer.form)])
+        rows, _ = _rows(loaded, peer, [(text,) for text in odd_texts(loaded, peer.form.longest)])
         sources = [ids[start : len(ids) - end] for ids, _ in rows if len(ids) > start + end]
         assert layout is not None
         room, first = layout.room(loaded.model.max_positions, 1) - peer.form.specials(), []

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from unicloze.interop import tables
 from unicloze.interop.family import (
-    ACTIVATIONS,
     FINAL_BIAS,
     OF_TRAINING,
     OUTPUT,
@@ -20,6 +19,8 @@ from unicloze.interop.family import (
 from unicloze.interop.files import Config
 from unicloze.settings import ModelSettings
 
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+"""Their names of our activations."""
 NEVER = -1000.0
 """Logit bias of a token that is never predicted."""
 

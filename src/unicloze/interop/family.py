@@ -42,8 +42,6 @@ TASK_CLASSES: Mapping[TaskClass, tuple[str, ...]] = {
 """Targets of the task of each class."""
 _INPUTS = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 OUTPUT, FINAL_BIAS = "lm_head.weight", "final_logits_bias"
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
-"""Their names of our activations."""
 XLNET_POSITIONS = 512
 """Longest row of an XLNet, whose relative positions have no table; that of the released models."""
 OF_WEIGHTS = (
