@@ -72,17 +72,19 @@ def ascending(folder: Path, lengths: list[int], *, name: str, first: int = FIRST
     return token_source(folder, [np.arange(*both) for both in itertools.pairwise(starts)], name=name)
 
 
+def sentences(
+    rng: np.random.Generator, words: Any, ends: Any, count: int, most: int = 7
+) -> list[npt.NDArray[np.int64]]:
+    """So many of 1 to `most` words and an end each."""
+    return [np.append(rng.choice(words, rng.integers(1, most + 1)), rng.choice(ends)) for _ in range(count)]
+
+
 def sentence_source(folder: Path, documents: int = 40, *, name: str = "s", seed: int = 0) -> TokenSource:
     """Documents of random tokens in sentences of 2 to 8 tokens; every id that is a multiple of 7 ends one."""
     rng = np.random.default_rng(seed)
     words = np.array([token for token in range(FIRST, VOCABULARY.size) if token % 7])
     ends = np.arange(7, VOCABULARY.size, 7)
-    texts = []
-    for _ in range(documents):
-        sentences = [
-            np.append(rng.choice(words, rng.integers(1, 8)), rng.choice(ends)) for _ in range(rng.integers(1, 30))
-        ]
-        texts.append(np.concatenate(sentences))
+    texts = [np.concatenate(sentences(rng, words, ends, rng.integers(1, 30))) for _ in range(documents)]
     return token_source(folder, texts, name=name)
 
 
@@ -234,8 +236,7 @@ def test_documents_that_break_off_reveal_nothing_by_lengths_or_ends(tmp_path: Pa
     closing = np.arange(FIRST + (-FIRST) % 7, VOCABULARY.size, 7)
     texts = []
     for _ in range(6000):
-        sentences = [np.append(rng.choice(words, rng.integers(1, 8)), rng.choice(closing)) for _ in range(9)]
-        whole = sentences[: rng.integers(0, 9)]
+        whole = sentences(rng, words, closing, 9)[: rng.integers(0, 9)]
         texts.append(np.concatenate([*whole, rng.choice(words, rng.integers(2, tail + 2))]))
     windows = make_sampler(token_source(tmp_path, texts), window=43).read(0, 6000, pairs="sentence_order")
     assert windows.negative is not None
@@ -381,12 +382,7 @@ def random_source(folder: Path, documents: int) -> TokenSource:
     kinds = toys.vocabulary(20)
     ends = np.flatnonzero(kinds.ends_sentence)
     words = np.array([i for i in kinds.ordinary if not kinds.ends_sentence[i]])
-    texts = []
-    for _ in range(documents):
-        sentences = [
-            np.append(rng.choice(words, rng.integers(1, 6)), rng.choice(ends)) for _ in range(rng.integers(8, 20))
-        ]
-        texts.append(np.concatenate(sentences))
+    texts = [np.concatenate(sentences(rng, words, ends, rng.integers(8, 20), most=5)) for _ in range(documents)]
     return token_source(folder, texts, vocab_size=20)
 
 

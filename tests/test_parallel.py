@@ -280,9 +280,7 @@ def test_processes_with_other_data_are_refused_with_both_fingerprints(crew: Crew
         prepare_data(settings.data, settings.tokenizer, folder / "prepared", progress=False)
         jobs.append({**job(place, "data", **{"data.prepared": "prepared"}), "folder": str(folder)})
     for answer in crew.run(jobs):
-        assert answer and "the data of process 1 differs from that of process 0 (fingerprints " in answer["error"], (
-            answer
-        )
+        assert answer and "the data of process 1 differs from that of process 0 (fingerprints " in answer["error"]
 
 
 def test_a_process_that_never_joins_is_not_waited_for(crew: Crew, place: Path) -> None:

@@ -217,18 +217,13 @@ def test_classes_are_scored_with_their_calibration_and_a_baseline_without(bert: 
 
 HEADS = {"label": HeadSettings(kind="classes", name="plain", outputs=3, dropout=0.0)}
 LSTM: dict[str, Any] = {"projection": True, "intermediate_size": 16, "layer_mix": True}
+BOTH_DIRECTIONS = {"use.visibility": "both_directions", "model.kind": "recurrent", "model.directions": "both"}
 
 
 def transformer() -> UnifiedModel:
     shape = ModelSettings(
-        hidden_size=8,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=16,
-        dropout=0.0,
-        attention_dropout=0.0,
-        layer_mix=True,
-    )
+        hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16, dropout=0.0, attention_dropout=0.0, layer_mix=True
+    )  # fmt: skip
     model = build(shape, vocab_size=50, max_positions=12, targets=(), heads=HEADS)
     assert isinstance(model, UnifiedModel)
     model.initialize(0)
@@ -275,19 +270,13 @@ def test_only_the_mix_and_the_head_of_a_frozen_network_learn(kind: str) -> None:
     freeze(model, ["backbone"])
     model.train()(batch())["label"].total.backward()
     learning = {name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()}
-    assert learning == {
-        "layer_mix.s",
-        "layer_mix.gamma",
-        "task_heads.label.output.weight",
-        "task_heads.label.output.bias",
-    }
+    head = "task_heads.label.output"
+    assert learning == {"layer_mix.s", "layer_mix.gamma", f"{head}.weight", f"{head}.bias"}
 
 
 def test_a_head_reads_both_directions_side_by_side() -> None:
     """Two words of two and one tokens, each from the mean of its forward states and that of its backward states."""
-    recipe = load_recipe(
-        "pos", {"use.visibility": "both_directions", "model.kind": "recurrent", "model.directions": "both"}
-    )
+    recipe = load_recipe("pos", BOTH_DIRECTIONS)
     row = Row(
         record=0,
         input_ids=np.array([3, 11, 12, 13, 4], np.int32),
@@ -313,9 +302,7 @@ def test_a_head_reads_both_directions_side_by_side() -> None:
 
 def tagged_rows(lengths: list[int]) -> Examples:
     """Sentences of one-token words, read in both directions."""
-    recipe = load_recipe(
-        "pos", {"use.visibility": "both_directions", "model.kind": "recurrent", "model.directions": "both"}
-    )
+    recipe = load_recipe("pos", BOTH_DIRECTIONS)
     rng, rows = np.random.default_rng(3), []
     for number, length in enumerate(lengths):
         words = rng.integers(7, 50, length + 2).astype(np.int32)
