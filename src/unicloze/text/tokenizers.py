@@ -87,7 +87,7 @@ def takes_white_space(backend: tokenizers.Tokenizer, own: Tokenizer) -> bool:
     """Whether a mask consumes all white space before it rather than only the one space of the masked token.
 
     True if the tokenizer declares it, or if a normaliser prevents an exported tokenizer from consuming a single space, see
-    `dressed`; so both encode a text alike.
+    `Tokenizer.exported`; so both encode a text alike.
     """
     added = backend.get_added_tokens_decoder().get(own.vocabulary.mask)
     return (added is not None and bool(added.lstrip)) or (own.spaced and backend.normalizer is not None)
@@ -327,8 +327,22 @@ class Tokenizer:
         return {role: self.tokens([getattr(self.vocabulary, role)])[0] for role in tokenizer_files.KEYS}
 
     def exported(self) -> dict[str, Any]:
-        """The `tokenizer.json` with which other libraries encode and decode text as this one does."""
-        return dressed(self._backend, self)
+        """The `tokenizer.json` with which other libraries encode and decode text as this one does.
+
+        WordPiece vocabularies get a decoder that joins words. Where tokens include the preceding space, the space before a
+        mask belongs to the masked token and is removed: `fill` and training rows have no token for it.
+        """
+        backend = self._backend
+        document: dict[str, Any] = json.loads(backend.to_str())
+        if isinstance(backend.model, models.WordPiece):
+            document["decoder"] = _state(joining_decoder(backend.model.continuing_subword_prefix))
+        if self.spaced:
+            added, takes_all = _added_tokens(document, self), takes_white_space(backend, self)
+            added[self.vocabulary.mask] |= {"lstrip": True} if takes_all else {"normalized": True}
+            document["added_tokens"] = list(added.values())
+            if not takes_all:
+                document["normalizer"] = _without_space(self.masks[0])
+        return document
 
     @property
     def spaced(self) -> bool:
@@ -466,27 +480,8 @@ def _from_vocab_txt(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer
     return wordpiece(vocabulary, special, config.normalizer(vocabulary))
 
 
-# WordPiece vocabularies get a decoder that joins words. Where tokens include the preceding space, the space before a
-# mask belongs to the masked token: `fill` and training rows have no token for it, so an exported tokenizer removes
-# it.
-
-
-def dressed(backend: tokenizers.Tokenizer, own: Tokenizer) -> dict[str, Any]:
-    """The `tokenizer.json` to export."""
-    document: dict[str, Any] = json.loads(backend.to_str())
-    if isinstance(backend.model, models.WordPiece):
-        document["decoder"] = _state(joining_decoder(backend.model.continuing_subword_prefix))
-    if own.spaced:
-        added, takes_all = _added_tokens(document, own), takes_white_space(backend, own)
-        added[own.vocabulary.mask] |= {"lstrip": True} if takes_all else {"normalized": True}
-        document["added_tokens"] = list(added.values())
-        if not takes_all:
-            document["normalizer"] = _without_space(own.masks[0])
-    return document
-
-
 def undressed(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Undo `dressed`; a tokenizer that was not exported is returned unchanged."""
+    """Undo `Tokenizer.exported`; a tokenizer that was not exported is returned unchanged."""
     if isinstance(backend.model, models.WordPiece):
         prefix = backend.model.continuing_subword_prefix
         if backend.decoder is not None and _state(backend.decoder) == _state(joining_decoder(prefix)):
