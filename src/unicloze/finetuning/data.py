@@ -448,12 +448,7 @@ def with_views(rows: Sequence[Row], recipe: Recipe) -> list[Row]:
 
 
 class OwnTeacher:
-    """Replaces the targets of unlabelled batches: the primary heads' by soft labels for the auxiliary ones.
-
-    Args:
-        model: The model being trained.
-        recipe: Its recipe.
-    """
+    """Replaces the targets of unlabelled batches: the primary heads' by soft labels for the auxiliary ones."""
 
     def __init__(self, model: UnifiedModel, recipe: Recipe) -> None:
         self._model, self._views = model, recipe.finetuning.views

@@ -187,12 +187,15 @@ def _pooled(recipe: Recipe) -> Recipe:
     if recipe.model.decoder_layers or task.pooling == "decoder":
         _refuse_decoder(recipe, task)
     pooling = task.pooling
-    if pooling is None and recipe.model.decoder_layers and task.of_texts:
-        pooling = "decoder"  # BART
-    elif pooling is None and reads == "left_to_right" and task.kind in ("tagging", "extraction", "conversation"):
-        pooling = "last"
-    elif pooling is None and (reads == "both_directions" or task.kind == "tagging"):
-        pooling = "mean" if reads == "both_directions" else "first"
+    if pooling is None:
+        if recipe.model.decoder_layers and task.of_texts:
+            pooling = "decoder"  # BART
+        elif reads == "both_directions":
+            pooling = "mean"
+        elif reads == "left_to_right" and task.kind in ("tagging", "extraction", "conversation"):
+            pooling = "last"
+        elif task.kind == "tagging":
+            pooling = "first"
     recipe = recipe.changed("task", pooling=pooling)
     unread, other = {"left_to_right": ("first", "last"), "right_to_left": ("last", "first")}.get(reads, ("", ""))
     if task.kind != "tagging" and pooling_of(recipe) == unread:

@@ -244,16 +244,7 @@ def predictions_of(
     cut: Collection[int] = (),
     first: int = 0,
 ) -> Iterator[list[Prediction]]:
-    """The predictions for the records from the `first` on, after every few batches.
-
-    Args:
-        parts: What was generated for these records.
-        records: All records.
-        recipe: The recipe of the model.
-        tokenizer: Its tokenizer.
-        cut: Indices of the records whose source was cut.
-        first: Index of the first record.
-    """
+    """The predictions for the records from the `first` on, after every few batches; `cut` are those whose source was cut."""
     for part in parts:
         said = []
         for number, hypotheses in enumerate(part.results, first):

@@ -64,7 +64,7 @@ def with_best_threshold(
     task = recipe.task
     if not isinstance(task, ExtractionSettings) or not task.unanswerable or task.no_answer_threshold is not None:
         return recipe, predictions
-    right = {record.id: TASKS[task.kind].reference(record, task) for record in records}
+    right = dict(zip((record.id for record in records), _references(records, task), strict=True))
     margins = {one["id"]: no_answer_margin(one) for one in predictions}
     best = {one["id"]: one["n_best"][0]["text"] if one["n_best"] else "" for one in predictions}
     f1 = {name: max(token_f1(text, wanted) for wanted in right[name] or [""]) for name, text in best.items()}
@@ -105,6 +105,11 @@ def averaged(each: Sequence[Sequence[Prediction]]) -> list[Prediction]:
     return averages
 
 
+def _references(records: Sequence[Record], settings: TaskSettings) -> list[Any]:
+    """What the predictions of records are compared with."""
+    return [TASKS[settings.kind].reference(record, settings) for record in records]
+
+
 MEAN = "mean of tasks"
 """Result that selects the best checkpoint of several tasks: the mean of the first metric of each."""
 
@@ -124,9 +129,8 @@ class Scorer:
 
     def references(self, name: str) -> list[Any]:
         """The right answers, as a metric compares them."""
-        task, compares = self.recipe.task, metric(name).compares
-        right = [TASKS[task.kind].reference(record, task) for record in self.records]
-        pairs = zip(self.records, right, strict=True)
+        compares = metric(name).compares
+        pairs = zip(self.records, _references(self.records, self.recipe.task), strict=True)
         right = [self.part.reference_of(record, reference, compares=compares) for record, reference in pairs]
         if compares != "coqa":
             return right
@@ -144,10 +148,9 @@ class Scorer:
             refuse_repeated(self.records)
         options = options_of(name, self.recipe)
         result = of_lists(name, self.answers(name, answers), self.references(name), errors=errors, **options)
-
-        of_values = {"values": result.values, "units": result.units, "errors": result.errors}
         named: dict[str, Any] = {
-            name: {self.part.name(key): value for key, value in each.items()} for name, each in of_values.items()
+            of_values: {self.part.name(key): value for key, value in getattr(result, of_values).items()}
+            for of_values in ("values", "units", "errors")
         }
         return dataclasses.replace(result, **named, undefined=list(map(self.part.name, result.undefined)))
 
@@ -162,25 +165,15 @@ def scorers(records: Sequence[Record], recipe: Recipe) -> list[Scorer]:
 def measure(
     predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe, *, errors: bool = False
 ) -> Mapping[str, MetricResult]:
-    """Score predictions with the metrics of the task or of its parts, and the probabilities of classes by calibration.
+    """Score predictions by the metrics of the task or of its parts, and the probabilities of classes by calibration.
 
-    Args:
-        predictions: One prediction per record.
-        records: The records.
-        recipe: Recipe of the task.
-        errors: Whether to estimate the standard errors of values for which it is quick.
-
-    Raises:
-        UsageError: A metric in `task.metrics` does not exist.
-        UniclozeError: A record has no answer, an id is repeated where answers are compared by id, or a library that a
-            metric needs is not installed.
+    With `errors`, the standard errors of values are estimated where it is quick.
     """
     answers = [prediction["prediction"] for prediction in predictions]
     results = _measured(lambda _: answers, records, recipe, errors=errors)
     probabilities = [prediction["probabilities"] for prediction in predictions if "probabilities" in prediction]
     if probabilities and len(probabilities) == len(predictions) and not has_parts(recipe.task):
-        right = [TASKS[recipe.task.kind].reference(record, recipe.task) for record in records]
-        results["calibration"] = calibration(probabilities, right)
+        results["calibration"] = calibration(probabilities, _references(records, recipe.task))
     return results
 
 
@@ -429,9 +422,8 @@ def with_references(
     predictions: Sequence[Prediction], records: Sequence[Record], settings: TaskSettings
 ) -> list[Prediction]:
     """Each prediction with its `reference`, JSON-serialisable."""
-    task = TASKS[settings.kind]
-    pairs = zip(predictions, records, strict=True)
-    return [{**prediction, "reference": task.reference(record, settings)} for prediction, record in pairs]
+    pairs = zip(predictions, _references(records, settings), strict=True)
+    return [{**prediction, "reference": reference} for prediction, reference in pairs]
 
 
 def samples(answered: Sequence[Prediction], records: Sequence[Record], settings: TaskSettings) -> list[dict[str, Any]]:

@@ -428,13 +428,12 @@ class Conversation(_Questions):
         """The kind of the answer."""
         return {"answer": len(ANSWERS)}
 
-    def resolve(self, settings: Any, records: Sequence[Record]) -> ConversationSettings:
+    def resolve(self, settings: Any, records: Sequence[Record]) -> TaskSettings:
         """The unchanged settings, once every record has an answer."""
         for record in records:
             if not needed_answers(record, settings):
                 raise UniclozeError(f"{record.place}: there is no answer to train on: correct it or leave it out")
-        conversation: ConversationSettings = settings
-        return conversation
+        return super().resolve(settings, records)
 
     def questions(self, records: Sequence[Record], tokenizer: Tokenizer, task: Any, room: int) -> Questions:
         """Earlier turns and the question, as many of their last tokens as fit; the beginning of a question that is longer."""

@@ -106,21 +106,13 @@ SEGMENTS_OF_UNILM_V1 = 6
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTarget:
-    """A source and its target as tokens, without [SOS] and the two [EOS].
+    """A source and its target as tokens, without [SOS] and the two [EOS]."""
 
-    Args:
-        record: Index of their record.
-        source: *Shape:* (tokens,)
-        target: None if unknown. *Shape:* (tokens,)
-        slots: Slots of their training row.
-        cut: Whether the source lacks a part of the record's texts.
-    """
-
-    record: int
-    source: Int32s
-    target: Int32s | None
-    slots: int
-    cut: bool = False
+    record: int  # index of their record
+    source: Int32s  # *Shape:* (tokens,)
+    target: Int32s | None  # None if unknown. *Shape:* (tokens,)
+    slots: int  # slots of their training row
+    cut: bool = False  # whether the source lacks a part of the record's texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,19 +192,9 @@ class Headed(TaskSettings):
     """Whether there is one prediction per text."""
 
     def head_settings(self, kind: Literal["classes", "quantities", "choice"], **values: Any) -> HeadSettings:
-        """A head of these settings.
-
-        Args:
-            kind: As of `HeadSettings`.
-            values: Further values of `HeadSettings`.
-        """
-        return HeadSettings(
-            kind=kind,
-            name=self.head,
-            view="full" if self.layers == "all" else None,
-            dropout=self.head_dropout,
-            **values,
-        )
+        """A head of these settings, with further `values` of `HeadSettings`."""
+        view: Literal["full"] | None = "full" if self.layers == "all" else None
+        return HeadSettings(kind=kind, name=self.head, view=view, dropout=self.head_dropout, **values)
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject pooling where a single slot is needed."""
@@ -254,11 +244,7 @@ class Labelled(TaskSettings):
             yield "task.class_weights", f"{unknown[0]!r} is not a label of the task ({', '.join(self.labels or ())})"
 
     def with_classes(self, answers: Sequence[str]) -> Self:
-        """The settings with the classes and, if balanced, their weights in the training records.
-
-        Args:
-            answers: The class of each prediction of the training records.
-        """
+        """The settings with the classes and, if balanced, their weights, from the right answers to the training records."""
         labels = sorted(set(answers)) if self.labels is None else self.labels
         weights = self.class_weights
         if weights == "balanced":

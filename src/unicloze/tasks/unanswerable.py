@@ -79,12 +79,7 @@ def write_training_records(
 def unanswerable(records: Sequence[Mapping[str, Any]], *, share: float = SHARE, seed: int = 0) -> list[dict[str, Any]]:
     """Unanswerable questions: each with another passage of its article that contains none of its answers.
 
-    If an article has no such passage, the question is left out, so there may be fewer.
-
-    Args:
-        records: Records with `id`, `title`, `context`, `question` and `answers`, a list of objects with `text`.
-        share: Number per record, from 0 to 1.
-        seed: Seed of the draws.
+    If an article has no such passage, the question is left out, so there may be fewer than the `share` of the records.
     """
     articles: dict[str, list[str]] = {}
     for title, context in dict.fromkeys((record["title"], record["context"]) for record in records):

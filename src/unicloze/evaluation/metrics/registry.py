@@ -71,11 +71,7 @@ def metric(name: str) -> Metric:
 
 
 def measurable(names: Sequence[str]) -> list[str]:
-    """The metrics whose programs are installed, and always the first; warns of each metric left out.
-
-    Args:
-        names: Names of metrics, the first of which chooses the best checkpoint.
-    """
+    """The metrics whose programs are installed, and always the first, which chooses the best checkpoint; warns of others."""
     found = list(names[:1])
     for name in names[1:]:
         check = metric(name).check_programs
