@@ -198,7 +198,7 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | Sequen
     Raises:
         UsageError: The text has no mask, the order is unknown, does not name each mask once or is not defined by the model's
             objective, or `top_k` is below 1.
-        UniclozeError: The tokenizer splits masks, or the model predicts nan.
+        UniclozeError: The model predicts nan.
     """
     return _filled(model, [ready_to_fill(model, text, top_k=top_k, order=order)])[0]
 

@@ -160,7 +160,7 @@ class GradientSums:
     Args:
         weights: Weights of the model.
         leaves: Number of leaves in the step.
-        buffers: Memory for the gradients of large tables, see `lookups`; reused once added to another gradient.
+        buffers: Memory for the gradients of large tables, see `Compute.lookups`; reused once added to another gradient.
     """
 
     def __init__(self, weights: Sequence[nn.Parameter], leaves: int, buffers: dict[nn.Parameter, Tensor]) -> None:
