@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 import toys
 from decoding_toys import generate_tokens
@@ -423,3 +424,16 @@ def test_how_the_recipes_learn() -> None:
             assert (recipe.generation.learning == "masked") == name.endswith("-v1")
     assert generation.learning_of(recipe_of("causal")) == "next"
     assert generation.learning_of(recipe_of("masked")) == "pseudo"
+
+
+def test_labels_are_smoothed_in_training_only() -> None:
+    model = toys.model(positions=32)
+    batch = collate(TASK.lay_out(rows_of((4, 6)), toys.vocabulary(), recipe_of(), None))
+    model.label_smoothing = 0.3
+    smoothed = float(model.train()(batch)["target"].total.detach())
+    plain = float(model.eval()(batch)["target"].total.detach())
+    logits = model.logits(batch)["target"][0].detach()
+    labels = batch.targets["target"].labels[0]
+    for value, smoothing in ((plain, 0.0), (smoothed, 0.3)):
+        expected = functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+        assert value == pytest.approx(float(expected), rel=1e-5)

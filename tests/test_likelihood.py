@@ -26,14 +26,17 @@ from decoding_toys import (
     with_next_token,
     wordpiece,
 )
+from toys import random_windows, vocabulary
 from unicloze.decoding import likelihood as module
 from unicloze.decoding.inputs import one_segment
 from unicloze.decoding.likelihood import Scores, TextScore, check_defines, log_probabilities, score, together
 from unicloze.errors import UsageError
 from unicloze.example import Memory, collate
-from unicloze.objectives import settings_of
+from unicloze.mixtures import Part, parts
+from unicloze.objectives import defined, settings_of
 from unicloze.objectives.permuted import causal
 from unicloze.objectives.unilmv2 import pseudo_id
+from unicloze.recipes import load_recipe, recipe_names
 from unicloze.settings import TrainingSettings
 from unicloze.training.loading import LoadedModel
 
@@ -479,3 +482,30 @@ def test_a_text_of_one_window_is_scored_as_without_a_memory() -> None:
     without = dataclasses.replace(model, model=start(memory=0).model)
     without.model.load_state_dict(model.model.state_dict())
     assert chain(model, ONE) == chain(without, ONE)
+
+
+PARTS = [(name, part) for name in recipe_names() for part in parts(load_recipe(name).objective)]
+
+
+@pytest.mark.parametrize(("name", "part"), PARTS, ids=[f"{name}:{part.label}" for name, part in PARTS])
+def test_predictions_are_in_the_documented_order(name: str, part: Part) -> None:
+    """By step and position for masked tokens, by position for the chain rule, in every recipe's objective."""
+    words = vocabulary(60, extra=load_recipe(name).tokenizer.extra_tokens)
+    windows = random_windows(20, 24, vocab=60, short=True)
+    windows = dataclasses.replace(windows, maskable=~np.isin(windows.token_ids, words.special))
+    settings = part.settings if words.pseudo is not None else dataclasses.replace(part.settings, pseudo_token="mask")
+    rng = np.random.default_rng(0)
+    steps = np.where(windows.maskable & (rng.random((20, 24)) < 0.4), rng.integers(0, 4, (20, 24)), -1).astype(np.int32)
+    able = defined(settings)
+    position = np.broadcast_to(np.arange(24), (20, 24))
+    asked = [(f(windows, steps, words, settings), steps) for f in (able.cloze, able.stepwise) if f is not None]
+    if able.causal is not None:
+        asked.append((able.causal(windows, words, settings), np.where(windows.maskable, position, -1)))
+    for examples, in_turn in asked:
+        (target,) = examples.targets.values()
+        for row in range(20):
+            chosen = np.flatnonzero(in_turn[row] >= 0)
+            chosen = chosen[np.argsort(in_turn[row, chosen], kind="stable")]
+            given = target.weights[row] > 0
+            assert given.sum() == len(chosen) == given[: len(chosen)].sum()
+            np.testing.assert_array_equal(target.labels[row, given], windows.token_ids[row, chosen])

@@ -239,3 +239,18 @@ def test_rows_have_room_for_one_predicted_token_or_as_many_as_asked_for() -> Non
             for most in ({}, {"most": 1}, {"most": 2})
         )
         assert default == at_least_one < two
+
+
+@pytest.mark.parametrize("name", ["xlnet", "mpnet"])
+def test_no_other_slot_reads_a_query(name: str) -> None:
+    model = toys.model()
+    batch = collate(make_examples(random_windows(4, 24), vocabulary(), CASES[name]))
+    queries = torch.zeros_like(batch.input_ids, dtype=torch.bool)
+    row, j = batch.targets["par"].weights.nonzero(as_tuple=True)
+    queries[row, batch.targets["par"].slots[row, j]] = True
+    with torch.no_grad():
+        before = model.backbone(batch)[-1]
+        other = dataclasses.replace(batch, input_ids=torch.where(queries, 20, batch.input_ids))
+        after = model.backbone(other)[-1]
+    assert torch.equal(before[~queries], after[~queries])
+    assert not torch.equal(before[queries], after[queries])

@@ -587,3 +587,8 @@ def test_a_script_knows_every_verb(shell: str, capsys: pytest.CaptureFixture[str
     assert all(word in printed for name in cli.VERBS for word in name.split())
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=printed, text=True, check=True)
+
+
+def test_inspect_is_a_function_of_the_seed(trained: RunResult) -> None:
+    one, same, other = (verbs.inspect(TEXT, seed=seed, out=trained.out).to_dict() for seed in (1, 1, 2))
+    assert one == same != other

@@ -505,11 +505,11 @@ def compare(
 
         return accuracies(open_model(run, device), blimp or "", limit=blimp_limit, progress=not quiet)
 
-    folder = folder_at(out, RUNS / "compare")
+    folder, compared, allowed = folder_at(out, RUNS / "compare"), recipes_of(recipes), Budget.parse(budget)
     evaluators = {} if blimp is None else {_check_blimp(blimp, blimp_limit): judged_by_blimp}
     opened = [open_probe(str(task), Path(train), Path(dev), of_probes, not quiet) for task, train, dev in probes]
     comparison = compare_recipes(
-        recipes_of(recipes), folder, budget=Budget.parse(budget), seeds=seeds, like=None if like is None else str(like),
+        compared, folder, budget=allowed, seeds=seeds, like=None if like is None else str(like),
         overrides=given, evaluators=evaluators, probes=opened, progress=not quiet,
         say=(lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr)),
     )  # fmt: skip
