@@ -33,7 +33,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.report import page as pages
 from unicloze.report.frame import render
-from unicloze.report.history import History, curves, write_tensorboard
+from unicloze.report.history import History, curves
 from unicloze.report.page import build_report, example_texts
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
@@ -502,4 +502,7 @@ def _scalars(file: Path) -> Iterator[tuple[tuple[str, int], float]]:
 def test_a_missing_tensorboard_is_one_sentence(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(UniclozeError, match=r"needs the package tensorboard: .* pip install -e '\.\[tensorboard\]'"):
-        write_tensorboard(run, tmp_path / "board")
+        verbs.report(run, tmp_path / "report.html", tensorboard=tmp_path / "board")
+    with pytest.raises(UsageError, match="--tensorboard is empty"):
+        verbs.report(run, tmp_path / "report.html", tensorboard="")
+    assert not any(tmp_path.glob("*"))  # nothing is written before the refusal

@@ -37,6 +37,7 @@ from unicloze.verbs import (
     prepare,
     pretrain,
     score,
+    serve,
     stream,
     unanswerable,
 )
@@ -54,7 +55,7 @@ __all__ = [
     "Recipe", "__version__", "compare", "embed", "evaluate_blimp", "evaluate_cbt", "evaluate_lambada",
     "evaluate_prompt", "export", "fill", "finetune", "generate", "import_checkpoint", "inspect", "load_model",
     "load_recipe", "measure", "measure_task", "metrics", "predict", "prepare", "pretrain", "register", "score",
-    "stream", "unanswerable",
+    "serve", "stream", "unanswerable",
 ]  # fmt: skip
 
 

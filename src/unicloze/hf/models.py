@@ -354,7 +354,7 @@ class UniclozeForMaskedLM(UniclozePreTrainedModel):
 
 
 def summed_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None, *, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy of (..., vocabulary) logits, summed over the labels other than -100, by `count` or by their number."""
+    """Cross-entropy summed over the labels other than -100, divided by `count` or by their number."""
     total = functional.cross_entropy(
         logits.flatten(0, -2).float(), labels.flatten(), reduction="sum", label_smoothing=label_smoothing
     )

@@ -275,18 +275,22 @@ SUFFIX = ".unicloze"
 _NOT_A_CURVE = {"schema", "event", "time", "step", "windows", "window"}
 
 
-def write_tensorboard(run: str | Path, folder: str | Path) -> Path:
-    """Write the curves of a run, finished or not."""
-    history = History.read(Path(run))
+def tensorboard_writer() -> Any:
+    """TensorBoard's writer of event files."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         cure = "in the clone, pip install -e '.[tensorboard]'."
         raise UniclozeError(f"writing for TensorBoard needs the package tensorboard: {cure}") from error
-    target = Path(folder)
+    return SummaryWriter
+
+
+def write_tensorboard(run: str | Path, folder: str | Path) -> Path:
+    """Write the curves of a run, finished or not."""
+    history, target, opened = History.read(Path(run)), Path(folder), tensorboard_writer()
     for old in target.glob(f"events.out.tfevents.*{SUFFIX}"):
         old.unlink()
-    with SummaryWriter(log_dir=str(target), filename_suffix=SUFFIX) as writer:
+    with opened(log_dir=str(target), filename_suffix=SUFFIX) as writer:
         for part, events in (("train", history.steps), ("held-out", history.evaluations)):
             for step, event in events.items():
                 for name, value in curves(event):

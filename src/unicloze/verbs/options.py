@@ -56,21 +56,22 @@ def check_one_given(first: object, second: object, what: str) -> None:
         raise UsageError(f"Give either a text or a file {what}.")
 
 
-def folder_at(out: PathLike | None, otherwise: Path | None = None) -> Path:
+def folder_at(out: PathLike | None, otherwise: Path | None = None, *, option: str = "--out") -> Path:
     """The folder a verb writes to.
 
     Args:
-        out: Value of `--out`.
+        out: Value of the option.
         otherwise: Default if `out` is None.
+        option: The option, for messages.
 
     Raises:
         UsageError: The name is empty, which would mean the current directory.
     """
     out = otherwise if out is None else out
     if out is None or str(out) == "":
-        raise UsageError("--out is empty: name a folder, or . for this one.")
+        raise UsageError(f"{option} is empty: name a folder, or . for this one.")
     if "\0" in str(out):
-        raise UsageError("--out contains a NUL character, which names cannot: give another.")
+        raise UsageError(f"{option} contains a NUL character, which names cannot: give another.")
     return Path(out)
 
 

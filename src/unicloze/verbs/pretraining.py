@@ -247,9 +247,10 @@ def _chosen(
     allowed = Budget.parse(budget or "10min") if steps is None else Budget("steps", steps)
     place = settings.get("training.initialize_from")
     start = None if place is None else open_model(place)
-    asked: dict[str, Any] = {"start": start, "new_tokenizer": new_tokenizer, "progress": progress}
     with joined() as world, hold_run(folder, world):
-        choice = choose(settings, allowed, folder, began=began, **asked)
+        choice = choose(
+            settings, allowed, folder, start=start, new_tokenizer=new_tokenizer, progress=progress, began=began
+        )
     for line in choice.reasons if progress else ():
         say(line)
     return AUTO, {**choice.settings, **given}, choice.clock
@@ -404,14 +405,16 @@ def report(
         UsageError: `watch` is below 1.
         UniclozeError: There is no run, the page cannot be written, or TensorBoard is not installed.
     """
+    from unicloze.report.history import tensorboard_writer, write_tensorboard
     from unicloze.report.page import build_report, watch_report
 
     check_at_least(1, watch=watch)
+    events = None if tensorboard is None else folder_at(tensorboard, option="--tensorboard")
+    if events is not None:
+        tensorboard_writer()  # refused before the page is written
     page = build_report(run, out) if watch is None else watch_report(run, out, every=watch)
-    if tensorboard is not None:
-        from unicloze.report.history import write_tensorboard
-
-        write_tensorboard(run, folder_at(tensorboard))
+    if events is not None:
+        write_tensorboard(run, events)
     return page
 
 

@@ -133,8 +133,8 @@ def finetune(
     validation.refuse_unread_in_task([with_learning(recipe)], given)
     folder = folder_at(out, RUNS / recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
-    records = Path(train), None if dev is None else Path(dev)
-    return finetune_seeds(recipe, start, *records, folder, seeds=seeds, progress=not quiet)
+    dev = None if dev is None else Path(dev)
+    return finetune_seeds(recipe, start, Path(train), dev, folder, seeds=seeds, progress=not quiet)
 
 
 def _apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -232,7 +232,7 @@ def predict(
         UniclozeError: There is no complete checkpoint, or a record is invalid.
         OSError: The file cannot be written.
     """
-    from unicloze.finetuning import predict as room
+    from unicloze.finetuning import predict as predicting
     from unicloze.finetuning.data import encoded
     from unicloze.finetuning.generate import generate_into, predict_given, with_settings
     from unicloze.finetuning.scores import averaged, check_averaged
@@ -242,18 +242,18 @@ def predict(
 
     check_one_given(text, file, "of records to predict")
     check_file(out, file)
-    chosen = room.format_of(out if out is None else Path(out), format)
-    for one in () if out is None else (out, room.beside(Path(out))) if chosen == "json" else (out,):
-        check_file(one, file, begins=room.BEGINNINGS[chosen])
-    shown = room.PREDICTION_FORMATS[chosen] if out is None else partial(written, out, "predictions")
+    chosen = predicting.format_of(out if out is None else Path(out), format)
+    for one in () if out is None else (out, predicting.beside(Path(out))) if chosen == "json" else (out,):
+        check_file(one, file, begins=predicting.BEGINNINGS[chosen])
+    shown = predicting.PREDICTION_FORMATS[chosen] if out is None else partial(written, out, "predictions")
     check_fixed(overrides, OF_FILES)
     if text is not None:
         _refuse_of_files(overrides)
     models = [with_settings(open_model(one, device, precision), overrides) for one in (model, also) if one is not None]
     loaded = models[0]
-    room.load_task_model(loaded)
+    predicting.load_task_model(loaded)
     records = _records(loaded, text, file)
-    room.check_format(chosen, loaded.recipe, records)
+    predicting.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].generates:
         return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
     if also is not None:
@@ -263,12 +263,12 @@ def predict(
         if text is not None:
             return predict_given(one, records)
         data = encoded(records, one.recipe, one.tokenizer, answers=False)
-        return room.predict(room.load_task_model(one), data, progress=not quiet)
+        return predicting.predict(predicting.load_task_model(one), data, progress=not quiet)
 
     each = [predicted(one) for one in models]
     predictions = each[0] if also is None else averaged(each)
     if out is not None:
-        room.write_predictions(predictions, Path(out), chosen)
+        predicting.write_predictions(predictions, Path(out), chosen)
     return Predictions(predictions, shown, one=text is not None)
 
 

@@ -197,7 +197,7 @@ def embed(
             there is no such device.
         UniclozeError: There is no complete checkpoint, a row of the file is blank, or a file cannot be read or written.
     """
-    from unicloze.decoding import embed as room
+    from unicloze.decoding import embed as embedding
     from unicloze.decoding.embed import BEGINNINGS, Vectors, check_ending, write_vectors
     from unicloze.interop.read import open_model
 
@@ -205,7 +205,7 @@ def embed(
     check_ending(out)
     check_file(out, file, begins=[] if out is None else [BEGINNINGS[Path(out).suffix]])
     given = texts if texts is not None else _texts(file, text_field)
-    found = room.embed(open_model(model, device, precision), given, pooling=pooling, batch_size=batch_size)
+    found = embedding.embed(open_model(model, device, precision), given, pooling=pooling, batch_size=batch_size)
     vectors = Vectors.of(found, given, out)
     if out is not None:
         write_vectors(vectors, Path(out))
@@ -359,7 +359,7 @@ def export(
     from unicloze.interop.stock import OWN, PACKAGE, check_format, check_name
 
     if out is None and not isinstance(model, str | os.PathLike):
-        raise UsageError("out is not given: name the folder to write, since a loaded model has no folder")
+        raise UsageError("out is not given: name the folder to write, since a loaded model has no folder.")
     check_name(to)
     loaded = open_model(model, "cpu")
     folder = folder_at(out, _beside(Path(str(model)), to) if out is None else None)
