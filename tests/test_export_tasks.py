@@ -174,6 +174,8 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
                   r"task.pooling is last.*has first: fine-tune it with --task.pooling first"),
     "whole words": ("bert", "tagging", {"head": "plain", "pooling": "mean", "labels": ["O"]},
                     r"task.pooling is mean.*has first: fine-tune it with --task.pooling first"),
+    "predicate": ("bert", "tagging", {"head": "plain", "labels": ["O"], "optional": ["predicate"]},
+                  r"task.optional is predicate.*marks no predicate: predict with"),
     "encoder": ("bert", "tagging", {"head": "plain", "encoder_size": 4, "labels": ["O"]},
                 r"task.encoder_size is 4.*has 0: fine-tune it with --task.encoder_size 0"),
     "delimiter": ("bert", "classification", TWO | {"delimiter": True}, r"task.delimiter is true.*has false.*delimiter false"),

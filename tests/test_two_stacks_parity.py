@@ -338,6 +338,9 @@ def test_what_a_class_does_not_have_is_refused(tmp_path: Path) -> None:
     adapted = build_model(dataclasses.replace(loaded.recipe, model=shape), loaded.model.vocab_size).for_use()
     with pytest.raises(UsageError, match=r"finetuning.adapter_size is 4, and the T5\w+ .* no adapters"):
         check_format("t5", dataclasses.replace(loaded, model=adapted))
+    three = loaded.recipe.changed("objective", target_start=["eos", "sos", "mask"])
+    with pytest.raises(UsageError, match=r"objective.target_start is .* the T5\w+ .* at most two tokens"):
+        check_format("t5", dataclasses.replace(loaded, recipe=three))
 
 
 def test_a_configuration_with_another_layout_is_refused(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ class Family:
         )
 
     def heads_among(self, names: Collection[str]) -> list[Head]:
-        """The heads of which any tensor is present; a pooler alone is not a head, see `layout`."""
+        """The heads of which any tensor is present; a pooler alone is not a head, see `read`."""
         stored = {self.copies.get(name, name) for name in names}
         heads: tuple[Head, ...] = ("token", self.pairs, "replaced")
         found: list[Head] = []

@@ -147,9 +147,16 @@ def _rows(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
     elif layout is None:
         yield Limit("task.kind", task, "generates texts")
     elif family.name == "gpt2" and not (layout.decoder_only and layout.predicts == "next"):
-        yield Limit("use.visibility", reads, "reads from left to right")
+        if reads != "left_to_right":
+            yield Limit("use.visibility", reads, "reads from left to right")
+        elif task:
+            yield Limit("generation.learning", generation.learning_of(recipe), "predicts the next token")
+        else:
+            yield Limit("objective.name", recipe.objective.name, "predicts the next token")
     elif family.name == "bart" and not layout.restarts:
         yield Limit("objective.restart_positions", False, "counts the positions of its target from 0")
+    elif family.decodes and len(layout.opening) > 2:
+        yield Limit("objective.target_start", layout.opening, "begins a target with at most two tokens")
 
 
 def _task(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
@@ -163,6 +170,8 @@ def _task(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
     if kind is None or not family.has_task(kind):
         yield Limit("task.kind", task.kind, "has no class for it", PREDICT if kind is None else "")
         return
+    if task.kind == "tagging" and "predicate" in (task.optional or ()):
+        yield Limit("task.optional", task.optional, "marks no predicate", PREDICT)
     own: dict[str, Any] = {
         name: getattr(task, name) for name in ("head", "delimiter", "both_orders") if hasattr(task, name)
     }
