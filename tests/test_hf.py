@@ -350,8 +350,15 @@ def test_initial_weights_are_drawn_as_the_settings_say() -> None:
             assert parameter.std().item() == pytest.approx(0.05 / (6**0.5 if writes else 1), rel=0.1), name
 
 
-def test_more_tokens_get_embeddings_and_biases() -> None:
-    model = hf.UniclozeForMaskedLM(hf.UniclozeConfig(**SHAPE)).eval()
+def test_new_weights_of_rms_norms_are_ones() -> None:
+    model = hf.UniclozeModel(hf.UniclozeConfig(**SHAPE, norm="pre", norm_kind="rms"))
+    norms = [weight for name, weight in model.named_parameters() if name.endswith("norm.weight")]
+    assert norms and all((weight == 1).all() for weight in norms)
+
+
+@pytest.mark.parametrize("own", [{}, {"tied_output": False}, {"tied_output": False, "head_bias": False}])
+def test_more_tokens_get_embeddings_and_biases(own: dict[str, Any]) -> None:
+    model = hf.UniclozeForMaskedLM(hf.UniclozeConfig(**SHAPE, **own)).eval()
     ids = torch.randint(7, 50, (2, 6))
     before = model(ids).logits
     model.resize_token_embeddings(53, mean_resizing=False)

@@ -171,8 +171,8 @@ class UniclozeConfig(PreTrainedConfig):
 class UniclozePreTrainedModel(PreTrainedModel):
     """Base class: the backbone, with the tensor names of a run's checkpoint.
 
-    The token embeddings are also the output matrix: the head receives them and has no matrix of its own, so nothing
-    needs tying and every file stores them once.
+    The token embeddings are also the output matrix, which the head receives (unless `tied_output` is off): nothing needs
+    tying, and every file stores them once.
     """
 
     config_class = UniclozeConfig
@@ -228,19 +228,23 @@ class UniclozePreTrainedModel(PreTrainedModel):
         self.backbone.embeddings.tokens = value
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
-        """Like Transformers', and resizes the bias of the head, whose new entries are 0."""
+        """Like Transformers', and resizes the head's bias and own output matrix, whose new entries are 0."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
-        head = getattr(self, "token_head", None)
-        if head is not None and head.bias is not None and len(head.bias) != embeddings.num_embeddings:
-            kept = head.bias.detach()[: embeddings.num_embeddings]
-            head.bias = nn.Parameter(functional.pad(kept, (0, embeddings.num_embeddings - len(kept))))
+        head, size = getattr(self, "token_head", None), embeddings.num_embeddings
+        for name in ("bias", "output"):
+            held = getattr(head, name, None)
+            if held is not None and len(held) != size:
+                kept = held.detach()[:size]
+                grown = functional.pad(kept, (*(0, 0) * (kept.dim() - 1), 0, size - len(kept)))
+                setattr(head, name, nn.Parameter(grown))
         return embeddings
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.LayerNorm):
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             init.ones_(module.weight)
-            init.zeros_(module.bias)
+            if isinstance(bias := getattr(module, "bias", None), Tensor):
+                init.zeros_(bias)
             return
         deviation: float = self.config.initializer_range
         if self.config.scaled_init and any(module is writer for writer in self.backbone.residual_writers()):
