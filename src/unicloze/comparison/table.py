@@ -124,8 +124,8 @@ TITLES: Mapping[str, str] = {
     "par": "PAR perplexity",
     "causal": "causal perplexity",
     "bits_per_byte": "causal bits/byte",
-    "words_both": "content words in the top 5 %",
-    "words_left": "content words in the top 5, from the left %",
+    "words_both": "content words in the top 5, %",
+    "words_left": "content words in the top 5 from the left, %",
     "blimp_pseudo": "BLiMP, pseudo-log-likelihood %",
     "blimp_chain": "BLiMP, chain rule %",
 }
@@ -248,7 +248,7 @@ def _of_counts(comparison: Comparison) -> list[str]:
     if not counts:
         return []
     said_of = comparison.counted_words.items()
-    words = [f"{value:.1f} % of the {TITLES[key].removesuffix(' %')}" for key, value in said_of]
+    words = [f"{value:.1f} % of the {TITLES[key].removesuffix(', %')}" for key, value in said_of]
     said = [f"A Kneser-Ney trigram of the training text, on the same predictions: {_list(_reached(counts) + words)}."]
     if with_memory := [row for row in comparison.rows if row.counts]:
         names, reached = _list([row.name for row in with_memory]), _list(_reached(with_memory[0].counts))
