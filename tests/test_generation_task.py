@@ -346,6 +346,11 @@ def test_scoring_part_of_the_development_file_gives_a_warning(start: LoadedModel
     assert result.scores["coco"].items == 5
 
 
+def test_segments_that_the_model_lacks_are_refused(start: LoadedModel) -> None:
+    with pytest.raises(UsageError, match=r"generation.segment_ids: the model has 2 segments: each id must be below it"):
+        recipe_for(start, generation__segment_ids=[0, 2])
+
+
 @pytest.mark.parametrize(
     "settings", [{"learning": "pseudo"}, {"learning": "masked"}, {"learning": "next"}, {"segment_ids": [1, 0]}]
 )

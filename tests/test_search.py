@@ -283,7 +283,9 @@ def test_finished_sources_leave_the_batch() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (dict(beams=0), "beams is 0"), (dict(min_length=9, max_length=8), "above max_length"),
-    (dict(temperature=0.0), "temperature"), (dict(temperature=float("nan")), "temperature is nan"),
+    (dict(temperature=0.0, sample=True), "temperature is 0.0: give more than 0"),
+    (dict(temperature=float("nan"), sample=True), "temperature is nan: give more"),
+    (dict(temperature=0.0), "temperature is 0.0, but nothing is sampled: .* or leave out temperature"),
     (dict(temperature=0.5), "temperature is 0.5, but nothing is sampled: set sample to true"),
     (dict(top_k=3), "top_k is 3, but nothing is sampled"),
     (dict(top_p=0.9, beams=2), "top_p is 0.9, but nothing is sampled"),

@@ -82,7 +82,7 @@ def check_settings(settings: DecodingSettings, layout: GenerationFormat) -> None
             raise UsageError(f"{name} is {value}: give {lowest} or more")
     wrong = {
         f"temperature is {settings.temperature}: give more than 0, or set sample to false":
-            not 0 < settings.temperature < math.inf,
+            settings.sample and not 0 < settings.temperature < math.inf,
         f"seed is {settings.seed}: give a number from 0 to 2^63 - 1": not 0 <= settings.seed < 2**63,
         f"length_penalty is {settings.length_penalty}: give a number from -{STEEPEST} to {STEEPEST}":
             not abs(settings.length_penalty) <= STEEPEST,

@@ -214,6 +214,9 @@ def write_predictions(predictions: Sequence[Prediction], path: Path, format: str
 def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
     """The recipe of a generation task, with `decoding.max_length` limited to the positions of its model."""
     check_generates(recipe.model)
+    segments = max(1, recipe.model.num_segments)
+    if not all(0 <= one < segments for one in recipe.generation.segment_ids or ()):
+        raise UsageError(f"generation.segment_ids: the model has {segments} segments: each id must be below it")
     recipe = recipe.changed("decoding", max_length=min(recipe.decoding.max_length, generation.room(recipe)[1]))
     check_settings(recipe.decoding, generation_format_of(recipe, tokenizer.vocabulary))
     return recipe

@@ -220,7 +220,8 @@ def _size(
     if clock is not None:
         clock.most = most_steps
         if not {"training.schedule", "training.decay_steps", "training.warmup_steps"} & given.keys():
-            settings |= {"training.schedule": "wsd", "training.decay_steps": round(DECAY * steps)}
+            decay = min(round(DECAY * steps), steps - settings["training.warmup_steps"]) or None
+            settings |= {"training.schedule": "wsd", "training.decay_steps": decay}
     reasons += _reasons(recipe_of(settings), given, prepared, budget, best_cost, limited, steps / of_a_pass)
     return settings
 

@@ -117,19 +117,20 @@ def cost_of_a_step(
 def with_steps(recipe: Recipe, budget: Budget, cost: Cost) -> Recipe:
     """The recipe with the steps that a budget allows; its warm-up takes at most a tenth of them."""
     per_step = cost.of(budget.kind)
-    steps, least = round(budget.amount / per_step), max(1, len(recipe.training.phases))
-    if steps < least:
-        of_phases = f", and each of its {least} phases takes one" if least > 1 else ""
-        cure = "" if budget.kind == "steps" else " or lower --training.batch_size"
-        raise UsageError(
-            f"recipe {recipe.name}: a step costs {per_step:.3g} {_UNITS[budget.kind]}{of_phases}, more than the budget "
-            f"{budget} allows; raise it{cure}."
-        )
-    own = recipe.training
+    own, steps = recipe.training, round(budget.amount / per_step)
     warmup, decay = min(own.warmup_steps, max(1, steps // 10)), None
     if own.decay_steps is not None:  # the same share of the steps
         decay = min(max(1, round(own.decay_steps * steps / own.steps)), steps - warmup) or None
-    return recipe.changed("training", steps=steps, warmup_steps=warmup, decay_steps=decay)
+    found = recipe.changed("training", steps=steps, warmup_steps=warmup, decay_steps=decay)
+    if any(phase.first_step == phase.last_step for phase in phases(found)):
+        count = len(own.phases)
+        of_phases = f" if each of its {count} phases is to have its share" if count > 1 else ""
+        cure = "" if budget.kind == "steps" else " or lower --training.batch_size"
+        raise UsageError(
+            f"recipe {recipe.name}: a step costs {per_step:.3g} {_UNITS[budget.kind]}, more than the budget {budget} "
+            f"allows{of_phases}; raise it{cure}."
+        )
+    return found
 
 
 def _counted(
