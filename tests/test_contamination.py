@@ -91,14 +91,15 @@ def test_a_cell_may_have_lines_and_be_long(tmp_path: Path) -> None:
     assert [texts for _, texts in evaluation_texts([str(tmp_path / "e.csv")])] == [cells]
 
 
-def test_evaluation_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no file at"):
-        list(evaluation_texts([str(tmp_path / "none.jsonl")]))
-    (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(UniclozeError, match=r"bad\.json cannot be read"):
-        list(evaluation_texts([str(tmp_path / "bad.json")]))
-    (tmp_path / "bad.jsonl").write_text('["one\u2028line"]\n\n["two"\n', encoding="utf-8")
-    with pytest.raises(UniclozeError, match=r"bad\.jsonl cannot be read \(line 3: Expecting ',' delimiter\)"):
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "there is no file at"),
+    ("{", r"bad\.jsonl cannot be read"),
+    ('["one\u2028line"]\n\n["two"\n', r"bad\.jsonl cannot be read \(line 3: Expecting ',' delimiter\)"),
+])  # fmt: skip
+def test_evaluation_files_that_cannot_be_read(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "bad.jsonl").write_text(content, encoding="utf-8")
+    with pytest.raises(UniclozeError, match=message):
         list(evaluation_texts([str(tmp_path / "bad.jsonl")]))
 
 
@@ -113,11 +114,10 @@ def corpus(tmp_path: Path) -> Path:
         if number in (1, 2):
             texts[9] = f"{prose(8000 + number)} {QUESTION.upper()} {prose(9000 + number)}"
         (folder / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    (tmp_path / "eval.jsonl").write_text(
-        "".join(json.dumps({"q": text}) + "\n" for text in (QUESTION, COMMON, "Short one."))
-    )
+    asked = (QUESTION, COMMON, "Short one.")
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps({"q": text}) + "\n" for text in asked))
     (tmp_path / "clean.txt").write_text(
-        "one two three four five six seven eight nine ten eleven twelve thirteen fourteen\n"
+        "one two three four five six seven eight nine ten eleven twelve thirteen more\n"
     )
     return folder
 
@@ -156,12 +156,8 @@ def test_other_evaluation_files_are_another_preparation(corpus: Path, tmp_path: 
     assert prepare(corpus, tmp_path / "out", tmp_path / "eval.jsonl").fingerprint == first.fingerprint
     with pytest.raises(UniclozeError, match=r"decontaminate\.files is"):
         prepare(corpus, tmp_path / "out", tmp_path / "clean.txt")
-    assert (
-        prepare(corpus, tmp_path / "fewer", tmp_path / "eval.jsonl", decontaminate_ngram=20).lineage["decontamination"][
-            "files"
-        ][0]["found"]
-        == 0
-    )
+    fewer = prepare(corpus, tmp_path / "fewer", tmp_path / "eval.jsonl", decontaminate_ngram=20)
+    assert fewer.lineage["decontamination"]["files"][0]["found"] == 0
     data = DataSettings(corpus=[str(corpus)], prepared=str(tmp_path / "out"))
     assert open_or_prepare(data, TokenizerSettings(), tmp_path / "x").fingerprint == first.fingerprint
 

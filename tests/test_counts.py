@@ -147,12 +147,6 @@ def test_probabilities_of_a_text_counted_on_paper(tmp_path: Path) -> None:
     assert counts.left_to_right(np.array([7, 8, 7, 9]))[3] == pytest.approx(-math.log(three))
 
 
-def test_text_whose_pairs_all_repeat_leaves_something_for_what_is_new(tmp_path: Path) -> None:
-    counts = Counts.of([source(tmp_path / "a.ds", [[7, 8]] * 50)], VOCABULARY)
-    new, seen = counts.following(np.array([ABSENT, ABSENT]), np.array([7, 7]), np.array([9, 8]))
-    assert 0 < new < 0.01 < 0.9 < seen
-
-
 def test_counts_of_a_large_text_are_kept_and_those_that_are_damaged_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

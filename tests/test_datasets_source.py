@@ -19,10 +19,7 @@ from unicloze.text.sources import DatasetSource
 
 datasets = pytest.importorskip("datasets")
 
-TEXTS = [
-    f"Document {number} tells of {number * 7} things, and of a list of items.\n\nIt has two parts."
-    for number in range(40)
-]
+TEXTS = [f"Document {n} tells of {n * 7} things, and of a list of items.\n\nIt has two parts." for n in range(40)]
 SMALL = TokenizerSettings(vocab_size=150)
 
 
@@ -62,9 +59,8 @@ def test_every_form_of_a_local_dataset_gives_its_texts(tmp_path: Path) -> None:
     both = datasets.DatasetDict({name: datasets.Dataset.from_dict({"body": texts}) for name, texts in parts.items()})
     both.save_to_disk(str(tmp_path / "both"))
     assert read(f"hf:{tmp_path / 'both'}:validation:body") == TEXTS[9:12]
-    assert [
-        document.text for document in DatasetSource.of(f"hf:{tmp_path / 'both'}").documents("body", Tally())
-    ] == TEXTS[:9]
+    both = DatasetSource.of(f"hf:{tmp_path / 'both'}").documents("body", Tally())
+    assert [document.text for document in both] == TEXTS[:9]
 
 
 def test_texts_are_repaired_and_counted_like_those_of_files(tmp_path: Path) -> None:
@@ -98,9 +94,7 @@ def test_the_fingerprint_names_content_split_and_column(tmp_path: Path) -> None:
         prepare(f"hf:{place}", tmp_path / "a")
     files(place, train=TEXTS)
     assert prepare(f"hf:{place}", tmp_path / "a").fingerprint == first
-    (moved := tmp_path / "moved").mkdir()
-    (place / "train.jsonl").rename(moved / "train.jsonl")
-    (place / "test.jsonl").rename(moved / "test.jsonl")
+    moved = place.rename(tmp_path / "moved")
     assert prepare(f"hf:{moved}", tmp_path / "a").fingerprint == first
 
 
@@ -172,7 +166,6 @@ def test_memory_does_not_grow_with_a_dataset(tmp_path: Path, form: str) -> None:
     ("corpus", "message"),
     [
         ("hf:", "is not a valid dataset name: give hf:NAME"),
-        ("hf:a/b::text", "is not a valid dataset name"),
         ("hf:a/b:train:text:more", "is not a valid dataset name"),
         ("hf:json", "There is no folder json, and datasets on the Hub are named OWNER/NAME"),
         ("hf:./nowhere", r"There is no folder \./nowhere"),
@@ -206,7 +199,5 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, corpus: st
 def test_the_extra_is_named_where_the_package_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = saved(tmp_path / "saved")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        UsageError, match=r'hf: needs the package datasets: in the clone, pip install -e "\.\[datasets\]"'
-    ):
+    with pytest.raises(UsageError, match=r'hf: needs the package datasets: .* pip install -e "\.\[datasets\]"'):
         prepare(f"hf:{place}", tmp_path / "out")

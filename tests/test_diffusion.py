@@ -209,14 +209,6 @@ def moment(masked: int, tokens: int) -> float:
 TEXT = [11, 23, 9, 31]
 
 
-def test_the_moments_are_those_of_random_orders() -> None:
-    """Of n! orders (k-1)! (n-k)! fill one given token of k open ones first."""
-    for masked in (1, 2, 3, 4):
-        orders = math.factorial(masked - 1) * math.factorial(4 - masked) / math.factorial(4)
-        assert moment(masked, 4) == pytest.approx(orders, abs=2 * EPS**masked if masked > 1 else 4 * EPS)
-    assert moment(1, 1) == pytest.approx(1, abs=1e-12), "exact in blocks of one token"
-
-
 def any_order(model: UnifiedModel, text: Sequence[int]) -> list[float]:
     """-log p of a text in each order its tokens can be filled in, by the chain rule."""
     ids = [SOS, *text, EOS]

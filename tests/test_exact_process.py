@@ -7,6 +7,7 @@ import platform
 import signal
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from unicloze.training.checkpoint import Checkpoint, load_checkpoint
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import World
-from unicloze.training.process import RunProcess, device_name, load_moments, pinned_threads
+from unicloze.training.process import RunProcess, load_moments, pinned_threads
 from unicloze.version import __version__
 
 COPIED = ["recipe.yaml", "tokenizer.json", "tokenizer_config.json"]
@@ -69,10 +70,9 @@ def ledger(out: Path) -> list[dict[str, Any]]:
 
 
 def test_only_the_first_process_shows_progress_and_writes_the_ledger(tmp_path: Path) -> None:
-    assert process_in(tmp_path, progress=True).progress is True
-    assert process_in(tmp_path, progress=False).progress is False
+    assert process_in(tmp_path, progress=True).progress and not process_in(tmp_path).progress
     second = process_in(tmp_path, progress=True, world=TwoProcesses(rank=1))
-    assert second.progress is False
+    assert not second.progress
     with second:
         second.write_stop()
     assert not (tmp_path / "ledger.jsonl").exists()
@@ -97,29 +97,19 @@ def test_events_have_exactly_these_keys(tmp_path: Path) -> None:
         run.write_end(verdict="good")
         run.write_stop()
     start, again, end, stop = ledger(tmp_path)
+    weights = sum(weight.numel() for weight in run.state.model.parameters())
     expected = {
-        "event": "start",
-        "step": 4,
-        "recipe": json.loads(json.dumps(run.recipe.to_dict())),
-        "task": "labels",
-        "parameters": sum(weight.numel() for weight in run.state.model.parameters()),
-        "learned": sum(weight.numel() for weight in run.state.model.parameters()),
-        "device": f"cpu ({platform.machine()})",
-        "precision": "bf16",
-        "threads": torch.get_num_threads(),
-        "processes": 1,
+        "event": "start", "step": 4, "recipe": json.loads(json.dumps(run.recipe.to_dict())), "task": "labels",
+        "parameters": weights, "learned": weights, "device": f"cpu ({platform.machine()})", "precision": "bf16",
+        "threads": torch.get_num_threads(), "processes": 1,
         "versions": {"unicloze": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "resumed_from": None,
-    }
+    }  # fmt: skip
     assert start == expected and list(start) == list(expected)
     assert again == {key: value for key, value in expected.items() if key != "task"} | {"resumed_from": "step-00000003"}
     assert end == {"event": "end", "step": 4, "seconds": pytest.approx(12.3, abs=0.11), "verdict": "good"}
     assert end["seconds"] == round(end["seconds"], 1)
     assert stop == {"event": "stop", "step": 4, "signal": signal.SIGTERM}
-
-
-def saved_state(step: int, **more: Any) -> dict[str, Any]:
-    return {"step": step, **more}
 
 
 @pytest.fixture
@@ -134,7 +124,7 @@ def test_resuming_with_another_number_of_threads_warns(tmp_path: Path) -> None:
     now, path = torch.get_num_threads(), tmp_path / "step-00000005"
     run = process_in(tmp_path)
     with pytest.warns(UserWarning) as found:
-        run.take_over(Checkpoint(path, {}, [], saved_state(5, text_tokens=9, threads=now + 2)))
+        run.take_over(Checkpoint(path, {}, [], {"step": 5, "text_tokens": 9, "threads": now + 2}))
     (warning,) = found
     assert warning.filename == __file__
     assert str(warning.message) == (
@@ -151,27 +141,22 @@ def test_no_warning_for_equal_or_unknown_threads_or_on_a_gpu(tmp_path: Path) -> 
         warnings.simplefilter("error")
         for device, facts in (("cpu", {"threads": now}), ("cpu", {}), ("cuda", {"threads": now + 2})):
             run = process_in(tmp_path, device=device)
-            run.take_over(Checkpoint(tmp_path, {}, [], saved_state(5, **facts)))
+            run.take_over(Checkpoint(tmp_path, {}, [], {"step": 5, **facts}))
             assert (run.state.step, run.state.text_tokens) == (5, 0)
 
 
 def test_former_events_begin_at_the_last_new_start(tmp_path: Path) -> None:
     run = process_in(tmp_path)
-    lines: list[dict[str, Any]] = [
-        {"event": "start", "step": 0},
-        {"event": "failed", "step": 0},
+    first, failed = {"event": "start", "step": 0}, {"event": "failed", "step": 0}
+    again, step = (
         {"event": "start", "step": 0, "resumed_from": None},
         {"event": "step", "step": 1, "resumed_from": None},
-        {"event": "start", "step": 1, "resumed_from": "step-00000001"},
-        {"event": "end", "step": 2},
-    ]
-    file = tmp_path / "ledger.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert run.former_events() == lines[2:]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines[3:]))
-    assert run.former_events() == lines[3:]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
-    assert run.former_events() == lines[:2]
+    )
+    resumed, end = {"event": "start", "step": 1, "resumed_from": "step-00000001"}, {"event": "end", "step": 2}
+    rest = [step, resumed, end]
+    for written, ours in (([first, failed, again, *rest], [again, *rest]), (rest, rest), ([first, failed],) * 2):
+        (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
+        assert run.former_events() == ours
 
 
 def test_a_signal_that_came_too_late_is_raised_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,14 +174,8 @@ def test_a_signal_that_came_too_late_is_raised_again(tmp_path: Path, monkeypatch
 class Bar:
     """A progress bar that records its calls."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        self.made, self.updates, self.notes = (arguments, named), 0, []
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    def __init__(self) -> None:
+        self.updates, self.notes = 0, list[str]()
 
     def update(self) -> None:
         self.updates += 1
@@ -205,31 +184,23 @@ class Bar:
         self.notes.append(text)
 
 
-def logged(out: Path, step: int, world: World | None = None, **training: Any) -> tuple[Bar, list[dict[str, Any]]]:
-    run = process_in(out, step=step, world=world, **training)
-    run.bar = bar = Bar()  # type: ignore[assignment]
+def logged(out: Path, step: int, seconds: Sequence[float] = (), **training: Any) -> tuple[Bar, list[dict[str, Any]]]:
+    run = process_in(out, step=step, **training)
+    run.bar, run.state.seconds = (bar := Bar()), list(seconds)  # type: ignore[assignment]
+    measures = {"loss": {"ae": 6.123456, "par": 0.5}, "gradient_norm": 1.234567, "text_tokens_per_second": 1234.567}
     with run:
-        run.log(
-            run.state,
-            {"loss": {"ae": 6.123456, "par": 0.5}, "gradient_norm": 1.234567, "text_tokens_per_second": 1234.567},
-        )
+        run.log(run.state, measures)
     return bar, ledger(out)
 
 
 def test_a_logged_step(tmp_path: Path) -> None:
     settings = {"steps": 9, "warmup_steps": 4, "learning_rate": 0.008, "schedule": "linear", "log_every": 2}
-    bar, events = logged(tmp_path, 2, **settings)
+    bar, events = logged(tmp_path, 2, [0.12345, 2.0], **settings)
     assert (bar.updates, bar.notes) == (1, ["ae 6.1 par 0.5 1.2k tok/s"])
     expected = {
-        "event": "step",
-        "step": 2,
-        "loss": {"ae": 6.1235, "par": 0.5},
-        "figures": [],
-        "gradient_norm": 1.2346,
-        "learning_rate": 0.004,
-        "text_tokens": 140,
-        "text_tokens_per_second": 1234.6,
-    }
+        "event": "step", "step": 2, "loss": {"ae": 6.1235, "par": 0.5}, "figures": [], "gradient_norm": 1.2346,
+        "learning_rate": 0.004, "text_tokens": 140, "text_tokens_per_second": 1234.6, "seconds": [0.123, 2.0],
+    }  # fmt: skip
     assert events == [expected] and list(events[0]) == list(expected)
 
 
@@ -238,14 +209,7 @@ def test_steps_are_logged_at_intervals_and_at_the_end(tmp_path: Path) -> None:
         (folder := tmp_path / str(step)).mkdir()
         bar, events = logged(folder, step, steps=7, log_every=3)
         assert (bar.updates, len(bar.notes), len(events)) == (1, is_logged, is_logged), step
-
-
-def test_the_seconds_of_each_process_are_logged(tmp_path: Path) -> None:
-    run = process_in(tmp_path, step=1, log_every=1)
-    run.bar, run.state.seconds = Bar(), [0.12345, 2.0]  # type: ignore[assignment]
-    with run:
-        run.log(run.state, {"loss": {}, "gradient_norm": 1.0, "text_tokens_per_second": 1.0})
-    assert ledger(tmp_path)[0]["seconds"] == [0.123, 2.0]
+        assert "seconds" not in [key for event in events for key in event]
 
 
 def test_a_saved_checkpoint(tmp_path: Path) -> None:
@@ -254,14 +218,9 @@ def test_a_saved_checkpoint(tmp_path: Path) -> None:
         run.save({"fingerprint": "f"}, keep=1)
     folder = tmp_path / "checkpoints" / "step-00000006"
     expected = {
-        "schema": 1,
-        "step": 6,
-        "text_tokens": 420,
-        "fingerprint": "f",
-        "vocab_size": 50,
-        "max_positions": 40,
+        "schema": 1, "step": 6, "text_tokens": 420, "fingerprint": "f", "vocab_size": 50, "max_positions": 40,
         "threads": torch.get_num_threads(),
-    }
+    }  # fmt: skip
     found = json.loads((folder / "state.json").read_text())
     assert found == expected and list(found) == list(expected)
     assert sorted(file.name for file in folder.iterdir()) == sorted(
@@ -324,37 +283,29 @@ def moments_of(state: dict[str, Any]) -> torch.optim.Optimizer:
 
 
 def test_moments_are_loaded_but_not_settings() -> None:
-    optimizer = moments_of(optimizer_state())
+    state = optimizer_state()
+    state["state"][0]["step"] = torch.ones(1)  # a single number fits every weight
+    optimizer = moments_of(state)
     assert optimizer.param_groups[0]["lr"] == 0.125
     (moments,) = optimizer.state.values()
     assert moments["step"] == 1 and moments["exp_avg"].tolist() == [[pytest.approx(0.1)] * 2] * 3
 
 
-def test_moments_of_other_weights_are_refused() -> None:
-    cure = ": go back to an earlier checkpoint"
-    with pytest.raises(UniclozeError) as refused:
-        moments_of(optimizer_state(param_groups=[{"params": [0, 1]}]))
-    assert (
-        str(refused.value) == f"step-1 does not fit the run (ValueError: its moments are those of other weights){cure}"
-    )
-    state = optimizer_state()
-    state["state"][0]["exp_avg"] = torch.zeros(2)
-    with pytest.raises(UniclozeError) as refused:
+@pytest.mark.parametrize(("groups", "moments", "problem"), [
+    ([{"params": [0, 1]}], {}, "its moments are those of other weights"),
+    (None, {0: {"exp_avg": torch.zeros(2)}}, r"exp_avg of weight 0 has shape \(2,\)"),
+    (None, {1: {"step": 1}}, "a moment is missing"),
+])  # fmt: skip
+def test_moments_of_other_weights_are_refused(groups: Any, moments: dict[int, Any], problem: str) -> None:
+    state = optimizer_state(**({} if groups is None else {"param_groups": groups}))
+    for weight, changed in moments.items():
+        state["state"].setdefault(weight, {}).update(changed)
+    with pytest.raises(
+        UniclozeError, match=f"step-1 does not fit the run .ValueError: {problem}.: go back to an earlier"
+    ):
         moments_of(state)
-    assert str(refused.value) == f"step-1 does not fit the run (ValueError: exp_avg of weight 0 has shape (2,)){cure}"
-    state = optimizer_state()
-    state["state"][1] = {"step": 1}
-    with pytest.raises(UniclozeError) as refused:
-        moments_of(state)
-    assert str(refused.value) == f"step-1 does not fit the run (ValueError: a moment is missing){cure}"
-    state = optimizer_state()
-    state["state"][0]["step"] = torch.ones(1)  # a single number fits every weight
-    moments_of(state)
+
+
+def test_moments_without_an_optimiser_are_refused() -> None:
     with pytest.raises(UniclozeError, match="ValueError"):
-        load_moments([], Checkpoint(Path("step-1"), {}, [state], {}))
-
-
-def test_device_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device_name(torch.device("cpu")) == f"cpu ({platform.machine()})"
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a GPU at {device}")
-    assert device_name(torch.device("cuda:1")) == "a GPU at cuda:1"
+        load_moments([], Checkpoint(Path("step-1"), {}, [optimizer_state()], {}))
