@@ -27,7 +27,7 @@ import yaml
 import frame
 from unicloze import verbs
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import load_task_model, predict
+from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import measure
 from unicloze.recipes import parse_options
 from unicloze.records import read_records
@@ -90,10 +90,9 @@ def trained(start: Path, folder: Path, out: str, settings: Mapping[str, Any]) ->
     given = {"task.metrics": ["tag-accuracy"], **settings}
     verbs.finetune("cvt-tagging", start, folder / "labelled.jsonl", None, folder / out, quiet=True, overrides=given)
     seconds = time.perf_counter() - began
-    loaded = load_model(folder / out)
-    if loaded.step < loaded.recipe.training.steps:
-        raise SystemExit(f"stopped at step {loaded.step} of {loaded.recipe.training.steps}: nothing to compare")
-    model = load_task_model(loaded)
+    model = load_model(folder / out)
+    if model.step < model.recipe.training.steps:
+        raise SystemExit(f"stopped at step {model.step} of {model.recipe.training.steps}: nothing to compare")
     data = open_records(folder / "test.jsonl", model.recipe, model.tokenizer)
     results = measure(predict(model, data), data.records, model.recipe)
     return {"accuracy": next(iter(results["tag-accuracy"].values.values())), "seconds": round(seconds, 1)}

@@ -35,7 +35,7 @@ import frame
 from unicloze import verbs
 from unicloze.files import LEDGER
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import load_task_model, predict
+from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import measure
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
@@ -140,7 +140,7 @@ def accuracy(
     model = of_random_weights(start, seed + 1) if system == BASELINE else start
     if verbs.finetune("pos", model, train, None, folder, quiet=True, overrides=settings).exit_code:
         raise SystemExit("stopped; the same command resumes")
-    tagger = load_task_model(load_model(folder))
+    tagger = load_model(folder)
     data = open_records(test, tagger.recipe, tagger.tokenizer)
     (result,) = measure(predict(tagger, data), data.records, tagger.recipe).values()
     return float(result.values["accuracy"])

@@ -27,7 +27,7 @@ from frame import options, parsed
 from json_lines import once, read_lines
 from unicloze import verbs
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import load_task_model, predict
+from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import measure
 from unicloze.interop.read import open_model
 from unicloze.records.record import Record
@@ -114,7 +114,7 @@ def compared(given: argparse.Namespace, name: str, labels: int, seed: int) -> di
             quiet=True,
             overrides=settings,
         ).runs[0]  # type: ignore[union-attr]
-        tuned = load_task_model(open_model(Path(folder) / "run"))
+        tuned = open_model(Path(folder) / "run")
         data = open_records(files["test"], tuned.recipe, tuned.tokenizer)
         scores = measure(predict(tuned, data), data.records, tuned.recipe)
     return {

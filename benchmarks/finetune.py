@@ -55,7 +55,7 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     from unicloze.finetuning import run as room
     from unicloze.finetuning.data import open_records
     from unicloze.finetuning.initial import task_recipe
-    from unicloze.finetuning.predict import load_task_model, predict
+    from unicloze.finetuning.predict import predict
     from unicloze.finetuning.scores import measure
     from unicloze.interop.read import open_model
     from unicloze.recipes import load_recipe
@@ -92,7 +92,7 @@ def ours(spec: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         room.finetune_run(recipe, start, Path(spec["train"]), None, out, progress=False)
-        model = load_task_model(load_model(out))
+        model = load_model(out)
         data = open_records(Path(spec["test"]), model.recipe, model.tokenizer)
         predictions = predict(model, data)
         results = measure(predictions, data.records, model.recipe, errors=True)

@@ -31,7 +31,7 @@ import frame
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import load_task_model, predict
+from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import measure
 from unicloze.recipes import parse_options
 from unicloze.training.loading import LoadedModel, load_model
@@ -84,7 +84,7 @@ def trained(
     began = time.perf_counter()
     verbs.finetune(name, start, train, None, folder, overrides={**given, **settings})
     learned = time.perf_counter()
-    model = load_task_model(load_model(folder))
+    model = load_model(folder)
     data = open_records(test, model.recipe, model.tokenizer)
     predictions = predict(model, data)
     return {

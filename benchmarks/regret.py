@@ -39,7 +39,7 @@ from json_lines import read_lines
 from unicloze import verbs
 from unicloze.finetuning.data import model_fingerprint, open_records
 from unicloze.finetuning.initial import learning_rate
-from unicloze.finetuning.predict import load_task_model, predict
+from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import headline, measure
 from unicloze.records import read_records
 from unicloze.records.record import Record
@@ -198,7 +198,7 @@ def measured(cell: Cell, start: LoadedModel, records: Records) -> dict[str, Any]
         run = folder / "run"
         if verbs.finetune(task.recipe, start, train, development, run, quiet=True, overrides=given).exit_code:
             raise SystemExit("stopped; the same command goes on")
-        model = load_task_model(load_model(run))
+        model = load_model(run)
         data = open_records(test, model.recipe, model.tokenizer)
         score = headline(measure(predict(model, data), data.records, model.recipe), model.recipe)
         return {

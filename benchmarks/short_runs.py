@@ -20,7 +20,7 @@ import yaml
 from json_lines import read_lines
 from unicloze import verbs
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import load_task_model, predict
+from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import measure
 from unicloze.interop.read import open_model
 from unicloze.mixtures import phases
@@ -100,7 +100,7 @@ def finetuned(task: str, model: Path, files: tuple[Path, Path], settings: Mappin
     with tempfile.TemporaryDirectory() as name:
         if verbs.finetune(task, model, files[0], None, name, quiet=True, overrides=settings).exit_code:
             raise SystemExit("stopped; the same command continues")
-        tuned = load_task_model(open_model(Path(name)))
+        tuned = open_model(Path(name))
         data = open_records(files[1], tuned.recipe, tuned.tokenizer)
         results = measure(predict(tuned, data), data.records, tuned.recipe)
     return {

@@ -38,7 +38,7 @@ from json_lines import differences, once
 from unicloze import verbs
 from unicloze.files import LEDGER
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import load_task_model, predict
+from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import measure
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
@@ -111,7 +111,7 @@ def accuracy(start: LoadedModel | Path, files: tuple[Path, Path], settings: Mapp
         ).exit_code:
             raise SystemExit("stopped; the same command continues")
         spent = time.process_time() - began
-        tuned = load_task_model(load_model(Path(name)))
+        tuned = load_model(Path(name))
         data = open_records(files[1], tuned.recipe, tuned.tokenizer)
         (result, *_) = measure(predict(tuned, data), data.records, tuned.recipe).values()
     return {"accuracy": result.values["accuracy"], "cpu seconds": round(spent, 1)}

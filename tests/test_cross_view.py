@@ -27,7 +27,7 @@ from unicloze.finetuning.data import (
     with_views,
 )
 from unicloze.finetuning.initial import task_recipe
-from unicloze.finetuning.predict import load_task_model, outputs_of
+from unicloze.finetuning.predict import outputs_of
 from unicloze.finetuning.run import FinetuneResult, with_steps
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.backbone import VIEWS
@@ -347,7 +347,7 @@ def test_a_tagger_learns_and_its_views_foresee_the_next_tag(tiny: LoadedModel, t
     assert next(iter(result.scores["tag-accuracy"].values.values())) == 100
     loaded = load_model(tmp_path / "run" / "checkpoints")  # the newest: the best may be of an early step
     data = encoded(read_records(train, loaded.recipe.task), loaded.recipe, loaded.tokenizer)
-    outputs = outputs_of(load_task_model(loaded), with_views(data.rows, loaded.recipe))
+    outputs = outputs_of(loaded, with_views(data.rows, loaded.recipe))
     for name in NAMES:
         right, known = [], []
         for row, output in zip(data.rows, outputs, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import itertools
 import json
@@ -22,7 +23,7 @@ from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.answers import Answer, squad
 from unicloze.example import collate
 from unicloze.finetuning.data import TaskData
-from unicloze.finetuning.predict import TaskModel, outputs_of, predicted
+from unicloze.finetuning.predict import outputs_of, predicted
 from unicloze.finetuning.scores import with_best_threshold
 from unicloze.recipes import load_recipe, task_names
 from unicloze.records import read_records
@@ -86,7 +87,7 @@ def test_a_causal_model_predicts_for_a_whole_row_at_its_last_slot(name: str) -> 
         first = examples.targets[target].slots.reshape(2, -1)[:, 0]
         assert first.tolist() == (examples.lengths - 1).tolist(), target
     model = ready_model(recipe, start.model.vocab_size, torch.device("cpu")).eval()
-    outputs = outputs_of(TaskModel(model, start.tokenizer, recipe, start.compute), rows)
+    outputs = outputs_of(dataclasses.replace(start, model=model, recipe=recipe), rows)
     for target in summary:
         one, other = (said[target][0, :4] for said in outputs)
         assert not np.isclose(one, other).any(), target

@@ -21,7 +21,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Kind, collate
 from unicloze.finetuning.data import encoded, evenly_chosen
 from unicloze.finetuning.initial import task_recipe
-from unicloze.finetuning.predict import TaskModel, target_loss
+from unicloze.finetuning.predict import target_loss
 from unicloze.objectives import settings_of
 from unicloze.recipes import load_recipe, task_names
 from unicloze.records.record import Record
@@ -37,7 +37,6 @@ from unicloze.tasks import TASKS, generation, task_settings
 from unicloze.tasks.generation import SourceTarget
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel, build_model, load_model
-from unicloze.training.loop import Compute
 
 WORDS = ["alpha", "beta", "gamma", "delta", "eps", "zeta", "eta", "theta"]
 WORDS += ["iota", "kappa", "mu", "nu", "xi", "pi", "rho", "chi"]
@@ -330,12 +329,12 @@ def test_the_loss_of_the_right_targets_is_a_mean_over_tokens(start: LoadedModel)
     few = evenly_chosen(data, 5)
     assert [record.id for record in few.records] == ["0", "3", "6", "9", "12"]
     assert [row.record for row in few.rows] == [0, 1, 2, 3, 4]
-    task_model = TaskModel(start.model, start.tokenizer, recipe, Compute(device=torch.device("cpu"), precision="fp32"))
     total = tokens = 0.0
     for row in data.rows:
         loss = start.model(collate(TASK.lay_out([row], start.tokenizer.vocabulary, recipe, None)))["target"]
         total, tokens = total + float(loss.total.detach()), tokens + loss.weight
-    assert target_loss(task_model, data).values["loss"] == pytest.approx(total / tokens, rel=1e-5)
+    found = target_loss(dataclasses.replace(start, recipe=recipe), data)
+    assert found.values["loss"] == pytest.approx(total / tokens, rel=1e-5)
 
 
 def test_scoring_part_of_the_development_file_gives_a_warning(start: LoadedModel, tmp_path: Path) -> None:

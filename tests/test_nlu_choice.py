@@ -17,14 +17,13 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import TaskModel, outputs_of
+from unicloze.finetuning.predict import outputs_of
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, classification, task_settings
 from unicloze.tasks.rows import Row
 from unicloze.training.loading import LoadedModel, ready_model
-from unicloze.training.loop import Compute
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +272,7 @@ def test_a_model_that_predicts_nan_chooses_nothing(bert: LoadedModel) -> None:
     recipe = recipe_for(bert, "choice")
     (row,) = rows_of(bert, recipe, record(context="anna leaves", choices=["carl", "eva"], label=1))
     network = ready_model(recipe, bert.model.vocab_size, torch.device("cpu")).eval()
-    task_model = TaskModel(network, bert.tokenizer, recipe, Compute(device=torch.device("cpu"), precision="fp32"))
+    task_model = dataclasses.replace(bert, model=network, recipe=recipe)
     assert outputs_of(task_model, [row])[0]["choice"].shape == (1, 2)
     with torch.no_grad():
         network.backbone.embeddings.tokens.weight[:] = torch.nan

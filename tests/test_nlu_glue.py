@@ -17,7 +17,7 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import METRICS, binomial_error, bootstrap_errors, metric
 from unicloze.evaluation.metrics.result import MetricResult
-from unicloze.finetuning.predict import as_glue, load_task_model
+from unicloze.finetuning.predict import as_glue
 from unicloze.finetuning.run import FinetuneResult
 from unicloze.finetuning.seeds import GLUE, GRID, FinetuneSummary, _task, grid
 from unicloze.recipes import load_recipe, task_names
@@ -284,8 +284,8 @@ def test_the_tasks_that_are_there_give_a_score_and_files_for_the_server(model: L
     assert files == ["AX.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "RTE.tsv"] == sorted(path.name for path in found.files)
     lines = (tmp_path / "out" / "leaderboard" / "AX.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and [line.split("\t")[0] for line in lines[1:]] == ["0", "1", "2", "3"]
-    model = load_task_model(load_model(mnli.out))
-    said = verbs.predict(load_model(mnli.out), folder / "diagnostic" / "diagnostic.tsv", quiet=True)
+    model = load_model(mnli.out)
+    said = verbs.predict(model, folder / "diagnostic" / "diagnostic.tsv", quiet=True)
     assert [line.split("\t")[1] for line in lines[1:]] == [one["prediction"] for one in said]
     assert set(model.recipe.task.labels or ()) == {"contradiction", "entailment", "neutral"}
     saved = json.loads((tmp_path / "out" / "glue.json").read_text())

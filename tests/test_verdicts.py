@@ -244,6 +244,15 @@ def test_a_head_that_is_trained_frozen_or_weighted_is_not_fitted_anew(tmp_path: 
         assert min(event["step"] for event in events if event["event"] == "evaluate") > 0, name
 
 
+def test_a_head_that_must_be_fitted_but_cannot_be_is_reported(tmp_path: Path) -> None:
+    model, train = start(), write(tmp_path / "train.jsonl", labelled(24))
+    recipe = recipe_for(
+        model, "classification", finetuning__fit_head=True, finetuning__epochs=1, task__class_weights="balanced"
+    )
+    with pytest.warns(UserWarning, match="finetuning.fit_head is true, but no head is fitted"):
+        finetuned(recipe, model, train, train, tmp_path / "run")
+
+
 @pytest.mark.whole
 def test_a_run_chooses_settings_reports_baselines_and_resumes(tmp_path: Path) -> None:
     model = start()

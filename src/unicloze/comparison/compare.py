@@ -14,7 +14,7 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,8 +140,7 @@ def compare_recipes(
         for recipe in recipes:
             check_same_text(recipe, prepared, out)
         fitted = fit_probes(probes, recipes, prepared.tokenizer)
-        every = recipes[0].training.evaluate_every if "training.evaluate_every" in (overrides or {}) else None
-        planned = _plan(recipes, prepared, budget, out / COMPARISON_FILE, wanted, every, say)
+        planned = _plan(recipes, prepared, budget, out / COMPARISON_FILE, wanted, overrides or {}, say)
         _note_probes(fitted, out / COMPARISON_FILE, say)
     plain = recipes[0].changed("data", window=window, segments=1, documents="separate", order="shuffled")
     sampler = build_sampler(plain, prepared, heldout=True)
@@ -235,7 +234,7 @@ def _plan(
     budget: Budget,
     path: Path,
     wanted: dict[str, Any],
-    evaluate_every: int | None,
+    given: Collection[str],
     say: Callable[[str], None],
 ) -> list[Contestant]:
     """The steps of every contestant; decided once and read back when a comparison resumes."""
@@ -262,7 +261,7 @@ def _plan(
     planned = []
     for recipe in recipes:
         recipe = recipe.changed("training", precision=precision)
-        planned.append(contestants_at_budget(recipe, prepared, budget, path.parent, evaluate_every=evaluate_every))
+        planned.append(contestants_at_budget(recipe, prepared, budget, path.parent, given))
     entries = [
         {"name": one.recipe.name, "flops_per_step": one.flops_per_step, "tokens_per_step": one.tokens_per_step,
          "training": dataclasses.asdict(one.recipe.training)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -187,11 +187,11 @@ def check_same_text(recipe: Recipe, prepared: Prepared, folder: Path) -> None:
 
 
 def contestants_at_budget(
-    recipe: Recipe, prepared: Prepared, budget: Budget, folder: Path, *, evaluate_every: int | None = None
+    recipe: Recipe, prepared: Prepared, budget: Budget, folder: Path, given: Collection[str] = ()
 ) -> Contestant:
-    """Plan the steps of a recipe that a budget allows."""
+    """Plan the steps of a recipe that a budget allows; `given` settings are kept."""
     cost = cost_of_a_step(recipe, prepared, folder, timed=budget.kind == "time")
-    recipe = with_steps(recipe, budget, cost)
-    every = max(1, recipe.training.steps // 8) if evaluate_every is None else evaluate_every
-    recipe = recipe.changed("training", evaluate_every=every)
+    recipe = with_steps(recipe, budget, cost, given)
+    if "training.evaluate_every" not in given:
+        recipe = recipe.changed("training", evaluate_every=max(1, recipe.training.steps // 8))
     return Contestant(recipe=recipe, flops_per_step=cost.flops, tokens_per_step=cost.tokens)

@@ -18,7 +18,7 @@ from unicloze.decoding.inputs import check_text, generation_format_of, place_of,
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import digest, hold, real_place, replace_file
 from unicloze.finetuning.data import encoded, model_fingerprint, records_fingerprint
-from unicloze.finetuning.predict import cut_records, generated, load_task_model, predict, predictions_of
+from unicloze.finetuning.predict import cut_records, generated, predict, predictions_of
 from unicloze.recipes import with_overrides
 from unicloze.recipes.validation import given_settings, refuse_unread_in_task
 from unicloze.records.record import Record
@@ -183,8 +183,7 @@ def record_of(model: LoadedModel, text: str | Sequence[str]) -> Record:
 
 def predict_given(model: LoadedModel, records: Sequence[Record]) -> list[Prediction]:
     """Predictions for records made by `record_of`; those of a tagger include the words it found."""
-    task = load_task_model(model)
-    predictions = predict(task, encoded(records, model.recipe, model.tokenizer, answers=False))
+    predictions = predict(model, encoded(records, model.recipe, model.tokenizer, answers=False))
     if model.recipe.task.kind != "tagging":
         return predictions
     words = (record.texts(model.recipe.task, "tokens") for record in records)
@@ -223,7 +222,7 @@ def _generated(
         # Refuses other tasks before their records are read.
         generation_format_of(recipe, model.tokenizer.vocabulary, place_of(model))
         data = encoded(records, recipe, model.tokenizer, answers=False)
-        parts = generated(load_task_model(model), data, first=first, progress=progress, draws=draws)
+        parts = generated(model, data, first=first, progress=progress, draws=draws)
         return parts, cut_records(data)
     prompts = [record.text(recipe.task, recipe.generation.source[0]) for record in records]
     layout, tokens = ready(model, prompts, recipe.decoding)

@@ -17,7 +17,7 @@ from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.registry import measurable
 from unicloze.finetuning.data import TaskData, auxiliary_objective, check_views
-from unicloze.finetuning.predict import TaskModel, outputs_of, ready_to_generate
+from unicloze.finetuning.predict import outputs_of, ready_to_generate
 from unicloze.mixtures import positions
 from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.model.task_heads import LinearHead
@@ -80,6 +80,10 @@ FREE = (
 """`model` settings that a task may change, as no trained weight depends on them."""
 FEW_ROWS = 5_000
 """Most training rows for which a head is fitted first."""
+NOT_FITTED = (
+    "finetuning.fit_head is true, but no head is fitted: it takes a new dense or plain head that learns, two rows of each class "
+    f"or more, {FEW_ROWS:,} rows at most, and no class weights, averaged weights, LoRA, adapters or unlabelled text"
+)
 MOST_FOLDS = 5
 LINEAR = 0.3
 """Root mean square of the inputs of a fitted head's tanh, which bends them by 3 %."""
@@ -252,7 +256,7 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
     return sorted(own.keys() - fitting.keys())
 
 
-def fit_head(model: TaskModel, data: TaskData) -> bool:
+def fit_head(model: LoadedModel, data: TaskData) -> bool:
     """Fit the head of a classification or regression on frozen features, by logistic or ridge regression.
 
     The dense layer becomes a multiple of the identity, small enough that tanh is nearly linear; the strength of the

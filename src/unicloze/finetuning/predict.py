@@ -7,7 +7,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,7 +20,6 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import Batch, Examples, collate
 from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, buckets_by_length
-from unicloze.model.model import UnifiedModel
 from unicloze.progress import Progress
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
@@ -32,35 +30,23 @@ from unicloze.tasks.task import Outputs, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.gradients import share
 from unicloze.training.loading import LoadedModel
-from unicloze.training.loop import Compute
 
 SLOTS_AT_ONCE = 8192
 """Slots in one forward pass over records, including padding."""
 
 
-@dataclass(frozen=True)
-class TaskModel:
-    """A fine-tuned model, ready to predict."""
-
-    model: UnifiedModel  # the model with the task heads
-    tokenizer: Tokenizer  # tokenizer of the model
-    recipe: Recipe  # recipe with the task
-    compute: Compute  # device and precision to compute with
-
-
-def load_task_model(loaded: LoadedModel) -> TaskModel:
-    """A fine-tuned model, ready to predict."""
+def check_fine_tuned(loaded: LoadedModel) -> None:
+    """Reject a model without a task."""
     if not loaded.recipe.task.kind:
         cure = f"give the --out of `unicloze finetune`; {instead(loaded)}"
         raise UsageError(f"{loaded.path} is not a fine-tuned model: {cure}")
-    return TaskModel(loaded.model, loaded.tokenizer, loaded.recipe, loaded.compute)
 
 
 OTHER_FORMAT = "give an --out that ends in .jsonl, or --format jsonl"
 """Advice if predictions do not fit a table."""
 
 
-def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:
+def predict(model: LoadedModel, data: TaskData, *, progress: bool = False) -> list[Prediction]:
     """One prediction for each record, in order; `truncated` marks those of records that were cut to a row."""
     recipe = model.recipe
     if TASKS[recipe.task.kind].generates:
@@ -69,7 +55,7 @@ def predict(model: TaskModel, data: TaskData, *, progress: bool = False) -> list
             parts = generated(model, data, progress=progress)
             return [*itertools.chain(*predictions_of(parts, data.records, recipe, model.tokenizer, cut_records(data)))]
 
-        return model.compute.world.only_first(said)
+        return model.world.only_first(said)
     return predicted(data, outputs_of(model, data.rows, progress=progress), recipe)
 
 
@@ -94,9 +80,9 @@ def _line(record: Record, prediction: Prediction, *, cut: bool) -> Prediction:
     return {"id": record.id, **prediction, **({"truncated": True} if cut else {})}
 
 
-def _passes(model: TaskModel, rows: Sequence[object]) -> Iterator[tuple[Int64s, Examples, Batch]]:
+def _passes(model: LoadedModel, rows: Sequence[object]) -> Iterator[tuple[Int64s, Examples, Batch]]:
     """The rows of each forward pass of this process: their numbers, and their examples."""
-    world, blocks = model.compute.world, list(buckets_by_length(rows, SLOTS_AT_ONCE))
+    world, blocks = model.world, list(buckets_by_length(rows, SLOTS_AT_ONCE))
     model.model.eval()
     for block in (blocks[number] for number in share(world.rank, world.size, len(blocks))):
         own, vocabulary = [rows[number] for number in block], model.tokenizer.vocabulary
@@ -104,7 +90,7 @@ def _passes(model: TaskModel, rows: Sequence[object]) -> Iterator[tuple[Int64s, 
         yield block, examples, collate(examples, device=model.compute.device)
 
 
-def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = False) -> list[Outputs]:
+def outputs_of(model: LoadedModel, rows: Sequence[object], *, progress: bool = False) -> list[Outputs]:
     """Outputs of the task heads for each row, without padding."""
     own: dict[str, torch.Tensor] = {}
     with torch.inference_mode(), Progress("", len(rows), "rows", show=progress) as bar:
@@ -119,7 +105,7 @@ def outputs_of(model: TaskModel, rows: Sequence[object], *, progress: bool = Fal
                     check_numbers(own[f"{number}.{name}"])
             bar.update(len(block))
     found: list[Outputs] = [{} for _ in rows]
-    for key, values in model.compute.world.share_tensors(own).items():
+    for key, values in model.world.share_tensors(own).items():
         number, _, name = key.partition(".")
         found[int(number)] = {**found[int(number)], name: values.numpy()}
     return found
@@ -223,7 +209,7 @@ def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
 
 
 def generated(
-    model: TaskModel, data: TaskData, *, first: int = 0, progress: bool = False, draws: Sequence[int] | None = None
+    model: LoadedModel, data: TaskData, *, first: int = 0, progress: bool = False, draws: Sequence[int] | None = None
 ) -> Iterator[Part]:
     """Generate for each record; see `generate_parts`."""
     tokenizer, decoding = model.tokenizer, model.recipe.decoding
@@ -275,7 +261,7 @@ def prediction_of(
     return _line(record, prediction, cut=cut)
 
 
-def target_loss(model: TaskModel, data: TaskData) -> MetricResult:
+def target_loss(model: LoadedModel, data: TaskData) -> MetricResult:
     """Mean loss per token of the reference targets, each token predicted from the reference tokens before it."""
     own: list[tuple[float, float]] = []
     with torch.no_grad():
@@ -284,7 +270,7 @@ def target_loss(model: TaskModel, data: TaskData) -> MetricResult:
                 losses = model.model(batch).values()
             own.append((sum(float(loss.total) for loss in losses), sum(float(loss.weight) for loss in losses)))
     total = tokens = 0.0
-    for cost, weight in itertools.chain(*model.compute.world.gather(own)):
+    for cost, weight in itertools.chain(*model.world.gather(own)):
         total, tokens = total + cost, tokens + weight
     mean, units = total / max(tokens, 1.0), {"loss": "nats per token", "perplexity": ""}
     values = {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}

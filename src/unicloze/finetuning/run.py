@@ -32,7 +32,7 @@ from unicloze.files import (
 from unicloze.finetuning import data as labelled
 from unicloze.finetuning import initial, scores
 from unicloze.finetuning.data import Mixture, Origin, OwnTeacher, TaskData, finetuning_steps
-from unicloze.finetuning.predict import TaskModel, as_json_lines, predict, target_loss
+from unicloze.finetuning.predict import as_json_lines, predict, target_loss
 from unicloze.finetuning.scores import BaselineScores, Evaluation, headline, measure
 from unicloze.interop.read import open_model
 from unicloze.progress import say
@@ -121,6 +121,7 @@ def finetune_run(
         development = None if dev is None else labelled.open_records(dev, recipe, start.tokenizer)
         if development is not None:
             scores.check_answers(development.records, recipe)
+        must_fit = recipe.finetuning.fit_head is True
         recipe = _chosen(recipe, start, training, former, progress)
         taught_by = recipe.distillation.teacher
         teacher = None if taught_by is None else Teacher.of(open_model(taught_by), recipe, start.tokenizer)
@@ -139,7 +140,7 @@ def finetune_run(
         world.only_first(lambda: write_settings(recipe, start.tokenizer, out, checkpoint))
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
         with _Run(recipe, start, training, development, out, checkpoint, origin, files, compute, progress) as run:
-            result = run.train()
+            result = run.train(must_fit=must_fit)
     run.heed(result.stopped_by)
     return result
 
@@ -239,12 +240,13 @@ class _Run(RunProcess):
         return self.start.tokenizer
 
     @property
-    def model(self) -> TaskModel:
+    def model(self) -> LoadedModel:
         """The model as it is now, ready to predict."""
-        return TaskModel(self.state.model.for_use(), self.tokenizer, self.recipe, self.compute)
+        model, step, precision = self.state.model.for_use(), self.state.step, self.compute.precision
+        return LoadedModel(model, self.tokenizer, self.recipe, self.out, step, precision, self.world)
 
-    def train(self) -> FinetuneResult:
-        """Resume, or begin with a fitted head if wanted and possible; train, save."""
+    def train(self, *, must_fit: bool) -> FinetuneResult:
+        """Resume, or begin with a fitted head if wanted and possible; train, save. Warns if one must be fitted and is not."""
         training = self.recipe.training
         done = ended = fitted = False
         if self.checkpoint is not None:
@@ -256,6 +258,8 @@ class _Run(RunProcess):
             new_head = any(name.startswith("task_heads.") and ".output." in name for name in self.drawn)
             wanted = self.recipe.finetuning.fit_head is True and new_head and not self.averages
             fitted = wanted and initial.fit_head(self.model, self.train_data)
+            if must_fit and not fitted:
+                warnings.warn(initial.NOT_FITTED, stacklevel=2)
         if not ended:
             self._write_start()
         if fitted and self.dev is not None:

@@ -21,7 +21,7 @@ from unicloze.evaluation.metrics.registry import binomial_error
 from unicloze.evaluation.metrics.result import MetricResult, shown
 from unicloze.files import RECIPE, RESULTS, Plain, replace_file
 from unicloze.finetuning.data import encoded, open_records
-from unicloze.finetuning.predict import load_task_model, predict, write_predictions
+from unicloze.finetuning.predict import predict, write_predictions
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.scores import measure
 from unicloze.interop.read import open_model
@@ -389,7 +389,7 @@ def _measured(run: FinetuneResult, file: Path) -> MetricResult:
     """Accuracy of the best checkpoint of a run on another file."""
     loaded = open_model(run.out)
     data = open_records(file, loaded.recipe, loaded.tokenizer)
-    return measure(predict(load_task_model(loaded), data), data.records, loaded.recipe)["accuracy"]
+    return measure(predict(loaded, data), data.records, loaded.recipe)["accuracy"]
 
 
 def _files_for_server(task: str, run: FinetuneResult, folder: Path, out: Path, progress: bool) -> list[Path]:
@@ -403,8 +403,7 @@ def _files_for_server(task: str, run: FinetuneResult, folder: Path, out: Path, p
         return []
     out.mkdir(parents=True, exist_ok=True)
     loaded = open_model(run.out)
-    model = load_task_model(loaded)
     for path, file in asked.items():
         data = encoded(read_records(file, loaded.recipe.task), loaded.recipe, loaded.tokenizer, answers=False)
-        write_predictions(predict(model, data, progress=progress), path, "glue")
+        write_predictions(predict(loaded, data, progress=progress), path, "glue")
     return [*asked]

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,11 +114,16 @@ def cost_of_a_step(
     return Cost(flops, tokens, _seconds_of_a_step(recipe, prepared, sampler_of, teacher, longest) if timed else None)
 
 
-def with_steps(recipe: Recipe, budget: Budget, cost: Cost) -> Recipe:
-    """The recipe with the steps that a budget allows; its warm-up takes at most a tenth of them."""
+def with_steps(recipe: Recipe, budget: Budget, cost: Cost, given: Collection[str] = ()) -> Recipe:
+    """The recipe with the steps that a budget allows; its warm-up takes at most a tenth of them, unless it is given."""
     per_step = cost.of(budget.kind)
     own, steps = recipe.training, round(budget.amount / per_step)
-    warmup, decay = min(own.warmup_steps, max(1, steps // 10)), None
+    warmup, decay = own.warmup_steps, None
+    if "training.warmup_steps" not in given:
+        warmup = min(warmup, max(1, steps // 10))
+    elif 0 < steps <= warmup:
+        few = f"the budget {budget} allows recipe {recipe.name} only {steps:,} steps: lower it"
+        raise UsageError(f"training.warmup_steps is {warmup:,}, but {few}, or raise the budget.")
     if own.decay_steps is not None:  # the same share of the steps
         decay = min(max(1, round(own.decay_steps * steps / own.steps)), steps - warmup) or None
     found = recipe.changed("training", steps=steps, warmup_steps=warmup, decay_steps=decay)

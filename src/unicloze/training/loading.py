@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from unicloze.training.checkpoint import (
     load_newest,
 )
 from unicloze.training.loop import Compute
-from unicloze.training.parallel import as_stored
+from unicloze.training.parallel import World, as_stored
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class LoadedModel:
         path: The checkpoint it was loaded from.
         step: Number of steps it was trained for.
         precision: `fp32` or `bf16` (autocast) for encoding. Generation uses that of the recipe's `decoding`.
+        world: The processes that share the work of predicting a file.
     """
 
     model: UnifiedModel
@@ -64,11 +65,13 @@ class LoadedModel:
     path: Path
     step: int
     precision: str = "fp32"
+    world: World = field(default_factory=World)
 
     @property
     def compute(self) -> Compute:
-        """Device of its weights and precision for encoding."""
-        return Compute(device=next(self.model.parameters()).device, precision=self.precision)
+        """Device of its weights, precision for encoding, and processes."""
+        device = next(self.model.parameters()).device
+        return Compute(device=device, precision=self.precision, world=self.world)
 
     def to_dict(self) -> dict[str, Any]:
         """Description and origin as a JSON-serialisable dictionary."""

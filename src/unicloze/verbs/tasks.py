@@ -251,7 +251,7 @@ def predict(
         _refuse_of_files(overrides)
     models = [with_settings(open_model(one, device, precision), overrides) for one in (model, also) if one is not None]
     loaded = models[0]
-    predicting.load_task_model(loaded)
+    predicting.check_fine_tuned(loaded)
     records = _records(loaded, text, file)
     predicting.check_format(chosen, loaded.recipe, records)
     if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].generates:
@@ -263,7 +263,7 @@ def predict(
         if text is not None:
             return predict_given(one, records)
         data = encoded(records, one.recipe, one.tokenizer, answers=False)
-        return predicting.predict(predicting.load_task_model(one), data, progress=not quiet)
+        return predicting.predict(one, data, progress=not quiet)
 
     each = [predicted(one) for one in models]
     predictions = each[0] if also is None else averaged(each)
