@@ -28,7 +28,7 @@ from unicloze.comparison.contestants import (
     contestants_at_budget,
     network,
 )
-from unicloze.comparison.probes import FittedProbe, Probe, agreed, fit_probes
+from unicloze.comparison.probes import Probe, agreed, fit_probes
 from unicloze.comparison.runs import (
     SCHEMA,
     Evaluator,
@@ -278,7 +278,7 @@ def _refuse_foreign(out: Path) -> None:
         raise UsageError(f"{out / foreign} was not written by a comparison and would be replaced: give another --out.")
 
 
-def _note_probes(probes: Sequence[FittedProbe], path: Path, say: Callable[[str], None]) -> None:
+def _note_probes(probes: Sequence[Probe], path: Path, say: Callable[[str], None]) -> None:
     """Add the probes to the plan."""
     planned = json.loads(path.read_text(encoding="utf-8"))
     noted = agreed(probes, planned.get(PROBES, {}), path)
@@ -301,7 +301,7 @@ def _counted_words(runs: Iterable[Path]) -> dict[str, float]:
     return {words_key(words["sees"]): 100 * words["counts_top_5"] for words in found if words}
 
 
-def _measured(probe: FittedProbe, runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+def _measured(probe: Probe, runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
     """What the runs that were fine-tuned on a probe noted."""
     return [known[PROBES][probe.name] for _, known in runs if probe.name in known[PROBES]]
 
@@ -310,7 +310,7 @@ def _row(
     contestant: Contestant,
     runs: Sequence[tuple[Path, Mapping[str, Any]]],
     evaluators: Iterable[str],
-    probes: Sequence[FittedProbe],
+    probes: Sequence[Probe],
     with_memory: Counted,
 ) -> ContestantResult:
     recipe = contestant.recipe

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,19 +76,15 @@ class Probe:
     overridden: tuple[str, ...]  # dotted keys that were set explicitly
     files: tuple[Path, Path]  # training and development file
     records: tuple[int, int]  # number of records in each
+    # Known once it is fitted to the models of a comparison: fingerprints of the files, and why a model cannot do the task, by
+    # the name of its recipe
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    not_defined: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Name of the recipe."""
         return self.recipe.name
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedProbe(Probe):
-    """A probe for the models of one comparison."""
-
-    fingerprints: Mapping[str, str]  # fingerprints of the training and development files
-    not_defined: Mapping[str, str]  # why a model cannot do the task, by the name of its recipe
 
     def column(self, unit: str) -> ProbeColumn:
         """The column of its scores."""
@@ -146,7 +142,7 @@ def open_probe(task: str, train: Path, dev: Path, overrides: Mapping[str, Any], 
     return Probe(recipe=recipe, overridden=kept, files=(train, dev), records=(len(records), len(measured)))
 
 
-def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: Tokenizer) -> list[FittedProbe]:
+def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: Tokenizer) -> list[Probe]:
     """The probes with rows short enough for every model, checked against every model's shape."""
     names = [probe.name for probe in probes]
     again = [name for name in names if names.count(name) > 1]
@@ -163,7 +159,7 @@ def fit_probes(probes: Sequence[Probe], recipes: Sequence[Recipe], tokenizer: To
         return [_fitted(probe, starts) for probe in probes]
 
 
-def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
+def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> Probe:
     longest = min(start.model.max_positions for start in starts)
     recipe = probe.recipe.changed("task", max_length=min(probe.recipe.task.max_length, longest))
     probe, task = dataclasses.replace(probe, recipe=recipe), recipe.task
@@ -188,8 +184,7 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> FittedProbe:
         refuse_task_that_cannot_fit(labelled, device, tokenizer.vocabulary.size, slots)
     measured = open_records(dev, learned, tokenizer)
     fingerprints = {"training file": training.fingerprint, "development file": measured.fingerprint}
-    fields = {field.name: getattr(probe, field.name) for field in dataclasses.fields(Probe)}
-    return FittedProbe(**fields, fingerprints=fingerprints, not_defined=not_defined)
+    return dataclasses.replace(probe, fingerprints=fingerprints, not_defined=not_defined)
 
 
 def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
@@ -208,7 +203,7 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     return task_recipe(recipe, start, probe.overridden)
 
 
-def agreed(probes: Sequence[FittedProbe], former: Mapping[str, Any], place: Path) -> dict[str, Any]:
+def agreed(probes: Sequence[Probe], former: Mapping[str, Any], place: Path) -> dict[str, Any]:
     """The notes on all probes of a comparison, checked so that no probe changes when it resumes."""
     noted = {**former, **{probe.name: _noted(probe) for probe in probes}}
     for name in former:
@@ -218,7 +213,7 @@ def agreed(probes: Sequence[FittedProbe], former: Mapping[str, Any], place: Path
     return noted
 
 
-def _noted(probe: FittedProbe) -> dict[str, Any]:
+def _noted(probe: Probe) -> dict[str, Any]:
     settings = probe.recipe.flat(*SHARED) | {key: value_of(probe.recipe, key) for key in probe.overridden}
     kept = {key: value for key, value in settings.items() if key not in FREE_TO_CHANGE and key not in _DECIDED}
     noted: dict[str, Any] = json.loads(json.dumps({"settings": kept, "files": probe.fingerprints}))

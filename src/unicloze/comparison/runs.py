@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from unicloze.arrays import Int32s
-from unicloze.comparison.probes import FittedProbe, finetuning_flops, recipe_for
+from unicloze.comparison.probes import Probe, finetuning_flops, recipe_for
 from unicloze.comparison.table import PROBES, probe_key, words_key
 from unicloze.decoding.inputs import ReadWindow, objective_of, part_with, rows_to_predict
 from unicloze.decoding.likelihood import rows_of, with_memories
@@ -201,7 +201,7 @@ def run_once(
     return known
 
 
-def fine_tune(probe: FittedProbe, run: Path, known: dict[str, Any], progress: bool) -> None:
+def fine_tune(probe: Probe, run: Path, known: dict[str, Any], progress: bool) -> None:
     """Fine-tune a trained run on a probe, resuming if interrupted, and add the result to its scores."""
     start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
     with warnings.catch_warnings():
@@ -238,7 +238,7 @@ class Interrupted(UniclozeError):
 
 
 def scores_of(
-    known: Mapping[str, Any], history: History, evaluators: Iterable[str], probes: Iterable[FittedProbe]
+    known: Mapping[str, Any], history: History, evaluators: Iterable[str], probes: Iterable[Probe]
 ) -> dict[str, float | None]:
     """The scores of a run by measure, from the content of `scores.json` and the run's ledger."""
     perplexities = {name: None if value is None else perplexity(value, 1) for name, value in known["nats"].items()}

@@ -95,14 +95,10 @@ class ProbeColumn:
     not_defined: Mapping[str, str]
 
     @property
-    def key(self) -> str:
-        """Key of its scores in a row."""
-        return probe_key(self.name)
-
-    @property
-    def title(self) -> str:
-        """Title of its scores."""
-        return f"{self.name}, {self.value} {self.unit}".rstrip()
+    def column(self) -> Column:
+        """The column of its scores in the table."""
+        title, decimals = f"{self.name}, {self.value} {self.unit}".rstrip(), 1 if self.unit == "%" else 3
+        return Column(probe_key(self.name), title, decimals=decimals, higher_is_better=self.higher_is_better)
 
 
 def probe_key(name: str) -> str:
@@ -119,21 +115,43 @@ NOT_DEFINED = "-"
 PROBES = "probes"
 """Folder of a run's fine-tunings, and the key of their settings and scores in files."""
 
-TITLES: Mapping[str, str] = {
-    "ae": "AE perplexity",
-    "par": "PAR perplexity",
-    "causal": "causal perplexity",
-    "bits_per_byte": "causal bits/byte",
-    "words_both": "content words in the top 5, %",
-    "words_left": "content words in the top 5 from the left, %",
-    "blimp_pseudo": "BLiMP, pseudo-log-likelihood %",
-    "blimp_chain": "BLiMP, chain rule %",
-}
-"""Title of each score; others use their key."""
 
-_HIGHER = ("words", "blimp")
-"""Beginnings of the keys of scores of which higher is better."""
-_DECIMALS = {"bits_per_byte": 3}
+@dataclass(frozen=True)
+class Column:
+    """A score column of the table.
+
+    Args:
+        key: Key of the score in a row.
+        title: Title of the column.
+        decimals: Number of decimals shown.
+        higher_is_better: Whether a higher score is better.
+    """
+
+    key: str
+    title: str
+    decimals: int = 1
+    higher_is_better: bool = False
+
+    def figure(self, spread: OverSeeds | None) -> str:
+        """A score with its standard deviation over the seeds."""
+        if spread is None:
+            return NOT_DEFINED
+        said = f"{spread.mean:,.{self.decimals}f}"
+        return said if spread.deviation is None else f"{said} ± {spread.deviation:,.{self.decimals}f}"
+
+
+MEASURES = (
+    Column("ae", "AE perplexity"),
+    Column("par", "PAR perplexity"),
+    Column("causal", "causal perplexity"),
+    Column("bits_per_byte", "causal bits/byte", decimals=3),
+    Column("words_both", "content words in the top 5, %", higher_is_better=True),
+    Column("words_left", "content words in the top 5 from the left, %", higher_is_better=True),
+    Column("blimp_pseudo", "BLiMP, pseudo-log-likelihood %", higher_is_better=True),
+    Column("blimp_chain", "BLiMP, chain rule %", higher_is_better=True),
+)
+"""Columns of the scores that are not of probes; others have their key as a title."""
+TITLES = {column.key: column.title for column in MEASURES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,44 +185,12 @@ class Comparison(Plain):
         return as_text(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """A score column of the table.
-
-    Args:
-        key: Key of the score in a row.
-        title: Title of the column.
-        decimals: Number of decimals shown.
-        higher_is_better: Whether a higher score is better.
-    """
-
-    key: str
-    title: str
-    decimals: int
-    higher_is_better: bool
-
-    def figure(self, spread: OverSeeds | None) -> str:
-        """A score with its standard deviation over the seeds."""
-        if spread is None:
-            return NOT_DEFINED
-        said = f"{spread.mean:,.{self.decimals}f}"
-        return said if spread.deviation is None else f"{said} ± {spread.deviation:,.{self.decimals}f}"
-
-
 def columns(comparison: Comparison) -> list[Column]:
     """The score columns, in order, of the measures that some recipe defines."""
-    probes = {probe.key: probe for probe in comparison.probes}
-    found = []
-    for key in comparison.rows[0].scores if comparison.rows else ():
-        if all(row.scores[key] is None for row in comparison.rows):
-            continue
-        probe = probes.get(key)
-        if probe is None:
-            title, decimals, higher = TITLES.get(key, key), _DECIMALS.get(key, 1), key.startswith(_HIGHER)
-        else:
-            title, decimals, higher = probe.title, 1 if probe.unit == "%" else 3, probe.higher_is_better
-        found.append(Column(key=key, title=title, decimals=decimals, higher_is_better=higher))
-    return found
+    known = {column.key: column for column in (*MEASURES, *(probe.column for probe in comparison.probes))}
+    every = comparison.rows[0].scores if comparison.rows else ()
+    measured = [key for key in every if any(row.scores[key] is not None for row in comparison.rows)]
+    return [known.get(key, Column(key, key)) for key in measured]
 
 
 def cells(comparison: Comparison) -> list[list[str]]:
@@ -394,12 +380,12 @@ def _probes(comparison: Comparison) -> dict[str, Any]:
         measure = probe.value if probe.value == probe.metric else f"{probe.metric}: {probe.value}"
         cells = [measure, *(f"{count:,}" for count in probe.records), *(f"{probe.settings[key]:g}" for key in keys)]
         settings.append((None, probe.name, [(cell, "") for cell in cells]))
-        lines = []
+        lines, title = [], probe.column.title
         for i, row in enumerate(comparison.rows):
             if probe.name in row.probes:
                 run = History.read(comparison.out / row.name / "seed-0" / PROBES / probe.name)
                 lines.append(_line(i, row.name, run.points(probe.metric, probe.value)))
-        curves.append(_panel(f"{probe.title} on the development file", probe.title, lines, "step"))
+        curves.append(_panel(f"{title} on the development file", title, lines, "step"))
     spent = []
     for i, row in enumerate(comparison.rows):
         costs = [row.probes.get(probe.name) for probe in comparison.probes]

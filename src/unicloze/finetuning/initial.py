@@ -81,8 +81,8 @@ FREE = (
 FEW_ROWS = 5_000
 """Most training rows for which a head is fitted first."""
 NOT_FITTED = (
-    "finetuning.fit_head is true, but no head is fitted: it takes a new dense or plain head that learns, two rows of each class "
-    f"or more, {FEW_ROWS:,} rows at most, and no class weights, averaged weights, LoRA, adapters or unlabelled text"
+    "finetuning.fit_head is true, but no head is fitted: it takes a new dense or plain head that learns, two rows or more of "
+    f"each class, {FEW_ROWS:,} rows at most, and no class weights, averaged weights, LoRA, adapters or unlabelled text"
 )
 MOST_FOLDS = 5
 LINEAR = 0.3
