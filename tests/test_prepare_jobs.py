@@ -199,7 +199,7 @@ def test_a_copy_is_dropped_however_many_documents_lie_between(tmp_path: Path) ->
     slots = dict[int, str]()
     for number in range(10_000):
         text = sentence(number)
-        slot = text_hash(text, 0)[0] % 2**20
+        slot = text_hash(text)[0] % 2**20
         if slot in slots:
             break
         slots[slot] = text

@@ -45,7 +45,7 @@ _SHAPE = {
 }
 
 
-def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: int) -> dict[str, Any]:
+def describe_settings(data: DataSettings, tokenizer: TokenizerSettings) -> dict[str, Any]:
     """The settings that determine the content of a prepared folder, by dotted name."""
     if tokenizer.path is not None:
         described = {"loaded": Tokenizer.load(tokenizer.path).fingerprint}
@@ -60,7 +60,7 @@ def describe_settings(data: DataSettings, tokenizer: TokenizerSettings, seed: in
         "data.heldout_share": data.heldout_share,
         "data.deduplicate": data.deduplicate,
         **(cut if data.decontaminate else {}),
-        "seed": seed,
+        "seed": 0,  # once salted the hashes; part of all fingerprints
         **{f"tokenizer.{name}": value for name, value in described.items()},
     }
 

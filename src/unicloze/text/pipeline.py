@@ -79,7 +79,6 @@ class Job:
     size: int  # roughly their bytes of text
     text_field: str  # field that holds the text
     spans_field: str | None  # field of .jsonl that holds the spans of a text
-    seed: int  # salt of the hashes
     mixed: bool  # the corpus has both texts and token shards
     hashed: tuple[str, ...] = ()  # hashes of the files as the survey found them; not for a survey
     tail: int = 0  # visible characters held out at the end of a document that is cut
@@ -252,17 +251,17 @@ def _hashed(job: Job, tally: Tally, noted: list[dict[str, Any]]) -> Iterator[tup
         assert tokenizer is not None
         for tokens in sources.shard_documents(Path(job.files[0]), tokenizer):
             if spelling and len(tokens):
-                value, size = spelling.hash(np.split(tokens, range(_PART, len(tokens), _PART)), job.seed)
+                value, size = spelling.hash(np.split(tokens, range(_PART, len(tokens), _PART)))
                 yield value, max(1, size)
             else:
-                yield split.tokens_hash(tokens, job.seed, tokenizer.vocabulary.size), len(tokens)
+                yield split.tokens_hash(tokens, tokenizer.vocabulary.size), len(tokens)
         return
     for document in job.read(tally, noted):
         if spelling and tokenizer:
             pieces = (tokenizer.encode_batch([piece])[0] for piece in pieces_of(document.text))
-            yield spelling.hash(pieces, job.seed)
+            yield spelling.hash(pieces)
         else:
-            yield split.text_hash(document.text, job.seed)
+            yield split.text_hash(document.text)
 
 
 def _search(job: Job, work: Path, report: Report) -> dict[str, Any]:
@@ -434,11 +433,10 @@ class Preparation:
         settings: dict[str, Any],
         folder: Path,
         progress: bool,
-        seed: int,
         jobs: int = 1,
     ) -> None:
         self.data, self.tokenizer_settings, self.settings = data, tokenizer, settings
-        self.work, self.folder, self.progress, self.seed = folder, folder / "data", progress, seed
+        self.work, self.folder, self.progress = folder, folder / "data", progress
         self.jobs = 1 if any(corpus.startswith("memory:") for corpus in data.corpus) else jobs  # of this process only
         self.entries: list[dict[str, Any]] = [
             {"name": name, "corpus": corpus, "files": []}
@@ -539,7 +537,6 @@ class Preparation:
                 size=0,
                 text_field=self.data.text_field,
                 spans_field=self.data.spans_field,
-                seed=self.seed,
                 mixed=mixed,
                 needs={"tokenizer": str(self.folder / TOKENIZER)} if of_tokens else {},
             )

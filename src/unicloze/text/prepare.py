@@ -165,7 +165,6 @@ def prepare_data(
     out: Path,
     *,
     progress: bool = True,
-    seed: int = 0,
     cure: str | None = None,
     verify: bool = False,
     jobs: int = 1,
@@ -181,7 +180,7 @@ def prepare_data(
         raise UsageError(f"data.heldout_share is {data.heldout_share}: give a share from 0 to below 1.")
     if not data.corpus:
         raise UsageError("data.corpus is empty: give --data.corpus a file, folder or glob, or python-docs.")
-    settings = lineage.describe_settings(data, tokenizer, seed)
+    settings = lineage.describe_settings(data, tokenizer)
     if (out / LINEAGE).is_file():
         lineage.check_lineage(out, data, settings, cure=cure, verify=verify)
         return Prepared.load(out, verify=verify, progress=progress)
@@ -195,7 +194,7 @@ def prepare_data(
             if (out / LINEAGE).is_file():  # another process was faster
                 lineage.check_lineage(out, data, settings, cure=cure)
             else:
-                _prepare(Preparation(data, tokenizer, settings, work, progress, seed, jobs), out)
+                _prepare(Preparation(data, tokenizer, settings, work, progress, jobs), out)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             shutil.rmtree(work, ignore_errors=True)

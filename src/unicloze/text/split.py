@@ -164,9 +164,9 @@ class HeldoutSplit:
         return sides
 
 
-def text_hash(text: str, seed: int) -> tuple[int, int]:
+def text_hash(text: str) -> tuple[int, int]:
     """A 64-bit hash that ignores case and white space, and the size of the text in bytes."""
-    digest, size, gap, begun = _hash(seed), 0, False, False
+    digest, size, gap, begun = hashlib.blake2b(digest_size=8), 0, False, False
     for piece in pieces_of(text):
         size += utf8_size(piece)
         gap |= piece[:1].isspace()
@@ -187,9 +187,9 @@ def _words(text: str) -> bytes:
     return found.strip(b" ")
 
 
-def tokens_hash(tokens: Ids, seed: int, vocab_size: int) -> int:
+def tokens_hash(tokens: Ids, vocab_size: int) -> int:
     """A 64-bit hash of tokens that does not depend on their integer width."""
-    digest = _hash(seed)
+    digest = hashlib.blake2b(digest_size=8)
     digest.update(tokens.astype("<u2" if vocab_size <= 2**16 else "<u4").tobytes())
     return int.from_bytes(digest.digest(), "little")
 
@@ -207,19 +207,15 @@ class Spelling:
         texts = enumerate(tokenizer.texts())
         self._table = [b"" if number in silent else text.removeprefix(prefix) for number, text in texts]
 
-    def hash(self, parts: Iterable[Ids], seed: int) -> tuple[int, int]:
+    def hash(self, parts: Iterable[Ids]) -> tuple[int, int]:
         """A 64-bit hash of the text a document spells, and its size in bytes."""
-        decoder, digest, size = codecs.getincrementaldecoder("utf-8")("replace"), _hash(seed), 0
+        decoder, digest, size = codecs.getincrementaldecoder("utf-8")("replace"), hashlib.blake2b(digest_size=8), 0
         for part in parts:
             text = decoder.decode(b"".join(map(self._table.__getitem__, part.tolist())))
             spelled = "".join(text.casefold().split()).encode()
             digest.update(spelled)
             size += len(spelled)
         return int.from_bytes(digest.digest(), "little"), size
-
-
-def _hash(seed: int) -> Any:
-    return hashlib.blake2b(digest_size=8, salt=seed.to_bytes(8, "little", signed=True))
 
 
 MARGIN = 200
