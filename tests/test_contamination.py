@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 
 from test_prepare import content, texts_of
@@ -75,12 +77,13 @@ def test_short_pieces_and_documents_of_many_pieces_are_dropped() -> None:
     assert cut_out(text, places[:9]) and cut_out(text, places) == []
 
 
-@pytest.mark.parametrize("name", ["e.jsonl", "e.json", "e.jsonl.gz", "e.txt", "e.csv"])
+@pytest.mark.parametrize("name", ["e.jsonl", "e.json", "e.jsonl.gz", "e.jsonl.zst", "e.txt", "e.csv"])
 def test_evaluation_files_of_many_kinds(tmp_path: Path, name: str) -> None:
     record = {"id": 3, "question": QUESTION, "answers": [{"text": "the old mill"}]}
     written = {"e.txt": f"{QUESTION}\nthe old mill\n", "e.csv": f'"{QUESTION}","the old mill"\n'}
     raw = written.get(name, json.dumps(record)).encode()
-    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    packed = {".gz": gzip.compress, ".zst": partial(pyarrow.compress, codec="zstd", asbytes=True)}
+    (tmp_path / name).write_bytes(packed.get(Path(name).suffix, bytes)(raw))
     ((file, texts),) = evaluation_texts([str(tmp_path / name)])
     assert file == tmp_path / name and texts == [QUESTION, "the old mill"]
 

@@ -329,7 +329,7 @@ def read_file(
         if name.endswith(".parquet"):
             yield from _read_parquet(file, text_field, tally, spans_field, field_option)
         else:
-            with _open(file, tally) as stream:
+            with unpacked(file, tally) as stream:
                 if name.endswith(".txt"):
                     yield from _read_text(file, stream, tally)
                 else:
@@ -364,7 +364,8 @@ class _Hashing(io.RawIOBase):
         super().close()
 
 
-def _open(file: File, tally: Tally) -> BinaryIO:
+def unpacked(file: File, tally: Tally) -> BinaryIO:
+    """The content of a file that may be compressed."""
     if file.suffix in (".gz", ".zst") and not file.stat().st_size:
         raise EOFError("it is empty")
     hashing = _Hashing(file, tally.digest)

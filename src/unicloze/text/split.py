@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import hashlib
 import io
 import itertools
@@ -34,7 +33,8 @@ from unicloze.characters import IDEOGRAPH
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import LARGEST_FILE, parse_json
 from unicloze.storage import File
-from unicloze.text.documents import files_at, pieces_of, utf8_size
+from unicloze.text.documents import Tally, files_at, pieces_of, unpacked, utf8_size
+from unicloze.text.sources import read_as
 from unicloze.text.tokenizers import Tokenizer
 
 Hashes = npt.NDArray[np.uint64]
@@ -330,7 +330,7 @@ def evaluation_texts(names: Sequence[str]) -> Iterator[tuple[File, list[str]]]:
 
 
 def _texts(file: File) -> Iterator[str]:
-    kind = Path(file.name.removesuffix(".gz")).suffix
+    kind = read_as(file)
     if kind == ".parquet":
         import pyarrow.parquet as parquet
 
@@ -338,7 +338,7 @@ def _texts(file: File) -> Iterator[str]:
             for batch in parquet.ParquetFile(table).iter_batches():
                 yield from itertools.chain.from_iterable(map(_strings, batch.to_pylist()))
         return
-    with file.open("rb") as packed, gzip.open(packed) if file.suffix == ".gz" else packed as opened:
+    with unpacked(file, Tally()) as opened:
         raw = opened.read(LARGEST_FILE + 1)
     if len(raw) > LARGEST_FILE:
         raise UniclozeError(f"{file} has more than {LARGEST_FILE:,} bytes: split it.")
