@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -113,7 +113,6 @@ def _references(records: Sequence[Record], settings: TaskSettings) -> list[Any]:
 MEAN = "mean of tasks"
 """Result that selects the best checkpoint of several tasks: the mean of the first metric of each."""
 
-T = TypeVar("T")
 Answers = Callable[[Compared], Sequence[Any]]
 """Gives the answers to all records, read for what a metric compares."""
 
