@@ -1,12 +1,13 @@
 """Fine-tuning with few labels beside what a user would take instead: TF-IDF, and frozen vectors with logistic regression.
 
     python benchmarks/few_labels.py --model DIR --data FOLDER --out FILE [--sets textbooks questions] [--labels 8 16 32 80]
-        [--classes 8] [--test-records 400] [--seeds 1] [--device auto]
+        [--classes 8] [--test-records 400] [--seeds 1] [--device auto] [--page FILE]
+    python benchmarks/few_labels.py                                             # only the table, of what is measured
 
 FOLDER has `text/openstax_train.jsonl.gz` and `qa/squad-dev-v1.1.from-explorer.json.gz`. A sentence of a textbook is to be
 assigned to its book (training and test sentences are of other sections), a question to its article. The development file
 has as many records as the training file. FILE gets one JSON line for each run; the same command continues after an
-interruption, and prints the table.
+interruption, prints the table and writes it into the page.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ import gzip
 import importlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from frame import options, parsed
+from frame import fill_in, options, parsed
 from json_lines import once, read_lines
+from table_6 import cell
 from unicloze import verbs
+from unicloze.evaluation.metrics.labels import calibration
+from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import measure
@@ -34,6 +38,7 @@ from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, task_settings
 
+RESULTS = Path(__file__).parent / "results" / "few_labels.jsonl"
 Rows = list[dict[str, str]]
 
 
@@ -72,6 +77,11 @@ def drawn(rows: Rows, names: Sequence[str], count: int, seed: int) -> Rows:
     return [of[name][place] for name in names for place in rng.permutation(len(of[name]))[:count]]
 
 
+def rounded(result: MetricResult) -> dict[str, float]:
+    """The values of a metric with two decimals."""
+    return {key: round(value, 2) for key, value in result.values.items()}
+
+
 def compared(given: argparse.Namespace, name: str, labels: int, seed: int) -> dict[str, Any]:
     """Accuracy of the three, in percent, and what the development file kept."""
     every, held = (SETS[name](given.data, test) for test in (False, True))
@@ -100,6 +110,7 @@ def compared(given: argparse.Namespace, name: str, labels: int, seed: int) -> di
         Cs=9, cv=min(5, labels), max_iter=1000, scoring="neg_log_loss", use_legacy_attributes=False, l1_ratios=(0,)
     )
     frozen.fit(vectors["train"], [row["label"] for row in parts["train"]])
+    places = [frozen.classes_.tolist().index(label) for label in right]
     with tempfile.TemporaryDirectory() as folder:
         files = {part: Path(folder) / f"{part}.jsonl" for part in parts}
         for part, file in files.items():
@@ -121,35 +132,65 @@ def compared(given: argparse.Namespace, name: str, labels: int, seed: int) -> di
         "words": percent(words.answers),
         "frozen": percent(frozen.predict(vectors["test"]).tolist()),
         "finetune": round(scores["accuracy"].values["accuracy"], 2),
-        "calibration": {key: round(value, 2) for key, value in scores["calibration"].values.items()},
+        "calibration": rounded(scores["calibration"]),
+        "frozen calibration": rounded(calibration(frozen.predict_proba(vectors["test"]).tolist(), places)),
         "best step": result.best_step,
         "steps": result.step,
         "verdict": result.verdict,
     }
 
 
+def table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Accuracy and calibration error of each set and number of labels, over the seeds, as Markdown."""
+    of: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
+    for line in lines:
+        of.setdefault((line["set"], line["labels"]), {})[line["seed"]] = line
+    heads = ["texts", "labels per class", "seeds", "TF-IDF", "frozen vectors", "finetune (against TF-IDF)",
+             "finetune (against frozen vectors)", "ECE frozen", "ECE finetune"]  # fmt: skip
+    rows = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    for (name, labels), runs in sorted(of.items()):
+        words, frozen, tuned = (
+            {seed: run[what] for seed, run in runs.items()} for what in ("words", "frozen", "finetune")
+        )
+        errors = [
+            {seed: run[what]["ece"] for seed, run in runs.items() if what in run}
+            for what in ("frozen calibration", "calibration")
+        ]
+        cells = [cell(words, None), cell(frozen, None), cell(tuned, words), cell(tuned, frozen)]
+        cells += [cell(each, None) for each in errors]
+        rows.append("| " + " | ".join([name, str(labels), str(len(runs)), *cells]) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def tables() -> str:
+    """What is measured, as text of a page."""
+    return table(read_lines(RESULTS))
+
+
 def main() -> None:
-    """Run what is missing, and print the table."""
+    """Run what is missing, print the table and write it into the page."""
     parser = options(__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--labels", nargs="+", type=int, default=[8, 16, 32, 80])
     parser.add_argument("--classes", type=int, default=8)
     parser.add_argument("--test-records", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--page", type=Path, help="write the table into this page")
     given = parsed(parser, "--labels 4 --classes 2 --test-records 8 --sets questions")
-    for labels in given.labels:
+    for labels in given.labels if given.model and given.data else ():
         for name in given.sets:
             for seed in range(given.seeds):
                 key = {"set": name, "labels": labels, "classes": given.classes, "test records": given.test_records,
                        "seed": seed}  # fmt: skip
                 once(given.out, key, functools.partial(compared, given, name, labels, seed))
-    for line in read_lines(given.out):
-        print(f"{line['set']:<10} {line['labels']:>3}  words {line['words']:5.1f}  frozen {line['frozen']:5.1f}  "
-              f"finetune {line['finetune']:5.1f}  best step {line['best step']} of {line['steps']}")  # fmt: skip
+    text = table(read_lines(given.out))
+    print(text)
+    if given.page is not None:
+        fill_in(given.page, Path(__file__).name, text)
 
 
 if __name__ == "__main__":

@@ -271,6 +271,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no embedding norm": ("bert", dict(embedding_norm=False), "model.embedding_norm is false"),
     "head": ("bert", dict(head="linear"), "model.head is linear.* has transform"),
     "bias": ("bert", dict(head_bias=False), "model.head_bias is false"),
+    "head width": ("bert", dict(num_heads=3, head_size=8), "model.head_size is 8.* has hidden_size / num_heads: export it"),
     "activation": ("mpnet", dict(relative_bias=True, activation="relu"), "model.activation is relu.* uses gelu in its head"),
     "format": ("gpt", {}, "--to is 'gpt': give one of bert, mpnet, .*, albert, distilbert, t5, bart, gpt2, xlnet, unicloze"),
 }  # fmt: skip

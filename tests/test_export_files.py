@@ -20,7 +20,7 @@ from unicloze import cli, verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import predicts_tokens
 from unicloze.interop import check as peers
-from unicloze.interop.card import verdict_of
+from unicloze.interop.card import verdict_of, without_places
 from unicloze.interop.export import stock_format, write_export
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
@@ -159,6 +159,12 @@ def test_the_card_shows_the_values_of_the_ledger(tmp_path: Path) -> None:
     assert recipe.model == ours.model
     assert recipe.objective == ours.objective
     assert "geometric_p" not in card, "default values are left out"
+
+
+def test_a_card_names_datasets_of_the_hub_and_no_folders() -> None:
+    named = ["hf:ann/tales:train:body", "hf:/private/tales", "/private/tales.txt"]
+    recipe = without_places(load_recipe("quickstart", {"data.corpus": named}))
+    assert recipe.data.corpus == ["hf:ann/tales:train:body", "tales", "tales.txt"]
 
 
 def load_recipe_text(text: str, folder: Path) -> Recipe:

@@ -228,7 +228,7 @@ def test_choices(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "Electra", "Albert", "DistilBert"])
 @pytest.mark.parametrize("kind", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"])
 def test_exported_again_it_is_the_same(tmp_path: Path, family: str, kind: str) -> None:
-    folder(family + kind, tmp_path / "theirs")
+    folder(family + kind, tmp_path / "theirs", **{"qa_dropout": 0.3} if "Answering" in kind else {})
     loaded = open_model(tmp_path / "theirs")
     result = verbs.export(loaded, family.lower(), tmp_path / "ours")
     assert result.architecture == family + kind and max(result.differences.values()) < 1e-5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from unicloze.files import BEST, CHECKPOINTS, LEDGER, read_bytes
 from unicloze.interop.read import installed_card, packaged_model
 from unicloze.interop.stock import goes_on, longest_source
 from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.text.sources import PREFIX
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
@@ -131,7 +133,7 @@ def _command(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
         return "unicloze finetune --task recipe.yaml " + " ".join(f"--{k} {shlex.quote(v)}" for k, v in named.items())
     if not recipe.objective.trains or recipe.provenance.place.startswith(IMPORTED):
         return ""
-    corpus = " ".join(shlex.quote(Path(name).name) for name in recipe.data.corpus)
+    corpus = " ".join(shlex.quote(_base(name)) for name in recipe.data.corpus)
     return f"unicloze pretrain --recipe recipe.yaml  # on {corpus}"
 
 
@@ -196,11 +198,16 @@ def _rivals(start: Mapping[str, Any], event: Mapping[str, Any]) -> Iterator[tupl
             yield f"of a Kneser-Ney trigram: held-out perplexity, {target}", f"{counts['trigram']:,.3f}"
 
 
+def _base(place: str) -> str:
+    """Base name of a file or folder; a dataset of the Hub keeps its owner."""
+    return place if re.match(rf"{PREFIX}[^./~]+/", place) else Path(place).name
+
+
 def without_places(recipe: Recipe) -> Recipe:
     """A recipe whose files and folders are reduced to their base names."""
     for section, key in PLACES:
         if named := getattr(getattr(recipe, section), key):
-            base = [Path(each).name for each in named] if isinstance(named, list) else Path(named).name
+            base = [_base(each) for each in named] if isinstance(named, list) else _base(named)
             recipe = recipe.changed(section, **{key: base})
     return recipe.changed("provenance", place=_place(recipe))
 

@@ -317,10 +317,7 @@ DISTILBERT = dataclasses.replace(
     },
     fixed={**BERT.fixed, "num_segments": 0, "layer_norm_eps": 1e-12},
     heads=("dim", "n_heads"),
-    dropout_keys={
-        **dict.fromkeys(("ForSequenceClassification", "ForMultipleChoice"), ("seq_classif_dropout", 0.2)),
-        "ForQuestionAnswering": ("qa_dropout", 0.0),
-    },
+    dropout_keys=dict.fromkeys(("ForSequenceClassification", "ForMultipleChoice"), ("seq_classif_dropout", 0.2)),
     classes=_classes("DistilBert"),
     names=_encoder(
         "distilbert.", "vocab_transform vocab_layer_norm vocab_projector.bias", dense="pre_classifier",

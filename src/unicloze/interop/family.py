@@ -160,6 +160,11 @@ class Family:
         return self.fixed.get("num_segments") != 0
 
     @property
+    def sizes_heads(self) -> bool:
+        """Whether its heads may have any width."""
+        return any("head_size" in key.ours for key in self.keys.values())
+
+    @property
     def decodes(self) -> bool:
         """Whether its models have a decoder."""
         return any("decoder_layers" in key.ours for key in self.keys.values())
@@ -173,7 +178,7 @@ class Family:
             allowed = value if isinstance(value, tuple) else (value,)
             config.only(theirs, *allowed, None, why=f"only {' or '.join(map(str, allowed))} is supported")
         width, heads = (config.whole(key) for key in self.heads)
-        if width % heads and not any("head_size" in key.ours for key in self.keys.values()):
+        if width % heads and not self.sizes_heads:
             raise config.refused(self.heads[1], f"{self.heads[0]} is {width}, which must be a multiple of it")
         values = dict(self.fixed)
         for theirs, key in self.keys.items():
@@ -217,6 +222,9 @@ class Family:
         """Which of some settings a class of the family does not have: name, ours, and what the class has instead."""
         if self.narrow and _resolved(settings, "embedding_size") == settings.hidden_size:
             yield "embedding_size", settings.hidden_size, f"below {settings.hidden_size}"
+            return
+        if settings.hidden_size % settings.num_heads and not self.sizes_heads:
+            yield "head_size", settings.head_size, "hidden_size / num_heads"
             return
         stored = {OUTPUT: not settings.tied_output, FINAL_BIAS: settings.head_bias}
         fitting = dataclasses.replace(settings, **self.fixed)
@@ -278,6 +286,8 @@ class Family:
 
     def dropout_key(self, kind: TaskClass) -> tuple[str, float | None]:
         """Key of the dropout before the output layer of a class, and its default; None for the model's."""
+        if kind == "ForQuestionAnswering":  # DistilBERT's key; other classes have no such dropout, and keep it unread
+            return "qa_dropout", 0.0
         return self.dropout_keys.get(kind, ("classifier_dropout", None))
 
 

@@ -122,8 +122,9 @@ def _note(family: Family, model: ModelSettings, heads: Sequence[Head], task: Tas
     if family.always:
         return f"{'An encoder-decoder' if model.decoder_layers else 'A language model'} of the family {family.name}."
     if not heads:
-        return f"An encoder of the family {family.name} without heads, for text embeddings."
-    return f"An encoder of the family {family.name} with heads that predict {' and '.join(PREDICTS[head] for head in heads)}."
+        return f"A model of the family {family.name} without heads, for text embeddings."
+    said = " and ".join(PREDICTS[head] for head in heads)
+    return f"A model of the family {family.name} with heads that predict {said}."
 
 
 def _text_use(
@@ -225,7 +226,6 @@ def imported_task(config: Config, kind: TaskClass, family: Family) -> TaskSettin
     recipes = {"ForTokenClassification": "tagging", "ForQuestionAnswering": "squad-v1.1", "ForMultipleChoice": "choice"}
     name = recipes.get(kind, "classification")
     key, default = family.dropout_key(kind)
-    key, default = ("qa_dropout", 0.0) if kind == "ForQuestionAnswering" else (key, default)
     values: dict[str, Any] = {
         "head": family.head_of(kind),
         "pooling": "decoder" if family.decodes else "first",
