@@ -61,35 +61,6 @@ def permuted(memory: int, context: int, steps: Sequence[int]) -> Intervals:
     )
 
 
-def compensated(context: int, steps: Sequence[int]) -> Intervals:
-    """MPNet's permuted and masked row: context, O, M, Q; the last three are ordered by step.
-
-    Context and M read the context and every M. O of step t reads the context, O of steps <= t and M of steps > t. A query
-    Q of step t reads the context, O of steps < t and only M of steps >= t; queries are never keys.
-    """
-    starts, ends = step_bounds(steps)
-    masked = len(starts)
-    masks = context + masked, context + 2 * masked
-    both = _intervals(np.zeros(context + masked), context, *masks)
-    original = _intervals(0, context + ends, masks[0] + ends, masks[1])
-    query = _intervals(0, context + starts, masks[0] + starts, masks[1])
-    return np.concatenate([both[:context], original, both[context:], query])
-
-
-def block_diffusion(blocks: Sequence[int]) -> Intervals:
-    """BD3-LM's row: clean tokens by block, then noised tokens by block.
-
-    A clean token reads clean blocks up to and including its own; a noised token reads earlier clean blocks and its own noised
-    block.
-
-    Args:
-        blocks: Number of tokens in each block.
-    """
-    starts, ends = step_bounds(blocks)
-    tokens = len(starts)
-    return np.concatenate([_intervals(0, ends), _intervals(0, starts, tokens + starts, tokens + ends)])
-
-
 def packed(rows: Sequence[Intervals]) -> Intervals:
     """Concatenate self-contained rows; none reads another. Each must have as many keys as queries."""
     shifted, first = [], 0

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-import single_rows
 import toys
 from objective_toys import CASES, picture, row_of, window_of
 from toys import MASK, PSEUDO, SOS, random_windows, vocabulary
-from unicloze import visibility
 from unicloze.example import Examples, Kind, collate
 from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.permuted import lay_out_permuted
@@ -96,57 +94,6 @@ def test_one_pass_equals_a_pass_per_step(variant: dict[str, Any], factorization:
                 own = (ranked == step) & (together.targets["par"].weights[row] > 0)
                 found = logits[row][torch.from_numpy(own[: logits.shape[1]])]
                 torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_autoencoding_equals_a_plain_masked_pass(variant: dict[str, Any]) -> None:
-    model = toys.model(**variant)
-    windows = random_windows(6, 24, short=True)
-    joint = unilmv2(windows, vocabulary(), settings_of())
-    plain = unilmv2(windows, vocabulary(), settings_of(targets=["ae"]))
-    assert plain.input_ids.shape[1] == 24
-    with torch.no_grad():
-        torch.testing.assert_close(
-            model.logits(collate(joint))["ae"], model.logits(collate(plain))["ae"], atol=1e-5, rtol=1e-5
-        )
-
-
-CONSTRUCTORS: dict[str, Any] = {
-    "bidirectional": single_rows.bidirectional(12),
-    "left to right": single_rows.left_to_right(12),
-    "right to left": single_rows.right_to_left(12),
-    "prefix": single_rows.prefix(5, 7),
-    "banded": visibility.nearby(single_rows.left_to_right(12), 2),
-    "pseudo-masked": single_rows.pseudo_masked(6, [2, 1]),
-    "MPNet": single_rows.compensated(3, [1, 1, 1]),
-    "block diffusion": single_rows.block_diffusion([2, 3, 1]),
-    "packed": single_rows.packed([single_rows.prefix(2, 3), single_rows.left_to_right(7)]),
-}
-
-
-@pytest.mark.parametrize("name", CONSTRUCTORS)
-@pytest.mark.parametrize("relative_bias", [False, True])
-def test_a_slot_no_path_reaches_changes_nothing(name: str, relative_bias: bool) -> None:
-    model = toys.model(relative_bias=relative_bias)
-    intervals = CONSTRUCTORS[name]
-    slots = len(intervals)
-    reads = visibility.bool_mask(intervals, slots)
-    reaches = np.linalg.matrix_power((reads | np.eye(slots, dtype=bool)).astype(int), model.settings.num_layers) > 0
-    rng = np.random.default_rng(0)
-    ids = rng.integers(7, 50, slots).astype(np.int32)
-
-    def states(ids: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
-        examples = dataclasses.replace(row_of(ids, 0, [], []), intervals=intervals[None], targets={})
-        with torch.no_grad():
-            return model.backbone(collate(examples))[-1][0]
-
-    reference = states(ids)
-    for slot in range(slots):
-        other = ids.copy()
-        other[slot] = 7 + (other[slot] - 6) % 43
-        after = states(other)
-        for query in range(slots):
-            assert torch.equal(after[query], reference[query]) != reaches[query, slot], (query, slot)
 
 
 def test_steps_may_outnumber_the_window() -> None:
@@ -239,18 +186,3 @@ def test_rows_have_room_for_one_predicted_token_or_as_many_as_asked_for() -> Non
             for most in ({}, {"most": 1}, {"most": 2})
         )
         assert default == at_least_one < two
-
-
-@pytest.mark.parametrize("name", ["xlnet", "mpnet"])
-def test_no_other_slot_reads_a_query(name: str) -> None:
-    model = toys.model()
-    batch = collate(make_examples(random_windows(4, 24), vocabulary(), CASES[name]))
-    queries = torch.zeros_like(batch.input_ids, dtype=torch.bool)
-    row, j = batch.targets["par"].weights.nonzero(as_tuple=True)
-    queries[row, batch.targets["par"].slots[row, j]] = True
-    with torch.no_grad():
-        before = model.backbone(batch)[-1]
-        other = dataclasses.replace(batch, input_ids=torch.where(queries, 20, batch.input_ids))
-        after = model.backbone(other)[-1]
-    assert torch.equal(before[~queries], after[~queries])
-    assert not torch.equal(before[queries], after[queries])
