@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from test_finite_weights import CPU, Run, steps_of
+from test_loop import nothing
 from unicloze.mixtures import phases
 from unicloze.model import attention, heads
 from unicloze.model.dropout import DropoutKey
@@ -23,7 +24,7 @@ from unicloze.recipes import load_recipe
 from unicloze.training.batches import training_steps
 from unicloze.training.gradients import leaves_of
 from unicloze.training.loading import ready_model
-from unicloze.training.loop import Compute, Hooks, TrainState, fit
+from unicloze.training.loop import Compute, TrainState, fit
 from unicloze.training.optimizers import Adafactor, _size, build_optimizers
 from unicloze.training.parallel import World
 
@@ -35,6 +36,8 @@ VIEWS = {
     "unsqueeze", "view",
 }  # fmt: skip
 """Operations that launch nothing."""
+UNREAD_RATE = staticmethod(lambda weight, rate, fused: rate * _size(weight, fused).clamp(min=1e-3))
+"""Adafactor's rate of a tensor as on a GPU."""
 
 
 class Count(TorchDispatchMode):
@@ -70,9 +73,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(Compute, "queues", True)
     monkeypatch.setattr(DropoutKey, "__call__", lambda _, x, rate: functional.dropout(x, rate) if rate else x)
     monkeypatch.setattr(attention, "_needed_slots", lambda _: torch.empty(0))
-    monkeypatch.setattr(
-        Adafactor, "_rate", staticmethod(lambda weight, rate, fused: rate * _size(weight, fused).clamp(min=1e-3))
-    )
+    monkeypatch.setattr(Adafactor, "_rate", UNREAD_RATE)
     monkeypatch.setattr(heads, "WIDENED", heads.WIDENED_ON_GPU)
     monkeypatch.setattr(Tensor, "tolist", read)
     yield reads
@@ -89,37 +90,34 @@ OWN: dict[str, dict[str, Any]] = {
     "unilmv2-base": {"model.relative_bias": True},
     "electra-small": {},
     "xlnet-base": {
-        "model.memory": 24,
-        "training.attention": "auto",
-        "data.overlap": 0.0,
-        "objective.pairs": "contiguous",
+        "model.memory": 24, "training.attention": "auto", "data.overlap": 0.0, "objective.pairs": "contiguous",
     },
     "bert-base": {"training.optimizer": "muon", "training.phases": []},
     "spanbert-base": {},
     "t5-base": {"model.decoder_layers": 2, "training.attention": "auto"},
-}
+}  # fmt: skip
 
 
-def train(name: str, steps: int, *, world: World | None = None, **changes: Any) -> Count:
+def train(name: str, steps: int, *, world: World | None = None, **changes: Any) -> tuple[Count, TrainState, list[Any]]:
+    """What was counted, the state at the end, and what was logged."""
     recipe = phases(load_recipe(name, {**SMALL, **OWN[name], "training.steps": steps, **changes}))[-1].recipe
     compute = Compute(device=torch.device("cpu"), precision="fp32", fixed_shape=True, world=world or World())
+    logged: list[Any] = []
     with plan._random_text(recipe, 200) as sampler_of, Count() as count:
         model = ready_model(recipe, 200, compute.device)
         state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
         count.waits.clear()
         count.launches.clear()
-        hooks = Hooks(log=lambda *_: None, evaluate=lambda _: False, save=lambda _: None, describe=lambda _: "")
+        hooks = nothing(log=lambda _, facts: logged.append((facts["loss"], facts["gradient_norm"])))
         fit(state, training_steps(recipe, sampler_of, 0), recipe.training, compute, hooks)
-    return count
+    return count, state, logged
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_step_waits_for_the_device_once(name: str, as_on_a_gpu: list[int]) -> None:
-    waits = train(name, 3).waits
-    at_the_end = Counter(
-        {each: 1 for each in waits if each.startswith("aten::_local_scalar_dense training/divergence")}
-    )
-    assert waits == at_the_end and len(at_the_end) == 1, "only the weights after the last step are checked apart"
+    waits = train(name, 3)[0].waits
+    ((place, count),) = waits.items()
+    assert place.startswith("aten::_local_scalar_dense training/divergence") and count == 1, "only the last weights"
     losses = as_on_a_gpu[0] - 1
     assert losses >= 4, "one of each micro-batch and target"
     assert as_on_a_gpu == [losses + 1] * 3, "and the norm of the gradient"
@@ -150,7 +148,7 @@ class Two(World):
 def test_several_processes_wait_for_their_devices_once(as_on_a_gpu: list[int]) -> None:
     """They agree that nobody left without a number from the device, and on the losses after the only reading."""
     world = Two()
-    waits = train("unilmv2-base", 3, world=world).waits
+    waits = train("unilmv2-base", 3, world=world)[0].waits
     assert [each.partition(":")[0] for each in waits] == ["aten"] and sum(waits.values()) == 1, "after the last step"
     losses = as_on_a_gpu[0] - 1
     assert losses >= 4 and as_on_a_gpu == [losses + 1] * 3
@@ -163,9 +161,7 @@ def test_adafactor_moves_as_far_whether_a_rate_is_read_or_not() -> None:
         optimizer = Adafactor([weight], weight_decay=0.1)
         with pytest.MonkeyPatch.context() as patch:
             if patched:
-                patch.setattr(
-                    Adafactor, "_rate", lambda self, each, rate, fused: rate * _size(each, fused).clamp(min=1e-3)
-                )
+                patch.setattr(Adafactor, "_rate", UNREAD_RATE)
             for step in range(3):
                 weight.grad = torch.linspace(1, -step, 12).view(3, 4)
                 optimizer.step()
@@ -173,27 +169,17 @@ def test_adafactor_moves_as_far_whether_a_rate_is_read_or_not() -> None:
 
 
 def test_a_layer_launches_no_more_than_it_did(as_on_a_gpu: list[int]) -> None:
-    few, more = (train("unilmv2-base", 1, **{"model.num_layers": layers}).launches.total() for layers in (2, 4))
+    few, more = (train("unilmv2-base", 1, **{"model.num_layers": layers})[0].launches.total() for layers in (2, 4))
     assert (more - few) / 2 / 4 < 110  # of a layer, forward and backward, and a quarter of its update
 
 
 @pytest.mark.parametrize("name", ["unilmv2-base", "xlnet-base"])
 def test_reading_late_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = phases(load_recipe(name, {**SMALL, **OWN[name], "training.steps": 3}))[-1].recipe
     found = []
     for late in (False, True):
         monkeypatch.setattr(Compute, "queues", late)
-        logged: list[Any] = []
-        compute = Compute(device=torch.device("cpu"), precision="fp32")
-        with plan._random_text(recipe, 200) as sampler_of:
-            model = ready_model(recipe, 200, compute.device)
-            state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
-            hooks = Hooks(
-                log=lambda _, facts, logged=logged: logged.append((facts["loss"], facts["gradient_norm"])),
-                evaluate=lambda _: False, save=lambda _: None, describe=lambda _: "",
-            )  # fmt: skip
-            fit(state, training_steps(recipe, sampler_of, 0), recipe.training, compute, hooks)
-        found.append((logged, {name: weight.clone() for name, weight in model.state_dict().items()}))
+        _, state, logged = train(name, 3)
+        found.append((logged, state.model.state_dict()))
     assert found[0][0] == found[1][0]
     assert all(torch.equal(found[0][1][name], weight) for name, weight in found[1][1].items())
 
@@ -213,8 +199,5 @@ def test_a_signal_stops_a_run_that_reads_late(monkeypatch: pytest.MonkeyPatch) -
     run.state.model.forward = interrupted  # type: ignore[method-assign]
     steps = ([*next(whole), *next(whole), *next(whole)] for _ in range(5))
     saved: list[int] = []
-    hooks = Hooks(
-        log=lambda *_: None, evaluate=lambda _: False, save=lambda state: saved.append(state.step), describe=str
-    )
-    fit(run.state, steps, run.settings, CPU, hooks)
+    fit(run.state, steps, run.settings, CPU, nothing(save=lambda state: saved.append(state.step)))
     assert saved == [1] and run.state.step == 1 and len(halved) == 4

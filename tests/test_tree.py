@@ -8,32 +8,24 @@ import pytest
 import torch
 
 import toys
-from test_loop import CPU, examples_of, gradient_of, micro_batches, state_of
+from test_loop import CPU, gradient_of, micro_batches, state_of
 from unicloze.errors import UsageError
 from unicloze.recipes import load_recipe
 from unicloze.settings import TrainingSettings
-from unicloze.training.batches import MicroBatch
 from unicloze.training.gradients import Node, PartialSums, leaves_of, nodes_of, rounds, share, traffic
 from unicloze.training.loop import losses_and_norm
 
 
-def written_out(first: int, count: int, size: int) -> str:
+def together(left: str, right: str) -> str:
+    return f"({left}+{right})"
+
+
+def written_out(first: int, count: int, size: int = 64) -> str:
     """The tree by definition: the left half is a power of two."""
     if size == 1:
         return str(first) if first < count else ""
     left, right = written_out(first, count, size // 2), written_out(first + size // 2, count, size // 2)
-    return f"({left}+{right})" if right else left
-
-
-def expected(leaves: int) -> str:
-    size = 1
-    while size < leaves:
-        size *= 2
-    return written_out(0, leaves, size)
-
-
-def together(left: str, right: str) -> str:
-    return f"({left}+{right})"
+    return together(left, right) if right else left
 
 
 @pytest.mark.parametrize("leaves", [*range(1, 34), 63, 64])
@@ -50,7 +42,7 @@ def test_any_number_of_processes_adds_in_the_same_order(leaves: int) -> None:
         whole: PartialSums[str] = PartialSums(leaves, together)
         for node in sorted(partial, key=lambda node: node.first):
             whole.push(node, partial[node])
-        assert whole.total() == expected(leaves), (leaves, processes)
+        assert whole.total() == written_out(0, leaves), (leaves, processes)
 
 
 def test_every_node_is_exchanged_once() -> None:
@@ -77,13 +69,6 @@ def test_parts_of_a_mixture_are_spread_over_the_leaves() -> None:
     assert sorted(number for leaf in leaves_of(parts, 64) for number in leaf) == list(range(240))
 
 
-def gradients(leaves: int, count: int) -> dict[str, torch.Tensor]:
-    settings = TrainingSettings(leaves=leaves)
-    state = state_of(settings)
-    losses_and_norm(state, micro_batches(count, rows=1), settings, CPU, str)
-    return gradient_of(state.model)
-
-
 def test_gradients_are_added_leaf_by_leaf_and_in_the_tree() -> None:
     settings = TrainingSettings(leaves=4)
     batches = micro_batches(6, rows=1)
@@ -104,28 +89,6 @@ def test_gradients_are_added_leaf_by_leaf_and_in_the_tree() -> None:
         g = [one[name] for one in alone]
         assert torch.equal(gradient, (g[0] + (g[1] + g[2])) + (g[3] + (g[4] + g[5]))), name
     assert found.keys() == alone[0].keys()
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_up_to_three_micro_batches_are_added_one_after_the_other(count: int) -> None:
-    tree, line = gradients(64, count), gradients(1, count)
-    assert all(torch.equal(tree[name], line[name]) for name in line)
-
-
-def test_four_micro_batches_are_not() -> None:
-    tree, line = gradients(64, 4), gradients(1, 4)
-    assert not all(torch.equal(tree[name], line[name]) for name in line)
-    assert all(torch.allclose(tree[name], line[name], atol=1e-6) for name in line)
-
-
-def test_a_target_that_few_micro_batches_have_reaches_its_weights() -> None:
-    examples = examples_of(4)
-    batches = [MicroBatch(examples[row : row + 1], None) for row in range(4)]
-    state, settings = state_of(TrainingSettings(), targets=("ae", "par", "lm")), TrainingSettings()
-    losses_and_norm(state, batches, settings, CPU, str)
-    line = state_of(settings, targets=("ae", "par", "lm"))
-    losses_and_norm(line, batches, TrainingSettings(leaves=1), CPU, str)
-    assert gradient_of(state.model).keys() == gradient_of(line.model).keys()
 
 
 @pytest.mark.parametrize("leaves", [0, 3, -2, 48])
