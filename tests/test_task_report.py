@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corpora import write_corpus
-from nlu_toys import write
+from nlu_toys import start, write
 from report_toys import Page
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import bootstrap_errors, metric, standard_errors
@@ -39,15 +38,25 @@ def pairs(count: int) -> list[dict[str, Any]]:
 def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds of a classification."""
     folder = tmp_path_factory.mktemp("task")
-    overrides = {"data.corpus": [str(write_corpus(folder))], "tokenizer.vocab_size": 300}
-    verbs.pretrain("quickstart", folder / "start", toy=True, quiet=True, overrides=overrides)
     train, dev = write(folder / "train.jsonl", pairs(16)), write(folder / "dev.jsonl", pairs(30))
     settings = {
         "finetuning.epochs": 3, "training.batch_size": 8, "training.learning_rate": 3e-3,
         "task.metrics": ["accuracy", "macro-f1"], "training.log_every": 1, "training.precision": "fp32",
     }  # fmt: skip
-    verbs.finetune("classification", folder / "start", train, dev, folder / "runs", 2, quiet=True, overrides=settings)
+    verbs.finetune("classification", start(), train, dev, folder / "runs", 2, quiet=True, overrides=settings)
     return folder / "runs"
+
+
+def begun(folder: Path, kind: str, metric: str, *events: dict[str, Any]) -> Path:
+    """The ledger of a run of a task, with these events after its start."""
+    start = {"event": "start", "recipe": {"name": "r", "task": {"kind": kind, "metrics": [metric]}}}
+    folder.mkdir(exist_ok=True)
+    write(folder / "ledger.jsonl", [{"schema": 1, "step": 0, "time": 0.0, **event} for event in (start, *events)])
+    return folder
+
+
+def links(page: Page) -> list[str]:
+    return [link for link in page.all("href") if not link.startswith("#")]
 
 
 @pytest.mark.whole
@@ -77,20 +86,12 @@ def test_the_page_shows_scores_and_answers(seeds: Path) -> None:
 
 
 @pytest.mark.whole
-def test_the_predictions_file_measures_itself(seeds: Path) -> None:
-    file = seeds / "seed-0" / "dev_predictions.jsonl"
-    result = verbs.measure("accuracy", file, file)
-    assert result.values == History.read(seeds / "seed-0").values("accuracy")
-
-
-@pytest.mark.whole
 def test_several_seeds_have_one_page_with_mean_and_spread(seeds: Path) -> None:
     page = Page(build_report(seeds).read_text())
     values = [History.read(seeds / name).values("accuracy")["accuracy"] for name in ("seed-0", "seed-1")]
     assert f"{np.mean(values):.2f} \u00b1 {np.std(values, ddof=1):.2f}" in page.words
-    links = [href for tag, attributes in page.tags if tag == "a" and not (href := attributes["href"]).startswith("#")]
-    assert links == ["seed-0/report.html", "seed-1/report.html"]
-    assert all((seeds / str(link)).is_file() for link in links)
+    assert links(page) == ["seed-0/report.html", "seed-1/report.html"]
+    assert all((seeds / link).is_file() for link in links(page))
     assert "over all 2 seeds" in page.words
     runs = [History.read(seeds / name) for name in ("seed-0", "seed-1")]
     assert all(rival["name"] in page.words for rival in runs[0].rivals)
@@ -120,8 +121,7 @@ def test_the_page_of_all_seeds_links_from_where_it_is_and_waits_for_those_to_sta
     (folder / "seed-2").mkdir()
     (folder / "seed-2" / "ledger.jsonl").touch()
     page = Page(build_report(folder, tmp_path / "all.html").read_text())
-    links = [href for tag, attributes in page.tags if tag == "a" and not (href := attributes["href"]).startswith("#")]
-    assert links == ["runs/seed-0/report.html", "runs/seed-1/report.html"] and "over all 2 seeds" in page.words
+    assert links(page) == ["runs/seed-0/report.html", "runs/seed-1/report.html"] and "over all 2 seeds" in page.words
 
 
 @pytest.mark.parametrize("kept", [1, 3, 6])
@@ -135,30 +135,21 @@ def test_a_run_that_was_killed_has_a_page(seeds: Path, tmp_path: Path, kept: int
 
 
 def test_seeds_of_which_one_is_infinite_have_a_mean_and_no_deviation(tmp_path: Path) -> None:
-    for number, value in enumerate((2.0, math.inf)):
-        task = {"kind": "generation", "metrics": ["loss"]}
-        start = {"event": "start", "step": 0, "time": 0.0, "recipe": {"name": "r", "task": task}}
-        results = {"loss": {"values": {"perplexity": value}, "units": {"perplexity": ""}}}
-        found = {"event": "evaluate", "step": 1, "time": 1.0, "headline": 1.0, "results": results}
-        (tmp_path / f"seed-{number}").mkdir()
-        write(tmp_path / f"seed-{number}" / "ledger.jsonl", [start, found])
-    words = Page(build_report(tmp_path).read_text()).words
-    assert "perplexity, mean and deviation inf 2 seeds, 2 to inf" in words and "mean and deviation inf" in words
-    found["results"]["loss"]["values"]["perplexity"] = math.nan
-    write(tmp_path / "seed-1" / "ledger.jsonl", [start, found])
-    words = Page(build_report(tmp_path).read_text()).words
-    assert "perplexity, mean and deviation 2 1 of 2 seeds, 2 to 2" in words
+    for first, second, said in (
+        (2.0, math.inf, "perplexity, mean and deviation inf 2 seeds, 2 to inf"),
+        (2.0, math.nan, "perplexity, mean and deviation 2 1 of 2 seeds, 2 to 2"),
+    ):
+        for number, value in enumerate((first, second)):
+            results = {"loss": {"values": {"perplexity": value}, "units": {"perplexity": ""}}}
+            found = {"event": "evaluate", "step": 1, "headline": 1.0, "results": results}
+            begun(tmp_path / f"seed-{number}", "generation", "loss", found)
+        assert said in Page(build_report(tmp_path).read_text()).words
 
 
 def test_the_page_of_a_regression_that_diverged(tmp_path: Path) -> None:
-    task = {"kind": "regression", "metrics": ["correlation"]}
-    start = {"event": "start", "step": 0, "time": 0.0, "recipe": {"name": "r", "task": task}}
-    (tmp_path / "ledger.jsonl").write_text(json.dumps(start) + "\n")
     said = [1.0, math.nan, 1e308, None, "x", 2.0]
-    write(
-        tmp_path / "dev_predictions.jsonl",
-        [{"id": i, "prediction": one, "reference": 1.0} for i, one in enumerate(said)],
-    )
+    answers = [{"id": number, "prediction": one, "reference": 1.0} for number, one in enumerate(said)]
+    write(begun(tmp_path, "regression", "correlation") / "dev_predictions.jsonl", answers)
     page = Page(build_report(tmp_path).read_text())
     assert "4 values left out: infinite, undefined or too large" in page.words
     assert "mean absolute error 0.5" in page.words
@@ -176,11 +167,9 @@ def test_samples_show_the_wrong_ones_first() -> None:
     said = ["a" if number % 4 else "b" for number in range(100)]
     found = samples(*answered(said, ["a"] * 100), labels)
     assert [sample["right"] for sample in found] == [False] * 12 + [True] * 8
-    assert found[0]["fields"] == {"text": "t0"} and len({s["id"] for s in found}) == SAMPLES
+    assert found[0]["fields"] == {"text": "t0"} and len({s["id"] for s in found}) == SAMPLES == 20
     few = samples(*answered(["a", "b", "a"], ["a", "a", "a"]), labels)
     assert [sample["id"] for sample in few] == ["1", "0", "2"]
-    all_wrong = samples(*answered(["b"] * 30, ["a"] * 30), labels)
-    assert len(all_wrong) == SAMPLES
     quantities = task_settings(kind="regression", metrics=["correlation"])
     far = samples(*answered([float(i * i) for i in range(40)], [0.0] * 40), quantities)
     assert [sample["id"] for sample in far[:3]] == ["39", "38", "37"] and all(s["right"] is None for s in far)
@@ -209,14 +198,12 @@ def test_standard_errors_fit_the_metric() -> None:
 
 def test_the_page_says_when_the_likeliest_checkpoint_is_kept(tmp_path: Path) -> None:
     """By the mark of the evaluation, not by the highest value, as the trainer keeps it."""
-    start = {"event": "start", "step": 0, "recipe": {"task": {"kind": "classification", "metrics": ["accuracy"]}}}
     evaluations = [
         {"event": "evaluate", "step": step, "headline": value, "kept": kept,
          "results": {"accuracy": {"metric": "accuracy", "values": {"accuracy": value}, "items": 9}}}
         for step, value, kept in ((0, 60.0, True), (4, 62.0, False))
     ]  # fmt: skip
-    lines = [json.dumps({"schema": 1, "time": 0.0, **event}) for event in (start, *evaluations)]
-    (tmp_path / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    begun(tmp_path, "classification", "accuracy", *evaluations)
     run = History.read(tmp_path)
     assert run.best_step == 0 and run.values("accuracy") == {"accuracy": 60.0}
     words = Page(build_report(tmp_path).read_text()).words

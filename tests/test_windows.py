@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,36 +51,50 @@ def make_sampler(*sources: TokenSource, window: int = 13, segments: int = 2, **o
     return WindowSampler(list(sources), window=window, segments=segments, **arguments)  # type: ignore[arg-type]
 
 
-def naive_pieces(source: TokenSource, piece: int, least: int) -> list[list[int]]:
-    pieces = []
+def naive_texts(source: TokenSource, joined: bool) -> list[list[int]]:
+    """Documents, or all documents of each shard with [EOS] between them."""
+    texts = []
     for shard in source.shards:
-        for document in (tokens.tolist() for tokens in shard.documents()):
-            pieces += [document[at : at + piece] for at in range(0, len(document), piece)]
+        documents = [tokens.tolist() for tokens in shard.documents()]
+        stream: list[int] = []
+        for document in documents:
+            stream += [EOS, *document] if stream and document else document
+        texts += [stream] if joined else documents
+    return texts
+
+
+def naive_pieces(source: TokenSource, piece: int, least: int, joined: bool = False) -> list[list[int]]:
+    texts = naive_texts(source, joined)
+    pieces = [text[at : at + piece] for text in texts for at in range(0, len(text), piece)]
     return [piece for piece in pieces if len(piece) >= least]
 
 
+naive_joined = partial(naive_pieces, joined=True)
+
+
+@pytest.mark.parametrize("documents", ["separate", "joined"])
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("segments", [1, 2])
-@pytest.mark.parametrize("window", [5, 13, 64, 300])
-def test_windows_are_the_pieces_of_the_documents(tmp_path: Path, window: int, segments: int, num_shards: int) -> None:
-    source = make_source(tmp_path, num_shards=num_shards)
-    sampler = make_sampler(source, window=window, segments=segments)
-    expected = naive_pieces(source, window - 1 - segments, segments)
+@pytest.mark.parametrize("window", [5, 8, 13, 64, 300])
+def test_windows_are_the_pieces_of_the_documents(
+    tmp_path: Path, window: int, segments: int, num_shards: int, documents: str
+) -> None:
+    source = make_source(tmp_path, [0, *LENGTHS, 3, 1, 1, 9, 0], num_shards=num_shards)
+    sampler = make_sampler(source, window=window, segments=segments, documents=documents)
+    expected = naive_pieces(source, window - 1 - segments, segments, documents == "joined")
     assert sampler.num_windows == sampler.epoch_size == len(expected)
     windows = sampler.read(0, sampler.epoch_size)
     assert sorted(windows.index.tolist()) == list(range(len(expected)))
-    for row in range(len(windows)):
-        piece, length = expected[windows.index[row]], int(windows.lengths[row])
-        tokens = windows.token_ids[row].tolist()
-        assert length == len(piece) + 1 + segments
-        assert tokens[0] == SOS and tokens[length - 1] == EOS and tokens[length:] == [PAD] * (window - length)
-        ends = [i for i in range(length) if tokens[i] == EOS]
-        assert len(ends) == segments
-        assert [token for token in tokens if token >= FIRST] == piece
-        assert windows.segment_ids[row].tolist() == [int(ends[0] < i < length) for i in range(window)]
-        if segments == 2:
-            assert 2 <= ends[0] < length - 2, "neither segment is empty"
-        assert (windows.maskable[row] == (windows.token_ids[row] >= FIRST)).all()
+    for row, index in enumerate(windows.index.tolist()):
+        length = int(windows.lengths[row])
+        tokens, segment = windows.token_ids[row, :length], windows.segment_ids[row, :length]
+        parts = [tokens[segment == number].tolist() for number in range(segments)]
+        assert parts[0].pop(0) == SOS and all(part.pop() == EOS and part for part in parts)
+        assert [token for part in parts for token in part] == expected[index]
+        assert (windows.token_ids[row, length:] == PAD).all() and not windows.segment_ids[row, length:].any()
+    assert (windows.maskable == (windows.token_ids >= FIRST)).all(), "separators are not maskable"
+    if documents == "joined":
+        assert (windows.lengths < window).sum() <= num_shards, "all windows but the last of a shard are full"
 
 
 def test_reading_is_random_access_over_epochs(tmp_path: Path) -> None:
@@ -167,52 +182,14 @@ def test_names_of_windows_are_of_their_first_token(tmp_path: Path, num_shards: i
     assert str(sampler.name(0, 1)) == "s0-0.txt, document 0, token 6, near byte 60"
 
 
-def naive_joined(source: TokenSource, piece: int, least: int) -> list[list[int]]:
-    pieces = []
-    for shard in source.shards:
-        stream: list[int] = []
-        for document in (tokens.tolist() for tokens in shard.documents()):
-            stream += [EOS, *document] if stream and document else document
-        pieces += [stream[at : at + piece] for at in range(0, len(stream), piece)]
-    return [piece for piece in pieces if len(piece) >= least]
-
-
-@pytest.mark.parametrize("num_shards", [1, 3])
-@pytest.mark.parametrize("segments", [1, 2])
-@pytest.mark.parametrize("window", [5, 8, 13, 64, 300])
-def test_joined_windows_are_the_pieces_of_all_documents(
-    tmp_path: Path, window: int, segments: int, num_shards: int
-) -> None:
-    source = make_source(tmp_path, [0, *LENGTHS, 3, 1, 1, 9, 0], num_shards=num_shards)
-    sampler = make_sampler(source, window=window, segments=segments, documents="joined")
-    expected = naive_joined(source, window - 1 - segments, segments)
-    assert sampler.num_windows == len(expected)
-    windows = sampler.read(0, sampler.epoch_size)
-    assert sorted(windows.index.tolist()) == list(range(len(expected)))
-    for row, index in enumerate(windows.index.tolist()):
-        length = int(windows.lengths[row])
-        tokens, segment = windows.token_ids[row, :length], windows.segment_ids[row, :length]
-        parts = [tokens[segment == number].tolist() for number in range(segments)]
-        assert parts[0].pop(0) == SOS and all(part.pop() == EOS and part for part in parts)
-        assert [token for part in parts for token in part] == expected[index]
-        assert (windows.token_ids[row, length:] == PAD).all() and not windows.segment_ids[row, length:].any()
-    assert (windows.maskable == (windows.token_ids >= FIRST)).all(), "separators are not maskable"
-    assert (windows.lengths < window).sum() <= num_shards, "all windows but the last of a shard are full"
-
-
 def naive_borders(source: TokenSource, piece: int, least: int, joined: bool) -> dict[int, tuple[bool, bool]]:
     """By number of a piece: whether a document begins where it begins, and ends where it ends."""
     borders: list[tuple[bool, bool]] = []
-    for shard in source.shards:
-        documents = [tokens.tolist() for tokens in shard.documents()]
-        stream: list[int] = []
-        for document in documents if joined else []:
-            stream += [EOS, *document] if stream and document else document
-        for text in [stream] if joined else documents:
-            for at in range(0, len(text), piece):
-                if len(text[at : at + piece]) >= least:
-                    begins, ends = text[at - 1 : at] in ([], [EOS]), text[at + piece : at + piece + 1] in ([], [EOS])
-                    borders.append((at == 0 or begins, ends))
+    for text in naive_texts(source, joined):
+        for at in range(0, len(text), piece):
+            if len(text[at : at + piece]) >= least:
+                begins, ends = text[at - 1 : at] in ([], [EOS]), text[at + piece : at + piece + 1] in ([], [EOS])
+                borders.append((at == 0 or begins, ends))
     return dict(enumerate(borders))
 
 
@@ -294,11 +271,8 @@ def test_bad_weights_and_missing_windows(
 
 
 def test_an_empty_source_beside_a_full_one(tmp_path: Path) -> None:
-    full, empty, shorter = (
-        make_source(tmp_path),
-        make_source(tmp_path, [0, 1], name="e"),
-        make_source(tmp_path, [1], name="f"),
-    )
+    full, empty = make_source(tmp_path), make_source(tmp_path, [0, 1], name="e")
+    shorter = make_source(tmp_path, [1], name="f")
     with pytest.warns(UserWarning) as found:
         sampler = make_sampler(empty, full, shorter, weights=[2.0, 1.0, 0.0])
     expected = "data.weights has no effect on e, f: none of their documents is long enough for a window"
@@ -315,15 +289,12 @@ def test_lines_of_windows(tmp_path: Path) -> None:
     sampler = make_sampler(TokenSource(name="a", shards=(TokenShard.open(tmp_path / "a.ds"),)))
     names = [sampler.name(0, index) for index in range(sampler.num_windows)]
     expected = [
-        ("a0.txt", 3, 0, 0),
-        ("a0.txt", 3, 0, 10),
-        ("a0.txt", 3, 0, 20),
-        ("a0.txt", 6, 1, 0),
-        ("a0.txt", 6, 1, 10),
-    ]
+        ("a0.txt", 3, 0, 0), ("a0.txt", 3, 0, 10), ("a0.txt", 3, 0, 20), ("a0.txt", 6, 1, 0), ("a0.txt", 6, 1, 10),
+        ("a1.txt", None, 0, 0),
+    ]  # fmt: skip
     assert names == [
         WindowName(source="a", file=file, line=line, document=document, first_token=token, byte=10 * token)
-        for file, line, document, token in (*expected, ("a1.txt", None, 0, 0))
+        for file, line, document, token in expected
     ]
     assert str(names[1]) == "a0.txt, line 3, token 10, near byte 100"
     assert str(replace(names[5], byte=None)) == "a1.txt, document 0, token 0"

@@ -59,28 +59,28 @@ def random_windows(rows: int, window: int, *, vocab: int = 50, seed: int = 0, sh
     )
 
 
+SHAPE: dict[str, Any] = dict(
+    hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, dropout=0.0, attention_dropout=0.0,
+    initializer_range=0.15,
+)  # fmt: skip
+
+
 def model(
     vocab: int = 50, positions: int = 40, targets: tuple[str, ...] = ("ae", "par"), **settings: Any
 ) -> UnifiedModel:
     """A small float32 model with weights large enough for differences to show."""
-    shape: dict[str, Any] = dict(
-        hidden_size=32,
-        num_layers=3,
-        num_heads=4,
-        intermediate_size=64,
-        dropout=0.0,
-        attention_dropout=0.0,
-        initializer_range=0.15,
-    )
-    built = UnifiedModel(
-        ModelSettings(**(shape | settings)), vocab_size=vocab, max_positions=positions, targets=targets
-    )
-    built.initialize(0)
+    shape = ModelSettings(**(SHAPE | settings))
+    return with_biases(UnifiedModel(shape, vocab_size=vocab, max_positions=positions, targets=targets))
+
+
+def with_biases(model: UnifiedModel) -> UnifiedModel:
+    """Initialised, with biases that are not zero."""
+    model.initialize(0)
     with torch.no_grad():
-        for name, parameter in built.named_parameters():
+        for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
-    return built
+    return model
 
 
 def toy_settings() -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toys import SHAPE, with_biases
 from unicloze.example import Examples, Kind
 from unicloze.model.model import UnifiedModel
 from unicloze.settings import ModelSettings
@@ -16,26 +17,9 @@ from unicloze.text.windows import Windows
 
 def xl_model(vocab: int = 50, **settings: Any) -> UnifiedModel:
     """Like `toys.model`, but with positions as distances, and XLNet's bare embeddings and head."""
-    shape: dict[str, Any] = dict(
-        hidden_size=32,
-        num_layers=3,
-        num_heads=4,
-        intermediate_size=64,
-        positions="transformer_xl",
-        relative_bias=False,
-        embedding_norm=False,
-        head="linear",
-        dropout=0.0,
-        attention_dropout=0.0,
-        initializer_range=0.15,
-    )
-    built = UnifiedModel(ModelSettings(**(shape | settings)), vocab_size=vocab, max_positions=40)
-    built.initialize(0)
-    with torch.no_grad():
-        for name, parameter in built.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
-    return built
+    xl = {"positions": "transformer_xl", "relative_bias": False, "embedding_norm": False, "head": "linear"}
+    shape = ModelSettings(**(SHAPE | xl | settings))
+    return with_biases(UnifiedModel(shape, vocab_size=vocab, max_positions=40))
 
 
 def two_streams(windows: Windows, examples: Examples) -> dict[str, Tensor]:
