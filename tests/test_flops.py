@@ -79,11 +79,6 @@ NOT_COUNTED = ".attention.terms", ".embeddings.tokens"
 """Modules whose products the package does not count: character convolutions are a look-up, once per distinct token."""
 
 
-def one_row(examples: Examples) -> Examples:
-    """The first row without padded slots and predictions."""
-    return examples[:1]
-
-
 def compare(model: Model, examples: Examples) -> None:
     """Linear layers match exactly; attention counts products of slots and keys, some of which are computed needlessly."""
     asked = amounts_of(model, examples)
@@ -146,7 +141,7 @@ def examples_of(recipe: Recipe, prepared: Prepared, folder: Path) -> Iterator[Ex
         sampler = build_sampler(phase.recipe, prepared, phrases=phrases)
         for part in parts(phase.recipe.objective):
             windows = sampler.read(0, 1, pairs=part.settings.windows.pairs)
-            yield one_row(make_examples(windows, sampler.vocabulary, part.settings))
+            yield make_examples(windows, sampler.vocabulary, part.settings)
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -181,30 +176,22 @@ def test_targets_together_cost_what_torch_counts(
         compare(model, examples)
 
 
-def task_examples(kind: str, folder: Path, **settings: Any) -> tuple[Model, Examples]:
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [*((kind, {}) for kind in sorted(TASKS)), ("classification", {"task__pooling": "mean"})],
+    ids=[*sorted(TASKS), "classification of means"],
+)
+def test_a_task_costs_what_torch_counts(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     name, given = RECORDS[kind]
     start = nlu_toys.start("unilmv2-base", data__window=96)
     recipe = nlu_toys.recipe_for(start, name, **settings)
-    file = folder / f"records.{'json' if kind == 'conversation' else 'jsonl'}"
+    file = tmp_path / f"records.{'json' if kind == 'conversation' else 'jsonl'}"
     file.write_text("".join(json.dumps(record) + "\n" for record in given))
     records = read_records(file, recipe.task)
     recipe = dataclasses.replace(recipe, task=TASKS[kind].resolve(recipe.task, records))
     rows = encoded(records, recipe, start.tokenizer).rows
     examples = TASKS[kind].lay_out(rows[:1], start.tokenizer.vocabulary, recipe, None)
-    return build_model(recipe, start.model.vocab_size), one_row(examples)
-
-
-@pytest.mark.parametrize("kind", sorted(TASKS))
-def test_a_task_costs_what_torch_counts(kind: str, tmp_path: Path) -> None:
-    compare(*task_examples(kind, tmp_path))
-
-
-@pytest.mark.parametrize("pooling", ["first", "mean"])
-def test_a_pooled_class_costs_what_torch_counts(pooling: str, tmp_path: Path) -> None:
-    model, examples = task_examples("classification", tmp_path, task__pooling=pooling)
-    compare(model, examples)
-    (slots,) = measure_slots(examples).predicting_slots.values()
-    assert slots == (1 if pooling == "first" else examples.lengths[0])
+    compare(build_model(recipe, start.model.vocab_size), examples[:1])
 
 
 def test_the_last_layer_is_counted_for_the_slots_that_predict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,16 +217,6 @@ def test_a_slot_that_many_predictions_share_is_counted_once() -> None:
     }
     found = measure_slots(examples)
     assert found.predicting_slots["sbo"] == len(expected) < 2 * found.predictions["sbo"]
-
-
-def test_a_backward_pass_takes_two_products_for_one(prepared: Prepared, tmp_path: Path) -> None:
-    recipe = recipe_of("bert-base")
-    model = build_model(recipe, prepared.tokenizer.vocabulary.size)
-    (examples,) = examples_of(recipe, prepared, tmp_path)
-    forward = sum(counted(model, examples))
-    with FlopCounterMode(display=False) as counter:
-        torch.stack([loss.total for loss in model(collate(examples)).values()]).sum().backward()
-    assert counter.get_total_flops() == 3 * forward
 
 
 def test_layers_take_turns_over_all_of_them() -> None:

@@ -90,12 +90,6 @@ def test_settled_text_does_not_change_as_pieces_arrive(text: str) -> None:
     assert said[-1] or len(text.split()) == 1
 
 
-def test_an_exported_tokenizer_is_still_the_same(tmp_path: Path) -> None:
-    own = Tokenizer.train(TEXTS * 3, TokenizerSettings(kind="wordpiece", vocab_size=400))
-    write_tokenizer(own, tmp_path, plain_format(own, 64))
-    assert Tokenizer.load(tmp_path).fingerprint == own.fingerprint
-
-
 def test_ambiguous_spacing_follows_common_usage() -> None:
     assert join_words("return join ( a , b ) .") == "return join (a, b)."
     assert join_words("men - he came") == "men-he came" and join_words("- he came -") == "- he came -"
@@ -121,11 +115,3 @@ def test_the_papers_rules_read_a_text_as_its_tokens(text: str) -> None:
     assert retokenise(text) == retokenise(spaced)
     assert uncased(text) == uncased(spaced)
     assert diversity([text]).values == diversity([spaced]).values
-
-
-def test_word_pieces_are_decoded_to_text() -> None:
-    tokenizer = Tokenizer.train(TEXTS * 3, TokenizerSettings(vocab_size=400))
-    for text, ids in zip(TEXTS, tokenizer.encode_batch(TEXTS), strict=True):
-        assert tokenizer.decode(ids) == text.lower()
-    piece = tokenizer.token_id("##s")
-    assert piece is not None and tokenizer.decode([piece]) == "s"
