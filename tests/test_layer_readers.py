@@ -14,17 +14,18 @@ from torch import Tensor
 import toys
 from objective_toys import rows_of, target_of
 from toys import random_windows, vocabulary
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError
 from unicloze.example import Batch, Examples, collate
 from unicloze.model.backbone import Backbone
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.from_attention_mask import StepInputs, encoding_batch, slots_of
 from unicloze.model.model import UnifiedModel
-from unicloze.model.readers import Cache, GivenKeys, OwnCache, check_steps
+from unicloze.model.readers import Cache, GivenKeys, OwnCache
 from unicloze.objectives import make_examples, settings_of
 from unicloze.packing import pack
-from unicloze.settings import HeadSettings, ModelSettings, ObjectiveSettings, Reading
+from unicloze.settings import HeadSettings, ObjectiveSettings, Reading
 from unicloze.visibility_masks import continuation_mask
+from xl_toys import xl_model
 
 ROWS, SLOTS, FIRST = 3, 9, 5
 """The first slots are computed in a separate call."""
@@ -93,16 +94,8 @@ def test_local_layers_need_a_width() -> None:
     backbone = toys.model(layer_visibility=["local"]).eval().backbone
     slots = slots_of(token_ids(), None, None, rule=StepInputs(predicts="next"), earlier=0, max_positions=SLOTS)
     reader = GivenKeys(slots=slots, append=lambda key, value, _: (key, value))
-    with pytest.raises(
-        UniclozeError, match=r"no local visibility: use objective\.name causal with objective\.local_width"
-    ):
+    with pytest.raises(UniclozeError, match=r"no local visibility: use objective\.name causal with objective\.local"):
         list(backbone.read(slots.input_ids, slots.positions, slots.segment_ids, reader))
-
-
-def test_what_needs_more_than_keys_and_values_is_refused() -> None:
-    check_steps(ModelSettings())
-    with pytest.raises(UsageError, match=r"model\.positions transformer_xl cannot generate a target step by step"):
-        check_steps(ModelSettings(positions="transformer_xl"))
 
 
 # Packed rows
@@ -116,7 +109,7 @@ CASES: dict[str, tuple[ObjectiveSettings, dict[str, Any]]] = {
         settings_of(name="causal", targets=["lm"], visibility="left_to_right", local_width=3),
         {"layer_visibility": ["full", "local"]},
     ),
-    "xlnet": (settings_of(name="permuted", targets=["par"]), {"positions": "transformer_xl", "num_segments": 2}),
+    "xlnet": (settings_of(name="permuted", targets=["par"]), {"num_segments": 2}),
 }
 
 
@@ -125,16 +118,6 @@ def buckets_of(objective: ObjectiveSettings) -> list[Examples]:
     shapes = (3, 30, True), (1, 17, False), (4, 12, True)
     windows = [random_windows(rows, length, short=short, seed=rows) for rows, length, short in shapes]
     return [make_examples(window, vocabulary(), objective) for window in windows]
-
-
-def network(*, targets: Sequence[str] = (), heads: Any = None, **settings: Any) -> UnifiedModel:
-    shape = dict(hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, initializer_range=0.15)
-    shape |= {"dropout": 0.0, "attention_dropout": 0.0}
-    model = UnifiedModel(
-        ModelSettings(**(shape | settings)), vocab_size=50, max_positions=40, targets=targets, heads=heads
-    )
-    model.initialize(0)
-    return model
 
 
 def weighed(model: UnifiedModel, batches: Sequence[Batch]) -> tuple[list[torch.Tensor], list[Any]]:
@@ -153,14 +136,14 @@ def weighed(model: UnifiedModel, batches: Sequence[Batch]) -> tuple[list[torch.T
 def test_losses_and_gradients_are_those_of_the_rows_by_themselves(case: str, backend: Any) -> None:
     objective, settings = CASES[case]
     batches = [collate(examples) for examples in buckets_of(objective)]
-    model = network(targets=objective.targets, **settings)
+    model = xl_model(**settings) if case == "xlnet" else toys.model(targets=objective.targets, **settings)
     model.backbone.backend = backend
     flat = pack(batches)
     assert len(flat.input_ids) == 1 and flat.input_ids.shape[1] == sum(batch.input_ids.numel() for batch in batches)
     apart = weighed(model, batches)
     together = weighed(model, [flat])
     torch.testing.assert_close(together, apart, atol=2e-5, rtol=1e-4)
-    if settings.get("positions") != "transformer_xl":  # the row's own intervals are equivalent to its buckets
+    if case != "xlnet":  # the row's own intervals are equivalent to its buckets
         torch.testing.assert_close(weighed(model, [dataclasses.replace(flat, buckets=())]), apart, atol=2e-5, rtol=1e-4)
 
 
@@ -179,7 +162,7 @@ def pooled(rows: int, length: int, width: int, seed: int) -> Examples:
 @pytest.mark.parametrize("kind", ["classes", "choice"])
 def test_predictions_of_as_many_slots_as_they_like(kind: Any) -> None:
     batches = [collate(pooled(*shape)) for shape in ((3, 9, 4, 0), (2, 6, 2, 1), (1, 5, 5, 2))]
-    model = network(heads={"task": HeadSettings(kind=kind, outputs=4)})
+    model = toys.model(targets=(), heads={"task": HeadSettings(kind=kind, outputs=4)})
     flat = pack(batches)
     outputs = model.outputs(flat)["task"][0]
     for part, batch in zip(outputs.split([3, 2, 1]), batches, strict=True):
@@ -195,7 +178,7 @@ def test_texts_do_not_read_each_other_with_dropout_on_either() -> None:
     """Bit for bit: another text elsewhere in the row changes nothing, with any dropout."""
     objective = settings_of(targets=["ae", "par"])
     examples = buckets_of(objective)
-    model = network(targets=["ae", "par"], relative_bias=True, dropout=0.3, attention_dropout=0.3).train()
+    model = toys.model(relative_bias=True, dropout=0.3, attention_dropout=0.3).train()
     changed = dataclasses.replace(examples[1], input_ids=examples[1].input_ids[:, ::-1].copy())
     states = []
     for middle in (examples[1], changed):

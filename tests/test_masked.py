@@ -8,72 +8,29 @@ import torch
 from torch import nn
 
 import toys
-from objective_toys import masked_by, picture, repeated
-from toys import EOS, MASK, SOS, random_windows, vocabulary
-from unicloze import keyed, visibility
-from unicloze.example import Examples, Kind, collate
+from objective_toys import masked_by, repeated
+from toys import random_windows, vocabulary
+from unicloze import visibility
+from unicloze.example import collate
 from unicloze.interop.families import FAMILIES
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.heads import BoundaryHead
 from unicloze.objectives import make_examples
 from unicloze.objectives.masked import causal, cloze, masked
 from unicloze.settings import ModelSettings
-from unicloze.text.windows import Windows, windows_of
 
 VISIBILITIES = ["bidirectional", "left_to_right", "right_to_left", "prefix"]
 
 
-def paper_window() -> Windows:
-    """UniLM v1, Section 2.3: [SOS] t1 t2 [EOS] t3 t4 t5 [EOS]."""
-    return windows_of([[np.array([11, 12]), np.array([13, 14, 15])]], vocabulary(), keys=keyed.key(0, 0, np.arange(1)))
-
-
-# Who reads whom
-
-
-READS: dict[str, list[str]] = {
-    "bidirectional": ["11111111"] * 8,
-    "left_to_right": ["1" * (i + 1) + "0" * (7 - i) for i in range(8)],
-    "right_to_left": ["0" * i + "1" * (8 - i) for i in range(8)],
-    "prefix": ["11110000"] * 4 + ["11111000", "11111100", "11111110", "11111111"],
-}
-
-
-@pytest.mark.parametrize("name", VISIBILITIES)
-def test_the_papers_example(name: str) -> None:
-    steps = np.array([[-1, 0, -1, -1, -1, 1, -1, -1]], dtype=np.int32)
-    example = cloze(paper_window(), steps, vocabulary(), masked_by(name, segment_ids=[4, 5]))
-    assert example.input_ids.tolist() == [[SOS, MASK, 12, EOS, 13, MASK, 15, EOS]]
-    assert example.segment_ids.tolist() == [[4, 4, 4, 4, 5, 5, 5, 5]]
-    target = example.targets["ae"]
-    real = target.weights[0] > 0
-    assert (target.slots[0][real].tolist(), target.labels[0][real].tolist()) == ([1, 5], [11, 14])
-    assert picture(example.visible(0)) == READS[name]
-
-
-def test_one_segment_id_names_both_segments() -> None:
+def test_segment_ids_name_both_segments_or_each() -> None:
     windows = random_windows(5, 16)
-    assert (masked(windows, vocabulary(), masked_by("left_to_right", segment_ids=[2])).segment_ids == 2).all()
-    assert np.array_equal(masked(windows, vocabulary(), masked_by("prefix")).segment_ids, windows.segment_ids)
 
+    def named(ids: list[int] | None) -> np.ndarray:
+        return masked(windows, vocabulary(), masked_by("prefix", segment_ids=ids)).segment_ids
 
-# The chain rule in one pass
-
-
-def test_causal_row_slot_by_slot() -> None:
-    example = causal(paper_window(), vocabulary(), masked_by("left_to_right", segment_ids=[2]))
-    assert example.input_ids.tolist() == [[SOS, 11, 12, EOS, 13, 14, 15, EOS, MASK, MASK, MASK, MASK, MASK]]
-    assert example.position_ids.tolist() == [[*range(8), 1, 2, 4, 5, 6]]
-    assert (example.segment_ids == 2).all()
-    assert example.kinds.tolist() == [[Kind.CONTEXT] * 8 + [Kind.PSEUDO] * 5]
-    assert example.targets["ae"].labels.tolist() == [[11, 12, 13, 14, 15]]
-    assert picture(example.visible(0))[8:] == [
-        "10000000" + "10000",
-        "11000000" + "01000",
-        "11110000" + "00100",
-        "11111000" + "00010",
-        "11111100" + "00001",
-    ]
+    assert (named([2]) == 2).all()
+    assert np.array_equal(named(None), windows.segment_ids)
+    assert np.array_equal(named([4, 5]), windows.segment_ids + 4)
 
 
 @pytest.mark.parametrize("relative_bias", [False, True])
@@ -93,9 +50,6 @@ def test_a_causal_row_equals_a_row_per_token(relative_bias: bool) -> None:
             torch.testing.assert_close(logits[row, : len(places)], one_by_one, atol=1e-5, rtol=1e-5)
 
 
-# SpanBERT
-
-
 def test_boundaries_of_many_rows() -> None:
     windows = random_windows(200, 40, short=True, seed=1)
     settings = masked_by(
@@ -106,14 +60,13 @@ def test_boundaries_of_many_rows() -> None:
     assert sbo.places is not None
     assert np.array_equal(ae.labels, sbo.labels)
     assert np.array_equal(ae.weights, sbo.weights)
-    for row in range(200):
-        for j in np.flatnonzero(sbo.weights[row] > 0):
-            left, right = sbo.slots[row, j]
-            span = examples.steps[row, left + 1 : right]
-            slot = left + sbo.places[row, j]
-            assert len(set(span.tolist())) == 1 and span[0] >= 0
-            assert examples.steps[row, left] != span[0] != examples.steps[row, right]
-            assert windows.token_ids[row, slot] == sbo.labels[row, j] and slot == ae.slots[row, j]
+    for row, j in zip(*np.nonzero(sbo.weights), strict=True):
+        left, right = sbo.slots[row, j]
+        span = examples.steps[row, left + 1 : right]
+        slot = left + sbo.places[row, j]
+        assert len(set(span.tolist())) == 1 and span[0] >= 0
+        assert examples.steps[row, left] != span[0] != examples.steps[row, right]
+        assert windows.token_ids[row, slot] == sbo.labels[row, j] and slot == ae.slots[row, j]
 
 
 def test_boundary_head_is_the_papers() -> None:
@@ -143,15 +96,6 @@ def test_boundary_head_is_the_papers() -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-# Parity
-
-
-def peer_mask(examples: Examples) -> torch.Tensor:
-    """Mask added to a peer's scores. *Shape:* (rows, 1, slots, slots)"""
-    reads = torch.from_numpy(visibility.bool_mask(examples.intervals, examples.input_ids.shape[1]))
-    return torch.where(reads, 0.0, torch.finfo(torch.float32).min)[:, None]
-
-
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", VISIBILITIES)
 def test_bert_with_the_papers_masks(name: str, training: bool) -> None:
@@ -167,15 +111,15 @@ def test_bert_with_the_papers_masks(name: str, training: bool) -> None:
     windows = random_windows(6, 24, short=True, seed=2)
     examples = masked(windows, vocabulary(), masked_by(name, segment_ids=[4, 5]))
     batch = collate(examples)
-    target = batch.targets["ae"]
-    row, j = target.weights.nonzero(as_tuple=True)
+    reads = visibility.bool_mask(batch.intervals, batch.input_ids.shape[1])
     expected = peer(
         input_ids=batch.input_ids,
         token_type_ids=batch.segment_ids,
-        attention_mask=peer_mask(examples)[:, :, : batch.input_ids.shape[1], : batch.input_ids.shape[1]],
+        attention_mask=torch.where(reads, 0.0, torch.finfo(torch.float32).min)[:, None],
         labels=labels_of(batch),
     )
-    logits = model.logits(batch)["ae"]
+    target, logits = batch.targets["ae"], model.logits(batch)["ae"]
+    row, j = target.weights.nonzero(as_tuple=True)
     torch.testing.assert_close(logits[row, j], expected.logits[row, target.slots[row, j]], atol=1e-5, rtol=1e-5)
     loss = model(batch, DropoutKey(0) if training else None)["ae"]
     mean = loss.total / loss.weight

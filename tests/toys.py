@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from unicloze import keyed
 from unicloze.model.model import UnifiedModel
 from unicloze.recipes import toy_overrides
-from unicloze.settings import ModelSettings
+from unicloze.settings import HeadSettings, ModelSettings
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.vocabulary import Boundaries, Vocabulary
 from unicloze.text.windows import Windows
@@ -66,11 +66,15 @@ SHAPE: dict[str, Any] = dict(
 
 
 def model(
-    vocab: int = 50, positions: int = 40, targets: tuple[str, ...] = ("ae", "par"), **settings: Any
+    vocab: int = 50,
+    positions: int = 40,
+    targets: Collection[str] = ("ae", "par"),
+    heads: Mapping[str, HeadSettings] | None = None,
+    **settings: Any,
 ) -> UnifiedModel:
     """A small float32 model with weights large enough for differences to show."""
     shape = ModelSettings(**(SHAPE | settings))
-    return with_biases(UnifiedModel(shape, vocab_size=vocab, max_positions=positions, targets=targets))
+    return with_biases(UnifiedModel(shape, vocab_size=vocab, max_positions=positions, targets=targets, heads=heads))
 
 
 def with_biases(model: UnifiedModel) -> UnifiedModel:
