@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import generated_questions as benchmark
+from nlu_toys import Killed
 from qa_toys import small_model
 from unicloze.errors import UsageError
 
-REPOSITORY = Path(__file__).parent.parent
 NAMES = ["Berlin", "Dublin", "Fargo", "Oslo", "Quito", "Zagreb", "Lima", "Turin"]
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "generated_questions", REPOSITORY / "benchmarks" / "generated_questions.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def squad(articles: int, *, second: bool) -> dict[str, Any]:
@@ -57,15 +44,12 @@ def texts(count: int = 4) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_the_whole_experiment_runs_and_resumes(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_experiment_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = small_model(tmp_path / "start")
     short = {
-        "training.device": "cpu",
-        "training.precision": "fp32",
-        "training.batch_size": 8,
-        "finetuning.epochs": 1,
+        "training.device": "cpu", "training.precision": "fp32", "training.batch_size": 8, "finetuning.epochs": 1,
         "training.learning_rate": 0.003,
-    }
+    }  # fmt: skip
     asker = {
         "task.max_length": 300, "generation.max_source": 280, "generation.max_target": 12, "decoding.beams": 1,
         "decoding.max_length": 8, **short,
@@ -89,9 +73,6 @@ def test_the_whole_experiment_runs_and_resumes(benchmark: Any, tmp_path: Path, m
     }
     assert "F1 with generated questions" in benchmark.verdict(results)
 
-    class Killed(Exception):
-        pass
-
     original = benchmark.Table9._stage
 
     def stage(self: Any, name: str, do: Any) -> Any:
@@ -104,9 +85,7 @@ def test_the_whole_experiment_runs_and_resumes(benchmark: Any, tmp_path: Path, m
         with pytest.raises(Killed):
             experiment("killed").run()
     again = experiment("killed").run()
-    assert {key: value for key, value in again.items() if key != "seconds"} == {
-        key: value for key, value in results.items() if key != "seconds"
-    }
+    assert again | {"seconds": None} == results | {"seconds": None}
     with pytest.raises(UsageError, match="holds results of other data or settings"):
         experiment("whole", passages=8).run()
     made = [json.loads(line) for line in (tmp_path / "whole" / "made-train.jsonl").read_text().splitlines()]
@@ -114,7 +93,7 @@ def test_the_whole_experiment_runs_and_resumes(benchmark: Any, tmp_path: Path, m
     assert not tested & {record["context"] for record in made}
 
 
-def test_articles_are_in_one_group_in_both_files(benchmark: Any) -> None:
+def test_articles_are_in_one_group_in_both_files() -> None:
     one, two = squad(14, second=False), squad(12, second=True)
     groups = benchmark.groups_of(one, two)
     found = {
@@ -124,7 +103,7 @@ def test_articles_are_in_one_group_in_both_files(benchmark: Any) -> None:
     assert {name: len(titles) for name, titles in found.items()} == {"train": 6, "passages": 2, "dev": 2, "test": 2}
 
 
-def test_answers_are_spans_that_do_not_overlap(benchmark: Any) -> None:
+def test_answers_are_spans_that_do_not_overlap() -> None:
     passage = "The small house of John Smith cost $5,000 in 1987. The small house in New York cost 12 percent more."
     for key in range(30):
         found = benchmark.answers_of(passage, 3, key)
@@ -138,7 +117,7 @@ def test_answers_are_spans_that_do_not_overlap(benchmark: Any) -> None:
 
 
 @pytest.mark.whole
-def test_the_interval_covers_seeds_and_passages(benchmark: Any) -> None:
+def test_the_interval_covers_seeds_and_passages() -> None:
     """Questions of one passage stand together: with two passages of equal questions there are three possible means."""
     constant = benchmark.interval(np.full((3, 40), 2.5), ["a", "b"] * 20)
     assert constant == {"difference": 2.5, "low": 2.5, "high": 2.5}

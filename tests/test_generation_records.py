@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import nlu_toys
 import unicloze.decoding.generate as room
 from nlu_toys import finetuned
 from test_generation_task import pairs, recipe_for, untrained, write
-from unicloze import cli, verbs
+from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.generate import PartialFile
 from unicloze.records.record import Record
@@ -47,9 +48,7 @@ def test_odd_records_are_survived(start: LoadedModel, tmp_path: Path) -> None:
     assert [one.get("truncated", False) for one in said] == [False, False, True, False]
     one = write(tmp_path / "one.jsonl", pairs(1))
     finetuned(recipe, start, one, one, tmp_path / "alone")
-    assert (
-        len(verbs.generate(tmp_path / "alone", file=write(tmp_path / "two.jsonl", [{"source": "x"}]), quiet=True)) == 1
-    )
+    assert len(verbs.generate(tmp_path / "alone", "x", quiet=True)) == 1
 
 
 @pytest.mark.parametrize(("line", "message"), [
@@ -87,8 +86,6 @@ def test_parts_lists_and_references(start: LoadedModel) -> None:
     assert rows[0].source.tolist() == [*ids[0], eos, *ids[1], eos, *ids[2]]
     assert [row.target.tolist() for row in rows if row.target is not None] == [ids[3].tolist(), ids[4].tolist()]
     assert TASKS["generation"].reference(record, recipe.task) == ["mu", "nu"]
-    first = dataclasses.replace(recipe.task, fields={**recipe.task.fields, "target": "answers.0.text"})
-    assert record.get(first, "target") == "mu"
     only_references = Record("1", {"references": ["mu", "nu"], **fields, "answers": None}, "line 2")
     assert targets_of(only_references, recipe.task) == ["mu", "nu"]
 
@@ -158,13 +155,9 @@ def test_sources_are_no_longer_than_the_model_reads(start: LoadedModel) -> None:
 
 
 DRAWN = {
-    "decoding.sample": True,
-    "decoding.beams": 1,
-    "decoding.num_results": 2,
-    "decoding.max_length": 4,
-    "decoding.min_length": 0,
-    "decoding.batch_size": 2,
-}
+    "decoding.sample": True, "decoding.beams": 1, "decoding.num_results": 2, "decoding.max_length": 4,
+    "decoding.min_length": 0, "decoding.batch_size": 2,
+}  # fmt: skip
 DONE = 8
 """Lines of two parts."""
 
@@ -183,12 +176,12 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return nlu_toys.write(tmp_path / "sources.jsonl", records)
 
 
-def tuned(small: LoadedModel) -> LoadedModel:
-    recipe = nlu_toys.recipe_for(small, "generation", model__max_positions=small.model.max_positions)
-    return dataclasses.replace(small, recipe=recipe)
+def tuned(small: LoadedModel, **settings: Any) -> LoadedModel:
+    settings |= {"model__max_positions": small.model.max_positions}
+    return dataclasses.replace(small, recipe=nlu_toys.recipe_for(small, "generation", **settings))
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, batch: int, error: BaseException) -> None:
+def stop_at(patch: pytest.MonkeyPatch, batch: int, error: BaseException) -> None:
     """Make the batch of a given number fail."""
     steps, seen = room.search, iter(range(1000))
 
@@ -197,134 +190,106 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, batch: int, error: BaseException) -
             raise error
         return steps(*arguments)
 
-    monkeypatch.setattr(room, "search", failing)
+    patch.setattr(room, "search", failing)
+
+
+@contextlib.contextmanager
+def stopped(batch: int, error: BaseException) -> Iterator[None]:
+    """Stopped at that batch, which is reported."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.warns(UserWarning, match="out.jsonl.part has 8 of 15 lines; the same command resumes from there"),
+        pytest.raises(type(error)),
+    ):
+        stop_at(patch, batch, error)
+        yield
+
+
+def write_texts(model: LoadedModel, file: Path, out: Path | None = None, **overrides: Any) -> Any:
+    return verbs.generate(model, file=file, out=out, quiet=True, overrides={**DRAWN, **overrides})
 
 
 def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("into", [None, "made"])
-@pytest.mark.parametrize("task", [True, False])
+@pytest.mark.parametrize("how", ["pre-trained", "fine-tuned", "into", "predict"])
 def test_an_interrupted_file_is_completed_as_if_never_interrupted(
-    small: LoadedModel,
-    sources: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    task: bool,
-    into: str | None,
+    small: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    model, out = tuned(small) if task else small, tmp_path / "out.jsonl"
+    out, one = tmp_path / "out.jsonl", {**DRAWN, "decoding.num_results": 1}
+    as_drawn = tuned(small, **{name.replace(".", "__"): value for name, value in DRAWN.items()})
+    generate: Callable[..., Any] = {
+        "pre-trained": lambda out=None: write_texts(small, sources, out),
+        "fine-tuned": lambda out=None: write_texts(tuned(small), sources, out),
+        "into": lambda out=None: verbs.generate(small, file=sources, into="made", out=out, quiet=True, overrides=one),
+        "predict": lambda out=None: verbs.predict(as_drawn, sources, out, quiet=True),
+    }[how]
 
-    def generate(**arguments: Any) -> Any:
-        given = {"overrides": {**DRAWN, "decoding.num_results": 1 if into else 2}, **arguments}
-        return verbs.generate(model, file=sources, into=into, quiet=True, **given)
-
-    whole = generate()
-    part = tmp_path / "out.jsonl.part"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5, KeyboardInterrupt())
-        with (
-            pytest.warns(UserWarning, match=r"out.jsonl.part has 8 of 15 lines; the same command resumes from there"),
-            pytest.raises(KeyboardInterrupt),
-        ):
-            generate(out=out)
+    whole, part = generate(), tmp_path / "out.jsonl.part"
+    with stopped(5, KeyboardInterrupt()):
+        generate(out)
     assert lines_of(part) == whole[:DONE] and not out.exists()
     part.write_bytes(part.read_bytes() + b'{"id": "r8", "predic')  # truncated by a kill
     computed: list[int] = []
     with monkeypatch.context() as patch:
         steps = room.search
-
-        def counted(*arguments: Any) -> Any:
-            computed.extend(arguments[2])
-            return steps(*arguments)
-
-        patch.setattr(room, "search", counted)
-        assert generate(out=out) == whole
+        patch.setattr(room, "search", lambda *arguments: computed.extend(arguments[2]) or steps(*arguments))
+        assert generate(out) == whole
     assert sorted(computed) == list(range(DONE, 15))
     assert lines_of(out) == whole
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out.jsonl", "sources.jsonl"]
-    assert generate(out=out) == whole == lines_of(out)
-
-
-def test_predictions_of_a_generation_task_are_resumed(
-    small: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = nlu_toys.recipe_for(small, "generation", **{name.replace(".", "__"): DRAWN[name] for name in DRAWN})
-    model, out = dataclasses.replace(small, recipe=recipe), tmp_path / "out.jsonl"
-    whole = verbs.predict(model, sources, quiet=True)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5, KeyboardInterrupt())
-        with pytest.warns(UserWarning, match=r"out.jsonl.part has 8 of 15"), pytest.raises(KeyboardInterrupt):
-            verbs.predict(model, sources, out, quiet=True)
-    assert lines_of(tmp_path / "out.jsonl.part") == whole[:DONE]
-    assert verbs.predict(model, sources, out, quiet=True) == whole == lines_of(out)
+    assert generate(out) == whole == lines_of(out)
 
 
 @pytest.mark.whole
-def test_what_was_started_with_other_input_starts_over(
-    small: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_started_with_other_input_starts_over(small: LoadedModel, sources: Path, tmp_path: Path) -> None:
     model, out, part = tuned(small), tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
-
-    def interrupt() -> None:
-        with monkeypatch.context() as patch:
-            stop_at(patch, 4, KeyboardInterrupt())
-            with pytest.warns(UserWarning, match="has 8 of 15"), pytest.raises(KeyboardInterrupt):
-                verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
-
     longer = nlu_toys.write(tmp_path / "longer.jsonl", [*lines_of(sources), {"source": "eva"}])
-    with torch.no_grad():
-        other = nlu_toys.start("quickstart", training__seed=7)
-    changes: dict[str, dict[str, Any]] = {
-        "model": {"model": dataclasses.replace(tuned(small), model=other.model)},
-        "setting": {"overrides": {**DRAWN, "decoding.seed": 1}},
-        "file of records": {"file": longer},
-    }
-    for what, changed in changes.items():
-        interrupt()
-        given = {"model": model, "file": sources, "overrides": DRAWN, **changed}
+    other = dataclasses.replace(model, model=nlu_toys.start("quickstart", training__seed=7).model)
+    for what, started, file, overrides in (
+        ("model", other, sources, {}),
+        ("setting", model, sources, {"decoding.seed": 1}),
+        ("file of records", model, longer, {}),
+    ):
+        with stopped(4, KeyboardInterrupt()):
+            write_texts(model, sources, out)
         with pytest.warns(UserWarning, match=f"out.jsonl.part was started with another {what}, and is started again"):
-            found = verbs.generate(out=out, quiet=True, **given)
-        assert found == verbs.generate(quiet=True, **given) == lines_of(out)
-        assert len(lines_of(out)) == 15 + (what == "file of records") and not part.exists()
-    interrupt()
+            found = write_texts(started, file, out, **overrides)
+        assert found == write_texts(started, file, **overrides) == lines_of(out)
+        assert len(found) == 15 + (file == longer) and not part.exists()
+    with stopped(4, KeyboardInterrupt()):
+        write_texts(model, sources, out)
     part.write_text(part.read_text().replace('"r1"', '"r2"'))
     with pytest.warns(UserWarning, match="has other lines, and is started again"):
-        found = verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
-    assert found == verbs.generate(model, file=sources, quiet=True, overrides=DRAWN)
+        found = write_texts(model, sources, out)
+    assert found == write_texts(model, sources)
 
 
-def test_a_part_is_kept_until_its_replacement_exists(
-    small: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_is_kept_until_its_replacement_exists(small: LoadedModel, sources: Path, tmp_path: Path) -> None:
     model, out, part = tuned(small), tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
-    stop_at(monkeypatch, 4, KeyboardInterrupt())
-    with pytest.warns(UserWarning, match="has 8 of 15"), pytest.raises(KeyboardInterrupt):
-        verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
+    with stopped(4, KeyboardInterrupt()):
+        write_texts(model, sources, out)
     former = part.read_bytes()
     with pytest.warns(UserWarning, match="another setting"), pytest.raises(UsageError, match="beams is 0"):
-        verbs.generate(model, file=sources, out=out, quiet=True, overrides={"decoding.beams": 0})
+        write_texts(model, sources, out, **{"decoding.beams": 0})
     assert part.read_bytes() == former
     with pytest.raises(UsageError, match="beams is 0"):
-        verbs.generate(model, file=sources, out=tmp_path / "new.jsonl", quiet=True, overrides={"decoding.beams": 0})
+        write_texts(model, sources, tmp_path / "new.jsonl", **{"decoding.beams": 0})
     assert not list(tmp_path.glob("new*"))
     (tmp_path / "mine.jsonl.part").write_text("mine")
     with pytest.raises(UniclozeError, match=r"mine.jsonl.part was not started by this command: move it away, or give"):
-        verbs.generate(model, file=sources, out=tmp_path / "mine.jsonl", quiet=True, overrides=DRAWN)
+        write_texts(model, sources, tmp_path / "mine.jsonl")
     assert (tmp_path / "mine.jsonl.part").read_text() == "mine"
 
 
 def test_what_does_not_fit_in_memory_may_be_resumed_with_smaller_batches(
-    small: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: LoadedModel, sources: Path, tmp_path: Path
 ) -> None:
     model, out = tuned(small), tmp_path / "out.jsonl"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 4, MemoryError())
-        with pytest.warns(UserWarning, match="has 8 of 15"), pytest.raises(MemoryError):
-            verbs.generate(model, file=sources, out=out, quiet=True, overrides=DRAWN)
-    whole = verbs.generate(model, file=sources, quiet=True, overrides=DRAWN)
-    smaller = verbs.generate(model, file=sources, out=out, quiet=True, overrides={**DRAWN, "decoding.batch_size": 1})
+    with stopped(4, MemoryError()):
+        write_texts(model, sources, out)
+    whole, smaller = write_texts(model, sources), write_texts(model, sources, out, **{"decoding.batch_size": 1})
     assert smaller[:DONE] == whole[:DONE]
     assert [each["prediction"] for each in smaller] == [each["prediction"] for each in whole]
 
@@ -335,35 +300,27 @@ def test_two_commands_do_not_write_one_part(tmp_path: Path) -> None:
 
     with part() as first:
         first.append([{"id": "0"}])
-        with (
-            pytest.raises(UniclozeError, match=r"out.jsonl.part is in use by process .*: wait for it"),
-            part(),
-        ):
+        with pytest.raises(UniclozeError, match=r"out.jsonl.part is in use by process .*: wait for it"), part():
             pass
         first.append([{"id": "1"}])
     assert lines_of(tmp_path / "out.jsonl") == [{"id": "0"}, {"id": "1"}]
 
 
 def test_ctrl_c_reports_what_is_kept_in_one_sentence(
-    small: LoadedModel,
-    sources: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    small: LoadedModel, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
 ) -> None:
     monkeypatch.setattr("unicloze.interop.read.open_model", lambda *_: small)
-    options = [word for key, value in DRAWN.items() for word in (f"--{key}", str(value).lower())]
-    out = str(tmp_path / "out.jsonl")
-    words = ["generate", "--model", "x", "--file", str(sources), "--out", out, "--quiet", *options]
+    out, options = tmp_path / "out.jsonl", (f"--{key}={value}".lower() for key, value in DRAWN.items())
+    words = ["generate", "--model", "x", "--file", sources, "--out", out, "--quiet", *options]
     with monkeypatch.context() as patch:
         stop_at(patch, 4, KeyboardInterrupt())
-        assert cli.main(words) == 130
-    assert capsys.readouterr().err.splitlines() == [
+        said = command(*words)
+    assert said.code == 130 and said.err.splitlines() == [
         f"unicloze: warning: {out}.part has 8 of 15 lines; the same command resumes from there",
         "unicloze: error: Stopped by Ctrl-C.",
     ]
-    assert cli.main(words) == 0 and capsys.readouterr().err == ""
-    assert lines_of(Path(out)) == verbs.generate(small, file=sources, quiet=True, overrides=DRAWN)
+    said = command(*words)
+    assert (said.code, said.err, lines_of(out)) == (0, "", write_texts(small, sources))
 
 
 def test_a_signal_while_lines_are_written_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

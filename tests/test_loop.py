@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -106,32 +105,26 @@ def test_dropout_differs_between_equal_micro_batches_and_is_off_where_the_model_
     assert state.model.training
 
 
-def emptied(examples: Examples, name: str) -> Examples:
-    """Without the predictions of a target."""
-    target = examples.targets[name]
-    none: Target = dataclasses.replace(target, weights=np.zeros_like(target.weights))
-    return dataclasses.replace(examples, targets={**examples.targets, name: none})
-
-
 @pytest.mark.parametrize("empty", [["par"], ["ae", "par"]])
 def test_a_target_without_predictions_costs_nothing(empty: list[str]) -> None:
     """A step whose rows are too short to be masked, or whose noise levels drew no mask."""
-    settings = TrainingSettings()
+    settings, examples = TrainingSettings(), examples_of(4)
     state = state_of(settings)
-    (batch,) = micro_batches(1, rows=4)
-    examples = batch.examples
-    for name in empty:
-        examples = emptied(examples, name)
-    losses, _ = losses_and_norm(state, [MicroBatch(examples, None)], settings, CPU, str)
-    assert [losses[name] for name in empty] == [0.0] * len(empty)
-    found = gradient_of(state.model)
     alone = {name: target for name, target in examples.targets.items() if name not in empty}
+    none = {
+        name: dataclasses.replace(examples.targets[name], weights=0 * examples.targets[name].weights) for name in empty
+    }
+
+    def step(targets: dict[str, Target]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        batch = MicroBatch(dataclasses.replace(examples, targets=targets), None)
+        return losses_and_norm(state, [batch], settings, CPU, str)[0], gradient_of(state.model)
+
+    losses, found = step({**examples.targets, **none})
+    assert [losses[name] for name in empty] == [0.0] * len(empty)
     if not alone:
         assert all(not gradient.any() for gradient in found.values())
         return
-    losses_and_norm(state, [MicroBatch(dataclasses.replace(examples, targets=alone), None)], settings, CPU, str)
-    expected = gradient_of(state.model)
-    for name, gradient in expected.items():
+    for name, gradient in step(alone)[1].items():
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-5)
 
 
@@ -147,10 +140,9 @@ def test_what_a_loss_is_divided_by_is_summed_over_the_batch_and_may_be_below_one
 
 
 def test_gradients_do_not_add_up_from_step_to_step() -> None:
-    state, settings = state_of(TrainingSettings()), TrainingSettings()
-    found = []
+    state, found = state_of(TrainingSettings()), []
     for _ in range(2):
-        losses_and_norm(state, micro_batches(2), settings, CPU, str)
+        losses_and_norm(state, micro_batches(2), TrainingSettings(), CPU, str)
         found.append(gradient_of(state.model))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
