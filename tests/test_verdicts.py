@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nlu_toys import events_of, finetuned, recipe_for, start, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.result import MetricResult
+from unicloze.files import CHECKPOINTS
 from unicloze.finetuning import initial
+from unicloze.finetuning.data import open_records
+from unicloze.finetuning.predict import predict
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.scores import BaselineScores, baseline_scores, headline_error, verdict_on
+from unicloze.finetuning.scores import BaselineScores, baseline_scores, headline_error, temperature, verdict_on
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.recipes import load_recipe, save_recipe, task_names
 from unicloze.records import read_records
@@ -226,6 +230,26 @@ def test_a_head_is_fitted_on_frozen_features_before_anything_learns(tmp_path: Pa
     assert [one["results"] for one in found["again"]] == [one["results"] for one in found["run"]]
     assert found["fixed"][0]["step"] > 0
     assert kind == "classification" or not any("error" in one for one in found["run"]), "no probabilities need it"
+
+
+def test_a_fitted_head_is_calibrated_by_the_development_file(tmp_path: Path) -> None:
+    """The checkpoint kept has its logits divided by the likeliest temperature; training goes on without it."""
+    model, rows = start(), labelled(24)
+    train = write(tmp_path / "train.jsonl", rows)
+    wrong = [{**one, "label": "no"} if number % 4 == 1 else one for number, one in enumerate(rows)]
+    dev = write(tmp_path / "dev.jsonl", wrong)
+    recipe = recipe_for(model, "classification", training__learning_rate="auto", finetuning__epochs=1)
+    finetuned(recipe, model, train, dev, tmp_path / "run")
+    kept = load_model(tmp_path / "run")
+    plain = load_model(next((tmp_path / "run" / CHECKPOINTS).glob("step-*")))
+    found = []
+    for loaded in (kept, plain):
+        data = open_records(dev, loaded.recipe, loaded.tokenizer)
+        found.append(temperature(predict(loaded, data), data.records, loaded.recipe))
+    assert found[0] < 1.1 and found[1] > 1.5
+    if kept.step == plain.step:
+        divided, whole = (each.model.task_heads["label"].output.weight for each in (kept, plain))
+        torch.testing.assert_close(divided * found[1], whole, rtol=0.05, atol=1e-5)
 
 
 def test_a_head_that_is_trained_frozen_or_weighted_is_not_fitted_anew(tmp_path: Path) -> None:

@@ -691,7 +691,8 @@ class FinetuningSettings:
         warmup_share: Share of the steps in which the learning rate rises.
         evaluations: Evaluations on the development file per epoch; 0.5 evaluates after every other epoch.
         fit_head: Begin with a head fitted by logistic or ridge regression on the model's features, where a class or a
-            quantity is predicted and there are few labels; `auto` does so if `training.learning_rate` is `auto`.
+            quantity is predicted and there are few labels; `auto` does so if `training.learning_rate` is `auto`. Classes
+            are then calibrated by the development file (Guo et al. 2017).
         patience: Stop after this many evaluations without improvement, not counting that of a head fitted before the first
             step; default: never.
         average_last: Evaluate and keep the mean of the weights at this many of the latest evaluations, or at all so far if

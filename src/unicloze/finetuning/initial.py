@@ -78,6 +78,8 @@ FREE = (
     "input_dropout", "hidden_dropout", "weight_dropout", "activation_penalty", "temporal_penalty", "layer_mix",
 )  # fmt: skip
 """`model` settings that a task may change, as no trained weight depends on them."""
+FITTED = "task_heads.label.output."
+"""Prefix of the weights of the output layer that is fitted."""
 FEW_ROWS = 5_000
 """Most training rows for which a head is fitted first."""
 NOT_FITTED = (

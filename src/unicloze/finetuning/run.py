@@ -56,7 +56,7 @@ from unicloze.training.checkpoint import (
 )
 from unicloze.training.distillation import Teacher
 from unicloze.training.ledger import stopped_by_error, trained_on
-from unicloze.training.loading import LoadedModel, mean_weights, ready_model, spell_tokens
+from unicloze.training.loading import LoadedModel, given_weights, mean_weights, ready_model, spell_tokens
 from unicloze.training.lock import free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.memory import refuse_task_that_cannot_fit
@@ -380,9 +380,28 @@ class _Run(RunProcess):
         with mean_weights(self.state.model, [self.out / AVERAGED / checkpoint_name(each) for each in evaluated]):
             yield
 
+    @property
+    def _fitted(self) -> bool:
+        """Whether the run began with a fitted head, which is evaluated as step 0."""
+        return 0 in {self.state.step, *(one.step for one in self.evaluations)}
+
+    @contextmanager
+    def _calibrated(self) -> Iterator[None]:
+        """Divide the logits of a head fitted to few labels by their temperature within this context."""
+        if self.measured is None or not self._fitted:
+            yield
+            return
+        predictions, records = predict(self.model, self.measured), self.measured.records
+        softer = self.world.only_first(lambda: scores.temperature(predictions, records, self.recipe))
+        weights = self.state.model.state_dict().items()
+        with given_weights(
+            self.state.model, {name: one / softer for name, one in weights if name.startswith(initial.FITTED)}
+        ):
+            yield
+
     def _evaluate(self, state: TrainState) -> bool:
         """Measure, keep the best checkpoint, save; returns whether to stop early."""
-        with self._averaged():
+        with self._averaged(), self._calibrated():
             if self.dev is not None and self.measured is not None:
                 self._measure(self.dev, self.measured)
             elif self._keeps_last():
@@ -404,7 +423,7 @@ class _Run(RunProcess):
         if TASKS[self.recipe.task.kind].generates:
             results = {**results, "loss": target_loss(self.model, dev)}
         loss, error = _log_loss(results), 0.0
-        if loss is not None and 0 in {step, *(one.step for one in self.evaluations)}:  # after a fitted head, see `kept`
+        if loss is not None and self._fitted:  # see `kept`
             answers = [one["prediction"] for one in predictions]
             error = scores.headline_error(answers, records, self.recipe) or 0.0
         if better := self._compare(Evaluation(step, value, error, loss), results):

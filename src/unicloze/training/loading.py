@@ -289,9 +289,15 @@ def mean_weights(model: nn.Module, checkpoints: Sequence[Path]) -> Iterator[None
 
     Weights that the checkpoints leave out stay as they are.
     """
-    mean = _mean(load_checkpoint(path, weights_only=True).model for path in checkpoints)
-    own = {name: weight.detach().clone() for name, weight in model.state_dict().items() if name in mean}
-    model.load_state_dict(mean, strict=False)
+    with given_weights(model, _mean(load_checkpoint(path, weights_only=True).model for path in checkpoints)):
+        yield
+
+
+@contextmanager
+def given_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give a model some other weights within this context, and its own back afterwards."""
+    own = {name: weight.detach().clone() for name, weight in model.state_dict().items() if name in weights}
+    model.load_state_dict(weights, strict=False)
     try:
         yield
     finally:
