@@ -15,7 +15,6 @@ from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import as_glue
-from unicloze.finetuning.scores import check_metrics
 from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.tasks import task_settings
@@ -86,16 +85,16 @@ def test_a_broken_file_is_refused(
     assert name in str(refused.value) and len(str(refused.value)) < 500
 
 
-def test_an_id_may_be_inside_another_field(tmp_path: Path) -> None:
-    lines = [{"text": "a", "meta": {"id": "x7"}}, {"text": "b", "meta": {}}, {"text": "c", "meta.id": 3}]
-    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read_records(tmp_path / "r.jsonl", task_settings(kind="classification", fields={"id": "meta.id"}))
-    assert [record.id for record in found] == ["x7", "1", "3"]
-
-
-def test_an_empty_id_is_the_number_of_the_record(start: LoadedModel, tmp_path: Path) -> None:
-    path = nlu_toys.write(tmp_path / "a.jsonl", [{"id": None, "text": "x"}, {"id": 0, "text": "y"}, {"text": "z"}])
-    assert [record.id for record in opened(start, path, "classification").records] == ["0", "0", "2"]
+@pytest.mark.parametrize(("given", "field", "ids"), [
+    ([{"meta": {"id": "x7"}}, {"meta": {}}, {"meta.id": 3}], "meta.id", ["x7", "1", "3"]),
+    ([{"id": None}, {"id": 0}, {}], "id", ["0", "0", "2"]),
+])  # fmt: skip
+def test_an_empty_id_is_the_number_of_the_record(
+    given: list[dict[str, Any]], field: str, ids: list[str], tmp_path: Path
+) -> None:
+    path = nlu_toys.write(tmp_path / "r.jsonl", [{"text": "a", **one} for one in given])
+    found = read_records(path, task_settings(kind="classification", fields={"id": field}))
+    assert [record.id for record in found] == ids
 
 
 def test_a_race_article_may_have_no_answers(start: LoadedModel, tmp_path: Path) -> None:
@@ -154,11 +153,12 @@ def tuned(start: LoadedModel, name: str, **settings: Any) -> LoadedModel:
     return dataclasses.replace(start, model=model.for_use().eval(), recipe=recipe)
 
 
+CLASSES = {"task__labels": ["a", "b"]}
 SHORT = {"decoding__max_length": 3, "decoding__min_length": 0, "decoding__beams": 1}
 
 
 @pytest.mark.parametrize(("name", "settings", "record", "answers"), [
-    ("classification", {"task__labels": ["a", "b"]}, {"text": "anna"}, {"label": ["", "?", "a", 1.5, None]}),
+    ("classification", CLASSES, {"text": "anna"}, {"label": ["", "?", "a", 1.5, None]}),
     ("regression", {}, {"text": "anna", "pair": "eva"}, {"label": ["", "low", True, None, 3]}),
     ("choice", {}, {"context": "anna", "choices": ["sees", "plays"]}, {"label": ["", 7, None, "sees"]}),
     ("tagging", {"task__labels": ["O", "B-X"]}, {"tokens": ["anna", "sees"]}, {"tags": ["", [], ["?", "?"], None]}),
@@ -189,15 +189,6 @@ def test_a_file_to_be_predicted_may_hold_anything_as_answers(
         open_records(wild, model.recipe, model.tokenizer)
 
 
-def test_tables_to_be_predicted_may_leave_labels_out(start: LoadedModel, tmp_path: Path) -> None:
-    for kind, settings in (("classification", {"task__labels": ["a", "b"]}), ("regression", {})):
-        for between, ending in (("\t", "tsv"), (",", "csv")):
-            file = tmp_path / f"{kind}.{ending}"
-            file.write_text(f"text{between}label\nanna{between}\neva{between}?\ncarl{between}none\n")
-            model = tuned(start, kind, **settings)
-            assert len(verbs.predict(model, file, quiet=True)) == 3
-
-
 @pytest.mark.parametrize(("format_", "content"), [
     ("swag", "sent1,sent2,ending0,ending1,ending2,ending3,label\na,b,c,d,e,f,{}\n"),
     ("copa", '{{"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": "{}"}}\n'),
@@ -215,23 +206,25 @@ def test_published_choices_may_leave_their_answers_out(
         verbs.predict(model, tmp_path / "test", quiet=True)
 
 
-@pytest.mark.parametrize(("name", "settings", "record", "labels", "metric"), [
-    ("classification", {"task__labels": ["a", "b"]}, {"text": "anna"}, ["a", "b", "b"], "accuracy"),
-    ("regression", {}, {"text": "anna"}, [1.0, 2.5, 2.0], "correlation"),
-    ("choice", {}, {"context": "anna", "choices": ["sees", "plays"]}, [0, 1, 1], "accuracy"),
+@pytest.mark.parametrize(("name", "settings", "record", "answers", "metric"), [
+    ("classification", CLASSES, {"text": "anna"}, {"label": ["a", "b", "b"]}, "accuracy"),
+    ("regression", {}, {"text": "anna"}, {"label": [1.0, 2.5, 2.0]}, "correlation"),
+    ("choice", {}, {"context": "anna", "choices": ["sees", "plays"]}, {"label": [0, 1, 1]}, "accuracy"),
+    ("generation", SHORT, {"source": "anna"}, {"target": ["eva", "berlin", "eva"]}, "coco"),
 ])  # fmt: skip
 def test_a_table_of_predictions_is_measured_against_its_records(
     start: LoadedModel,
+    generator: LoadedModel,
     tmp_path: Path,
     name: str,
     settings: dict[str, Any],
     record: dict[str, Any],
-    labels: list[Any],
+    answers: dict[str, list[Any]],
     metric: str,
 ) -> None:
-    model = tuned(start, name, **settings)
-    text = "text" if "text" in record else "context"
-    several = [{"id": f"r{n}", **record, text: nlu_toys.WORDS[n], "label": label} for n, label in enumerate(labels)]
+    model = tuned(generator if name == "generation" else start, name, **settings)
+    (text, *_), ((key, values),) = record, answers.items()
+    several = [{"id": f"r{n}", **record, text: nlu_toys.WORDS[n], key: value} for n, value in enumerate(values)]
     records = nlu_toys.write(tmp_path / "dev.jsonl", several)
     said = verbs.predict(model, records, out=tmp_path / "said.tsv", quiet=True)
     lines = [line.split("\t") for line in (tmp_path / "said.tsv").read_text().splitlines()]
@@ -239,19 +232,8 @@ def test_a_table_of_predictions_is_measured_against_its_records(
     verbs.predict(model, records, out=tmp_path / "said.jsonl", quiet=True)
     assert [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()] == said
     for ending in ("tsv", "jsonl"):
-        found = verbs.measure_task(name, tmp_path / f"said.{ending}", records)
+        found = verbs.measure_task(name, tmp_path / f"said.{ending}", records, metric=metric)
         assert found.to_dict()["results"][metric]["items"] == 3
-
-
-def test_generated_texts_fit_in_a_table(generator: LoadedModel, tmp_path: Path) -> None:
-    model = tuned(generator, "generation", **SHORT)
-    table = tmp_path / "dev.tsv"
-    table.write_text("source\ttarget\nanna\teva\ncarl sees\tberlin\n")
-    said = verbs.predict(model, table, out=tmp_path / "said.tsv", quiet=True)
-    lines = [f"{one['id']}\t{one['prediction']}" for one in said]
-    assert (tmp_path / "said.tsv").read_text().splitlines() == ["index\tprediction", *lines]
-    found = verbs.measure_task("generation", tmp_path / "said.tsv", table, metric="coco")
-    assert found.to_dict()["results"]["coco"]["items"] == 2
 
 
 def test_answers_that_are_compared_by_their_id_need_one_each(generator: LoadedModel, tmp_path: Path) -> None:
@@ -288,40 +270,27 @@ def test_the_ids_of_records_are_those_of_the_field_that_is_named(tmp_path: Path)
         verbs.measure_task("classification", wrong, records, overrides=given)
 
 
-@pytest.mark.parametrize("key", ["steps", "warmup_steps", "evaluate_every", "compile"])
-def test_settings_that_fine_tuning_does_not_have_are_refused(key: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"training.{key} cannot be set in fine-tuning: "):
-        verbs.finetune("classification", "no model", tmp_path / "no file", overrides={f"training.{key}": 3})
-
-
-@pytest.mark.parametrize(
-    ("options", "says"), [({"profil": "xsum"}, "metric_options names profil: .*profile"), ({"profile": "x"}, "'x'")]
-)
-def test_options_that_no_metric_takes_are_refused(options: dict[str, str], says: str) -> None:
-    recipe = load_recipe("generation", {"task.metric_options": options})
-    with pytest.raises(UsageError, match=says):
-        check_metrics(recipe)
-
-
 @pytest.mark.parametrize("name", ["said.csv", "said.txt", "said", "said.jsonl.gz"])
 def test_a_file_name_without_a_known_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"its extension is not .*: use one of \.jsonl, \.json, \.tsv, or"):
         verbs.predict("no model", tmp_path / "no file", out=tmp_path / name)
 
 
-def test_what_a_table_cannot_hold_is_refused(start: LoadedModel, tmp_path: Path) -> None:
-    for name, said, message in (
-        ("3", ["O"], "the prediction of 3 is not a class, a quantity or a text: give an --out that ends in .jsonl"),
-        ("3", "two\twords", "the prediction of '3' contains a tab"),
-        ("3", "two\nlines", "the prediction of '3' contains a tab or a newline"),
-        ("a\tb", "yes", r"the id 'a\\tb' contains a tab"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            as_glue([{"id": name, "prediction": said}])
+@pytest.mark.parametrize(("name", "said", "message"), [
+    ("3", ["O"], "the prediction of 3 is not a class, a quantity or a text: give an --out that ends in .jsonl"),
+    ("3", "two\twords", "the prediction of '3' contains a tab"),
+    ("3", "two\nlines", "the prediction of '3' contains a tab or a newline"),
+    ("a\tb", "yes", r"the id 'a\\tb' contains a tab"),
+])  # fmt: skip
+def test_what_a_table_cannot_hold_is_refused(name: str, said: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        as_glue([{"id": name, "prediction": said}])
+
+
+def test_tags_are_not_written_as_a_table(start: LoadedModel, tmp_path: Path) -> None:
     file = nlu_toys.write(tmp_path / "x.jsonl", [{"tokens": ["anna"]}])
-    model = tuned(start, "tagging", task__labels=["O", "B-X"])
     with pytest.raises(UsageError, match="the tags of a sentence are not a class"):
-        verbs.predict(model, file, out=tmp_path / "said.tsv", quiet=True)
+        verbs.predict(tuned(start, "tagging", **CLASSES), file, out=tmp_path / "said.tsv", quiet=True)
 
 
 def test_predictions_are_lists_that_say_how_they_are_shown(generator: LoadedModel, tmp_path: Path) -> None:
@@ -336,11 +305,11 @@ def test_predictions_are_lists_that_say_how_they_are_shown(generator: LoadedMode
 
 
 def test_a_raw_text_is_a_record(start: LoadedModel, generator: LoadedModel, tmp_path: Path) -> None:
-    model = tuned(start, "classification", task__labels=["a", "b"], task__fields={"text": "body"})
+    model = tuned(start, "classification", **CLASSES, task__fields={"text": "body"})
     (said,) = found = verbs.predict(model, text="anna sees")
     file = nlu_toys.write(tmp_path / "x.jsonl", [{"body": "anna sees"}])
     assert found == verbs.predict(model, file, quiet=True) and found.to_dict() == said
-    pairs = tuned(start, "classification", task__labels=["a", "b"], task__optional=["pair"])
+    pairs = tuned(start, "classification", **CLASSES, task__optional=["pair"])
     nlu_toys.write(file, [{"text": "anna", "pair": "eva"}])
     assert verbs.predict(pairs, text=["anna", "eva"]) == verbs.predict(pairs, file, quiet=True)
     squad = tuned(start, "squad-v2")
@@ -360,38 +329,24 @@ def test_a_tagger_splits_the_words_of_a_raw_text(start: LoadedModel) -> None:
     ]  # fmt: skip
 
 
-def test_a_raw_text_that_is_not_a_record_is_refused(start: LoadedModel, tmp_path: Path) -> None:
-    classes = {"task__labels": ["a", "b"]}
-    for name, settings, given, message in (
-        (
-            "classification",
-            {**classes, "task__optional": ["pair"]},
-            {"text": "a"},
-            "text and pair: give 2 texts, not 1",
-        ),
-        ("classification", {**classes, "task__optional": []}, {"text": ["a", "b"]}, "reads text: give 1 text, not 2"),
-        ("choice", {}, {"text": ["a"]}, "choices, which plain text does not contain: give a --file of records"),
-        (
-            "srl",
-            {"task__labels": ["O"], "task__optional": ["predicate"]},
-            {"text": "a"},
-            "reads predicate, which plain text",
-        ),
-        ("classification", classes, {"text": " "}, "the text is empty"),
-        ("classification", classes, {}, "Give either a text or a file of records to predict"),
-        (
-            "classification",
-            classes,
-            {"text": "a", "overrides": {"task.format": "csv"}},
-            "applies to a file, but a text is given",
-        ),
-    ):
-        with pytest.raises(UsageError, match=message):
-            verbs.predict(tuned(start, name if name != "srl" else "tagging", **settings), **given)
+@pytest.mark.parametrize(("name", "settings", "given", "message"), [
+    ("classification", CLASSES | {"task__optional": ["pair"]}, {"text": "a"}, "text and pair: give 2 texts, not 1"),
+    ("classification", CLASSES | {"task__optional": []}, {"text": ["a", "b"]}, "reads text: give 1 text, not 2"),
+    ("choice", {}, {"text": ["a"]}, "choices, which plain text does not contain: give a --file of records"),
+    ("tagging", CLASSES | {"task__optional": ["predicate"]}, {"text": "a"}, "reads predicate, which plain text"),
+    ("classification", CLASSES, {"text": " "}, "the text is empty"),
+    ("classification", CLASSES, {}, "Give either a text or a file of records to predict"),
+    ("classification", CLASSES, {"text": "a", "overrides": {"task.format": "csv"}}, "applies to a file, but a text"),
+])  # fmt: skip
+def test_a_raw_text_that_is_not_a_record_is_refused(
+    start: LoadedModel, name: str, settings: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        verbs.predict(tuned(start, name, **settings), **given)
 
 
 def test_what_a_model_cannot_do_is_answered_by_what_it_can(start: LoadedModel) -> None:
-    model = dataclasses.replace(tuned(start, "classification", task__labels=["a", "b"]), path=Path("mine/best/step-1"))
+    model = dataclasses.replace(tuned(start, "classification", **CLASSES), path=Path("mine/best/step-1"))
     it_can = r"it predicts one of several classes .*: `unicloze predict --model mine --text \"Some text.\"`"
     for ask in (
         lambda: verbs.fill(model, "anna [MASK]"),

@@ -78,14 +78,7 @@ def test_lower_casing_is_a_setting() -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "मैं अच्छा हिन्दी बोलता हूँ",
-    "วันนี้อากาศดี",
-    "lächeln für straße",
-    "한국어 문장",
-    "tiếng việt",
-    "ελληνικά ή",
-    "עִבְרִית",
-    "العَرَبِيَّة",
+    "मैं अच्छा हिन्दी बोलता हूँ", "วันนี้อากาศดี", "lächeln für straße", "한국어 문장", "tiếng việt", "ελληνικά ή", "עִבְרִית", "العَرَبِيَّة",
 ])  # fmt: skip
 def test_no_script_loses_its_letters(text: str) -> None:
     composed, decomposed = (unicodedata.normalize(form, text) for form in ("NFC", "NFD"))
@@ -194,17 +187,17 @@ def test_special_tokens_of_every_model_are_out_of_reach(model: str) -> None:
     specials = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
     words = [*specials, "a", "<", "/", "s", ">", "</", "</s", "</s>a"]
     table = {word: i for i, word in enumerate(words)}
+    merges = [("<", "/"), ("</", "s"), ("</s", ">"), ("</s>", "a")]
+    marked = {word: i for i, word in enumerate([*specials, "a", "<", "@/", "@s", "@>", "</", "</s"])}
     made = {
         "Unigram": lambda: tokenizers.models.Unigram([(word, -1.0) for word in words], unk_id=1),
         "WordLevel": lambda: tokenizers.models.WordLevel(table, unk_token="<unk>"),
         "BPE": lambda: tokenizers.models.BPE(table, [], unk_token="<unk>", ignore_merges=True),
-        "merged BPE": lambda: tokenizers.models.BPE(
-            table, [("<", "/"), ("</", "s"), ("</s", ">"), ("</s>", "a")], unk_token="<unk>"
+        "merged BPE": lambda: tokenizers.models.BPE(table, merges, unk_token="<unk>"),
+        "marked BPE": lambda: tokenizers.models.BPE(
+            marked, [("<", "@/"), ("</", "@s"), ("</s", "@>")], unk_token="<unk>", continuing_subword_prefix="@"
         ),
     }
-    marked = {word: i for i, word in enumerate([*specials, "a", "<", "@/", "@s", "@>", "</", "</s"])}
-    merges = [("<", "@/"), ("</", "@s"), ("</s", "@>")]
-    made["marked BPE"] = lambda: tokenizers.models.BPE(marked, merges, unk_token="<unk>", continuing_subword_prefix="@")
     backend = tokenizers.Tokenizer(made[model]())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(specials)
@@ -315,16 +308,16 @@ def test_sentencepieces_case_is_compared_too(tmp_path: Path) -> None:
 
 
 def test_roberta_names(tmp_path: Path) -> None:
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel(
-            {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "word": 5, "[P]": 6}, unk_token="<unk>"
-        )
-    )
+    words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "word", "[P]"]
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     backend.save(str(tmp_path / "tokenizer.json"))
-    vocabulary = Tokenizer.load(tmp_path).vocabulary
+    tokenizer = Tokenizer.load(tmp_path)
+    vocabulary = tokenizer.vocabulary
     assert (vocabulary.sos, vocabulary.pad, vocabulary.eos, vocabulary.unk) == (0, 1, 2, 3)
     assert (vocabulary.mask, vocabulary.pseudo) == (4, 6)
     assert vocabulary.ordinary.tolist() == [5]
+    assert tokenizer.decode([0, 5, 5, 2]) == "<s> word word </s>"
+    assert tokenizer.decode([0, 5, 5, 2], skip_special=True) == "word word", "though they are not declared special"
 
 
 def test_declared_special_tokens_have_the_roles(tmp_path: Path) -> None:
@@ -339,28 +332,18 @@ def test_declared_special_tokens_have_the_roles(tmp_path: Path) -> None:
         (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
 
 
-def test_special_tokens_are_left_out_however_they_are_declared() -> None:
-    words = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "a", "b"]
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer = Tokenizer(backend)
-    assert tokenizer.decode([2, 5, 6, 3]) == "<s> a b </s>"
-    assert tokenizer.decode([2, 5, 6, 3], skip_special=True) == "a b"
-
-
-def test_files_that_are_not_a_tokenizer_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UniclozeError, match=r"holds no tokenizer\.json or vocab\.txt"):
-        Tokenizer.load(tmp_path)
-    with pytest.raises(UniclozeError, match=r"There is no .*nowhere\.json"):
-        Tokenizer.load(tmp_path / "nowhere.json")
-    (tmp_path / "a.json").write_text(json.dumps({"model": "?"}))
-    with pytest.raises(UniclozeError, match=r"a\.json is damaged or not a tokenizer\.json"):
-        Tokenizer.load(tmp_path / "a.json")
-    (tmp_path / "v.txt").write_bytes(b"[PAD]\n\xff\n")
-    with pytest.raises(UniclozeError, match=r"v\.txt is not valid UTF-8 at byte 6"):
-        Tokenizer.load(tmp_path / "v.txt")
-    with pytest.raises(UniclozeError, match=r"w\.txt:2 repeats the token"):
-        Tokenizer.load(vocab_txt(tmp_path / "w.txt", ["a", "a"]))
+@pytest.mark.parametrize(("name", "content", "problem"), [
+    ("", b"", r"holds no tokenizer\.json or vocab\.txt"),
+    ("nowhere.json", b"", r"There is no .*nowhere\.json"),
+    ("a.json", b'{"model": "?"}', r"a\.json is damaged or not a tokenizer\.json"),
+    ("v.txt", b"[PAD]\n\xff\n", r"v\.txt is not valid UTF-8 at byte 6"),
+    ("w.txt", b"a\na\n", r"w\.txt:2 repeats the token"),
+])  # fmt: skip
+def test_files_that_are_not_a_tokenizer_are_named(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
+    if content:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UniclozeError, match=problem):
+        Tokenizer.load(tmp_path / name)
 
 
 @pytest.mark.parametrize("settings", [TokenizerSettings(vocab_size=20), TokenizerSettings(kind="bpe", vocab_size=256)])
@@ -427,39 +410,23 @@ def test_padding_is_an_id_that_means_nothing_or_changes_places(
     assert padding_of(pieces(*words), wanted) == expected
 
 
-def test_two_ids_change_places() -> None:
-    assert swapped_ids(6, None).tolist() == [0, 1, 2, 3, 4, 5]
-    assert swapped_ids(6, (0, 4)).tolist() == [4, 1, 2, 3, 0, 5]
-    assert swapped_ids(6, (4, 0)).dtype == np.int64
-
-
 def test_the_files_of_word_pieces(tmp_path: Path) -> None:
     own = wordpiece()
     write_tokenizer(own, tmp_path, plain_format(own, 77))
     document, config = read(tmp_path)
     assert config == {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[SOS]",
-        "sep_token": "[EOS]",
-        "mask_token": "[MASK]",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 77,
-        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-        "padding_side": "right",
-    }
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 77, "padding_side": "right",
+        "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[SOS]", "sep_token": "[EOS]", "mask_token": "[MASK]",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"], "clean_up_tokenization_spaces": False,
+    }  # fmt: skip
     assert document["decoder"] == json.loads(joining_decoder("##").__getstate__())
-    assert (document["normalizer"]["type"], document["pre_tokenizer"]) == (
-        "BertNormalizer",
-        {"type": "BertPreTokenizer"},
-    )
+    assert document["normalizer"]["type"] == "BertNormalizer"
+    assert document["pre_tokenizer"] == {"type": "BertPreTokenizer"}
     assert document["model"]["vocab"] == {token: i for i, token in enumerate(own.tokens(range(len(own))))}
-    assert [(added["id"], added["content"]) for added in document["added_tokens"]] == [
-        (i, token) for i, token in enumerate(own.tokens(range(7)))
-    ]
+    added = document["added_tokens"]
+    assert [(each["id"], each["content"]) for each in added] == list(enumerate(own.tokens(range(7))))
+    assert not any(each["normalized"] or each["lstrip"] for each in added), "they know no spaces"
     assert (document["padding"], document["truncation"]) == (None, None)
-    assert not any(added["normalized"] or added["lstrip"] for added in document["added_tokens"]), "they know no spaces"
 
 
 @pytest.mark.parametrize(("segments", "types", "names"), [
@@ -473,21 +440,15 @@ def test_the_parts_of_a_pair(
     form = plain_format(wordpiece(), 8, segments or (0, 1))
     write_tokenizer(wordpiece(), tmp_path, form, takes_segments=segments is not None)
     document, config = read(tmp_path)
+
+    def slot(name: str, kind: int) -> dict[str, Any]:
+        return {"Sequence" if name in "AB" else "SpecialToken": {"id": name, "type_id": kind}}
+
     first, second = types
     assert document["post_processor"] == {
         "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "[SOS]", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-            {"SpecialToken": {"id": "[EOS]", "type_id": 0}},
-        ],
-        "pair": [
-            {"SpecialToken": {"id": "[SOS]", "type_id": first}},
-            {"Sequence": {"id": "A", "type_id": first}},
-            {"SpecialToken": {"id": "[EOS]", "type_id": first}},
-            {"Sequence": {"id": "B", "type_id": second}},
-            {"SpecialToken": {"id": "[EOS]", "type_id": second}},
-        ],
+        "single": [slot(name, 0) for name in ("[SOS]", "A", "[EOS]")],
+        "pair": [*(slot(name, first) for name in ("[SOS]", "A", "[EOS]")), slot("B", second), slot("[EOS]", second)],
         "special_tokens": {
             "[EOS]": {"id": "[EOS]", "ids": [4], "tokens": ["[EOS]"]},
             "[SOS]": {"id": "[SOS]", "ids": [3], "tokens": ["[SOS]"]},
@@ -513,15 +474,6 @@ def test_swapped_ids_in_every_place(tmp_path: Path) -> None:
     assert (again.vocabulary.pad, again.vocabulary.eos) == (1, 2)
 
 
-def test_a_token_that_means_nothing_is_the_padding(tmp_path: Path) -> None:
-    write_tokenizer(wordpiece(), tmp_path, plain_format(wordpiece(), 8), pad=1, takes_segments=False)
-    document, config = read(tmp_path)
-    assert config["pad_token"] == "[unused1]"
-    assert document["model"]["vocab"]["[unused1]"] == 1
-    write_tokenizer(wordpiece(), tmp_path, plain_format(wordpiece(), 8), pad=0, takes_segments=False)
-    assert read(tmp_path)[1]["pad_token"] == "[PAD]"
-
-
 def test_special_tokens_behind_the_vocabulary_can_be_swapped(tmp_path: Path) -> None:
     """As in a tokenizer built without them; the library would renumber them."""
     transformers = pytest.importorskip("transformers")
@@ -542,33 +494,24 @@ def test_special_tokens_behind_the_vocabulary_can_be_swapped(tmp_path: Path) -> 
     assert (theirs.pad_token_id, theirs.mask_token_id) == (1, 260)
 
 
-def test_pieces_of_a_unigram_model_stay_where_they_are(tmp_path: Path) -> None:
-    with pytest.raises(UniclozeError, match=r"ids 1 and 5 of the vocabulary .* a Unigram model"):
-        write_tokenizer(
-            sentencepiece(), tmp_path, plain_format(sentencepiece(), 8), swapped=(1, 5), takes_segments=False
-        )
-
-
-@pytest.mark.parametrize(("make", "mask"), [(byte_level, "[MASK]"), (lambda: roberta_like(lstrip=False), "<mask>")])
-def test_one_space_before_a_mask_is_taken_out(tmp_path: Path, make: Any, mask: str) -> None:
-    write_tokenizer(make(), tmp_path, plain_format(make(), 8), takes_segments=False)
-    document, _ = read(tmp_path)
-    escaped = {"[MASK]": r"\[MASK\]"}.get(mask, mask)
-    assert document["normalizer"] == {"type": "Replace", "pattern": {"Regex": f" (?={escaped})"}, "content": ""}
-    assert [added["content"] for added in document["added_tokens"] if added["normalized"]] == [mask]
-    assert not any(added["lstrip"] for added in document["added_tokens"])
-
-
-def test_white_space_before_a_mask_that_takes_it_stays_as_it_is(tmp_path: Path) -> None:
-    write_tokenizer(roberta_like(), tmp_path, plain_format(roberta_like(), 8), takes_segments=False)
-    document, _ = read(tmp_path)
-    assert document["normalizer"] is None
-    assert [added["content"] for added in document["added_tokens"] if added["lstrip"]] == ["<mask>"]
-    own = roberta_like(lstrip=False, normalizer=tokenizers.normalizers.NFC())
+@pytest.mark.parametrize(("make", "normalizer", "stripping"), [
+    (byte_level, {"type": "Replace", "pattern": {"Regex": r" (?=\[MASK\])"}, "content": ""}, []),
+    (lambda: roberta_like(lstrip=False), {"type": "Replace", "pattern": {"Regex": " (?=<mask>)"}, "content": ""}, []),
+    (roberta_like, None, ["<mask>"]),
+    (lambda: roberta_like(lstrip=False, normalizer=tokenizers.normalizers.NFC()), {"type": "NFC"}, ["<mask>"]),
+], ids=["bpe", "roberta", "stripping", "nfc"])  # fmt: skip
+def test_one_space_before_a_mask_is_taken_out_once(
+    tmp_path: Path, make: Any, normalizer: Any, stripping: list[str]
+) -> None:
+    """By a normaliser, where there is none, or by the mask."""
+    own = make()
     write_tokenizer(own, tmp_path, plain_format(own, 8), takes_segments=False)
     document, _ = read(tmp_path)
-    assert document["normalizer"] == {"type": "NFC"}
-    assert [added["content"] for added in document["added_tokens"] if added["lstrip"]] == ["<mask>"]
+    assert document["normalizer"] == normalizer
+    assert [added["content"] for added in document["added_tokens"] if added["lstrip"]] == stripping
+    if not stripping:
+        normalized = [added["content"] for added in document["added_tokens"] if added["normalized"]]
+        assert normalized == own.tokens([own.vocabulary.mask])
 
 
 def test_other_properties_of_a_mask_are_kept(tmp_path: Path) -> None:

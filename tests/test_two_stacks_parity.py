@@ -15,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 import two_stack_toys as toys
+from nlu_toys import write
 from toys import random_windows, vocabulary
 from unicloze import verbs
 from unicloze.decoding.embed import embed
@@ -166,8 +167,12 @@ WORDS = TEXT.split()
 SOURCES = ["the cat sees a dog", "a red house", "he was in the small tree with it"]
 
 
-def write_words(folder: Path, specials: list[str], **roles: str) -> None:
-    """A tokenizer of whole words, as T5's without [SOS] and [MASK], or as BART's."""
+def folder_of(kind: str, folder: Path) -> Any:
+    """A stock folder with a tokenizer of whole words, as T5's without [SOS] and [MASK] or as BART's; the model in it."""
+    model = toys.peer(kind)
+    model.save_pretrained(folder)
+    own = ["<extra_id_1>", "<unk>", "<extra_id_0>"] if kind.startswith("t5") else ["<mask>", "<unk>", "<s>"]
+    specials = ["<pad>", *own, "</s>"]
     vocabulary = {word: number for number, word in enumerate([*specials, *WORDS])}
     vocabulary |= {f"<unused{number}>": number for number in range(len(vocabulary), toys.VOCABULARY)}
     backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -175,21 +180,7 @@ def write_words(folder: Path, specials: list[str], **roles: str) -> None:
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.add_special_tokens(specials)
     backend.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
-def folder_of(kind: str, folder: Path) -> Any:
-    """A stock folder as Transformers saves it, and the model in it."""
-    t5 = kind.startswith("t5")
-    if t5:
-        specials = ["<pad>", "<extra_id_1>", "<unk>", "<extra_id_0>", "</s>"]
-        model = toys.peer(kind)
-    else:
-        specials = ["<pad>", "<mask>", "<unk>", "<s>", "</s>"]
-        model = toys.peer(kind)
-    model.save_pretrained(folder)
-    write_words(folder, specials)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     return model
 
 
@@ -243,18 +234,17 @@ def test_an_imported_folder_exports_bit_by_bit(kind: str, tmp_path: Path) -> Non
 def test_an_imported_folder_learns_to_generate_and_exports_what_it_learned(kind: str, tmp_path: Path) -> None:
     folder_of(kind, tmp_path / "theirs")
     start = import_checkpoint(tmp_path / "theirs")
-    lines = [json.dumps({"source": f"{one} cat", "target": f"{one} dog"}) for one in WORDS[4:12]]
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    pairs = [{"source": f"{one} cat", "target": f"{one} dog"} for one in WORDS[4:12]]
+    train = write(tmp_path / "train.jsonl", pairs)
     changes = {
         "finetuning.epochs": 40, "training.batch_size": 8, "training.learning_rate": 0.01, "training.device": "cpu",
         "training.label_smoothing": 0.0, "task.max_length": 24, "decoding.max_length": 4, "decoding.beams": 1,
         "generation.target_noise": 0.0,
     }  # fmt: skip
     recipe = task_recipe(load_recipe("generation", changes), start, list(changes))
-    finetune_run(recipe, start, tmp_path / "train.jsonl", None, tmp_path / "run", progress=False)
+    finetune_run(recipe, start, train, None, tmp_path / "run", progress=False)
     tuned = load_model(tmp_path / "run")
-    sources = [f"{one} cat" for one in WORDS[4:8]]
-    expected = [f"{one} dog" for one in WORDS[4:8]]
+    sources, expected = ([pair[side] for pair in pairs[:4]] for side in ("source", "target"))
     assert [one.text for one in generate(tuned, sources, DecodingSettings(max_length=4))] == expected
     write_export(tuned, stock_format(tuned, kind), tmp_path / "ours")
     library = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
@@ -281,27 +271,21 @@ def test_bart_classifies_from_the_last_slot_of_its_decoder(tmp_path: Path) -> No
         for own, other in ((dense, head.dense), (ours.task_head("label").output, head.out_proj)):
             own.weight.copy_(other.weight)
             own.bias.copy_(other.bias)
-        records = read_records_of(tmp_path, [{"text": text, "label": "x"} for text in SOURCES], recipe)
+        file = write(tmp_path / "records.jsonl", [{"text": text, "label": "x"} for text in SOURCES])
+        records = read_records(file, recipe.task)
         rows = TASKS["classification"].encode(records, start.tokenizer, recipe)
         examples = TASKS["classification"].lay_out(rows, start.tokenizer.vocabulary, recipe, None)
         found = ours.outputs(collate(examples))["label"][:, 0]
         for row, text in enumerate(SOURCES):
             ids = torch.tensor([[3, *start.tokenizer.encode(text).tolist(), 4]])
             torch.testing.assert_close(found[row], theirs(input_ids=ids).logits[0], atol=1e-5, rtol=1e-5)
-    (tmp_path / "tokenizer.json").rename(tmp_path / "kept.json")
     theirs.save_pretrained(tmp_path / "classifier")
-    (tmp_path / "kept.json").rename(tmp_path / "classifier" / "tokenizer.json")
+    (tmp_path / "tokenizer.json").rename(tmp_path / "classifier" / "tokenizer.json")
     imported = import_checkpoint(tmp_path / "classifier")
     assert torch.equal(imported.model.outputs(collate(examples))["label"][:, 0], found)
-    assert [each["prediction"] for each in verbs.predict(imported, tmp_path / "records.jsonl", quiet=True)] == [
+    assert [each["prediction"] for each in verbs.predict(imported, file, quiet=True)] == [
         f"LABEL_{number}" for number in found.argmax(dim=1).tolist()
     ]
-
-
-def read_records_of(folder: Path, records: list[dict[str, str]], recipe: Any) -> Any:
-    file = folder / "records.jsonl"
-    file.write_text("\n".join(map(json.dumps, records)))
-    return read_records(file, recipe.task)
 
 
 def test_what_one_row_cannot_hold_is_refused(tmp_path: Path) -> None:
