@@ -98,9 +98,8 @@ def test_what_a_model_has_to_beat_is_made_of_the_training_records(kind: str) -> 
 
 
 def test_questions_that_all_have_answers_have_no_baseline() -> None:
-    assert (
-        TASKS["extraction"].baseline([], records({"question": "why?"}), task("extraction", unanswerable=False)) is None
-    )
+    recipe = task("extraction", unanswerable=False)
+    assert TASKS["extraction"].baseline([], records({"question": "why?"}), recipe) is None
 
 
 def test_a_baseline_is_measured_as_predictions_are() -> None:
@@ -183,16 +182,11 @@ def test_passages_and_sources_have_rivals_too() -> None:
     assert TASKS["generation"].rival([], sources[1:2], task("generation")) is None
 
 
-@pytest.mark.parametrize(
-    ("weights", "rate"), [(10_000, 3e-3), (1_500_000, 2.2e-3), (22_700_000, 1.5e-4), (110_000_000, 3e-5)]
-)
-def test_smaller_models_learn_faster(weights: int, rate: float) -> None:
-    assert initial.learning_rate(weights) == pytest.approx(rate)
-
-
-@pytest.mark.parametrize(("rows", "epochs"), [(1, 10), (1000, 10), (1600, 7), (5000, 3), (1_000_000, 3)])
-def test_few_rows_are_learned_more_often(rows: int, epochs: int) -> None:
-    assert initial.epochs(rows) == epochs
+def test_small_models_learn_faster_and_few_rows_more_often() -> None:
+    rates = {10_000: 3e-3, 1_500_000: 2.2e-3, 22_700_000: 1.5e-4, 110_000_000: 3e-5}
+    assert {weights: initial.learning_rate(weights) for weights in rates} == pytest.approx(rates)
+    epochs = {1: 10, 1000: 10, 1600: 7, 5000: 3, 1_000_000: 3}
+    assert {rows: initial.epochs(rows) for rows in epochs} == epochs
 
 
 def test_recipes_of_papers_choose_nothing_by_themselves() -> None:
@@ -202,9 +196,8 @@ def test_recipes_of_papers_choose_nothing_by_themselves() -> None:
 
 
 def labelled(count: int) -> list[dict[str, Any]]:
-    return [
-        {"text": "anna sees" if n % 3 else "berlin leaves", "label": "yes" if n % 3 else "no"} for n in range(count)
-    ]
+    two = {"text": "berlin leaves", "label": "no"}, {"text": "anna sees", "label": "yes"}
+    return [two[n % 3 > 0] for n in range(count)]
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression"])
@@ -290,10 +283,8 @@ def test_a_run_chooses_settings_reports_baselines_and_resumes(tmp_path: Path) ->
     assert (saved.finetuning.epochs, saved.training.steps) == (10, 20)
     events = events_of(tmp_path / "run")
     baseline, result = events[0]["rivals"][0], summary.runs[0]
-    assert (baseline["name"], baseline["results"]["accuracy"]["values"]) == (
-        "always answering 'yes'",
-        {"accuracy": pytest.approx(200 / 3)},
-    )
+    assert baseline["name"] == "always answering 'yes'"
+    assert baseline["results"]["accuracy"]["values"] == {"accuracy": pytest.approx(200 / 3)}
     assert events[-1]["event"] == "end"
     assert events[-1]["verdict"] == result.verdict
     assert "always answering 'yes' (accuracy 66.67)" in result.verdict
@@ -316,13 +307,12 @@ def test_a_rate_for_much_larger_models_gives_a_warning(tmp_path: Path) -> None:
 
 def table(count: int = 8, **columns: Sequence[Any]) -> list[dict[str, Any]]:
     """Records whose columns repeat these values; `{}` in a text becomes the record's number."""
-    return [
-        {
-            name: one.format(n) if isinstance(one := values[n % len(values)], str) else one
-            for name, values in columns.items()
-        }
-        for n in range(count)
-    ]
+
+    def value(values: Sequence[Any], n: int) -> Any:
+        one = values[n % len(values)]
+        return one.format(n) if isinstance(one, str) else one
+
+    return [{name: value(values, n) for name, values in columns.items()} for n in range(count)]
 
 
 IT, TEMPLATES = ["it is {}"], ["anna sees it", "eva leaves"]
@@ -396,9 +386,8 @@ def test_guessed_columns_are_printed_and_kept(tmp_path: Path, capfd: pytest.Capt
     table.write_text("\n".join(["sentence,sentiment", *lines]))
     recipe = recipe_for(model, "classification", finetuning__epochs=1)
     finetune_run(recipe, model, table, table, tmp_path / "run")
-    assert (
-        "reading text from 'sentence', label from 'sentiment' (set --task.fields to change)" in capfd.readouterr().err
-    )
+    said = "reading text from 'sentence', label from 'sentiment' (set --task.fields to change)"
+    assert said in capfd.readouterr().err
     saved = load_recipe(tmp_path / "run" / "recipe.yaml").task
     assert (saved.fields, saved.labels) == ({"text": "sentence", "label": "sentiment"}, ["0", "1"])
 

@@ -7,9 +7,9 @@ import os
 import stat
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -105,66 +105,52 @@ def test_json_that_is_shown_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": [None, None]}
 
 
-def test_what_a_command_reads_is_not_replaced(tmp_path: Path) -> None:
-    """A file with other contents is not replaced either; an earlier result is."""
-    records, link = tmp_path / "records.jsonl", tmp_path / "link.jsonl"
+@pytest.mark.parametrize("write", [
+    lambda file: verbs.generate("no-model", file=file, out=file),
+    lambda file: verbs.predict("no-model", file=file, out=file),
+    lambda file: verbs.embed("no-model", file=file, out=file),
+    lambda file: verbs.unanswerable(file, out=file),
+    lambda file: check_file(file.with_name("link.jsonl"), file),
+])  # fmt: skip
+def test_what_a_command_reads_is_not_replaced(tmp_path: Path, write: Callable[[Path], object]) -> None:
+    records = tmp_path / "records.jsonl"
     records.write_text('{"text": "mine"}\n')
-    link.symlink_to(records)
+    (tmp_path / "link.jsonl").symlink_to(records)
     with pytest.raises(UsageError, match=r"records\.jsonl is read by this command and would be replaced"):
-        check_file(link, records)
-    check_file(records, None, tmp_path / "missing", begins=[rb"\{"])
-    with pytest.raises(UsageError, match=r"records\.jsonl is read by this command"):
-        verbs.generate("no-model", file=records, out=records)
-    with pytest.raises(UsageError, match=r"records\.jsonl is read by this command"):
-        verbs.predict("no-model", file=records, out=records)
-    with pytest.raises(UsageError, match=r"records\.jsonl is read by this command"):
-        verbs.unanswerable(records, out=records)
-    records.write_text("Dear diary")
-    with pytest.raises(UsageError, match=r"records\.jsonl holds something else, which would be replaced"):
-        verbs.generate("no-model", text="x", out=records)
-    table = tmp_path / "thesis.tsv"
-    table.write_text("chapter\tpages\n")
-    with pytest.raises(UsageError, match=r"thesis\.tsv holds something else"):
-        verbs.predict("no-model", file=records, out=table)
-    assert (records.read_text(), table.read_text()) == ("Dear diary", "chapter\tpages\n")
+        write(records)
+    assert records.read_text() == '{"text": "mine"}\n'
 
 
-def test_records_of_the_user_are_not_results(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "mine", "result", "write"), [
+    ("a.jsonl", "Dear diary", '{"text": "b", "prediction": "b"}',
+     lambda out, _: verbs.generate("no-model", text="x", out=out)),
+    ("a.jsonl", '{"id": "1", "text": "b"}\n', json.dumps({"text": "x" * 5000, "prediction": "b"}),
+     lambda out, file: verbs.generate("no-model", file=file, out=out)),
+    ("a.jsonl", '{"id": "1", "prediction": "b"}', json.dumps({"text": "x" * 5000, "summary": "b"}),
+     lambda out, file: verbs.generate("no-model", file=file, out=out, into="summary")),
+    ("a.tsv", "chapter\tpages\n", "index\tprediction\n", lambda out, file: verbs.predict("no-model", file=file, out=out)),
+    ("a.jsonl", '{"id": "1", "text": "b"}\n', None, lambda out, file: verbs.predict("no-model", file=file, out=out)),
+    ("a.jsonl", '{"id": "1", "text": "b"}\n', None, lambda out, file: verbs.unanswerable(file, out=out)),
+    ("a.jsonl", '{"id": "1", "text": "b"}\n', '{"text": "b", "vector": [0.5]}\n',
+     lambda out, _: verbs.embed("no-model", ["b"], out=out)),
+    ("a.npy", "mine", b"\x93NUMPY", lambda out, _: verbs.embed("no-model", ["b"], out=out)),
+    ("a.na_probabilities.json", "mine", None,
+     lambda out, file: verbs.predict("no-model", file=file, out=out.with_name("a.json"))),
+])  # fmt: skip
+def test_files_of_the_user_stay_and_earlier_results_are_replaced(
+    tmp_path: Path, name: str, mine: str, result: str | bytes | None, write: Callable[[Path, Path], object]
+) -> None:
     """Lines of JSON are replaced only if they hold what the command would write."""
-    records, mine = tmp_path / "records.jsonl", tmp_path / "mine.jsonl"
+    records, out = tmp_path / "records.jsonl", tmp_path / name
     records.write_text('{"text": "a"}\n')
-    refused = pytest.raises(UsageError, match=r"mine\.jsonl holds something else")
-    for line, into in (({"id": "1", "text": "b"}, None), ({"id": "1", "prediction": "b"}, "summary")):
-        mine.write_text(json.dumps(line) + "\n")
-        with refused:
-            verbs.generate("no-model", file=records, out=mine, into=into)
-        mine.write_text(json.dumps({"text": "x" * 5000, into or "prediction": "b"}) + "\n")
+    out.write_text(mine)
+    with pytest.raises(UsageError, match=rf"{name} holds something else"):
+        write(out, records)
+    assert out.read_text() == mine
+    if result is not None:
+        out.write_bytes(result if isinstance(result, bytes) else result.encode())
         with pytest.raises(UniclozeError, match="no-model"):
-            verbs.generate("no-model", file=records, out=mine, into=into)
-    mine.write_text('{"id": "1", "text": "b"}\n')
-    with refused:
-        verbs.predict("no-model", file=records, out=mine)
-    with refused:
-        verbs.unanswerable(records, out=mine)
-    with refused:
-        verbs.embed("no-model", ["b"], out=mine)
-    mine.write_text('{"text": "b", "vector": [0.5]}\n')
-    with pytest.raises(UniclozeError, match="no-model"):
-        verbs.embed("no-model", ["b"], out=mine)
-    with pytest.raises(UsageError, match=r"mine\.jsonl is read by this command"):
-        verbs.embed("no-model", file=mine, out=mine)
-
-
-def test_vectors_and_answers_of_the_user_stay(tmp_path: Path) -> None:
-    (tmp_path / "v.npy").write_bytes(b"mine")
-    with pytest.raises(UsageError, match=r"v\.npy holds something else"):
-        verbs.embed("no-model", ["b"], out=tmp_path / "v.npy")
-    np.save(tmp_path / "v.npy", np.zeros(3))
-    with pytest.raises(UniclozeError, match="no-model"):
-        verbs.embed("no-model", ["b"], out=tmp_path / "v.npy")
-    (tmp_path / "a.na_probabilities.json").write_text("mine")
-    with pytest.raises(UsageError, match=r"a\.na_probabilities\.json holds something else"):
-        verbs.predict("no-model", file=tmp_path / "v.npy", out=tmp_path / "a.json")
+            write(out, records)
 
 
 @pytest.mark.parametrize("name", ["mine.svg", "mine.png"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.model.build import shapes_only
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, recipe_names, toy_overrides
+from unicloze.settings import Recipe
 from unicloze.training import memory as forecast
 from unicloze.training.loading import LoadedModel, shape_model
 from unicloze.training.memory import memory_of, refuse_what_cannot_fit
@@ -28,13 +28,15 @@ def with_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
     monkeypatch.setattr(forecast, "memory_of", lambda _: int(size))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("tokenizer.vocab_size", 10**12), ("data.window", 10**9), ("training.batch_size", 10**9), ("model.num_layers", 10**6),
-        ("model.hidden_size", 10**6), ("decoding.beams", 10**6),
-    ],
-)  # fmt: skip
+def weights_of(recipe: Recipe, vocabulary: int) -> int:
+    with shapes_only():
+        return sum(each.numel() for each in shape_model(recipe, vocabulary).parameters())
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("tokenizer.vocab_size", 10**12), ("data.window", 10**9), ("training.batch_size", 10**9), ("model.num_layers", 10**6),
+    ("model.hidden_size", 10**6), ("decoding.beams", 10**6),
+])  # fmt: skip
 def test_sizes_beyond_any_model_are_refused(key: str, value: int) -> None:
     with pytest.raises(UsageError, match=rf"{key} is {value}; it must be at most [\d,]+"):
         load_recipe("quickstart", {key: value})
@@ -101,8 +103,7 @@ class TestTask:
     ) -> None:
         values = {f"finetuning__{name}": value for name, value in few.items()}
         recipe = nlu_toys.recipe_for(start, "classification", task__labels=["a", "b"], **values)
-        with shapes_only():
-            weights = sum(each.numel() for each in shape_model(recipe, start.model.vocab_size).parameters())
+        weights = weights_of(recipe, start.model.vocab_size)
         with_memory(monkeypatch, 4 * weights)
         forecast.refuse_task_that_cannot_fit(recipe, CPU, start.model.vocab_size, [20] * 8)
         whole = nlu_toys.recipe_for(start, "classification", task__labels=["a", "b"])
@@ -115,9 +116,8 @@ class TestTask:
     ) -> None:
         place = self.records(tmp_path, 12)
         recipe = nlu_toys.recipe_for(start, "classification", training__batch_size=8, finetuning__epochs=1)
-        with shapes_only():
-            task = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["a", "b"]))
-            weights = sum(each.numel() for each in shape_model(task, start.model.vocab_size).parameters())
+        task = recipe.changed("task", labels=["a", "b"])
+        weights = weights_of(task, start.model.vocab_size)
         model = recipe.model
         of_a_token = 2 * model.num_layers * (4 * model.hidden_size + 2 * model.intermediate_size)
         tokens = 2 + 36  # of a row: [SOS], the words, [EOS]
@@ -138,9 +138,7 @@ def test_a_comparison_is_refused_before_its_first_run(tmp_path: Path, monkeypatc
     file.write_text("base: gpt\nname: large\n")
     small = {**toy_overrides(), "data.corpus": [str(corpus)]}
     large = load_recipe(str(file), {key: value for key, value in small.items() if key != "model.hidden_size"})
-    with shapes_only():
-        weights = sum(each.numel() for each in shape_model(large, large.tokenizer.vocab_size).parameters())
-    with_memory(monkeypatch, 16 * weights - 1)
+    with_memory(monkeypatch, 16 * weights_of(large, large.tokenizer.vocab_size) - 1)
     contestants = [load_recipe("gpt", small), large]
     monkeypatch.setattr(compare, "contestants", lambda *_, **__: contestants)
     with pytest.raises(UsageError, match=r"^large: the model has .* weights and would need"):
