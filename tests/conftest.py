@@ -68,6 +68,22 @@ def here(of_the_module: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return of_the_module
 
 
+@pytest.fixture(scope="module")
+def bert() -> Any:
+    """An untrained model that reads in both directions."""
+    from nlu_toys import start
+
+    return start()
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Any:
+    """An untrained model that reads from left to right."""
+    from nlu_toys import start
+
+    return start("gpt")
+
+
 @pytest.fixture
 def hangup() -> Iterator[None]:
     """SIGHUP has its default effect, also if the tests run under nohup."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
+
+from unicloze.recipes import toy_overrides
 
 NOUNS = [
     "cat", "dog", "house", "tree", "river", "stone", "bird", "child", "window", "door", "road", "letter", "song", "cloud",
@@ -26,3 +29,9 @@ def write_corpus(folder: Path, *, documents: int = 80, seed: int = 0) -> Path:
     path = folder / "corpus.txt"
     path.write_text("\n\n".join(texts) + "\n")
     return path
+
+
+def toy_corpus(folder: Path, settings: dict[str, Any] | None = None, *, documents: int = 80) -> dict[str, Any]:
+    """Settings of a run at toy size on a corpus that is written into a folder."""
+    corpus = write_corpus(folder / "corpus", documents=documents)
+    return toy_overrides() | {"data.corpus": [str(corpus)]} | (settings or {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from decoding_toys import loaded
 from objective_toys import rows_of, target_of
 from unicloze.example import Batch, collate
 from unicloze.recipes import save_recipe
-from unicloze.training.checkpoint import save_checkpoint
+from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
 from unicloze.training.loading import LoadedModel, load_model
 
 
@@ -32,6 +33,34 @@ def save_run(folder: Path, model: LoadedModel | None = None, **objective: Any) -
         keep=1,
     )
     return load_model(folder)
+
+
+def cut_after(run: Path, last: int) -> Path:
+    """A copy of a run, beside it, without the checkpoints after a step."""
+    copy = shutil.copytree(run, run.with_name("cut"))
+    for path in list_checkpoints(copy / "checkpoints"):
+        if int(path.name.removeprefix("step-")) > last:
+            shutil.rmtree(path)
+    return copy
+
+
+def same_ends(*runs: Path) -> Checkpoint:
+    """The last checkpoint of two runs, after asserting that both hold the same bits."""
+    one, other = (load_checkpoint(list_checkpoints(run / "checkpoints")[-1]) for run in runs)
+    same_bits(one, other)
+    return one
+
+
+def same_bits(one: Checkpoint, other: Checkpoint) -> None:
+    pairs = [(one.model, other.model), (one.memories, other.memories)]
+    for mine, theirs in zip(one.optimizers, other.optimizers, strict=True):
+        assert mine["param_groups"] == theirs["param_groups"]
+        assert mine["state"].keys() == theirs["state"].keys()
+        pairs += [(values, theirs["state"][index]) for index, values in mine["state"].items()]
+    for own, wanted in pairs:
+        assert own.keys() == wanted.keys()
+        for name, tensor in own.items():
+            assert torch.equal(tensor, wanted[name]), name
 
 
 def slots_batch(

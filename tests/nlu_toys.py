@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from hf_toys import same_bits
 from unicloze.finetuning import run
 from unicloze.finetuning.data import finetuning_steps
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, TokenizerSettings
+from unicloze.tasks import TASKS
+from unicloze.tasks.rows import Row
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.loading import LoadedModel, build_model
@@ -64,6 +67,15 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
     return path
 
 
+def record(**fields: Any) -> Record:
+    """The only record of a file."""
+    return Record("0", fields, "here, line 1")
+
+
+def rows_of(model: LoadedModel, recipe: Recipe, *records: Record) -> list[Row]:
+    return list(TASKS[recipe.task.kind].encode(records, model.tokenizer, recipe))
+
+
 def finetuned(recipe: Recipe, model: LoadedModel, train: Path, dev: Path | None, out: Path) -> FinetuneResult:
     """A fine-tuning run, or what is left of one, without progress."""
     return finetune_run(recipe, model, train, dev, out, progress=False)
@@ -101,11 +113,5 @@ def resumed_alike(tune: Callable[[str], FinetuneResult], *steps: int, folder: Pa
     assert (resumed.step, resumed.best_step, resumed.scores) == (whole.step, whole.best_step, whole.scores)
     for place in ("checkpoints", "best"):
         for path in (folder / "whole" / place).glob("step-*"):
-            one, other = (load_checkpoint(folder / name / place / path.name) for name in ("whole", "broken"))
-            assert one.model.keys() == other.model.keys()
-            assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
-            for mine, theirs in zip(one.optimizers, other.optimizers, strict=True):
-                assert mine["param_groups"] == theirs["param_groups"]
-                for index, values in mine["state"].items():
-                    assert all(torch.equal(values[key], theirs["state"][index][key]) for key in values)
+            same_bits(*(load_checkpoint(folder / name / place / path.name) for name in ("whole", "broken")))
     return whole

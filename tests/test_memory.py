@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,22 @@ import torch
 import brute_force
 import single_rows
 from brute_force import by_step, group, matrix
-from corpora import write_corpus
+from corpora import toy_corpus
+from hf_toys import cut_after, same_ends
 from test_visibility import random_steps
 from toys import FIRST_ORDINARY, random_windows, vocabulary
 from unicloze import visibility
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError
 from unicloze.example import Batch, Memory, collate
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import changed, make_examples, settings_of
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.pretraining.run import pretrain_run
-from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.recipes import load_recipe
 from unicloze.settings import TrainingSettings
 from unicloze.text.windows import Windows
-from unicloze.training.batches import MicroBatch, pack, unpack, with_memory
-from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from unicloze.training.batches import MicroBatch, pack, with_memory
+from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.loop import Compute, Hooks, TrainState, evaluate, fit
 from unicloze.training.optimizers import build_optimizers
 from xl_toys import xl_model
@@ -53,17 +53,6 @@ def micro_batch(windows: Windows) -> MicroBatch:
 def batch_of(windows: Windows, former: Memory | None, model: UnifiedModel) -> Batch:
     made = micro_batch(windows)
     return with_memory(collate(made.examples), made, former, model.settings)
-
-
-def test_the_newest_tokens_are_kept_in_order() -> None:
-    """Two rows, one layer, hidden size 1: memory 1 2 3 4; texts 50 51 52 (slots 0, 3, 1) and 50 in slot 2."""
-    memory = Memory(states=torch.tensor([[[1.0, 2, 3, 4]] * 2])[..., None], lengths=torch.tensor([1, 4]))
-    states = [torch.tensor([[50.0, 52, 99, 51], [99.0, 99, 50, 99]])[..., None]]
-    before = memory.states
-    memory.remember(states, torch.tensor([[0, 3, 1], [2, -1, -1]]))
-    assert memory.states[0, :, :, 0].tolist() == [[4, 50, 51, 52], [2, 3, 4, 50]]
-    assert memory.lengths.tolist() == [4, 4]
-    assert before[0, 0, :, 0].tolist() == [1, 2, 3, 4], "another's contents are unchanged"
 
 
 def test_text_slots_hold_the_text_in_order() -> None:
@@ -123,24 +112,6 @@ def test_a_row_reads_its_memory_only_where_it_continues() -> None:
         alone = model.logits(collate(micro_batch(windows_at(1)).examples))["par"]
     torch.testing.assert_close(reference[1], alone[1], atol=1e-5, rtol=1e-5)
     assert not torch.allclose(reference[0], alone[0], atol=1e-3)
-
-
-def test_tokens_older_than_the_memory_change_nothing_in_one_layer() -> None:
-    model = xl_model(memory=MEMORY, num_layers=1)
-
-    def predictions(first: Windows) -> torch.Tensor:
-        before = batch_of(first, None, model)
-        model(before)
-        return model.logits(batch_of(windows_at(2), before.memory, model))["par"]
-
-    with torch.no_grad():
-        first = windows_at(0)
-        reference = predictions(first)
-        for position in range(1, WINDOW):
-            tokens = first.token_ids.copy()
-            tokens[0, position] = FIRST_ORDINARY + (tokens[0, position] - FIRST_ORDINARY + 1) % 43
-            after = predictions(dataclasses.replace(first, token_ids=tokens))
-            assert torch.equal(after[0], reference[0]) == (position < WINDOW - MEMORY)
 
 
 def test_a_memory_of_the_text_behind_a_row_has_its_distances() -> None:
@@ -223,44 +194,10 @@ def hooks(save: Any = lambda _: None) -> Hooks:
     return Hooks(log=lambda *_: None, evaluate=lambda _: None, save=save, describe=str)
 
 
-def saving(folder: Path) -> Hooks:
-    def save(state: TrainState) -> None:
-        save_checkpoint(
-            folder, step=state.step, model=state.model.state_dict(), optimizers=state.optimizers,
-            state={}, files=[], keep=9, memories=pack(state.memories),
-        )  # fmt: skip
-
-    return hooks(save)
-
-
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     assert set(one) == set(other)
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
-
-
-def test_a_resumed_run_remembers_bit_for_bit(tmp_path: Path) -> None:
-    whole, settings = training_state()
-    fit(whole, steps_of(0), settings, CPU, saving(tmp_path))
-    assert sorted(whole.memories) == [0, 1]
-
-    read = load_checkpoint(tmp_path / "step-00000003")
-
-    def resumed(memories: dict[str, torch.Tensor]) -> TrainState:
-        state, _ = training_state()
-        state.model.load_state_dict(read.model)
-        for optimizer, moments in zip(state.optimizers, read.optimizers, strict=True):
-            optimizer.load_state_dict(moments)
-        state.step, state.memories = 3, unpack(memories, "cpu")
-        fit(state, steps_of(3), settings, CPU, hooks())
-        return state
-
-    same, forgetful = resumed(read.memories), resumed({})
-    assert_same(whole.model.state_dict(), same.model.state_dict())
-    assert_same(pack(whole.memories), pack(same.memories))
-    own, other = whole.model.state_dict(), forgetful.model.state_dict()
-    assert any(not torch.equal(own[name], other[name]) for name in own), "it does matter"
-    assert load_checkpoint(tmp_path / "step-00000003", weights_only=True).memories == {}
 
 
 def test_each_micro_batch_has_a_memory_of_its_own() -> None:
@@ -306,40 +243,15 @@ def test_another_number_of_rows_starts_with_an_empty_memory() -> None:
 
 @pytest.mark.whole
 def test_a_run_saves_and_restores_what_it_remembers(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "corpus")
-    overrides = toy_overrides() | {
-        "data.corpus": [str(tmp_path / "corpus")], "model.memory": 40, "training.steps": 4,
-        "training.save_every": 2, "training.micro_batch_size": 2,
-    }  # fmt: skip
-    recipe = load_recipe("xlnet-base", overrides)
-    pretrain_run(recipe, tmp_path / "whole", progress=False)
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    _, newer = list_checkpoints(tmp_path / "cut" / "checkpoints")
-    shutil.rmtree(newer)
-    pretrain_run(recipe, tmp_path / "cut", progress=False)
-    whole, cut = (load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("whole", "cut"))
-    numbers = range(recipe.training.batch_size // 2)
-    assert whole.state["step"] == 4
-    assert set(whole.memories) == {f"{number}.{part}" for number in numbers for part in ("lengths", "states")}
-    assert whole.memories["0.lengths"].tolist() == [40, 40], "more than one window is remembered"
-    assert_same(whole.model, cut.model)
-    assert_same(whole.memories, cut.memories)
-
-
-def test_the_relative_segment_encoding_is_learned_beside_a_memory() -> None:
-    """It has a gradient only where a row has two segments."""
-    model = xl_model(memory=MEMORY, num_segments=2).train()
-    windows = windows_at(1)
-    assert windows.segment_ids.max() == 1
-    learned = []
-    for segments in (windows.segment_ids, np.zeros_like(windows.segment_ids)):
-        one = dataclasses.replace(windows, segment_ids=segments)
-        former = Memory(states=torch.randn(3, ROWS, MEMORY, 32), lengths=torch.full((ROWS,), MEMORY))
-        model.zero_grad()
-        model(batch_of(one, former, model))["par"].total.backward()
-        encodings = [weight.grad for name, weight in model.named_parameters() if name.endswith(".segments")]
-        learned.append(all(grad is not None and bool((grad[1].abs() > 0).any()) for grad in encodings))
-    assert learned == [True, False]
+    settings = {"model.memory": 40, "training.steps": 4, "training.save_every": 2, "training.micro_batch_size": 2}
+    recipe = load_recipe("xlnet-base", toy_corpus(tmp_path, settings))
+    pretrain_run(recipe, whole := tmp_path / "whole", progress=False)
+    pretrain_run(recipe, cut := cut_after(whole, 2), progress=False)
+    last, numbers = same_ends(whole, cut), range(recipe.training.batch_size // 2)
+    assert last.state["step"] == 4
+    assert set(last.memories) == {f"{number}.{part}" for number in numbers for part in ("lengths", "states")}
+    assert last.memories["0.lengths"].tolist() == [40, 40], "more than one window is remembered"
+    assert load_checkpoint(whole / "checkpoints" / "step-00000004", weights_only=True).memories == {}
 
 
 def test_an_evaluation_reads_the_memory_as_training_does() -> None:
@@ -359,9 +271,3 @@ def test_an_evaluation_reads_the_memory_as_training_does() -> None:
     assert (measured.nats, measured.weight) == pytest.approx((total, weight), rel=1e-5)
     alone = evaluate(model, examples, CPU, ROWS)["par"]
     assert alone.weight == weight and abs(alone.nats - total) > 1e-3
-
-
-def test_phases_must_not_break_the_streams() -> None:
-    phases = [{"share": 1.0, "data.window": 16}, {"share": 1.0}]
-    with pytest.raises(UsageError, match=r"model\.memory is 384, but training\.phases changes data\.window"):
-        load_recipe("xlnet-base", {"training.phases": phases})

@@ -47,6 +47,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("xlnet-base", {"data.overlap": 1.0}, "it must be 0, or a share below 1"),
     ("xlnet-base", {"data.overlap": 0.01, "data.window": 32}, "that leaves two tokens of a window to read again"),
     ("xlnet-base", {"data.documents": "separate"}, r"0\.5; it needs data\.documents joined and data\.segments 2"),
+    ("xlnet-base", {"training.phases": [{"data.window": 16}, {}]}, r"is 384, but training\.phases changes data\.window"),
     ("xlnet-base", {"data.overlap": 0.0}, "set objective.pairs to contiguous, or to next_sentence with data.overlap"),
     ("awd-lstm", {"model.memory": 2}, r"model\.memory is 2; a recurrent model carries one state"),
     ("awd-lstm", {"data.order": "shuffled", "data.lengths": "fixed"}, r"1; a carried state needs data\.order streams"),
@@ -64,6 +65,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("elmo", {"model.tied_output": True}, r"model\.tied_output is True; embeddings made of characters cannot be shared"),
     ("elmo", {"model.character_filters": [8, 0]}, r"model\.character_filters is \[8, 0\]; list a number of filters"),
     ("elmo", {"model.character_filters": [1] * 51}, "for each of up to 50 widths"),
+    ("classification", {"training.optimizer": "adamax"}, r"training\.weight_decay is 0\.01; Adamax does not support"),
     ("bert-base", {"model.embeddings": "characters"}, r"model\.embeddings is 'characters'; only LSTMs read characters"),
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from nlu_toys import WORDS, finetuned, recipe_for, start, write
+from nlu_toys import WORDS, finetuned, recipe_for, record, rows_of, start, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
@@ -26,25 +26,11 @@ from unicloze.tasks.rows import Row
 from unicloze.training.loading import LoadedModel, ready_model
 
 
-@pytest.fixture(scope="module")
-def bert() -> LoadedModel:
-    return start()
-
-
-@pytest.fixture(scope="module")
-def gpt() -> LoadedModel:
-    return start("gpt")
-
-
 def records_of(folder: Path, name: str, content: str, format_: str) -> list[Record]:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")
     return read_records(path, task_settings(kind="choice", format=format_))
-
-
-def record(**fields: Any) -> Record:
-    return Record("0", fields, "here, line 1")
 
 
 # Files
@@ -129,10 +115,6 @@ def test_a_broken_file_is_named(tmp_path: Path, format_: str, content: str, mess
 
 
 # Rows
-
-
-def rows_of(model: LoadedModel, recipe: Recipe, *records: Record) -> list[Row]:
-    return list(TASKS[recipe.task.kind].encode(records, model.tokenizer, recipe))
 
 
 def spelled(model: LoadedModel, row: Row) -> str:
@@ -250,6 +232,8 @@ def test_both_orders_are_read_and_their_order_has_no_meaning(gpt: LoadedModel) -
     torch.testing.assert_close(found[0], found[1])
     head = network.task_head("label")
     assert (head.head.pooling, head.rate) == ("sum", 0.1)
+    averaging = task_settings(kind="regression", both_orders=True, pooling="mean")
+    assert TASKS["classification"].heads(averaging)["label"].pooling == "mean"
     # The sum of both orders, each read in a separate row.
     alone = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, both_orders=False))
     states = [rows_of(gpt, alone, record(text=a, pair=b))[0] for a, b in (("anna", "carl sees"), ("carl sees", "anna"))]
@@ -280,12 +264,6 @@ def test_a_model_that_predicts_nan_chooses_nothing(bert: LoadedModel) -> None:
         outputs_of(task_model, [row])
 
 
-@pytest.mark.parametrize("pooling", ["first", "last", "mean"])
-def test_pooled_slots_are_summed_or_averaged(pooling: str) -> None:
-    settings = task_settings(kind="regression", both_orders=True, pooling=pooling)  # type: ignore[arg-type]
-    assert TASKS["classification"].heads(settings)["label"].pooling == ("mean" if pooling == "mean" else "sum")
-
-
 # Learning
 
 
@@ -309,15 +287,6 @@ def test_it_memorises_sixteen_choices(
     assert [one["choice"] for one in said] == [one["choices"][one["label"]] for one in records]
     assert all(len(one["probabilities"]) == len(two["choices"]) for one, two in zip(said, records, strict=True))
     assert all(abs(sum(one["probabilities"]) - 1) < 1e-5 for one in said)
-
-
-@pytest.mark.slow
-def test_it_learns_similarity_in_both_orders(gpt: LoadedModel, tmp_path: Path) -> None:
-    records = [{"text": WORDS[i % 4], "pair": WORDS[i // 4], "label": float(abs(i % 4 - i // 4))} for i in range(16)]
-    train = write(tmp_path / "train.jsonl", records)
-    recipe = recipe_for(gpt, "gpt-similarity", finetuning__epochs=60, task__head_dropout=0.0)
-    result = finetuned(recipe, gpt, train, train, tmp_path / "run")
-    assert result.scores["pearson"].values["pearson"] > 95
 
 
 def test_one_record_long_texts_and_empty_ones(bert: LoadedModel, tmp_path: Path) -> None:

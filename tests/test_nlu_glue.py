@@ -1,12 +1,10 @@
-"""GLUE: its files, its recipes, the files for its server; Adamax."""
+"""GLUE: its files, its recipes, the files for its server."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 from nlu_toys import finetuned, recipe_for, start
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.evaluation.metrics.registry import METRICS, binomial_error, bootstrap_errors, metric
+from unicloze.evaluation.metrics.registry import METRICS, binomial_error, metric
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.finetuning.predict import as_glue
 from unicloze.finetuning.run import FinetuneResult
@@ -93,12 +91,6 @@ def test_the_broken_lines_of_qqp_are_left_out_and_named(tmp_path: Path) -> None:
     assert [record.id for record in records] == ["9", "8"]
 
 
-def test_a_file_may_be_compressed(tmp_path: Path) -> None:
-    path = tmp_path / "dev.tsv.gz"
-    path.write_bytes(gzip.compress(b"sentence\tlabel\ngood\t1\n"))
-    assert len(read_records(path, task_settings(kind="classification", format="glue-sst-2"))) == 1
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize(("task", "file", "count", "positive"), [
     ("cola", "CoLA/train.tsv.gz", 8551, 6023), ("cola", "CoLA/dev_in.tsv.gz", 527, 365),
@@ -163,14 +155,6 @@ def test_the_recipes_of_glue_are_those_of_both_papers(task: str) -> None:
     assert first.task.head_dropout == {"mnli": 0.3, "cola": 0.05, "sst-2": 0.05}.get(task, 0.1)
 
 
-# Adamax
-
-
-def test_adamax_decays_no_weights() -> None:
-    with pytest.raises(UsageError, match=r"training.weight_decay is 0.01; Adamax does not support"):
-        load_recipe("classification", {"training.optimizer": "adamax"})
-
-
 # From a file to a submission
 
 
@@ -216,16 +200,6 @@ def test_standard_errors_of_the_best_checkpoint(model: LoadedModel, tmp_path: Pa
     with pytest.warns(UserWarning, match="already fully trained"):
         again = finetuned(recipe, model, train, train, tmp_path / "run")
     assert again.scores == result.scores
-
-
-def test_samples_without_a_value_do_not_count() -> None:
-    """F1 of a class is undefined in a resampled set without that class."""
-
-    def share_of_yes(found: Sequence[str], _: Sequence[str]) -> MetricResult:
-        return MetricResult(metric="", values={"share": 1.0} if "yes" in found else {}, items=len(found))
-
-    assert bootstrap_errors(share_of_yes, ["yes", "no"], ["no", "no"], samples=40) == {"share": 0.0}
-    assert bootstrap_errors(share_of_yes, ["no", "no"], ["no", "no"], samples=40) == {}
 
 
 # All GLUE tasks in a folder: scores with standard errors, the grid, and the files for the benchmark's server.

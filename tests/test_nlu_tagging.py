@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlu_toys import WORDS, finetuned, recipe_for, start, write
+from nlu_toys import WORDS, finetuned, recipe_for, record, rows_of, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.labels import tag_accuracy
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings
-from unicloze.tasks import TASKS, tagging, task_settings
-from unicloze.tasks.rows import Row
+from unicloze.tasks import tagging, task_settings
 from unicloze.training.loading import LoadedModel
 
 NER = "-DOCSTART- -X- -X- O\n\nEva NNP B-NP B-PER\nsees VBZ B-VP O\n\n\n# SYM O O\nde\u00a0Carl NNP B-NP B-PER"
@@ -28,28 +27,10 @@ CONLLU = (
 )
 
 
-@pytest.fixture(scope="module")
-def bert() -> LoadedModel:
-    return start()
-
-
-@pytest.fixture(scope="module")
-def gpt() -> LoadedModel:
-    return start("gpt")
-
-
 def read(folder: Path, format_: str, content: str, **settings: Any) -> list[Record]:
     path = folder / "file"
     path.write_text(content, encoding="utf-8")
     return read_records(path, task_settings(kind="tagging", format=format_, **settings))
-
-
-def record(**fields: Any) -> Record:
-    return Record("0", fields, "here, line 1")
-
-
-def rows_of(model: LoadedModel, recipe: Recipe, *records: Record) -> list[Row]:
-    return list(TASKS["tagging"].encode(records, model.tokenizer, recipe))
 
 
 # Files
@@ -222,23 +203,6 @@ def test_it_memorises_sixteen_sentences(bert: LoadedModel, tmp_path: Path, name:
         tmp_path / "run", write(tmp_path / "test.jsonl", [{"tokens": one["tokens"]} for one in records]), quiet=True
     )
     assert [one["prediction"] for one in said] == [one["tags"] for one in records]
-
-
-@pytest.mark.slow
-def test_it_learns_the_roles_of_each_predicate(bert: LoadedModel, tmp_path: Path) -> None:
-    """The same sentence has different tags for another predicate."""
-    records = []
-    for i in range(8):
-        tokens = [WORDS[i % 6], "plays", "sees", WORDS[(i + 1) % 6]]
-        records += [
-            {"tokens": tokens, "tags": ["B-A0", "O", "O", "O"], "predicate": 1},
-            {"tokens": tokens, "tags": ["O", "O", "O", "B-A1"], "predicate": 2},
-        ]
-    train = write(tmp_path / "train.jsonl", records)
-    for mark in ("segment", "repeat"):
-        recipe = recipe_for(bert, "srl", task__predicate=mark)
-        result = finetuned(recipe, bert, train, train, tmp_path / mark)
-        assert result.scores["entity-f1"].values["f1"] == 100
 
 
 @pytest.mark.whole

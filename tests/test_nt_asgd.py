@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from corpora import write_corpus
+from corpora import toy_corpus
+from hf_toys import cut_after, same_ends
 from unicloze.errors import UsageError
 from unicloze.pretraining.run import pretrain_run
-from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.recipes import load_recipe
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import load_model
@@ -64,49 +64,30 @@ def test_it_averages_once_an_evaluation_is_worse_than_the_best_before_the_latest
 @pytest.mark.parametrize("cut_at", [4, 8])
 def test_a_resumed_run_averages_alike(cut_at: int, tmp_path: Path) -> None:
     """Cut before and after the average starts; the saved model is the average."""
-    write_corpus(tmp_path / "corpus")
-    overrides = toy_overrides() | {
-        "data.corpus": [str(tmp_path / "corpus")], "training.steps": 12, "training.save_every": 4,
-        "training.evaluate_every": 2, "training.keep_checkpoints": 9, "training.average_patience": 1,
-        "training.learning_rate": 400.0, "training.clip_norm": 5.0,
-    }  # fmt: skip
-    recipe = load_recipe("awd-lstm", overrides)
-    pretrain_run(recipe, tmp_path / "whole", progress=False)
-    saved = [load_checkpoint(path) for path in list_checkpoints(tmp_path / "whole" / "checkpoints")]
+    overrides = toy_corpus(tmp_path, {
+        "training.steps": 12, "training.save_every": 4, "training.evaluate_every": 2, "training.keep_checkpoints": 9,
+        "training.average_patience": 1, "training.learning_rate": 400.0, "training.clip_norm": 5.0,
+    })  # fmt: skip
+    recipe, whole = load_recipe("awd-lstm", overrides), tmp_path / "whole"
+    pretrain_run(recipe, whole, progress=False)
+    saved = [load_checkpoint(path) for path in list_checkpoints(whole / "checkpoints")]
     assert [bool(one.optimizers[0]["state"]) for one in saved] == [False, True, True]
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    for path in list_checkpoints(tmp_path / "cut" / "checkpoints"):
-        if int(path.name.removeprefix("step-")) > cut_at:
-            shutil.rmtree(path)
-    pretrain_run(recipe, tmp_path / "cut", progress=False)
-    ends = [load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("whole", "cut")]
-    for name, tensor in ends[0].model.items():
-        assert torch.equal(tensor, ends[1].model[name]), name
-    for index, state in ends[0].optimizers[0]["state"].items():
-        for name, value in state.items():
-            assert torch.equal(value, ends[1].optimizers[0]["state"][index][name])
-    weights = dict(load_model(tmp_path / "cut").model.named_parameters())
-    raw = ends[0].optimizers[0]["state"]
+    pretrain_run(recipe, cut := cut_after(whole, cut_at), progress=False)
+    averages = [state["average"] for state in same_ends(whole, cut).optimizers[0]["state"].values()]
+    weights = list(load_model(cut).model.parameters())
     assert any(
-        not torch.equal(weight, raw[number]["average"])
-        for number, weight in enumerate(weights.values())
-        if weight.shape == raw[number]["average"].shape
+        not torch.equal(weight, average)
+        for weight, average in zip(weights, averages, strict=False)
+        if weight.shape == average.shape
     )
-    losses = [
-        [
-            event["loss"]["lm"]
-            for event in read_ledger(tmp_path / name / "ledger.jsonl")
-            if event["event"] == "evaluate"
-        ][-1]
-        for name in ("whole", "cut")
-    ]
+    events = [read_ledger(run / "ledger.jsonl") for run in (whole, cut)]
+    losses = [[event["loss"] for event in run if event["event"] == "evaluate"][-1] for run in events]
     assert losses[0] == losses[1]
 
 
 def test_a_resumed_run_evaluates_as_often_and_as_much_as_before(tmp_path: Path) -> None:
     """Evaluations decide when the averaging starts."""
-    write_corpus(tmp_path / "corpus")
-    settings = toy_overrides() | {"data.corpus": [str(tmp_path / "corpus")], "training.save_every": 1}
+    settings = toy_corpus(tmp_path, {"training.save_every": 1})
     pretrain_run(load_recipe("awd-lstm", settings), tmp_path / "run", progress=False)
     for key in ("training.evaluate_every", "training.evaluate_windows"):
         with pytest.raises(UsageError, match=f"holds a run with {key}"):

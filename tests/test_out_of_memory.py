@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from corpora import write_corpus
+from corpora import toy_corpus
 from recurrent_toys import recurrent_model
 from test_finite_weights import Run
 from unicloze.errors import UsageError
 from unicloze.model.model import UnifiedModel
 from unicloze.model.recurrent.model import RecurrentModel
 from unicloze.pretraining.run import pretrain_run
-from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.recipes import load_recipe
 from unicloze.training import loop
 from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.ledger import Ledger, read_ledger, stopped_by_error
@@ -107,11 +107,10 @@ def test_an_error_counts_until_the_next_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_a_run_continues_with_the_rows_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = write_corpus(tmp_path / "corpus")
-    toy = {
-        **toy_overrides(), "data.corpus": [str(corpus)], "training.batch_size": 4, "training.steps": 3,
-        "training.save_every": 1, "training.schedule": "constant", "training.phases": [],
-    }  # fmt: skip
+    toy = toy_corpus(tmp_path, {
+        "training.batch_size": 4, "training.steps": 3, "training.save_every": 1, "training.schedule": "constant",
+        "training.phases": [],
+    })  # fmt: skip
 
     def train(**settings: Any) -> None:
         pretrain_run(load_recipe("unilmv2-base", toy | settings), tmp_path / "run", progress=False)

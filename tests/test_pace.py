@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from corpora import write_corpus
+from corpora import toy_corpus, write_corpus
+from hf_toys import cut_after, same_ends
 from unicloze.mixtures import phases
 from unicloze.pretraining.automatic import choose
 from unicloze.pretraining.budget import Budget
 from unicloze.pretraining.run import pretrain_run
-from unicloze.recipes import load_recipe, toy_overrides
+from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.settings import Recipe, TrainingSettings
-from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
 from unicloze.training.ledger import read_ledger
 from unicloze.training.optimizers import schedule_factor
 from unicloze.training.pace import Clock, Decay, decided, recorded_decays
@@ -115,9 +114,8 @@ class Scripted(Clock):
 
 @pytest.mark.whole
 def test_a_planned_clock_ends_a_resumed_run_too(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "corpus")
-    settings = {"data.corpus": [str(tmp_path / "corpus")], "training.steps": 9, "training.save_every": 4}
-    recipe, clock = load_recipe("quickstart", toy_overrides() | settings), Scripted(Decay(5, 6))
+    settings = toy_corpus(tmp_path, {"training.steps": 9, "training.save_every": 4})
+    recipe, clock = load_recipe("quickstart", settings), Scripted(Decay(5, 6))
     stopping = Scripted()
     stopping.decide = lambda step, *_: signal.raise_signal(signal.SIGTERM) if step == 4 else None  # type: ignore[method-assign]
     assert pretrain_run(recipe, tmp_path / "run", progress=False, clock=stopping).step == 4
@@ -132,8 +130,7 @@ def test_a_planned_clock_ends_a_resumed_run_too(tmp_path: Path) -> None:
         longer = Scripted(Decay(5, 12))
         longer.planned = True
         assert pretrain_run(recipe, tmp_path / name, progress=False, clock=longer).step == 12
-    one, other = (load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("one", "other"))
-    assert all(torch.equal(weight, other.model[name]) for name, weight in one.model.items())
+    same_ends(tmp_path / "one", tmp_path / "other")
     assert pretrain_run(recipe, tmp_path / "run", progress=False, clock=clock).step == 6
 
 
@@ -141,11 +138,10 @@ def test_a_planned_clock_ends_a_resumed_run_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [0, 4, 8, 12])
 def test_a_resumed_run_repeats_the_decisions(kept: int, tmp_path: Path) -> None:
     """Cut before, between and after two decisions; the same bits, without a clock."""
-    write_corpus(tmp_path / "corpus")
-    settings = toy_overrides() | {
-        "data.corpus": [str(tmp_path / "corpus")], "training.steps": 30, "training.save_every": 4, "training.warmup_steps": 2,
-        "training.keep_checkpoints": 9, "training.schedule": "wsd", "training.decay_steps": 20,
-    }  # fmt: skip
+    settings = toy_corpus(tmp_path, {
+        "training.steps": 30, "training.save_every": 4, "training.warmup_steps": 2, "training.keep_checkpoints": 9,
+        "training.schedule": "wsd", "training.decay_steps": 20,
+    })  # fmt: skip
     recipe = load_recipe("quickstart", settings)
     pretrain_run(recipe, tmp_path / "whole", progress=False, clock=Scripted(Decay(6, 20), Decay(10, 15)))
     events = list(read_ledger(tmp_path / "whole" / "ledger.jsonl"))
@@ -157,14 +153,9 @@ def test_a_resumed_run_repeats_the_decisions(kept: int, tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match="already trained to step 15"):
             assert pretrain_run(recipe, tmp_path / "whole", progress=False).step == 15
         return
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    for path in list_checkpoints(tmp_path / "cut" / "checkpoints"):
-        if int(path.name.removeprefix("step-")) > kept:
-            shutil.rmtree(path)
-    assert pretrain_run(recipe, tmp_path / "cut", progress=False, clock=Scripted(Decay(13, 14))).step == 15
-    ends = [load_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[-1]) for name in ("whole", "cut")]
-    for name, tensor in ends[0].model.items():
-        assert torch.equal(tensor, ends[1].model[name]), name
+    cut = cut_after(tmp_path / "whole", kept)
+    assert pretrain_run(recipe, cut, progress=False, clock=Scripted(Decay(13, 14))).step == 15
+    same_ends(tmp_path / "whole", cut)
 
 
 def test_the_page_and_the_trainer_read_the_same_decisions(tmp_path: Path) -> None:
