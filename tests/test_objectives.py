@@ -380,12 +380,6 @@ def floors_of_electra(
     return {"ae": shown * math.log(ordinary), "rtd": entropy * text / (text + special)}
 
 
-def test_the_floors_of_the_papers() -> None:
-    assert told(8192, 0.8, 0.1) == pytest.approx(8.248, abs=1e-3)
-    found = floors_of_electra(509, 3, round(0.15 * 509), ordinary=30_000)
-    assert found == pytest.approx({"ae": 8.763, "rtd": 0.3783}, abs=1e-3)
-
-
 def infilled(tokens: int, ordinary: int) -> float:
     """Entropy of a text from its infilled source, half of it in spans of mean 1.5: all texts and draws are enumerated."""
     joint: dict[tuple[int, ...], Counter[tuple[int, ...]]] = {}

@@ -95,14 +95,9 @@ def check_step(run: Any, model: LoadedModel) -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("relative", slow_except([True], [False, True]))
-def test_the_encoder_as_a_program_gives_what_the_backbone_gives(relative: bool) -> None:
+def test_programs_give_what_the_model_gives(relative: bool) -> None:
     model = loaded(relative=relative)
     check_encoder(export_program(model).module(), model)
-
-
-@pytest.mark.whole
-def test_one_step_as_a_program_writes_what_whole_rows_write() -> None:
-    model = loaded(relative=True)
     check_step(export_program(model, "step").module(), model)
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 import tomllib
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +30,45 @@ def packaged(tmp_path: Path, name: str = "my-model") -> Path:
     return export(tmp_path / "model", "package", out=tmp_path / name).out
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a package importable with its entry points, as `pip install` does."""
-    project = tomllib.loads((folder / "pyproject.toml").read_text())
-    (group, points), *_ = project["project"]["entry-points"].items()
+def install(folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a model's module importable with its entry point, as `pip install` does; returns its metadata."""
     info = folder / "installed-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['project']['name']}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()))
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = {module}\n")
     monkeypatch.syspath_prepend(str(folder))
+    return info / "METADATA"
 
 
 def test_a_packaged_model_opens_by_its_name_once_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code does not run, and a folder of that name comes first."""
     folder = packaged(tmp_path)
-    install(folder, monkeypatch)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"] == {GROUP: {"my-model": "my_model"}}
+    install(folder, "my-model", "my_model", monkeypatch)
+    (folder / "my_model" / "__init__.py").write_text("raise RuntimeError('the code of a model package has run')\n")
     monkeypatch.chdir(tmp_path / "model")
+    assert installed_models()["my-model"] == folder / "my_model"
     opened, ours = open_model("my-model"), nlu_toys.start()
     monkeypatch.chdir(tmp_path)
     assert open_model("my-model").path == Path("my-model/my_model"), "beside its own folder, as the card says"
     assert opened.path == folder / "my_model" and opened.recipe.name == "my-model" and "my_model" not in sys.modules
+    assert opened.tokenizer.fingerprint == ours.tokenizer.fingerprint
     for name, weight in ours.model.state_dict().items():
         assert torch.equal(opened.model.state_dict()[name], weight.bfloat16().to(weight.dtype)), name
     filled = fill(model="my-model", text="the [MASK] of")
     assert filled.to_dict() == fill(model=opened, text="the [MASK] of").to_dict()
+
+
+@pytest.mark.parametrize("value", ["os.path", "no_such_package", "empty", "../../etc", "small en"])
+def test_an_entry_point_without_a_checkpoint_is_no_model(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    install(tmp_path, "bad", value, monkeypatch)
+    assert "bad" not in installed_models()
+    with pytest.raises(UniclozeError, match="there is no model at bad"):
+        open_model("bad")
 
 
 def test_a_package_keeps_the_verdict_of_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +78,7 @@ def test_a_package_keeps_the_verdict_of_its_card(tmp_path: Path, monkeypatch: py
     assert verdict_of(folder / "my_model") == ""
     card.write_text(card.read_text(encoding="utf-8") + "\nVerdict: 3.1 better than counting.\n", encoding="utf-8")
     assert verdict_of(folder / "my_model") == "3.1 better than counting."
-    install(folder, monkeypatch)
-    metadata = folder / "installed-1.0.dist-info" / "METADATA"
+    metadata = install(folder, "my-model", "my_model", monkeypatch)
     metadata.write_text(f"{metadata.read_text()}\n{card.read_text(encoding='utf-8')}", encoding="utf-8")
     card.unlink()
     assert verdict_of(folder / "my_model") == "3.1 better than counting." and verdict_of(tmp_path) == ""
@@ -78,14 +92,11 @@ def test_a_package_holds_bf16_weights_and_no_local_folder(tmp_path: Path) -> Non
     assert len(texts) >= 7
     for path in texts:
         assert str(tmp_path) not in path.read_text(encoding="utf-8"), path
+    for project in (folder, SHIPPED):  # or a .gitignore would leave out the weights
+        build = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+        assert build["ignore-vcs"] is True
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "# my-model\n" in card and "pip install ./my-model" in card and "`unicloze export RUN --to package`" in card
-
-
-def test_a_gitignore_leaves_no_weights_out_of_a_package(tmp_path: Path) -> None:
-    for folder in (packaged(tmp_path), SHIPPED):
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-        assert project["tool"]["hatch"]["build"]["ignore-vcs"] is True
 
 
 @pytest.mark.parametrize(("names", "message"), [
@@ -169,58 +180,6 @@ def test_the_shipped_model_is_an_intact_package_of_its_training_files() -> None:
     good, bad = (score(loaded, text=text)[0] for text in ("They were tired.", "They was tired."))
     assert good.pseudo_log_likelihood is not None and bad.pseudo_log_likelihood is not None
     assert good.pseudo_log_likelihood > bad.pseudo_log_likelihood + 3
-
-
-CODE = "raise RuntimeError('the code of a model package has run')\n"
-
-
-def install_named(site: Path, name: str, package: str, value: str = "") -> Path:
-    """An installed package with code that must not run; returns its folder."""
-    info = site / f"{package}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[unicloze.models]\n{name} = {value or package}\n")
-    (site / package).mkdir()
-    return site / package
-
-
-def of_these(group: str) -> list[EntryPoint]:
-    """Entry points without that of a model which this environment may have."""
-    return [point for point in entry_points(group=group) if point.name != "unicloze-small-en"]
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("unicloze.interop.read.entry_points", of_these)
-    return tmp_path / "site"
-
-
-def test_an_installed_model_is_opened_by_its_name_and_its_code_does_not_run(site: Path) -> None:
-    folder = install_named(site, "small-en", "small_en")
-    ours = nlu_toys.start()
-    folder.rmdir()
-    write_model(ours, folder)
-    (folder / "__init__.py").write_text(CODE)
-    assert installed_models() == {"small-en": folder}
-    opened = open_model("small-en")
-    assert opened.path == folder and "small_en" not in sys.modules
-    assert opened.tokenizer.fingerprint == ours.tokenizer.fingerprint
-
-
-def test_a_folder_of_that_name_comes_first(site: Path, tmp_path: Path) -> None:
-    install_named(site, "small-en", "small_en")
-    write_model(nlu_toys.start(), tmp_path / "small-en")
-    assert open_model("small-en").path == Path("small-en")
-
-
-@pytest.mark.parametrize("value", ["os.path", "no_such_package", "empty", "../../etc", "small en"])
-def test_an_entry_point_without_a_checkpoint_is_no_model(site: Path, value: str) -> None:
-    install_named(site, "bad", "empty", value)
-    assert installed_models() == {}
-    with pytest.raises(UniclozeError, match="there is no model at bad"):
-        open_model("bad")
 
 
 @pytest.mark.parametrize(

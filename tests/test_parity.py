@@ -212,19 +212,6 @@ def test_buckets_of_the_relative_bias_are_t5s() -> None:
     assert torch.equal(bias.bucket(distance), theirs)
 
 
-def test_the_relative_bias_is_a_product_with_one_hot_buckets() -> None:
-    bias = toys.model(relative_buckets=16, relative_max_distance=20).backbone.relative
-    assert bias is not None
-    positions = torch.randint(0, 90, (3, 40), generator=torch.Generator().manual_seed(0))
-    found = bias(positions[:, 7:19], positions)
-    buckets = bias.bucket(positions[:, None, :] - positions[:, 7:19, None])
-    expected = torch.einsum("bqkn,hn->bhqk", functional.one_hot(buckets, 16).float(), bias.weight)
-    assert torch.equal(found, expected)
-    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
-    (own,), (product,) = (torch.autograd.grad(value, [bias.weight], upstream) for value in (found, expected))
-    torch.testing.assert_close(own, product, atol=1e-4, rtol=1e-5)
-
-
 @pytest.mark.parametrize("relative_bias", [False, True])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_selecting_slots_early_changes_no_value_and_no_gradient(relative_bias: bool, norm: Any) -> None:

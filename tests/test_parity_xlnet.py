@@ -18,7 +18,6 @@ from unicloze.interop.family import Architecture
 from unicloze.interop.tables import Table
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
-from unicloze.model.transformer_xl import sinusoids
 from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.permuted import lay_out_permuted
 from xl_toys import two_streams, xl_model
@@ -106,12 +105,6 @@ def test_without_segments_they_are_not_seen() -> None:
     torch.testing.assert_close(states[real], expected[real], atol=1e-5, rtol=1e-5)
 
 
-def test_sinusoids_are_transformers() -> None:
-    model = transformers.XLNetModel(transformers.XLNetConfig(**CONFIG))
-    expected = model.relative_positional_encoding(qlen=9, klen=14)[:, 0]
-    torch.testing.assert_close(sinusoids(torch.arange(14, -9, -1), HIDDEN), expected)
-
-
 @pytest.mark.parametrize("masks", [0.0, 0.35])
 @pytest.mark.parametrize("backend", ["explicit", "sdpa"])
 def test_early_selection_and_kernels_change_no_value_and_no_gradient(backend: Any, masks: float) -> None:
@@ -132,11 +125,3 @@ def test_early_selection_and_kernels_change_no_value_and_no_gradient(backend: An
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-5, rtol=1e-5)
     for late, early in zip(results[0][1], results[1][1], strict=True):
         torch.testing.assert_close(late, early, atol=2e-4, rtol=1e-4)
-
-
-def test_dropout_reaches_the_sinusoids() -> None:
-    model = xl_model(dropout=0.3, attention_dropout=0.3)
-    batch = collate(make_examples(random_windows(4, WINDOW), vocabulary(), OBJECTIVE))
-    with torch.no_grad():
-        one, same, other = (model(batch, DropoutKey(1, 2, key))["par"].total for key in (3, 3, 4))
-    assert torch.equal(one, same) and not torch.equal(one, other)

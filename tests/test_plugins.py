@@ -27,6 +27,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 COMB, LOOSE = (text for kind, text in BLOCKS if kind == "python")
 (MINE,) = (text for kind, text in BLOCKS if kind == "yaml")
+TEXT = "A list is a mutable sequence of items that can be changed. " * 200
+FILES = {"comb.py": COMB, "loose.py": LOOSE, "mine.yaml": MINE, "text.txt": TEXT}
 SHELL = [text.strip().splitlines() for kind, text in BLOCKS if kind == "sh"]
 HOSTILE = "from pathlib import Path\nPath(__file__).with_name('was-run').touch()\nOBJECTIVES = {}\n"
 
@@ -34,10 +36,8 @@ HOSTILE = "from pathlib import Path\nPath(__file__).with_name('was-run').touch()
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working folder; registrations are undone after each test."""
-    (tmp_path / "comb.py").write_text(COMB)
-    (tmp_path / "loose.py").write_text(LOOSE)
-    (tmp_path / "mine.yaml").write_text(MINE)
-    (tmp_path / "text.txt").write_text("A list is a mutable sequence of items that can be changed. " * 200)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     for registry in (OBJECTIVES, TASKS):
         monkeypatch.setattr(registry, "_added", {})
@@ -58,9 +58,8 @@ def forget() -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model trained with the objective on the page."""
     folder = tmp_path_factory.mktemp("comb")
-    (folder / "comb.py").write_text(COMB)
-    (folder / "mine.yaml").write_text(MINE)
-    (folder / "text.txt").write_text("A list is a mutable sequence of items that can be changed. " * 200)
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
     words = f"pretrain --plugin {folder}/comb.py --recipe {folder}/mine.yaml --toy --quiet --out {folder}/run"
     assert main([*words.split(), "--data.corpus", f"{folder}/text.txt", "--data.heldout_share", "0"]) == 0
     forget()
@@ -133,20 +132,32 @@ def test_commands_in_messages_repeat_the_plugins(run: Path, capsys: pytest.Captu
     assert "--plugin '" not in capsys.readouterr().err
 
 
-def test_a_task_without_texts_says_how_to_declare_them(place: Path) -> None:
-    (place / "bare.py").write_text(
-        "import dataclasses\n"
-        "from unicloze.tasks import TASKS as KNOWN\n"
-        "from unicloze.tasks.classification import ClassificationSettings\n"
-        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
-        "class BareSettings(ClassificationSettings):\n"
-        "    kind: str = 'bare'\n"
-        "TASKS = {'bare': dataclasses.replace(KNOWN['classification'], settings=BareSettings, texts=())}\n"
-    )
-    (place / "bare.yaml").write_text("base: classification\ntask: {kind: bare}\n")
-    unicloze.register("bare.py")
-    with pytest.raises(UsageError, match=r"task bare does not declare which of its fields are texts \(`texts`\)"):
-        record_of_texts(["a"], load_recipe("bare.yaml"))
+TASK = """
+import dataclasses
+from unicloze.tasks import TASKS as KNOWN
+from unicloze.tasks.classification import ClassificationSettings
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopicSettings(ClassificationSettings):
+    kind: str = "topics"
+    most: int = 3
+
+TASKS = {"topics": dataclasses.replace(KNOWN["classification"], settings=TopicSettings, texts=())}
+"""
+
+
+def test_a_task_brings_its_own_setting(place: Path) -> None:
+    (place / "topics.py").write_text(TASK)
+    mine = place / "topics.yaml"
+    mine.write_text("base: classification\ntask: {kind: topics, most: 2}\n")
+    with pytest.raises(UsageError, match=r"topics.yaml, line 2: task.kind is 'topics'; .* add --plugin FILE"):
+        load_recipe(mine)
+    unicloze.register("topics.py")
+    assert vars(load_recipe(mine).task)["most"] == 2
+    with pytest.raises(UsageError, match="most is not a setting of classification; topics has it"):
+        load_recipe("classification", {"task.most": 2})
+    with pytest.raises(UsageError, match=r"task topics does not declare which of its fields are texts \(`texts`\)"):
+        record_of_texts(["a"], load_recipe(mine))
 
 
 # Only the caller names a plugin
@@ -215,24 +226,3 @@ def test_what_cannot_be_added_is_refused(source: str, message: str, place: Path)
     with pytest.raises(UsageError, match=re.escape(f"--plugin {place / 'wrong.py'}: {message}")):
         unicloze.register(place / "wrong.py")
     assert list(OBJECTIVES._added) == []
-
-
-def test_a_task_brings_its_own_setting(place: Path) -> None:
-    (place / "topics.py").write_text(
-        "import dataclasses\n"
-        "from unicloze.tasks import TASKS as KNOWN\n"
-        "from unicloze.tasks.classification import ClassificationSettings\n"
-        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
-        "class TopicSettings(ClassificationSettings):\n"
-        "    kind: str = 'topics'\n"
-        "    most: int = 3\n"
-        "TASKS = {'topics': dataclasses.replace(KNOWN['classification'], settings=TopicSettings)}\n"
-    )
-    mine = place / "topics.yaml"
-    mine.write_text("base: classification\ntask: {kind: topics, most: 2}\n")
-    with pytest.raises(UsageError, match=r"topics.yaml, line 2: task.kind is 'topics'; .* add --plugin FILE"):
-        load_recipe(mine)
-    unicloze.register("topics.py")
-    assert vars(load_recipe(mine).task)["most"] == 2
-    with pytest.raises(UsageError, match="most is not a setting of classification; topics has it"):
-        load_recipe("classification", {"task.most": 2})

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from test_prepare import content, run, sentence, texts_of, write_documents
+from test_prepare import content, run, sentence, texts_of, write_documents, write_texts
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import TokenizerSettings
 from unicloze.text import pipeline, split
@@ -32,8 +32,7 @@ def corpus(tmp_path: Path) -> Path:
     folder = tmp_path / "corpus"
     folder.mkdir()
     for number in range(FILES):
-        texts = [sentence(number * 30 + i - (i == 0)) for i in range(30)]
-        (folder / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        write_texts(folder / f"{number}.jsonl", [sentence(number * 30 + i - (i == 0)) for i in range(30)])
     return folder
 
 
@@ -101,22 +100,25 @@ prepare.prepare_data(data, TokenizerSettings(vocab_size=200), Path(sys.argv[2]),
 """
 
 
+def killed_in(job: int, corpus: Path, out: Path) -> Path:
+    """The folder of a preparation that was killed at the end of a job."""
+    command = [sys.executable, "-c", KILLED, str(corpus), str(out), str(job)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    return out
+
+
 @pytest.mark.whole
 @pytest.mark.usefixtures("small_portions")
-@pytest.mark.parametrize("killed_in", [3, FILES + 1, FILES + 4])
-def test_a_kill_loses_one_portion(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: int
-) -> None:
-    out = tmp_path / "out"
-    command = [sys.executable, "-c", KILLED, str(corpus), str(out), str(killed_in)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+@pytest.mark.parametrize("killed", [3, FILES + 1, FILES + 4])
+def test_a_kill_loses_one_portion(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int) -> None:
+    out = killed_in(killed, corpus, tmp_path / "out")
     assert not out.exists() and (tmp_path / ".out.partial").is_dir()
     done = list[str]()
     for name in ("_survey", "_tokenise"):
         do = getattr(pipeline, name)
         monkeypatch.setattr(pipeline, name, lambda job, *rest, do=do: (done.append(job.what), do(job, *rest))[1])
     run(corpus, out)
-    assert len(done) == 2 * FILES - (killed_in - 1), "the killed job is the only one that is done twice"
+    assert len(done) == 2 * FILES - (killed - 1), "the killed job is the only one that is done twice"
     run(corpus, tmp_path / "clean")
     assert content(out) == content(tmp_path / "clean")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clean", "corpus", "out"]
@@ -125,9 +127,7 @@ def test_a_kill_loses_one_portion(
 @pytest.mark.whole
 @pytest.mark.usefixtures("small_portions")
 def test_what_a_killed_preparation_read_before_a_file_changed_is_read_again(corpus: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = [sys.executable, "-c", KILLED, str(corpus), str(out), str(FILES + 4)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    out = killed_in(FILES + 4, corpus, tmp_path / "out")
     with (corpus / "0.jsonl").open("a") as file:
         file.write(json.dumps({"text": sentence(1000)}) + "\n")
     run(corpus, out)
@@ -204,8 +204,7 @@ def test_a_copy_is_dropped_however_many_documents_lie_between(tmp_path: Path) ->
             break
         slots[slot] = text
     texts = [slots[slot], text, slots[slot], *(sentence(10_000 + i) for i in range(30))]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    prepared = run(tmp_path / "a.jsonl", tmp_path / "out")
+    prepared = run(write_texts(tmp_path / "a.jsonl", texts), tmp_path / "out")
     assert prepared.lineage["sources"][0]["duplicates"] == 1
 
 
@@ -299,20 +298,6 @@ def test_a_file_that_changes_or_goes_while_the_corpus_is_read(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("damage", ["lineage.json", "tokenizer.json", "train/corpus.ds", "train/corpus.ds.index"])
-def test_damage_is_named(small: Path, tmp_path: Path, damage: str) -> None:
-    run(small, tmp_path / "out")
-    path = tmp_path / "out" / damage
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UniclozeError, match=rf"{Path(damage).name}"):
-        Prepared.load(tmp_path / "out")
-
-
-def test_a_folder_that_is_not_prepared(tmp_path: Path) -> None:
-    with pytest.raises(UniclozeError, match=r"is not a prepared corpus \(no lineage\.json\)"):
-        Prepared.load(tmp_path)
-
-
 def test_tokens_of_another_tokenizer_are_refused(small: Path, tmp_path: Path) -> None:
     first = run(small, tmp_path / "first")
     other = run(small, tmp_path / "other", TokenizerSettings(kind="bpe", vocab_size=400))
@@ -338,11 +323,14 @@ def test_texts_next_to_token_shards_are_not_left_out_silently(small: Path, tmp_p
     assert run(prepared.folder, tmp_path / "again", tokenizer).train[0].num_tokens > 0
 
 
-def test_every_file_of_a_prepared_folder_is_needed(small: Path, tmp_path: Path) -> None:
+def test_every_file_of_a_prepared_folder_is_needed_whole(small: Path, tmp_path: Path) -> None:
     for file in [*run(small, tmp_path / "out").folder.rglob("*.*")]:
         raw = file.read_bytes()
         file.unlink()
-        with pytest.raises(UniclozeError, match=r"is missing|is damaged|is not a prepared corpus"):
+        with pytest.raises(UniclozeError, match=r"is missing|is damaged|is not a prepared corpus \(no lineage\.json\)"):
+            Prepared.load(tmp_path / "out")
+        file.write_bytes(raw[:-9])
+        with pytest.raises(UniclozeError, match=file.name):
             Prepared.load(tmp_path / "out")
         file.write_bytes(raw)
 
