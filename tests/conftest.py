@@ -56,6 +56,14 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_quickstart(tmp_path_factory.mktemp("quickstart"))
 
 
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small corpus, which no test changes."""
+    from corpora import write_corpus
+
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
 @pytest.fixture(scope="module")
 def of_the_module(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(quickstart, tmp_path_factory.mktemp("cli") / "here")

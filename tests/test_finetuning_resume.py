@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shutil
 import signal
@@ -48,8 +49,21 @@ def recipe_for(start: LoadedModel, **settings: Any) -> Recipe:
     return nlu_toys.recipe_for(start, "classification", **{**SHORT, **settings})
 
 
-@contextlib.contextmanager
-def killed_at(owner: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> Iterator[None]:
+Tune = Callable[..., FinetuneResult]
+
+
+@pytest.fixture
+def tune(start: LoadedModel, tmp_path: Path) -> Tune:
+    """Fine-tunes, or resumes, in a folder with this name."""
+    train, dev = files(tmp_path)
+
+    def run(name: str = "run", *, evaluated: bool = True, **settings: Any) -> FinetuneResult:
+        return finetuned(recipe_for(start, **settings), start, train, dev if evaluated else None, tmp_path / name)
+
+    return run
+
+
+def kill_at(patch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool]) -> None:
     """Kill the process at a call of a function."""
     original = getattr(owner, name)
 
@@ -58,24 +72,30 @@ def killed_at(owner: Any, name: str, when: Callable[..., bool] = lambda *_: True
             raise Killed
         return original(*arguments, **more)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, kill)
-        with pytest.raises(Killed):
-            yield
+    patch.setattr(owner, name, kill)
+
+
+@contextlib.contextmanager
+def killed_at(owner: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_at(patch, owner, name, when)
+        yield
+
+
+def same_weights(one: Path, other: Path) -> None:
+    """Two checkpoints have the same bits."""
+    mine, theirs = load_checkpoint(one).model, load_checkpoint(other).model
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("place", ["_keep_best", "_save", "replace_file", "write"])
 def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """The best checkpoint is the last, which is written before it is evaluated."""
-    (train, dev), recipe, run_class = files(tmp_path), recipe_for(start), room._Run
-    steps, original = iter(range(100)), run_class._evaluate
+    steps, run_class, original = iter(range(100)), room._Run, room._Run._evaluate
     monkeypatch.setattr(room, "headline", lambda *_: float(next(steps)))
-
-    def run(out: str) -> FinetuneResult:
-        return finetuned(recipe, start, train, dev, tmp_path / out)
 
     def last(self: Any, state: Any) -> bool:
         if state.step < 9:
@@ -85,25 +105,22 @@ def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
             original(self, state)
         raise Killed
 
-    assert run("whole").best_step == 9
+    assert tune("whole").best_step == 9
     with monkeypatch.context() as patch:
         patch.setattr(run_class, "_evaluate", last)
         with pytest.raises(Killed):
-            run("broken")
+            tune("broken")
     with pytest.warns(UserWarning, match="already fully trained"):
-        assert run("broken").best_step == 9
-    one, other = load_model(tmp_path / "whole"), load_model(tmp_path / "broken")
-    assert one.step == other.step == 9
-    assert all(map(torch.equal, one.model.state_dict().values(), other.model.state_dict().values()))
+        assert tune("broken").best_step == 9
     for name in ("best", "checkpoints"):
-        assert [path.name for path in (tmp_path / "broken" / name).glob("step-*")] == ["step-00000009"]
+        (left,) = (tmp_path / "broken" / name).glob("step-*")
+        same_weights(tmp_path / "whole" / name / "step-00000009", left)
     assert len((tmp_path / "broken" / "dev_predictions.jsonl").read_text().splitlines()) == 9
 
 
 def headlines(monkeypatch: pytest.MonkeyPatch, *values: float) -> list[str]:
     """Makes consecutive evaluations return these scores, and records the predictions of each."""
-    worth, said = iter(values), []
-    original = room.measure
+    worth, said, original = iter(values), [], room.measure
 
     def measured(predictions: Any, records: Any, recipe: Any, **more: Any) -> Any:
         said.append("".join(json.dumps(one["probabilities"]) for one in predictions))
@@ -137,16 +154,15 @@ def stop_behind(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     (room._Run, "_save", lambda _, state: state.step == 9),  # recorded, but not saved
 ])  # fmt: skip
 def test_an_evaluation_that_was_lost_does_not_count(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Any
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Any
 ) -> None:
     """Resumed and stopped before the next evaluation, the best is an earlier one, and so are its predictions."""
-    (train, dev), out = files(tmp_path), tmp_path / "run"
-    recipe, said = recipe_for(start, finetuning__epochs=4), headlines(monkeypatch, 5.0, 1.0, 9.0)
+    out, said = tmp_path / "run", headlines(monkeypatch, 5.0, 1.0, 9.0)
     with killed_at(owner, name, when):
-        finetuned(recipe, start, train, dev, out)
+        tune(finetuning__epochs=4)
     assert kept(out) == said[2] != said[0]
     stop_behind(monkeypatch, 7)
-    stopped = finetuned(recipe, start, train, dev, out)
+    stopped = tune(finetuning__epochs=4)
     assert (stopped.step, stopped.best_step, stopped.stopped_by) == (7, 3, signal.SIGTERM)
     assert kept(out) == said[0] and load_model(out).step == 3
     assert len((out / "dev_samples.jsonl").read_text().splitlines()) == 9
@@ -155,45 +171,42 @@ def test_an_evaluation_that_was_lost_does_not_count(
 
 @pytest.mark.filterwarnings("ignore:the learning rate")
 def test_what_a_run_without_a_checkpoint_evaluated_is_not_taken_for_the_next_ones(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither its evaluations, nor its predictions, nor its weights."""
-    (train, dev), out = files(tmp_path), tmp_path / "run"
+    out = tmp_path / "run"
     headlines(monkeypatch, 9.0, 5.0)
     with killed_at(room._Run, "_save"):
-        finetuned(recipe_for(start, finetuning__evaluations=1.5), start, train, dev, out)
+        tune(finetuning__evaluations=1.5)
     assert load_model(out).step == 2 and (out / "dev_predictions.jsonl").exists()
     for step in (1, 4, 5):
         with monkeypatch.context() as patch:
             stop_behind(patch, step)
-            stopped = finetuned(recipe_for(start, training__learning_rate=1e-9), start, train, dev, out)
+            stopped = tune(training__learning_rate=1e-9)
         best = 3 if step > 3 else step
         assert (stopped.step, stopped.best_step, len(list(out.glob("dev_*")))) == (step, best, 2 * (step > 3))
     assert load_model(out).step == 3 and load_model(out).recipe.training.learning_rate == 1e-9
 
 
 def test_a_signal_in_the_last_step_before_patience_ends_the_run_does_not_stop_it(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, dev = files(tmp_path)
     headlines(monkeypatch, 5.0, 1.0)
     stop_behind(monkeypatch, 6)
     came: list[int] = []
     former = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:
-        recipe = recipe_for(start, finetuning__patience=1)
-        result = finetuned(recipe, start, train, dev, tmp_path / "run")
+        result = tune(finetuning__patience=1)
     finally:
         signal.signal(signal.SIGTERM, former)
     assert (result.step, result.stopped_by) == (6, 0) and came == [signal.SIGTERM], "it is passed on afterwards"
-    events = [json.loads(line)["event"] for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    events = [each["event"] for each in events_of(tmp_path / "run")]
     assert events[-1] == "end" and "stop" not in events
 
 
 @pytest.mark.whole
-def test_a_run_saves_between_its_evaluations_too_and_resumes_there(start: LoadedModel, tmp_path: Path) -> None:
-    (train, dev), recipe = files(tmp_path), recipe_for(start, training__save_every=2)
-    resumed_alike(lambda out: finetuned(recipe, start, train, dev, tmp_path / out), 5, folder=tmp_path)
+def test_a_run_saves_between_its_evaluations_too_and_resumes_there(tune: Tune, tmp_path: Path) -> None:
+    resumed_alike(lambda name: tune(name, training__save_every=2), 5, folder=tmp_path)
     steps = {
         name: [event["step"] for event in events_of(tmp_path / out) if event["event"] == name]
         for out, name in (("whole", "save"), ("broken", "start"))
@@ -202,16 +215,15 @@ def test_a_run_saves_between_its_evaluations_too_and_resumes_there(start: Loaded
 
 
 def test_a_run_saves_after_its_evaluations_and_in_the_precision_it_chose(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, dev = files(tmp_path)
-    recipe, out = recipe_for(start, training__precision="auto"), tmp_path / "run"
+    out = tmp_path / "run"
     monkeypatch.setattr(room, "choose_precision", lambda *_: "bf16")
     with monkeypatch.context() as patch:
         stop_behind(patch, 5)
-        finetuned(recipe, start, train, dev, out)
+        tune(training__precision="auto")
     monkeypatch.setattr(room, "choose_precision", lambda *_: "fp32")
-    finetuned(recipe, start, train, dev, out)
+    tune(training__precision="auto")
     events = events_of(out)
     assert [event["step"] for event in events if event["event"] == "save"] == [3, 5, 6, 9]
     assert [event["precision"] for event in events if event["event"] == "start"] == ["bf16", "bf16"]
@@ -220,57 +232,45 @@ def test_a_run_saves_after_its_evaluations_and_in_the_precision_it_chose(
 
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])
 def test_a_run_ended_by_patience_stays_ended_whatever_its_ledger_lost(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
-    train, dev = files(tmp_path)
-    recipe, out = recipe_for(start, finetuning__patience=1), tmp_path / "run"
+    out = tmp_path / "run"
     headlines(monkeypatch, 5.0, 1.0, 1.0)
-    ended = finetuned(recipe, start, train, dev, out)
+    ended = tune(finetuning__patience=1)
     assert (ended.step, ended.best_step) == (6, 3)
+    assert [each["event"] for each in events_of(out)][-3:] == ["evaluate", "save", "end"]
     lines = (out / "ledger.jsonl").read_text().splitlines(keepends=True)
-    events = [json.loads(line)["event"] for line in lines]
-    assert events[-3:] == ["evaluate", "save", "end"]
     (out / "ledger.jsonl").write_text("".join(lines[: len(lines) - lost]))
     with pytest.warns(UserWarning, match="already fully trained"):
-        again = finetuned(recipe, start, train, dev, out)
+        again = tune(finetuning__patience=1)
     assert (again.step, again.best_step, again.scores) == (6, 3, ended.scores)
     assert load_model(out).step == 3 and (out / "checkpoints" / "step-00000006").is_dir()
-    events = [json.loads(line)["event"] for line in (out / "ledger.jsonl").read_text().splitlines()]
+    events = [each["event"] for each in events_of(out)]
     assert events[-1] == "end" and events.count("end") == 1
 
 
-def test_patience_restarts_with_every_better_evaluation(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A headline that rises, stalls, and rises."""
-    train, dev = files(tmp_path)
-    recipe = recipe_for(start, finetuning__epochs=9, finetuning__patience=2)
+def test_patience_restarts_with_every_better_evaluation(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     headlines(monkeypatch, 1.0, 1.0, 2.0, 0.0, 3.0, 3.0, 2.0, 9.0, 9.0)
-    result = finetuned(recipe, start, train, dev, tmp_path / "run")
+    result = tune(finetuning__epochs=9, finetuning__patience=2)
     assert (result.step, result.best_step) == (21, 15), "two evaluations in a row without a better one"
 
 
 @pytest.mark.whole
-def test_damaged_checkpoints_are_set_aside_and_rewritten(start: LoadedModel, tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_set_aside_and_rewritten(tune: Tune, tmp_path: Path) -> None:
     """Otherwise a newer, unreadable checkpoint would be taken for the step of its name."""
-    train, dev = files(tmp_path)
-    recipe, out = recipe_for(start), tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         stop_behind(patch, 5)
-        finetuned(recipe, start, train, dev, out)
-    folder = out / "checkpoints"
+        tune()
+    folder = tmp_path / "run" / "checkpoints"
     for name in ("step-00000006", "step-00000009"):
         shutil.copytree(folder / "step-00000005", folder / name)
         (folder / name / "model.safetensors").write_bytes(b"damaged")
     with pytest.warns(UserWarning, match="using step-00000005 instead"):
-        resumed = finetuned(recipe, start, train, dev, out)
-    assert resumed.step == 9
+        assert tune().step == 9
     assert sorted(path.name for path in folder.iterdir()) == [
         "damaged-step-00000006", "damaged-step-00000009", "step-00000009",
     ]  # fmt: skip
-    whole = finetuned(recipe, start, train, dev, tmp_path / "whole")
-    one, other = (load_checkpoint(path / "checkpoints" / "step-00000009") for path in (out, whole.out))
-    assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+    same_weights(tune("whole").out / "checkpoints" / "step-00000009", folder / "step-00000009")
 
 
 def weights_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
@@ -278,18 +278,16 @@ def weights_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.whole
-def test_the_mean_of_the_last_evaluations_is_measured_and_kept(start: LoadedModel, tmp_path: Path) -> None:
+def test_the_mean_of_the_last_evaluations_is_measured_and_kept(tune: Tune) -> None:
     """Training continues from the weights as they are; the means are computed here from the weights of a plain run."""
-    train, dev = files(tmp_path)
     raw: dict[int, dict[str, torch.Tensor]] = {}
     for epochs in (1, 2, 3):  # at a constant rate a longer run begins like a shorter one
-        recipe = recipe_for(start, finetuning__epochs=epochs, training__schedule="constant")
-        finetuned(recipe, start, train, None, tmp_path / f"raw{epochs}")
-        raw[3 * epochs] = weights_of(tmp_path / f"raw{epochs}" / "checkpoints", 3 * epochs)
-    recipe = recipe_for(start, finetuning__average_last=2, training__schedule="constant")
-    for name, held in (("dev", dev), ("no dev", None)):
-        out = tmp_path / name
-        result = finetuned(recipe, start, train, held, out)
+        plain = tune(f"raw{epochs}", evaluated=False, finetuning__epochs=epochs, training__schedule="constant")
+        raw[plain.step] = weights_of(plain.out / "checkpoints", plain.step)
+    for evaluated in (True, False):
+        changes = {"finetuning__average_last": 2, "training__schedule": "constant"}
+        result = tune(f"averaged {evaluated}", evaluated=evaluated, **changes)
+        out = result.out
         assert not (out / "averaged").exists(), "only an unfinished run needs them"
         assert all(torch.equal(weights_of(out / "checkpoints", 9)[key], value) for key, value in raw[9].items())
         best = weights_of(out / "best", result.best_step)
@@ -307,34 +305,21 @@ def test_the_mean_of_the_last_evaluations_is_measured_and_kept(start: LoadedMode
 @pytest.mark.parametrize("place", ["mean_weights", "_save", "write_checkpoint"])
 @pytest.mark.parametrize("step", slow_except([6], [6, 9]))
 def test_a_resumed_run_averages_alike(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool, place: str, step: int
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool, place: str, step: int
 ) -> None:
-    train, dev = files(tmp_path)
-    recipe = recipe_for(start, finetuning__average_last=2)
-
-    def run(out: str) -> FinetuneResult:
-        return finetuned(recipe, start, train, dev if held else None, tmp_path / out)
-
+    run = functools.partial(tune, evaluated=held, finetuning__average_last=2)
     whole = run("whole")
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
         run_class: Any = room._Run
-        original, write = run_class._evaluate, run_class.write_checkpoint
-
-        def kill(*_: Any, **__: Any) -> None:
-            raise Killed
-
-        def kill_at_best(self: Any, folder: str, *arguments: Any, **more: Any) -> Any:
-            return kill() if folder == "best" else write(self, folder, *arguments, **more)
+        original, owner = run_class._evaluate, room if place == "mean_weights" else run_class
 
         def evaluate(self: Any, state: Any) -> bool:
             if state.step == step:
-                owner = room if place == "mean_weights" else run_class
-                patch.setattr(owner, place, kill_at_best if place == "write_checkpoint" else kill)
+                kill_at(patch, owner, place, lambda *given, **_: place != "write_checkpoint" or given[1] == "best")
             return bool(original(self, state))
 
         patch.setattr(run_class, "_evaluate", evaluate)
-        with contextlib.suppress(Killed):
-            run("broken")
+        run("broken")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         again = run("broken")
@@ -343,20 +328,17 @@ def test_a_resumed_run_averages_alike(
         steps = sorted(path.name for path in (tmp_path / "whole" / folder).glob("step-*"))
         assert steps == sorted(path.name for path in (tmp_path / "broken" / folder).glob("step-*"))
         for name in steps:
-            one, other = (load_checkpoint(tmp_path / out / folder / name).model for out in ("whole", "broken"))
-            assert all(torch.equal(one[key], other[key]) for key in one)
+            same_weights(tmp_path / "whole" / folder / name, tmp_path / "broken" / folder / name)
 
 
 def test_missing_weights_of_an_evaluation_are_refused(
-    start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, dev = files(tmp_path)
-    recipe = recipe_for(start, finetuning__average_last=2)
     with monkeypatch.context() as patch:
         stop_behind(patch, 7)
-        finetuned(recipe, start, train, dev, tmp_path / "run")
+        tune(finetuning__average_last=2)
     kept = tmp_path / "run" / "averaged"
     assert sorted(path.name for path in kept.iterdir()) == ["step-00000003", "step-00000006"]
     shutil.rmtree(kept / "step-00000006")
     with pytest.raises(UniclozeError, match=r"averaged/step-00000006.* is missing or damaged"):
-        finetuned(recipe, start, train, dev, tmp_path / "run")
+        tune(finetuning__average_last=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,7 @@ import torch
 
 import nlu_toys
 import toys
-from corpora import write_corpus
 from toys import random_windows, vocabulary
-from unicloze.cli import main
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.read import write_model
 from unicloze.objectives import settings_of
@@ -119,9 +118,8 @@ def test_a_gradient_that_is_not_finite_leaves_good_weights_that_are_saved() -> N
     seen = iter(range(100))
     weight = run.state.model.token_head.dense.weight
     weight.register_hook(lambda gradient: gradient * (math.inf if next(seen) == 2 else 1.0))
-    with pytest.raises(
-        NonFiniteError, match=r"before the update of step 3: the norm of the gradient is (nan|inf)"
-    ) as error:
+    message = r"before the update of step 3: the norm of the gradient is (nan|inf)"
+    with pytest.raises(NonFiniteError, match=message) as error:
         run.train()
     assert "The finite weights of step 2 were saved" in str(error.value)
     assert run.done[-2:] == [("evaluate", 2), ("save", 2)]
@@ -138,30 +136,25 @@ def test_weights_that_were_bad_from_the_start_are_not_called_good() -> None:
     assert run.done == []
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
 def pretrained(corpus: Path, out: Path, **settings: Any) -> None:
     toy = toy_overrides() | {"data.corpus": [str(corpus)], "training.save_every": 1}
     pretrain_run(load_recipe("quickstart", toy | settings), out, progress=False)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [(1, "the weights of step 1 are not finite"), (2, "The weights before that step are not finite")],
+)
 def test_a_diverging_run_exits_with_an_error_and_leaves_no_checkpoint(
-    steps: int, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    steps: int, message: str, corpus: Path, tmp_path: Path, command: Any
 ) -> None:
-    out = tmp_path / "run"
-    settings = {
-        "data.corpus": corpus, "training.learning_rate": 1e39, "training.warmup_steps": 0, "training.steps": steps,
-    }  # fmt: skip
-    words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-    assert main(["pretrain", "--recipe", "quickstart", "--toy", "--quiet", "--out", str(out), *words]) == 1
-    said = capsys.readouterr().err
-    assert (
-        "the weights of step 1 are not finite" if steps == 1 else "The weights before that step are not finite"
-    ) in said
+    out, settings = (
+        tmp_path / "run",
+        f"--training.learning_rate 1e39 --training.warmup_steps 0 --training.steps {steps}",
+    )
+    words = f"pretrain --recipe quickstart --toy --quiet {settings}".split()
+    said = command(*words, "--data.corpus", corpus, "--out", out)
+    assert said.code == 1 and message in said.err
     assert list_checkpoints(out / "checkpoints") == []
     assert [event["event"] for event in read_ledger(out / "ledger.jsonl")] == ["start", "samples", "step", "failed"]
 
@@ -190,16 +183,13 @@ def spoil_newest(out: Path, monkeypatch: pytest.MonkeyPatch, value: float = math
     newest = list_checkpoints(out / "checkpoints")[-1]
     checkpoint = load_checkpoint(newest)
     checkpoint.model["token_head.bias"][3] = value
-    files = [newest / name for name in ("recipe.yaml", "tokenizer.json", "tokenizer_config.json")]
-    copies = [file.rename(out / f"{file.name}.copy").rename(out / file.name) for file in files]
-    for file in newest.iterdir():
-        file.unlink()
-    newest.rmdir()
+    files = [shutil.copy(newest / name, out) for name in ("recipe.yaml", "tokenizer.json", "tokenizer_config.json")]
+    shutil.rmtree(newest)
     with monkeypatch.context() as patch:
         patch.setattr(saving, "first_non_finite", lambda _: None)
         save_checkpoint(
             newest.parent, step=checkpoint.state["step"], model=checkpoint.model, optimizers=[], state=checkpoint.state,
-            files=copies, keep=9,
+            files=[Path(file) for file in files], keep=9,
         )  # fmt: skip
     return newest
 
@@ -222,15 +212,14 @@ def test_an_older_version_s_bad_checkpoint_is_skipped(
 
 @pytest.mark.parametrize("value", BAD)
 def test_a_model_of_bad_weights_alone_is_refused(
-    value: float, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    value: float, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
 ) -> None:
     out = tmp_path / "run"
     pretrained(corpus, out, **{"training.steps": 1})
     spoil_newest(out, monkeypatch, value)
-    assert main(["fill", "--model", str(out), "--text", "a [MASK]"]) == 1
-    said = capsys.readouterr()
-    assert said.out == "" and "token_head.bias is NaN or infinite, and no earlier one is intact" in said.err
-    assert "start again with another --out" in said.err
+    said = command("fill", "--model", out, "--text", "a [MASK]")
+    assert said.code == 1 and "token_head.bias is NaN or infinite, and no earlier one is intact" in said.sentence
+    assert "start again with another --out" in said.sentence
 
 
 def test_nothing_is_written_with_bad_weights(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from unicloze.model import inference_model
 from unicloze.model.inference_model import IncrementalModel, linear_for
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives.generation_format import GenerationFormat
-from unicloze.settings import DecodingSettings, ModelSettings
+from unicloze.settings import DecodingSettings
 
 Ids = npt.NDArray[np.int64]
 
@@ -43,17 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "t5": dict(norm="pre", encoding="none"),
     "albert": dict(share_layers="all", embedding_size=16),
     "no segments": dict(num_segments=0, share_layers="attention"),
-    "local layers": dict(norm="pre", relative_bias=False, layer_visibility=["full", "local"]),
+    "local layers": dict(norm="pre", layer_visibility=["full", "local"]),
 }
-
-
-def build(positions: int = 40, **settings: Any) -> UnifiedModel:
-    """A toy model, `encoding` being its `ModelSettings.positions`."""
-    model = toys.model(positions=positions).eval()
-    shape = dataclasses.asdict(model.settings) | {"positions": settings.pop("encoding", "learned")} | settings
-    built = UnifiedModel(ModelSettings(**shape), vocab_size=50, max_positions=positions, targets=["par"])
-    built.initialize(1)
-    return built.eval()
 
 
 def sources(*lengths: int, vocab: int = 50) -> list[Ids]:
@@ -76,21 +67,18 @@ def uncached(model: UnifiedModel, layout: GenerationFormat, source: Ids, target:
     return logits(model, row, [len(row) - 1], layout.local_width)[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        *(("unilmv2", layout) for layout in ("next", "opened", "causal")),
-        *((name, "pseudo") for name in MODELS if name != "local layers"),
-        ("pre", "causal"),
-        ("t5", "next"),
-        ("local layers", "local"),
-    ],
-)
+@pytest.mark.parametrize(("name", "layout"), [
+    *(("unilmv2", layout) for layout in ("next", "opened", "causal")),
+    *((name, "pseudo") for name in MODELS if name != "local layers"),
+    ("pre", "causal"),
+    ("t5", "next"),
+    ("local layers", "local"),
+])  # fmt: skip
 def test_the_cache_changes_nothing(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources of different lengths, random changes of parents, sources that finish, evicted tokens, a cache that grows."""
     monkeypatch.setattr("unicloze.decoding.steppers.STEPS_AT_ONCE", 4)
     monkeypatch.setattr("unicloze.model.readers._aligned", int)
-    model = build(60, **MODELS[name])
+    model = toys.model(positions=60, **MODELS[name]).eval()
     given, count, steps = sources(9, 4, 12), 3, 18
     cached = Branches(IncrementalModel(model, torch.float32), LAYOUTS[layout], given, count=count, max_length=steps)
     whole = ReadAgain(partial(uncached, model, LAYOUTS[layout]), given, count)
@@ -199,7 +187,7 @@ def test_a_batch_is_its_sources_one_at_a_time(settings: dict[str, Any]) -> None:
 def test_what_a_model_cannot_read_is_refused() -> None:
     with pytest.raises(UsageError, match="give a source of at most 28"):
         generate_tokens(toys.model().eval(), sources(29), DecodingSettings(max_length=10), PSEUDO_LAYOUT)
-    distances = build(encoding="transformer_xl", relative_bias=False)
+    distances = toys.model(encoding="transformer_xl", relative_bias=False).eval()
     with pytest.raises(UsageError, match=r"model\.positions transformer_xl cannot generate a target step by step"):
         generate_tokens(distances, sources(5), DecodingSettings(), NEXT_LAYOUT)
 

@@ -59,13 +59,10 @@ def test_how_the_recipes_generate() -> None:
     assert ul2.specials == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        *((name, "cannot generate text") for name in ("bert-base", "electra-base", "mdlm-base")),
-        ("xlnet-base", "cannot generate text.*not done"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    *((name, "cannot generate text") for name in ("bert-base", "electra-base", "mdlm-base")),
+    ("xlnet-base", "cannot generate text.*not done"),
+])  # fmt: skip
 def test_recipes_that_cannot_generate(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         generation_format_of(load_recipe(name), toys.vocabulary(extra=4))
@@ -201,17 +198,6 @@ def test_no_verb_takes_nan_for_a_token_that_cannot_be_scored(objective: str, tmp
     for call in calls:
         with pytest.raises(UniclozeError, match="the model predicts nan: its training diverged"):
             call()
-
-
-def test_in_bf16_the_texts_are_about_as_likely() -> None:
-    model = toys.model(num_layers=2).eval()
-    given = sources(7, 3, 5)
-    whole, half = (
-        generate_tokens(model, given, DecodingSettings(max_length=1, precision=precision), PSEUDO_LAYOUT)
-        for precision in ("fp32", "bf16")
-    )
-    for (exact,), (rounded,) in zip(whole, half, strict=True):
-        assert rounded.log_probability == pytest.approx(exact.log_probability, abs=0.15)
 
 
 def predicted(model: UnifiedModel, source: np.ndarray, groups: list[dict[int, int]], asked: list[int]) -> torch.Tensor:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch.nn import functional
 
 import toys
 from conftest import slow_except
-from corpora import write_corpus
 from toys import random_windows, vocabulary
 from unicloze import devices
 from unicloze.example import Examples, collate
@@ -48,30 +46,6 @@ def examples_of(step: int = 0, *, short: bool = False, rows: int = 4, window: in
     return unilmv2(random_windows(rows, window, seed=step, short=short), vocabulary(), settings_of())
 
 
-@contextmanager
-def counting(modules: list[nn.Module], **options: Any) -> Iterator[list[int]]:
-    """Compile modules with torch's front end only; sizes of the graphs made."""
-    graphs: list[int] = []
-
-    def backend(graph: Any, _: Any) -> Callable[..., Any]:
-        graphs.append(len(graph.graph.nodes))
-        forward: Callable[..., Any] = graph.forward
-        return forward
-
-    torch._dynamo.reset()
-    for module in modules:
-        module.compile(backend=backend, fullgraph=True, **options)
-    try:
-        yield graphs
-    finally:
-        torch._dynamo.reset()
-
-
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's dropout, which a GPU takes."""
-    monkeypatch.setattr(DropoutKey, "__call__", lambda _, x, rate: functional.dropout(x, rate) if rate else x)
-
-
 # Compiled graphs
 
 
@@ -89,13 +63,25 @@ def test_layers_of_twenty_steps_make_two_graphs(
 
     Leading slots without a mask make one more.
     """
-    as_on_a_gpu(monkeypatch)
+    dropped = functional.dropout  # torch's, which a GPU takes
+    monkeypatch.setattr(DropoutKey, "__call__", lambda _, x, rate: dropped(x, rate) if rate else x)
     model = toys.model(num_layers=4, dropout=0.1, attention_dropout=0.1)
     model.transformer.checkpoint_activations = checkpoints
-    with counting([module for module in model.modules() if isinstance(module, Layer)]) as graphs:
-        for step in range(20):
-            batch = collate(examples_of(step, short=short[step % len(short)]), fixed_shape=True)
-            sum(loss.total for loss in model(batch, DropoutKey(step)).values()).backward()
+    graphs = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        """Torch's front end only."""
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.compile(backend=backend, fullgraph=True)
+    for step in range(20):
+        batch = collate(examples_of(step, short=short[step % len(short)]), fixed_shape=True)
+        sum(loss.total for loss in model(batch, DropoutKey(step)).values()).backward()
+    torch._dynamo.reset()
     assert len(graphs) == most
 
 
@@ -308,11 +294,6 @@ def test_batched_iterations_are_those_of_each_matrix() -> None:
 
 
 # A GPU
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def pretrained(corpus: Path, out: Path, **settings: Any) -> UnifiedModel:

@@ -1,17 +1,37 @@
-"""`generate` against plain loops that lay out a whole row by hand and recompute it at every step."""
+"""Transformers' `generate`: texts of plain loops over whole rows, of our decoder, and of a run without arguments."""
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import json
+import random
+import re
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import nlu_toys
+from conftest import slow_except
+from decoding_toys import loaded
 from hf_toys import padded, slots_batch
+from test_generation_task import WORDS, untrained
+from unicloze import verbs
+from unicloze.decoding.generate import generate
+from unicloze.decoding.search import _uniform
 from unicloze.errors import UsageError
+from unicloze.finetuning.initial import task_recipe
+from unicloze.interop.check import quietly
 from unicloze.model.model import UnifiedModel
+from unicloze.recipes import load_recipe
+from unicloze.settings import DecodingSettings
+from unicloze.text.vocabulary import join_words
+from unicloze.training.loading import LoadedModel
 
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("unicloze.hf")
@@ -29,14 +49,15 @@ WRITERS: dict[str, dict[str, Any]] = {
     "causal": {"predicts": "next", "source_visibility": "left_to_right", "share_layers": "all"},
     "local": {
         "predicts": "next", "source_visibility": "left_to_right", "generation_segments": [0, 0],
-        "layer_visibility": ["full", "local"], "local_width": WIDTH,
+        "layer_visibility": ["full", "local"], "local_width": WIDTH, "relative_bias": True,
     },
 }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> None:
-    transformers.utils.logging.set_verbosity_error()
+def _silence() -> Any:
+    with quietly(transformers):
+        yield
 
 
 def writer(**settings: Any) -> Any:
@@ -90,27 +111,6 @@ def greedy(predict: Predict, source: list[int], steps: int, begun: Sequence[int]
     return target
 
 
-def beam(predict: Predict, source: list[int], steps: int, beams: int) -> list[int]:
-    """Beam search to the end; a text's score is its log-likelihood / length, including [EOS]."""
-    running: list[tuple[float, list[int]]] = [(0.0, [])]
-    finished: list[tuple[float, list[int]]] = []
-    for step in range(steps):
-        grown = []
-        for total, target in running:
-            values, tokens = predict(source, target).topk(2 * beams)
-            grown += [(total + v, [*target, t]) for v, t in zip(values.tolist(), tokens.tolist(), strict=True)]
-        grown.sort(key=lambda each: -each[0])
-        best = grown[: 2 * beams]
-        ended = [each[1][-1] == EOS or step == steps - 1 for each in best]
-        finished += [
-            (total / len(target), target)
-            for (total, target), end in zip(best[:beams], ended[:beams], strict=True)
-            if end
-        ]
-        running = [each for each, end in zip(best, ended, strict=True) if not end][:beams]
-    return max(finished)[1]
-
-
 def texts_of(found: Tensor, width: int) -> list[list[int]]:
     """What was generated after prompts of the given width, without padding."""
     targets = []
@@ -145,20 +145,6 @@ def test_greedy_texts_and_their_logits_are_those_of_a_plain_loop(settings: dict[
     for source, target in zip(SOURCES, expected, strict=True):
         found = model.generate(torch.tensor([source]), max_new_tokens=12)
         assert texts_of(found, len(source)) == [target]
-
-
-@pytest.mark.parametrize("name", ["pseudo masks, relative bias", "prefix"])
-def test_beam_search_is_that_of_a_plain_loop(name: str) -> None:
-    model = writer(**WRITERS[name])
-    predict = whole_rows(model)
-    expected = [beam(predict, source, 8, 3) for source in SOURCES]
-    assert expected != [greedy(predict, source, 8) for source in SOURCES]
-    ids, mask = padded(SOURCES, side="left")
-    for use_cache in (True, False):
-        found = model.generate(
-            ids, attention_mask=mask, max_new_tokens=8, num_beams=3, early_stopping="never", use_cache=use_cache
-        )
-        assert texts_of(found, ids.shape[1]) == expected
 
 
 def test_prompts_padded_at_the_right_give_the_same_texts_at_pseudo_masks() -> None:
@@ -200,3 +186,179 @@ def test_what_cannot_be_generated_is_refused_in_a_sentence() -> None:
         model.generate(ids[:1], max_new_tokens=4, position_ids=torch.arange(8)[None])
     with pytest.raises(UsageError, match="41 tokens and the model has 40 positions"):
         model.generate(ids[:, :6], max_new_tokens=60, min_new_tokens=60)
+
+
+# Of exported folders
+
+
+TEXTS = ["return a list", "the value of the state and a list of items", "x", "playing (lists), not given!"]
+LONGEST = 12
+SEARCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "greedy": (dict(), dict(do_sample=False)),
+    "beams": (dict(beams=4, num_results=4), dict(num_beams=4, num_return_sequences=4, early_stopping="never")),
+    "beams, long": (dict(beams=3, min_length=5), dict(num_beams=3, min_new_tokens=5, early_stopping="never")),
+    "beams, first": (
+        dict(beams=4, min_length=3, early_stop="first"),
+        dict(num_beams=4, min_new_tokens=3, early_stopping=True),
+    ),
+}
+DRAWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "of the likeliest": (dict(temperature=1.4, top_k=6), dict(temperature=1.4, top_k=6, top_p=1.0)),
+    "of a nucleus": (dict(temperature=1.2, top_p=0.7), dict(temperature=1.2, top_k=0, top_p=0.7)),
+    "of both": (dict(top_k=8, top_p=0.8), dict(top_k=8, top_p=0.8)),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    """Weights large enough for texts to differ, with [EOS] likely enough to occur."""
+    found = loaded(relative=True, name="unilmv2", targets=["ae", "par"])
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in found.model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+        assert found.model.token_head.bias is not None
+        found.model.token_head.bias[found.tokenizer.vocabulary.eos] += 2.0
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return verbs.export(model, "unicloze", tmp_path_factory.mktemp("hf") / "out").out
+
+
+def theirs(folder: Path, **how: Any) -> list[str]:
+    """The texts generated by the exported folder, grouped by source."""
+    writer = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    prompt = tokenizer(TEXTS, padding=True, return_tensors="pt", return_token_type_ids=False)
+    found = writer.generate(**prompt, max_new_tokens=LONGEST, length_penalty=0.0, **how)
+    written: list[str] = tokenizer.batch_decode(found[:, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    return [join_words(text) for text in written]  # which Transformers leaves out
+
+
+def ours(model: LoadedModel, **how: Any) -> list[str]:
+    found = generate(model, TEXTS, DecodingSettings(max_length=LONGEST, **how))
+    return [candidate.text for each in found for candidate in each.candidates]
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_finds_the_texts_of_our_decoder(model: LoadedModel, folder: Path, name: str) -> None:
+    own, peer = SEARCHES[name]
+    expected = ours(model, **own)
+    assert theirs(folder, **peer) == expected
+    assert len(set(expected)) > len(expected) // 2
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_of_the_same_numbers_the_same_texts_are_drawn(
+    model: LoadedModel, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, peer = DRAWS[name]
+    count, steps = 5, iter(range(1, LONGEST + 1))
+
+    def same_numbers(shares: Tensor, num_samples: int) -> Tensor:
+        """Replaces torch's sampling by our decoder's uniform numbers, with tokens in descending probability."""
+        assert num_samples == 1
+        heights, order = shares.double().sort(dim=1, descending=True, stable=True)
+        heights = heights.cumsum(dim=1)
+        uniform = _uniform(0, range(len(TEXTS)), count, next(steps))
+        place = torch.searchsorted(heights, uniform[:, None] * heights[:, -1:], right=True)
+        return order.gather(1, place.clamp(max=shares.shape[1] - 1))
+
+    expected = ours(model, sample=True, num_results=count, **own)
+    monkeypatch.setattr(torch, "multinomial", same_numbers)
+    assert theirs(folder, do_sample=True, num_return_sequences=count, **peer) == expected
+    assert len(set(expected)) > len(expected) // 2
+
+
+SETTINGS: dict[str, Any] = {
+    "finetuning.epochs": 25, "finetuning.evaluations": 0.001, "training.batch_size": 16, "training.learning_rate": 5e-3,
+    "training.precision": "fp32", "task.metrics": ["coco"], "generation.max_target": 12, "decoding.max_length": 10,
+    "decoding.beams": 3, "decoding.no_repeat_ngram": 2, "decoding.min_length": 3, "decoding.length_penalty": 0.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained to repeat a source of a few words, so that its texts and their sources share bigrams."""
+    place, start = tmp_path_factory.mktemp("generator"), untrained()
+    file = nlu_toys.write(place / "train.jsonl", [{"source": text, "target": f"{text} {text}"} for text in texts(96)])
+    recipe = task_recipe(load_recipe("generation", SETTINGS), start, list(SETTINGS))
+    return nlu_toys.finetuned(recipe, start, file, None, place / "run").out
+
+
+def texts(count: int) -> list[str]:
+    draw = random.Random(1)
+    return [" ".join(draw.choices(WORDS[:10], k=draw.randint(2, 4))) for _ in range(count)]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "decoding",
+    slow_except([{}, {"decoding.beams": 1}], [
+        {},
+        {"decoding.early_stop": "first", "decoding.num_results": 2},
+        {"decoding.beams": 1},
+        {"decoding.beams": 1, "decoding.no_repeat_ngram": 0, "decoding.min_length": 0},
+    ]),
+    ids=str,
+)  # fmt: skip
+def test_generate_without_arguments_writes_as_the_run_does(decoding: dict[str, Any], run: Path, tmp_path: Path) -> None:
+    model = dataclasses.replace(verbs.load_model(run), recipe=load_recipe(run / "recipe.yaml", decoding))
+    folder = verbs.export(model, "unicloze", tmp_path / "out").out
+    writer = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    repeats_source = 0
+    for text in texts(8):
+        prompt = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        found = writer.generate(**prompt)
+        theirs = tokenizer.batch_decode(found[:, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+        (own,) = verbs.generate(model, text, quiet=True)
+        assert theirs == [each["text"] for each in own.get("candidates", [{"text": own["prediction"]}])]
+        repeats_source += len(theirs[0].split()) >= 2 and " ".join(text.split()[:2]) in theirs[0]
+    assert repeats_source  # a text may repeat what its source contains
+
+
+@pytest.mark.whole
+def test_the_folder_documents_how_to_generate_and_what_is_unsupported(run: Path, tmp_path: Path) -> None:
+    folder = verbs.export(run, "unicloze", tmp_path / "out").out
+    config = json.loads((folder / "generation_config.json").read_text())
+    wanted = {"num_beams": 3, "early_stopping": "never", "length_penalty": 0.0, "no_repeat_ngram_size": 2}
+    wanted |= {"max_new_tokens": 10, "min_new_tokens": 3}
+    assert {key: config[key] for key in wanted} == wanted
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "log p / n" not in card
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert f"max_length={tokenizer.model_max_length})" in card.replace(", ", ")")
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    assert code is not None
+    said = io.StringIO()
+    with redirect_stdout(said):
+        exec(code[1].replace("THIS FOLDER", str(folder)).replace("SOURCE", "alpha beta gamma"), {})
+    assert said.getvalue().strip() == verbs.generate(run, "alpha beta gamma", quiet=True)[0]["prediction"]
+
+
+@pytest.mark.parametrize(
+    ("decoding", "config", "says"),
+    [
+        ({"length_penalty": 0.9}, {"length_penalty": 0.9}, "ranks beams by log p / n^0.9"),
+        (
+            {"beams": 1, "sample": True, "top_p": 0.8, "temperature": 1.5},
+            {"do_sample": True, "top_k": 0, "top_p": 0.8, "temperature": 1.5},
+            "torch's random numbers",
+        ),
+        ({"may_repeat": ["alpha"]}, {"no_repeat_ngram_size": 2}, "allows those with a token of alpha"),
+    ],
+    ids=str,
+)
+def test_what_generate_cannot_write_is_reported(
+    decoding: dict[str, Any], config: dict[str, Any], says: str, run: Path, tmp_path: Path
+) -> None:
+    recipe = load_recipe(run / "recipe.yaml", {f"decoding.{key}": value for key, value in decoding.items()})
+    result = verbs.export(dataclasses.replace(verbs.load_model(run), recipe=recipe), "unicloze", tmp_path / "out")
+    written = json.loads((result.out / "generation_config.json").read_text())
+    assert {key: written[key] for key in config} == config
+    assert any(says in each for each in result.said)
+    assert says in (result.out / "README.md").read_text(encoding="utf-8")

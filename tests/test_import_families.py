@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from interop_toys import batch_of, labels_of, noise, save, table_of
+from unicloze.errors import UniclozeError
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.family import OF_TRAINING, OF_WEIGHTS
 from unicloze.interop.files import Config
@@ -23,35 +24,29 @@ from unicloze.training.loading import LoadedModel, load_model
 
 transformers = pytest.importorskip("transformers")
 
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert with both heads": ("BertForPreTraining", {}),
-    "bert masked, relu": ("BertForMaskedLM", {"hidden_act": "relu"}),
-    "bert bare": ("BertModel", {"layer_norm_eps": 1e-5}),
-    "bert without pooler head": ("BertForNextSentencePrediction", {"hidden_act": "gelu_new"}),
-    "roberta": ("RobertaForMaskedLM", {"type_vocab_size": 1, "layer_norm_eps": 1e-5}),
-    "roberta bare": ("RobertaModel", {"type_vocab_size": 1}),
-    "xlm-roberta": ("XLMRobertaForMaskedLM", {"type_vocab_size": 1}),
-    "mpnet": ("MPNetForMaskedLM", {}),
-    "mpnet bare": ("MPNetModel", {}),
-    "electra discriminator": ("ElectraForPreTraining", {"embedding_size": 16}),
-    "electra generator": ("ElectraForMaskedLM", {"embedding_size": 32}),
-    "albert with both heads": ("AlbertForPreTraining", {"embedding_size": 16, "classifier_dropout_prob": 0.0}),
-    "albert masked": ("AlbertForMaskedLM", {"embedding_size": 16, "hidden_act": "gelu"}),
-    "distilbert": ("DistilBertForMaskedLM", {}),
-    "distilbert bare": ("DistilBertModel", {"hidden_act": "relu"}),
+KINDS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "bert with both heads": ("BertForPreTraining", {}, ["ae", "nsp"]),
+    "bert masked, relu": ("BertForMaskedLM", {"hidden_act": "relu"}, ["ae"]),
+    "bert bare": ("BertModel", {"layer_norm_eps": 1e-5}, []),
+    "bert without pooler head": ("BertForNextSentencePrediction", {"hidden_act": "gelu_new"}, ["nsp"]),
+    "roberta": ("RobertaForMaskedLM", {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, ["ae"]),
+    "roberta bare": ("RobertaModel", {"type_vocab_size": 1}, []),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", {"type_vocab_size": 1}, ["ae"]),
+    "mpnet": ("MPNetForMaskedLM", {}, ["ae"]),
+    "mpnet bare": ("MPNetModel", {}, []),
+    "electra discriminator": ("ElectraForPreTraining", {"embedding_size": 16}, ["rtd"]),
+    "electra generator": ("ElectraForMaskedLM", {"embedding_size": 32}, ["ae"]),
+    "albert, both heads": (
+        "AlbertForPreTraining",
+        {"embedding_size": 16, "classifier_dropout_prob": 0.0},
+        ["ae", "sop"],
+    ),
+    "albert masked": ("AlbertForMaskedLM", {"embedding_size": 16, "hidden_act": "gelu"}, ["ae"]),
+    "distilbert": ("DistilBertForMaskedLM", {}, ["ae"]),
+    "distilbert bare": ("DistilBertModel", {"hidden_act": "relu"}, []),
 }
+"""A class of Transformers, changes of its configuration, and the targets of its heads."""
 SHIFTED = "roberta", "mpnet"
-HEADS = {
-    "bert with both heads": ["ae", "nsp"],
-    "bert masked, relu": ["ae"],
-    "bert bare": [],
-    "bert without pooler head": ["nsp"],
-    "electra discriminator": ["rtd"],
-    "electra generator": ["ae"],
-    "albert with both heads": ["ae", "sop"],
-    "distilbert": ["ae"],
-    "mpnet bare": [],
-}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -59,23 +54,21 @@ def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path, Any, LoadedModel]:
     """A checkpoint: its kind, its folder, Transformers' model and ours."""
-    kind, changes = KINDS[request.param]
+    kind, changes, _ = KINDS[request.param]
     folder = tmp_path_factory.mktemp("checkpoint")
     padding = 2 if any(name in request.param for name in SHIFTED) else 0
     peer = save(kind, folder, padding=padding, **changes)
     return request.param, folder, peer, open_model(folder)
 
 
-def answers(loaded: LoadedModel, states: list[Tensor], batch: Any) -> list[Tensor]:
+def answers(model: Any, states: Tensor) -> list[Tensor]:
     """Logits of every head for every slot, those of pairs for the first one."""
-    found, model = [], loaded.model
-    if hasattr(model, "token_head"):
-        found.append(model.token_logits(states[-1]))
-    if hasattr(model, "pair_head"):
-        found.append(model.pair_head(states[-1][:, 0]))
-    if hasattr(model, "replaced_head"):
-        found.append(model.replaced_head(states[-1]).squeeze(-1))
-    return found
+    heads = {
+        "token_head": lambda: model.token_logits(states),
+        "pair_head": lambda: model.pair_head(states[:, 0]),
+        "replaced_head": lambda: model.replaced_head(states).squeeze(-1),
+    }
+    return [logits() for head, logits in heads.items() if hasattr(model, head)]
 
 
 def outputs(
@@ -108,7 +101,7 @@ def test_states_logits_and_gradients(pair: tuple[str, Path, Any, LoadedModel], t
     for number, (own, other) in enumerate(zip(states, theirs, strict=True)):
         if number or "albert" not in name:  # ALBERT's first states are already projected
             torch.testing.assert_close(own[real], other[real], atol=1e-5, rtol=1e-5)
-    logits = answers(loaded, states, batch)
+    logits = answers(loaded.model, states[-1])
     assert len(logits) == len(their_logits)
     losses = [(own[real] * noise(own[real].shape)).sum() for own in (states[-1], theirs[-1])]
     for own, other in zip(logits, their_logits, strict=True):
@@ -124,13 +117,12 @@ def test_states_logits_and_gradients(pair: tuple[str, Path, Any, LoadedModel], t
     for loss in losses:
         loss.backward()
 
-    gradients = {
-        key: p.grad if p.grad is not None else torch.zeros_like(p) for key, p in loaded.model.named_parameters()
-    }
+    weights = dict(loaded.model.named_parameters())
+    gradients = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in weights.items()}
     for key, gradient in table.to_theirs(gradients).items():
         expected = peer.get_parameter(key).grad
-        assert expected is not None or not gradient.any(), key
         if expected is None:
+            assert not gradient.any(), key
             continue
         if padding and "embeddings" in key and ("word" in key or "position" in key):
             gradient, expected = gradient.clone(), expected.clone()  # id and position 1 get no gradient there
@@ -167,17 +159,12 @@ def test_written_as_a_checkpoint_of_ours_it_is_the_same(
     assert again.recipe.model == loaded.recipe.model
     assert again.recipe.objective == loaded.recipe.objective
     assert list(again.tokenizer.encode("a bc.")) == list(loaded.tokenizer.encode("a bc."))
-    if name in HEADS:
-        assert again.recipe.objective.targets == HEADS[name]
-        assert ("without heads" in again.recipe.provenance.note) == (not HEADS[name])
+    assert again.recipe.objective.targets == KINDS[name][2]
+    assert ("without heads" in again.recipe.provenance.note) == (not KINDS[name][2])
 
 
 def test_output_matrices_stored_twice_are_one(tmp_path: Path) -> None:
     """Old files store tied tensors twice, or only under the copy's name."""
-    from safetensors.torch import save_file
-
-    from unicloze.errors import UniclozeError
-
     save("BertForMaskedLM", tmp_path)
     file = tmp_path / "model.safetensors"
     expected = open_model(tmp_path).model.state_dict()
@@ -185,10 +172,8 @@ def test_output_matrices_stored_twice_are_one(tmp_path: Path) -> None:
     stored["cls.predictions.decoder.weight"] = stored["bert.embeddings.word_embeddings.weight"].clone()
     stored["cls.predictions.decoder.bias"] = stored.pop("cls.predictions.bias")
     stored["bert.embeddings.position_ids"] = torch.arange(42)[None]
-    for part in ("weight", "bias"):
-        stored[f"bert.embeddings.LayerNorm.{ {'weight': 'gamma', 'bias': 'beta'}[part] }"] = stored.pop(
-            f"bert.embeddings.LayerNorm.{part}"
-        )
+    for part, old in (("weight", "gamma"), ("bias", "beta")):
+        stored[f"bert.embeddings.LayerNorm.{old}"] = stored.pop(f"bert.embeddings.LayerNorm.{part}")
     save_file(stored, file)
     found = open_model(tmp_path).model.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
@@ -238,12 +223,8 @@ def test_a_written_configuration_has_keys_that_transformers_reads(name: str) -> 
         {rate: 0.25 for rate in OF_TRAINING} if name in ("t5", "xlnet") else {}
     )
     assert not list(layout.changed(own, OF_WEIGHTS))
-    for changed, value in (
-        ("norm_kind", "rms"),
-        ("gated", True),
-        ("positions", "sinusoidal"),
-        ("share_layers", "attention"),
-    ):
+    others = {"norm_kind": "rms", "gated": True, "positions": "sinusoidal", "share_layers": "attention"}
+    for changed, value in others.items():
         other = dataclasses.replace(own, **{changed: value})
         survives = name == "t5" and changed in ("norm_kind", "gated")
         assert (changed in [each for each, _, _ in layout.changed(other, OF_WEIGHTS)]) != survives

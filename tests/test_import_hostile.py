@@ -50,50 +50,44 @@ def restate(folder: Path, mend: Callable[[dict[str, torch.Tensor]], None]) -> No
     save_file(state, folder / WEIGHTS)
 
 
-@pytest.mark.parametrize(
-    ("values", "match"),
-    [
-        ({"auto_map": {"AutoModel": "evil.Model"}}, r"config.json: auto_map is .*a checkpoint's code is never run"),
-        ({"model_type": "unicloze"}, r"model_type is unicloze: .* give the run or checkpoint it was made from"),
-        ({"model_type": "llama"}, r"config.json: model_type is llama: supported models are bert,"),
-        ({"model_type": ["bert"]}, "model_type is .*supported models"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type is relative_key: .*absolute"),
-        ({"is_decoder": True}, "is_decoder is True: only False is supported"),
-        ({"add_cross_attention": True}, "add_cross_attention is True: only False is supported"),
-        ({"hidden_act": "silu"}, "hidden_act is silu: supported activations are gelu"),
-        ({"pruned_heads": {"0": [1]}}, "pruned_heads is"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is .*unquantised"),
-        ({"hidden_size": 10**12}, "hidden_size is 1000000000000: expected a whole number from 1 to"),
-        ({"hidden_size": -1}, "hidden_size is -1: expected"),
-        ({"hidden_size": "32"}, "hidden_size is 32: expected"),
-        ({"hidden_size": True}, "hidden_size is True: expected"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: expected"),
-        ({"num_hidden_layers": 1024}, r"16,336 tensors missing: .*layer.\*.output.dense.bias \(x1021\), .*\(x1021\); pass"),
-        ({"vocab_size": 4_000_000}, r"2 tensors of another shape: .*word_embeddings.weight \(50x32, not 4000000x32\)"),
-        ({"max_position_embeddings": 200_000}, r"position_embeddings.weight \(40x32, not 200000x32\)"),
-        ({"intermediate_size": 60}, r"9 tensors of .*intermediate.dense.weight \(64x32, not 60x32, x3\),.*60, x3\); pass"),
-        ({"num_attention_heads": 5}, "num_attention_heads is 5: hidden_size is 32"),
-        ({"layer_norm_eps": "tiny"}, "layer_norm_eps is tiny: expected a number"),
-        ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan: expected a number"),
-        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob is 1.5: expected"),
-        ({"hidden_size": None}, "has no hidden_size"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("values", "match"), [
+    ({"auto_map": {"AutoModel": "evil.Model"}}, r"config.json: auto_map is .*a checkpoint's code is never run"),
+    ({"model_type": "unicloze"}, r"model_type is unicloze: .* give the run or checkpoint it was made from"),
+    ({"model_type": "llama"}, r"config.json: model_type is llama: supported models are bert,"),
+    ({"model_type": ["bert"]}, "model_type is .*supported models"),
+    ({"position_embedding_type": "relative_key"}, "position_embedding_type is relative_key: .*absolute"),
+    ({"is_decoder": True}, "is_decoder is True: only False is supported"),
+    ({"add_cross_attention": True}, "add_cross_attention is True: only False is supported"),
+    ({"hidden_act": "silu"}, "hidden_act is silu: supported activations are gelu"),
+    ({"pruned_heads": {"0": [1]}}, "pruned_heads is"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config is .*unquantised"),
+    ({"hidden_size": 10**12}, "hidden_size is 1000000000000: expected a whole number from 1 to"),
+    ({"hidden_size": -1}, "hidden_size is -1: expected"),
+    ({"hidden_size": "32"}, "hidden_size is 32: expected"),
+    ({"hidden_size": True}, "hidden_size is True: expected"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: expected"),
+    ({"num_hidden_layers": 1024}, r"16,336 tensors missing: .*layer.\*.output.dense.bias \(x1021\), .*\(x1021\); pass"),
+    ({"vocab_size": 4_000_000}, r"2 tensors of another shape: .*word_embeddings.weight \(50x32, not 4000000x32\)"),
+    ({"max_position_embeddings": 200_000}, r"position_embeddings.weight \(40x32, not 200000x32\)"),
+    ({"intermediate_size": 60}, r"9 tensors of .*intermediate.dense.weight \(64x32, not 60x32, x3\),.*60, x3\); pass"),
+    ({"num_attention_heads": 5}, "num_attention_heads is 5: hidden_size is 32"),
+    ({"layer_norm_eps": "tiny"}, "layer_norm_eps is tiny: expected a number"),
+    ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan: expected a number"),
+    ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob is 1.5: expected"),
+    ({"hidden_size": None}, "has no hidden_size"),
+])  # fmt: skip
 def test_configurations(folder: Path, values: dict[str, Any], match: str) -> None:
     change(folder, **values)
     refused(folder, match)
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("{not json", "config.json is not valid JSON"),
-        ("[1, 2]", "is not a JSON object"),
-        ("[" * 100_000, "config.json is not valid JSON"),
-        (" " * (5 << 20), "too many for such a file"),
-        ("\ud800", "config.json is not valid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("text", "match"), [
+    ("{not json", "config.json is not valid JSON"),
+    ("[1, 2]", "is not a JSON object"),
+    ("[" * 100_000, "config.json is not valid JSON"),
+    (" " * (5 << 20), "too many for such a file"),
+    ("\ud800", "config.json is not valid JSON"),
+])  # fmt: skip
 def test_invalid_configurations(folder: Path, text: str, match: str) -> None:
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     refused(folder, match)
@@ -238,17 +232,14 @@ def test_pickles_that_would_run_code(folder: Path, plain: bool) -> None:
     assert not (folder.parent / "exploded").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [
-        ([1, 2], "does not hold tensors by name"),
-        ({"a": [torch.zeros(2)]}, "does not hold tensors by name"),
-        ({"a": torch.zeros(2, dtype=torch.int8)}, "int8 numbers"),
-        ({"a": torch.zeros(1).expand(1 << 20, 1 << 18)}, "a holds fewer numbers than its shape requires"),
-        ({"a": torch.zeros(2, device="meta")}, "a holds fewer numbers than its shape requires"),
-        ({"a": torch.eye(2).to_sparse()}, "a holds fewer numbers than its shape requires"),
-    ],
-)
+@pytest.mark.parametrize(("content", "match"), [
+    ([1, 2], "does not hold tensors by name"),
+    ({"a": [torch.zeros(2)]}, "does not hold tensors by name"),
+    ({"a": torch.zeros(2, dtype=torch.int8)}, "int8 numbers"),
+    ({"a": torch.zeros(1).expand(1 << 20, 1 << 18)}, "a holds fewer numbers than its shape requires"),
+    ({"a": torch.zeros(2, device="meta")}, "a holds fewer numbers than its shape requires"),
+    ({"a": torch.eye(2).to_sparse()}, "a holds fewer numbers than its shape requires"),
+])  # fmt: skip
 def test_bins_that_hold_something_else(folder: Path, content: Any, match: str) -> None:
     (folder / WEIGHTS).unlink()
     torch.save(content, folder / "pytorch_model.bin")

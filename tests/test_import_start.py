@@ -14,18 +14,16 @@ import torch
 
 import nlu_toys
 from conftest import slow_except
-from corpora import write_corpus
 from decoding_toys import roberta_like, wordpiece
 from interop_toys import SPECIALS, VOCABULARY, batch_of, save, write_vocabulary
 from test_import_unilm import released
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.read import import_checkpoint, open_model
-from unicloze.interop.tokenizer_files import read_tokenizer
 from unicloze.pretraining.data import inherited_settings
 from unicloze.recipes import load_recipe
 from unicloze.settings import TokenizerSettings
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.initial import repeated, rows_of_segments, rows_of_tokens, shared_tokens
+from unicloze.training.initial import repeated, rows_of_segments, shared_tokens
 from unicloze.training.loading import LoadedModel, load_model
 from unicloze.verbs import embed, finetune, predict, pretrain
 
@@ -33,11 +31,6 @@ TOKENS = "backbone.embeddings.tokens.weight"
 SEGMENTS = "backbone.embeddings.segments.weight"
 POSITIONS = "backbone.embeddings.positions.weight"
 STILL = {"data.heldout_share": 0.2, "training.learning_rate": 1e-12, "training.weight_decay": 0.0}
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture
@@ -57,17 +50,8 @@ def test_tokens_are_shared_by_spelling_and_by_whether_they_begin_a_word() -> Non
         ["the list, the listing of lists. café"] * 9, TokenizerSettings(kind="bpe", vocab_size=285)
     )
     found = shared_tokens(pieces, trained)
-    expected = {
-        "Ġthe": "the",
-        "Ġlist": "list",
-        ",": ",",
-        "Ġof": "of",
-        "s": "##s",
-        "ing": "##ing",
-        "Ġ": None,
-        "list": None,
-    }
-    for token, other in expected.items():
+    same = {"Ġthe": "the", "Ġlist": "list", ",": ",", "Ġof": "of", "s": "##s", "ing": "##ing"}
+    for token, other in {**same, "Ġ": None, "list": None}.items():
         i = trained.token_id(token)
         if i is not None:
             assert found[i] == (-1 if other is None else pieces.token_id(other)), token
@@ -79,17 +63,7 @@ def test_tokens_are_shared_by_spelling_and_by_whether_they_begin_a_word() -> Non
     for role in ("sos", "eos", "pad", "unk", "mask"):
         assert roles[getattr(pieces.vocabulary, role)] == getattr(spaced.vocabulary, role)
     assert roles[pieces.vocabulary.pseudo] == spaced.vocabulary.mask, "a pseudo mask starts as a copy of the mask"
-    same = shared_tokens(pieces, pieces)
-    assert same.tolist() == list(range(len(pieces)))
-
-
-def test_rows_of_new_tokens_are_the_mean_of_the_ordinary_ones() -> None:
-    table = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    rows = rows_of_tokens(table, np.array([2, -1, 0, -1]), np.array([3, 4, 5], dtype=np.int32))
-    assert torch.equal(rows[[0, 2]], table[[2, 0]])
-    torch.testing.assert_close(rows[[1, 3]], table[3:].mean(0).expand(2, 3))
-    bias = rows_of_tokens(table[:, 0], np.array([-1, 1]), np.array([3, 4, 5], dtype=np.int32))
-    torch.testing.assert_close(bias, torch.stack([table[3:, 0].mean(), table[1, 0]]))
+    assert shared_tokens(pieces, pieces).tolist() == list(range(len(pieces)))
 
 
 def test_an_imported_model_with_another_vocabulary(bert: Path, tmp_path: Path) -> None:
@@ -128,57 +102,18 @@ def test_roles_are_those_the_tokenizers_configuration_names(tmp_path: Path) -> N
     backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     backend.add_special_tokens(["<s>", "<pad>", "</s>", "[UNK]", "<mask>"])
     backend.save(str(tmp_path / "tokenizer.json"))
-    named = {
-        "cls_token": "<s>",
-        "sep_token": {"content": "</s>"},
-        "pad_token": "<pad>",
-        "mask_token": "<mask>",
-        "unk_token": "[UNK]",
-    }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
-    found = Tokenizer.load(tmp_path).vocabulary
-    assert (found.sos, found.pad, found.eos, found.unk, found.mask) == (0, 1, 2, 5, 11)
-    Tokenizer.load(tmp_path).save(tmp_path)
-    again = Tokenizer.load(tmp_path / "tokenizer.json").vocabulary
-    assert (again.sos, again.pad, again.eos, again.unk, again.mask) == (0, 1, 2, 5, 11)
-
-
-@pytest.mark.parametrize(
-    ("config", "words", "encoded"),
-    [
-        ({"do_lower_case": True}, ["A", "a"], ["a"]),
-        ({"do_lower_case": False}, ["A", "a"], ["A"]),
-        ({}, ["A", "a"], ["A"]),
-        ({}, ["a"], ["a"]),
-    ],
-)
-def test_whether_text_is_lower_cased(
-    tmp_path: Path, config: dict[str, Any], words: list[str], encoded: list[str]
-) -> None:
-    write_vocabulary(tmp_path, [*SPECIALS, *words])
-    if config:
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    found = read_tokenizer(tmp_path)
-    assert found is not None
-    tokenizer, settings = found
-    assert tokenizer.tokens(tokenizer.encode("A")) == encoded
-    assert settings.lowercase == (encoded == ["a"])
-    assert Tokenizer.load(settings.path or "").fingerprint == tokenizer.fingerprint
+    named = {"cls": "<s>", "sep": {"content": "</s>"}, "pad": "<pad>", "mask": "<mask>", "unk": "[UNK]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({f"{role}_token": it for role, it in named.items()}))
+    for file in (tmp_path, tmp_path / "tokenizer.json"):
+        tokenizer = Tokenizer.load(file)
+        found = tokenizer.vocabulary
+        assert (found.sos, found.pad, found.eos, found.unk, found.mask) == (0, 1, 2, 5, 11)
+        tokenizer.save(tmp_path)
 
 
 def test_sentencepieces_words_begin_with_their_mark() -> None:
-    pieces = [
-        ("<s>", 0.0),
-        ("<pad>", 0.0),
-        ("</s>", 0.0),
-        ("<unk>", 0.0),
-        ("▁a", -1.0),
-        ("b", -1.0),
-        (".", -1.0),
-        ("▁.", -2.0),
-        ("<mask>", 0.0),
-    ]
-    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=3))
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "▁a", "b", ".", "▁.", "<mask>"]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram([(token, -1.0) for token in tokens], unk_id=3))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     backend.decoder = tokenizers.decoders.Metaspace()
     backend.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
@@ -205,16 +140,13 @@ def test_positions_are_repeated_when_asked_for(bert: Path) -> None:
     assert torch.equal(repeated(old, 7), old[:7])
 
 
-@pytest.mark.parametrize(
-    ("recipe", "known", "rows"),
-    [
-        ("unilm-v1-base", 2, [0, 1, 0, 0, 0, 1]),
-        ("unilm-v1-base", 6, [0, 1, 2, 3, 4, 5]),
-        ("unilm-v1-base", 1, [0, 0, 0, 0, 0, 0]),
-        ("bert-base", 2, [0, 1]),
-        ("bert-base", 1, [0, 0]),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "known", "rows"), [
+    ("unilm-v1-base", 2, [0, 1, 0, 0, 0, 1]),
+    ("unilm-v1-base", 6, [0, 1, 2, 3, 4, 5]),
+    ("unilm-v1-base", 1, [0, 0, 0, 0, 0, 0]),
+    ("bert-base", 2, [0, 1]),
+    ("bert-base", 1, [0, 0]),
+])  # fmt: skip
 def test_segments_start_as_what_they_name(recipe: str, known: int, rows: list[int]) -> None:
     assert rows_of_segments(load_recipe(recipe), known).tolist() == rows
 
@@ -225,10 +157,8 @@ def test_segments_start_as_what_they_name(recipe: str, known: int, rows: list[in
 def run(
     recipe: str, init: Path, out: Path, corpus: Path, *, new_tokenizer: bool = False, **overrides: Any
 ) -> LoadedModel:
-    changes = {
-        **STILL,
-        "data.corpus": [str(corpus)],
-        **{key.replace("__", "."): value for key, value in overrides.items()},
+    changes = {**STILL, "data.corpus": [str(corpus)]} | {
+        key.replace("__", "."): each for key, each in overrides.items()
     }
     pretrain(recipe, out, toy=True, quiet=True, overrides=changes, init=init, new_tokenizer=new_tokenizer)
     return load_model(out)
@@ -341,17 +271,10 @@ def test_an_imported_model_is_fine_tuned_on_pairs(kind: str, changes: dict[str, 
     pytest.importorskip("transformers")
     save(kind, tmp_path / "theirs", padding=2 if kind.startswith("Ro") else 0, **changes)
     records = [{"text": "a b", "pair": "c.", "label": "x"}, {"text": "b", "pair": "d e f", "label": "y"}]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    pairs, out = nlu_toys.write(tmp_path / "pairs.jsonl", records), tmp_path / "run"
     overrides = {"task.fields": {"text": "text", "pair": "pair", "label": "label"}, "finetuning.epochs": 1.0}
-    finetune(
-        "classification",
-        tmp_path / "theirs",
-        tmp_path / "pairs.jsonl",
-        out=tmp_path / "run",
-        quiet=True,
-        overrides=overrides,
-    )
-    assert len(predict(tmp_path / "run", tmp_path / "pairs.jsonl", quiet=True)) == 2
+    finetune("classification", tmp_path / "theirs", pairs, out=out, quiet=True, overrides=overrides)
+    assert len(predict(out, pairs, quiet=True)) == 2
 
 
 def test_what_a_start_refuses(bert: Path, corpus: Path, tmp_path: Path) -> None:
@@ -366,13 +289,9 @@ def test_what_a_start_refuses(bert: Path, corpus: Path, tmp_path: Path) -> None:
         pretrain("bert-base", tmp_path / "d", toy=True, overrides=given, init=tmp_path / "none")
     with pytest.raises(UniclozeError, match=r"no weight of .* fits"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sizes = {
-            "model.hidden_size": 16,
-            "model.intermediate_size": 8,
-            "model.head": "linear",
-            "model.head_bias": False,
-        }
-        pretrain("bert-base", tmp_path / "e", toy=True, quiet=True, overrides={**given, **sizes}, init=bert)
+        sizes = {"hidden_size": 16, "intermediate_size": 8, "head": "linear", "head_bias": False}
+        given |= {f"model.{name}": value for name, value in sizes.items()}
+        pretrain("bert-base", tmp_path / "e", toy=True, quiet=True, overrides=given, init=bert)
     assert not any((tmp_path / name).exists() for name in "abcd")
 
 

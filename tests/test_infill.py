@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import Any
 
@@ -126,18 +126,18 @@ def test_a_text_longer_than_the_model_reads_has_no_row() -> None:
         filled_row(model, result)
 
 
-def by_confidence(
-    model: LoadedModel, tokens: list[int], masked: list[int]
-) -> tuple[dict[int, tuple[int, np.ndarray]], list[int]]:
-    filled: list[list[tuple[int, int]]] = []
+def one_by_one(
+    places: list[int], guess: Callable[[int, dict[int, int]], np.ndarray], *, surest: bool
+) -> dict[int, tuple[int, np.ndarray]]:
+    """Step and distribution of each mask, in the order they are filled: the surest next, or from left to right."""
+    filled: dict[int, int] = {}
     expected: dict[int, tuple[int, np.ndarray]] = {}
-    for step in range(len(masked)):
-        remaining = [place for place in masked if place not in expected]
-        alone = {place: one_step(model, tokens, masked, filled, [place])[0] for place in remaining}
-        surest = max(remaining, key=lambda place: alone[place].max())
-        expected[surest] = (step, alone[surest])
-        filled.append([(surest, int(alone[surest].argmax()))])
-    return expected, [step[0][0] for step in filled]
+    for step in range(len(places)):
+        guesses = {place: guess(place, filled) for place in places if place not in filled}
+        chosen = max(guesses, key=lambda place: guesses[place].max()) if surest else min(guesses)
+        expected[chosen] = (step, guesses[chosen])
+        filled[chosen] = int(guesses[chosen].argmax())
+    return expected
 
 
 @RELATIVE
@@ -145,10 +145,14 @@ def by_confidence(
 def test_confidence_fills_the_surest_of_separate_passes_next(settings: dict, relative: bool) -> None:
     model = loaded(relative=relative, **settings)
     text = "[MASK] list of [MASK] items [MASK] [MASK] not empty ; [MASK] to [MASK]"
-    places = [1, 4, 6, 7, 11, 13]
-    expected, order = by_confidence(model, window(model, text), places)
+    tokens, places = window(model, text), [1, 4, 6, 7, 11, 13]
+
+    def guess(place: int, filled: dict[int, int]) -> np.ndarray:
+        return one_step(model, tokens, places, [[step] for step in filled.items()], [place])[0]
+
+    expected = one_by_one(places, guess, surest=True)
     check(fill(model, text, order="confidence"), expected, model)
-    assert order != places, "choose another text: this order proves nothing"
+    assert list(expected) != places, "choose another text: this order proves nothing"
 
 
 def test_the_first_part_that_defines_it_fills_by_confidence_if_it_has_no_ae() -> None:
@@ -184,6 +188,9 @@ class Long:
         self.model, self.tokens = model, model.tokenizer.encode(text).tolist()
         self.places = [i for i, token in enumerate(self.tokens) if token == model.tokenizer.vocabulary.mask]
 
+    def filled(self, *, surest: bool) -> dict[int, tuple[int, np.ndarray]]:
+        return {place + 1: found for place, found in one_by_one(self.places, self.step, surest=surest).items()}
+
     def row(self, place: int) -> tuple[int, list[int]]:
         """First token and tokens of the window centred on a mask."""
         start = min(max(0, place - 5), len(self.tokens) - 10)
@@ -208,28 +215,20 @@ def test_long_texts_are_read_through_a_window_at_each_mask(relative: bool) -> No
     with pytest.warns(UserWarning, match="the text has 23 tokens, but the model reads 10 at once") as warned:
         result = fill(model, text)
     assert len(warned) == 1
-    expected, filled, in_order = {}, {}, {}
-    for step, place in enumerate(long.places):
+    expected = {}
+    for place in long.places:
         start, row = long.row(place)
         expected[place + 1] = (0, ordinary(model, context(row), [place - start + 1])[0])
-        in_order[place + 1] = (step, long.step(place, filled))
-        filled[place] = int(in_order[place + 1][1].argmax())
     check(result, expected, model)
     with pytest.warns(UserWarning, match="reads 10 at once"):
-        check(fill(model, text, order="left-to-right"), in_order, model)
+        check(fill(model, text, order="left-to-right"), long.filled(surest=False), model)
 
 
 def test_confidence_in_long_texts_is_recomputed_wherever_the_last_fill_is_visible() -> None:
     model = loaded(positions=12)
     text = "[MASK] list [MASK] items is empty and not [MASK] to the value [MASK] return the list of [MASK] ."
-    long, filled, expected = Long(model, text), dict[int, int](), {}
-    for step in range(len(long.places)):
-        guesses = {place: long.step(place, filled) for place in long.places if place not in filled}
-        surest = max(guesses, key=lambda place: guesses[place].max())
-        expected[surest + 1] = (step, guesses[surest])
-        filled[surest] = int(guesses[surest].argmax())
     with pytest.warns(UserWarning, match="reads 10 at once"):
-        check(fill(model, text, order="confidence"), expected, model)
+        check(fill(model, text, order="confidence"), Long(model, text).filled(surest=True), model)
 
 
 def test_a_run_of_masks_longer_than_the_model_reads_is_refused() -> None:
@@ -270,22 +269,19 @@ def filled_with(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, text: str
     return result.filled
 
 
-@pytest.mark.parametrize(
-    ("text", "fills", "filled"),
-    [
-        ("Return a [MASK] of Ünïcode ITEMS\n\t🎉", ["list"], "Return a list of Ünïcode ITEMS\n\t🎉"),
-        ("Play [MASK]  now", ["##ing"], "Playing  now"),
-        ("Play [MASK] [MASK] now", ["##s", "##ed"], "Playsed now"),
-        ("([MASK])", ["list"], "(list)"),
-        ("x-[MASK]-x [MASK]", ["list", "."], "x-list-x."),
-        ("[MASK][MASK]", ["list", "of"], "list of"),
-        ("[MASK][MASK]", ["list", "."], "list."),
-        ("[MASK] \n [MASK]", ["list", "of"], "list \n of"),
-        ("[MASK]", ["##ing"], "ing"),
-        ("  [MASK] x  ", ["the"], "  the x  "),
-        ("İ ẞ ﬁ\u00a0«ÇASE» [MASK] é", ["the"], "İ ẞ ﬁ\u00a0«ÇASE» the é"),
-    ],
-)
+@pytest.mark.parametrize(("text", "fills", "filled"), [
+    ("Return a [MASK] of Ünïcode ITEMS\n\t🎉", ["list"], "Return a list of Ünïcode ITEMS\n\t🎉"),
+    ("Play [MASK]  now", ["##ing"], "Playing  now"),
+    ("Play [MASK] [MASK] now", ["##s", "##ed"], "Playsed now"),
+    ("([MASK])", ["list"], "(list)"),
+    ("x-[MASK]-x [MASK]", ["list", "."], "x-list-x."),
+    ("[MASK][MASK]", ["list", "of"], "list of"),
+    ("[MASK][MASK]", ["list", "."], "list."),
+    ("[MASK] \n [MASK]", ["list", "of"], "list \n of"),
+    ("[MASK]", ["##ing"], "ing"),
+    ("  [MASK] x  ", ["the"], "  the x  "),
+    ("İ ẞ ﬁ\u00a0«ÇASE» [MASK] é", ["the"], "İ ẞ ﬁ\u00a0«ÇASE» the é"),
+])  # fmt: skip
 def test_word_pieces_are_spliced_into_the_text(
     monkeypatch: pytest.MonkeyPatch, text: str, fills: list[str], filled: str
 ) -> None:
@@ -309,19 +305,16 @@ def test_bytes_are_spliced_into_the_text(
     assert filled_with(monkeypatch, byte_level(), text, fills) == filled
 
 
-@pytest.mark.parametrize(
-    ("text", "token", "readable"),
-    [
-        ("a [MASK] a", "ĠReturn", "Return"),
-        ("a [MASK] a", "s", "##s"),
-        ("a [MASK] [MASK]", ".", "."),
-        ("[MASK] a", "R", "R"),
-        ("([MASK])", "a", "a"),
-        ("a [MASK] a", "Ċ", "\u23ce"),
-        ("a [MASK] a", "Ġ", "\u2423"),
-        ("a [MASK] a", "Ã", "\ufffd"),
-    ],
-)
+@pytest.mark.parametrize(("text", "token", "readable"), [
+    ("a [MASK] a", "ĠReturn", "Return"),
+    ("a [MASK] a", "s", "##s"),
+    ("a [MASK] [MASK]", ".", "."),
+    ("[MASK] a", "R", "R"),
+    ("([MASK])", "a", "a"),
+    ("a [MASK] a", "Ċ", "\u23ce"),
+    ("a [MASK] a", "Ġ", "\u2423"),
+    ("a [MASK] a", "Ã", "\ufffd"),
+])  # fmt: skip
 def test_candidates_of_byte_symbols_are_shown_as_text(
     monkeypatch: pytest.MonkeyPatch, text: str, token: str, readable: str
 ) -> None:

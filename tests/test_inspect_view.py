@@ -228,18 +228,5 @@ def test_a_given_text_becomes_the_window_the_sampler_would_cut(tmp_path: Any) ->
         assert [slot.segment for slot in view.slots] == sampled.segment_ids[0].tolist()
 
 
-def test_windows_of_pads_and_marks_text() -> None:
-    tokenizer = _long()
-    ids = tokenizer.encode(LONG)
-    windows = windows_of([[ids[:3]], [ids[:2], ids[2:7]]], tokenizer.vocabulary, keys=keyed.key(0, np.arange(2)))
-    pad, sos, eos = tokenizer.vocabulary.pad, tokenizer.vocabulary.sos, tokenizer.vocabulary.eos
-    assert windows.lengths.tolist() == [5, 10]
-    assert windows.token_ids[0].tolist() == [sos, *ids[:3], eos, *[pad] * 5]
-    assert windows.token_ids[1].tolist() == [sos, *ids[:2], eos, *ids[2:7], eos]
-    assert windows.segment_ids.tolist() == [[0] * 10, [0] * 4 + [1] * 6]
-    assert windows.maskable[0].tolist() == [False, True, True, True, *[False] * 6]
-    assert windows.maskable[1].sum() == 7
-
-
 def _long() -> Tokenizer:
     return whitespace_tokenizer(LONG)

@@ -70,10 +70,11 @@ def model(
     positions: int = 40,
     targets: Collection[str] = ("ae", "par"),
     heads: Mapping[str, HeadSettings] | None = None,
+    encoding: str = "learned",
     **settings: Any,
 ) -> UnifiedModel:
-    """A small float32 model with weights large enough for differences to show."""
-    shape = ModelSettings(**(SHAPE | settings))
+    """A small float32 model with weights large enough for differences to show; `encoding` is the setting `positions`."""
+    shape = ModelSettings(**(SHAPE | {"positions": encoding} | settings))
     return with_biases(UnifiedModel(shape, vocab_size=vocab, max_positions=positions, targets=targets, heads=heads))
 
 

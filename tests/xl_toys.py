@@ -8,18 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toys import SHAPE, with_biases
+import toys
 from unicloze.example import Examples, Kind
 from unicloze.model.model import UnifiedModel
-from unicloze.settings import ModelSettings
 from unicloze.text.windows import Windows
 
 
 def xl_model(vocab: int = 50, **settings: Any) -> UnifiedModel:
     """Like `toys.model`, but with positions as distances, and XLNet's bare embeddings and head."""
-    xl = {"positions": "transformer_xl", "relative_bias": False, "embedding_norm": False, "head": "linear"}
-    shape = ModelSettings(**(SHAPE | xl | settings))
-    return with_biases(UnifiedModel(shape, vocab_size=vocab, max_positions=40))
+    bare: dict[str, Any] = dict(relative_bias=False, embedding_norm=False, head="linear")
+    return toys.model(vocab, encoding="transformer_xl", **bare | settings)
 
 
 def two_streams(windows: Windows, examples: Examples) -> dict[str, Tensor]:
