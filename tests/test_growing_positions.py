@@ -9,46 +9,28 @@ import pytest
 import torch
 
 import nlu_toys
-from nlu_toys import events_of, finetuned
+from nlu_toys import WORDS, events_of, finetuned
 from unicloze import verbs
 from unicloze.decoding.generate import generate
 from unicloze.errors import UsageError
-from unicloze.finetuning.initial import task_recipe, untrained
+from unicloze.finetuning.initial import untrained
 from unicloze.finetuning.run import finetune_run
 from unicloze.recipes import load_recipe
-from unicloze.settings import DecodingSettings, Recipe, TokenizerSettings
-from unicloze.text.tokenizers import Tokenizer
+from unicloze.settings import DecodingSettings, Recipe
 from unicloze.training.initial import POSITION_ROWS
-from unicloze.training.loading import LoadedModel, build_model, load_model
-
-WORDS = [
-    "anna", "eva", "carl", "berlin", "oslo", "sees", "meets", "likes", "the", "old", "red", "small", "river", "garden",
-    "house", "tree",
-]  # fmt: skip
-SHAPE = {
-    "data.window": 512, "model.hidden_size": 16, "model.num_layers": 1, "model.num_heads": 2,
-    "model.intermediate_size": 32,
-}  # fmt: skip
-TWO_STEPS = {
-    "training.batch_size": 2, "training.learning_rate": 1e-3, "training.device": "cpu", "training.precision": "fp32",
-    "finetuning.epochs": 1,
-}  # fmt: skip
+from unicloze.training.loading import LoadedModel, load_model
 
 
 def start_of(recipe: str = "quickstart", **shape: Any) -> LoadedModel:
-    tokenizer = Tokenizer.train([" ".join(WORDS)] * 5, TokenizerSettings(vocab_size=140))
-    made = load_recipe(recipe, {**SHAPE, **{key.replace("__", "."): value for key, value in shape.items()}})
-    model = build_model(made, tokenizer.vocabulary.size).for_use().eval()
-    return LoadedModel(model, tokenizer, made, Path("start"), 0)
+    return nlu_toys.start(recipe, **{"data__window": 512, "model__num_layers": 1, **shape})
 
 
 def recipe_for(start: LoadedModel, task: str = "xsum", **overrides: Any) -> Recipe:
-    given = {**TWO_STEPS, **{key.replace("__", "."): value for key, value in overrides.items()}}
-    return task_recipe(load_recipe(task, given), start, list(given))
+    return nlu_toys.recipe_for(start, task, **{"finetuning__epochs": 1, "training__batch_size": 2, **overrides})
 
 
 def pairs(path: Path) -> Path:
-    lines = [{"source": " ".join(WORDS * 60), "target": " ".join(WORDS[n:] * 6)} for n in range(4)]
+    lines = [{"source": " ".join(WORDS * 90), "target": " ".join(WORDS[n:] * 6)} for n in range(4)]
     return nlu_toys.write(path, lines)
 
 
@@ -65,13 +47,13 @@ def test_a_source_of_720_and_a_target_of_48_tokens_are_learned_from_512_position
     ):
         result = finetune_run(recipe, start, pairs(tmp_path / "train.jsonl"), None, tmp_path / "run")
     assert result.step == 2
-    assert "positions 512 to 767 start as copies of the 512 that start has" in capsys.readouterr().err
+    assert "positions 512 to 767 start as copies of the 512 that none has" in capsys.readouterr().err
     assert events_of(tmp_path / "run")[0]["changed"] == {"model.max_positions": [512, 768]}
     tuned = load_model(tmp_path / "run")
     known, grown = (each.model.state_dict()[POSITION_ROWS[0]] for each in (start, tuned))
     assert torch.equal(grown, torch.cat([known, known[:256]]))
     with pytest.warns(UserWarning, match="1 of 1 sources are longer than 720 tokens"):
-        (written,) = verbs.generate(tuned, text=" ".join(WORDS * 60), quiet=True, overrides={"decoding.beams": 1})
+        (written,) = verbs.generate(tuned, text=" ".join(WORDS * 90), quiet=True, overrides={"decoding.beams": 1})
     assert written["prediction"] is not None
 
 
@@ -92,7 +74,7 @@ def test_the_number_of_positions_may_be_given() -> None:
     assert (more.model.max_positions, more.task.max_length) == (200, 128)
     kept = recipe_for(start, "classification", model__max_positions=32)
     assert (kept.model.max_positions, kept.task.max_length) == (32, 32)
-    with pytest.raises(UsageError, match=r"model\.max_positions is 31, but the model start has 32 .*: give 32 or"):
+    with pytest.raises(UsageError, match=r"model\.max_positions is 31, but the model none has 32 .*: give 32 or"):
         recipe_for(start, "classification", model__max_positions=31)
 
 
@@ -125,9 +107,9 @@ def test_a_setting_of_the_model_that_a_task_changes_is_reported(
     task = recipe_for(start, "classification", model__dropout=0.3)
     train = nlu_toys.write(tmp_path / "train.jsonl", [{"text": "anna", "label": "ab"[n % 2]} for n in range(4)])
     finetune_run(task, start, train, None, tmp_path / "run")
-    assert "model.dropout is 0.3 (start: 0.0)" in capsys.readouterr().err
+    assert "model.dropout is 0.3 (none: 0.0)" in capsys.readouterr().err
     assert events_of(tmp_path / "run")[0]["changed"] == {"model.dropout": [0.0, 0.3]}
-    with pytest.raises(UsageError, match=r"model\.num_layers is 3, but the model start was trained with 1: leave it"):
+    with pytest.raises(UsageError, match=r"model\.num_layers is 3, but the model none was trained with 1: leave it"):
         recipe_for(start, "classification", model__num_layers=3)
 
 

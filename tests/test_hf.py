@@ -18,14 +18,13 @@ import unicloze
 from conftest import slow_except
 from decoding_toys import TEXT, loaded, roberta_like
 from hf_toys import padded, save_run, written_row
-from interop_toys import labels_of
+from interop_toys import batch_of, labels_of
 from toys import random_windows, vocabulary
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import settings_of
-from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.settings import ModelSettings, Recipe, UseSettings
 
 transformers = pytest.importorskip("transformers")
@@ -117,10 +116,9 @@ def test_no_mask_means_no_padding() -> None:
 def test_the_masked_lms_loss_is_ours(training: bool) -> None:
     model = hf.UniclozeForMaskedLM(hf.UniclozeConfig(**SHAPE)).train(training)
     own = ours(model)
-    windows = random_windows(6, 24, short=True, seed=2)
-    batch = collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"])))
-    mask = (torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(windows.lengths)[:, None]).long()
-    found = model(batch.input_ids, attention_mask=mask, token_type_ids=batch.segment_ids, labels=labels_of(batch))
+    batch, real = batch_of(vocabulary(), segments=True)
+    given = {"attention_mask": real.long(), "token_type_ids": batch.segment_ids, "labels": labels_of(batch)}
+    found = model(batch.input_ids, **given)
     slots = batch.targets["ae"].slots
     row, place = batch.targets["ae"].weights.nonzero(as_tuple=True)
     logits = own.logits(batch)["ae"][row, place]
