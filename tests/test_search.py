@@ -382,29 +382,25 @@ def test_few_candidates_leave_places_empty() -> None:
     assert kept.hypotheses(0, 3) == [hypothesis([4], -2.0, -1.0, ended=True)]
 
 
-def settled(tokens: list[list[int]], totals: list[float], kept: module._Candidates, told: list[int]) -> module.Settled:
-    return module._settled([5], torch.tensor([tokens]), torch.tensor([totals]), kept, told, 1)
+def settled(tokens: list[list[int]], totals: list[float], kept: module._Candidates) -> list[int]:
+    return module._settled(torch.tensor([tokens]), torch.tensor([totals]), kept, 1)
 
 
 def test_tokens_are_settled_that_all_open_hypotheses_share() -> None:
-    told = [0]
-    assert settled([[1, 2, 3], [1, 2, 4]], [-1.0, -2.0], candidates(), told) == [(5, [1, 2])]
-    assert told == [2]
-    assert settled([[1, 2, 3], [1, 2, 4]], [-1.0, -2.0], candidates(), told) == [] and told == [2]
-    assert settled([[1, 2, 3], [1, 9, 4]], [-1.0, NEVER], candidates(), told) == [(5, [3])] and told == [3]
-    assert settled([[1, 2, 3], [1, 9, 4]], [NEVER, NEVER], candidates(), told) == [] and told == [3]
+    assert settled([[1, 2, 3], [1, 2, 4]], [-1.0, -2.0], candidates()) == [1, 2]
+    assert settled([[1, 2, 3], [1, 9, 4]], [-1.0, NEVER], candidates()) == [1, 2, 3]
+    assert settled([[1, 2, 3], [1, 9, 4]], [NEVER, NEVER], candidates()) == []
 
 
 def test_the_best_candidate_limits_what_is_settled() -> None:
-    kept, told = candidates(), [0]
+    kept = candidates()
     kept.add(scores(-9.0), scores(-9.0), torch.tensor([[[1, 2, 0]]]), ended=True)
-    assert settled([[1, 2, 3], [1, 2, 3]], [-1.0, -2.0], kept, told) == [(5, [1, 2])]
+    assert settled([[1, 2, 3], [1, 2, 3]], [-1.0, -2.0], kept) == [1, 2]
     kept.add(scores(-8.0), scores(-8.0), torch.tensor([[[1, 7, 0]]]), ended=True)
-    told = [0]
-    assert settled([[1, 2, 3], [1, 2, 3]], [-1.0, -2.0], kept, told) == [(5, [1])]
-    assert settled([[1, 2, 3], [1, 2, 3]], [NEVER, NEVER], kept, told) == [(5, [7])] and told == [2]
-    two = module._settled([5, 6], torch.tensor([[[1]], [[1]]]), torch.zeros(2, 1), kept, [0, 0], 1)
-    several = module._settled([5], torch.tensor([[[1]]]), torch.zeros(1, 1), kept, [0], 2)
+    assert settled([[1, 2, 3], [1, 2, 3]], [-1.0, -2.0], kept) == [1]
+    assert settled([[1, 2, 3], [1, 2, 3]], [NEVER, NEVER], kept) == [1, 7]
+    two = module._settled(torch.tensor([[[1]], [[1]]]), torch.zeros(2, 1), kept, 1)
+    several = module._settled(torch.tensor([[[1]]]), torch.zeros(1, 1), kept, 2)
     assert two == several == []
 
 

@@ -132,7 +132,7 @@ def _with_memory(
     pieces = [ReadWindow(text=row, first=0, tokens=piece) for row, each in enumerate(texts) for piece in each]
     own = set((np.cumsum([len(each) for each in texts]) - 1).tolist())
     model = loaded.model.eval()
-    for numbers, memory, _ in with_memories(loaded, pieces, rows):
+    for numbers, memory in with_memories(loaded, pieces, rows):
         places = np.array([place for place, number in enumerate(numbers) if number in own], dtype=np.int64)
         if not len(places):
             continue

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unicloze.arrays import Flags, Int32s
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.example import Examples, Memory, Target, collate
+from unicloze.example import Batch, Examples, Memory, Target, collate
 from unicloze.files import BEST, CHECKPOINTS
 from unicloze.mixtures import longest_window, parts, phases
 from unicloze.model.heads import cross_entropy
@@ -277,6 +277,13 @@ def check_numbers(values: Tensor) -> None:
         )
 
 
+def batch_of(model: LoadedModel, examples: Examples, memory: Memory | None, *, updates: bool) -> Batch:
+    """Rows with the memory of the text before them, which the model updates if asked to."""
+    device = model.compute.device
+    text = torch.from_numpy(examples.text_slots()).to(device=device, dtype=torch.long) if updates else None
+    return dataclasses.replace(collate(examples, device=device), memory=memory, text_slots=text)
+
+
 @torch.inference_mode()
 def logits_of(
     model: LoadedModel, examples: Examples, memory: Memory | None = None, *, updates: bool = False
@@ -286,9 +293,7 @@ def logits_of(
     Returns:
         Logits, *Shape:* (rows, predictions, vocabulary), and labels, *Shape:* (rows, predictions).
     """
-    device = model.compute.device
-    text = torch.from_numpy(examples.text_slots()).to(device=device, dtype=torch.long) if updates else None
-    batch = dataclasses.replace(collate(examples, device=device), memory=memory, text_slots=text)
+    batch = batch_of(model, examples, memory, updates=updates)
     with model.compute.autocast():
         ((name, logits),) = model.model.logits(batch).items()
     return logits, batch.targets[name].labels

@@ -9,7 +9,6 @@ token not yet known.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections import Counter
@@ -25,7 +24,7 @@ from unicloze.arrays import Flags, Int32s
 from unicloze.decoding import inputs
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.example import Memory, collate
+from unicloze.example import Memory
 from unicloze.files import Plain, PlainList
 from unicloze.mixtures import parts
 from unicloze.model.model import perplexity
@@ -36,10 +35,11 @@ from unicloze.training.loading import LoadedModel
 
 def with_memories(
     model: LoadedModel, pieces: Sequence[inputs.ReadWindow], batch_size: int, *, fills: bool = False
-) -> Iterator[tuple[list[int], Memory | None, Memory | None]]:
+) -> Iterator[tuple[list[int], Memory | None]]:
     """Yield groups of pieces of different texts, with the memory of the pieces before each.
 
-    Every piece is yielded once, those of a text in order. Earlier pieces are read unmasked, by the caller or once more here.
+    Every piece is yielded once, those of a text in order. Earlier pieces are read unmasked, by the caller, who then fills
+    the memory, or once more here.
     """
     of_text: dict[int, list[int]] = {}
     for number, piece in enumerate(pieces):
@@ -47,28 +47,19 @@ def with_memories(
     texts = sorted(of_text.values(), key=lambda numbers: -len(numbers))
     for first in range(0, len(texts), batch_size):
         group = texts[first : first + batch_size]
-        memory: Memory | None = None
+        shape, device = model.model.settings.memory_shape(len(group)), model.compute.device
+        lengths = torch.zeros(len(group), dtype=torch.long, device=device)
+        memory = Memory(states=torch.zeros(shape, device=device), lengths=lengths)
         for place in range(len(group[0])):
             going = [numbers[place] for numbers in group if len(numbers) > place]
             memory = rows_of(memory, np.arange(len(going)))
-            after = empty_memory(model, len(going)) if fills else None
-            yield going, memory, after
-            if after is not None:
-                memory = after
-            elif place + 1 < len(group[0]):
-                memory = _remembered(model, [pieces[number] for number in going], memory, batch_size)
+            yield going, memory if place or fills else None
+            if not fills and place + 1 < len(group[0]):
+                _remember(model, [pieces[number] for number in going], memory, batch_size)
 
 
-def empty_memory(model: LoadedModel, rows: int) -> Memory:
-    """The memory of rows that no text precedes."""
-    shape, device = model.model.settings.memory_shape(rows), model.compute.device
-    return Memory(states=torch.zeros(shape, device=device), lengths=torch.zeros(rows, dtype=torch.long, device=device))
-
-
-def rows_of(memory: Memory | None, rows: npt.NDArray[np.int64]) -> Memory | None:
+def rows_of(memory: Memory, rows: npt.NDArray[np.int64]) -> Memory:
     """The memory restricted to some rows."""
-    if memory is None:
-        return None
     chosen = torch.from_numpy(rows).to(memory.lengths.device)
     return Memory(states=memory.states[:, chosen], lengths=memory.lengths[chosen])
 
@@ -80,23 +71,14 @@ def put_rows(memory: Memory, rows: npt.NDArray[np.int64], of_rows: Memory) -> No
 
 
 @torch.inference_mode()
-def _remembered(
-    model: LoadedModel, pieces: Sequence[inputs.ReadWindow], before: Memory | None, batch_size: int
-) -> Memory:
-    """The memory after reading each piece."""
-    device, after = model.compute.device, empty_memory(model, len(pieces))
-    former = before or after
+def _remember(model: LoadedModel, pieces: Sequence[inputs.ReadWindow], memory: Memory, batch_size: int) -> None:
+    """Read each piece, and update its row of the memory."""
     for block in inputs.by_length([len(piece) for piece in pieces], batch_size):
         windows = inputs.one_segment([pieces[i].tokens for i in block], model.tokenizer.vocabulary)
-        examples = rows_to_encode(windows, model.recipe)
-        memory = rows_of(former, block)
-        assert memory is not None
-        text = torch.from_numpy(examples.text_slots()).to(device=device, dtype=torch.long)
-        batch = dataclasses.replace(collate(examples, device=device), memory=memory, text_slots=text)
+        of_block = rows_of(memory, block)
         with model.compute.autocast():
-            model.model.backbone(batch)
-        put_rows(after, block, memory)
-    return after
+            model.model.backbone(inputs.batch_of(model, rows_to_encode(windows, model.recipe), of_block, updates=True))
+        put_rows(memory, block, of_block)
 
 
 Measure = Literal["pseudo", "chain"]
@@ -241,12 +223,12 @@ def log_probabilities(
     check_defines(inputs.objective_of(model.recipe), measure)
     inputs.check_predicts_tokens(model, "score texts")
     if not model.model.settings.memory:
-        return _ask(model, pieces, measure, batch_size, progress, None, None)
+        return _ask(model, pieces, measure, batch_size, progress, None)
     result: list[inputs.Logs] = [np.empty(0)] * len(pieces)
     # An LSTM reads the same rows to score a text as to remember it.
     fills = measure == "chain" and model.model.settings.kind == "recurrent"
-    for numbers, before, after in with_memories(model, pieces, batch_size, fills=fills):
-        logs = _ask(model, [pieces[number] for number in numbers], measure, batch_size, progress, before, after)
+    for numbers, memory in with_memories(model, pieces, batch_size, fills=fills):
+        logs = _ask(model, [pieces[number] for number in numbers], measure, batch_size, progress, memory, fills=fills)
         for number, of_piece in zip(numbers, logs, strict=True):
             result[number] = of_piece
     return result
@@ -254,12 +236,9 @@ def log_probabilities(
 
 def _ask(
     loaded: LoadedModel, pieces: Sequence[inputs.ReadWindow], measure: Measure, batch_size: int, progress: Progress,
-    memory: Memory | None, after: Memory | None,
+    memory: Memory | None, *, fills: bool = False,
 ) -> list[inputs.Logs]:  # fmt: skip
-    """One row per piece by the chain rule, one per token that is masked alone.
-
-    `memory` has one row per piece, and so has `after`, which is filled if given.
-    """
+    """One row per piece by the chain rule, one per token that is masked alone; `memory` has one per piece."""
     result, special = [np.full(len(piece), np.nan) for piece in pieces], loaded.tokenizer.vocabulary.special
     asked = [(i, np.flatnonzero(~np.isin(piece.tokens, special))) for i, piece in enumerate(pieces)]
     if measure == "pseudo":
@@ -270,10 +249,10 @@ def _ask(
         places = [asked[row][1] for row in block]
         steps = [np.where(np.isin(np.arange(len(ids)), own), 0, -1) for ids, own in zip(texts, places, strict=True)]
         examples = inputs.rows_to_ask(loaded, _ASKS[measure][0], texts, steps if measure == "pseudo" else None)
-        before = rows_of(memory or after, rows)
-        logs = inputs.log_probability(*inputs.logits_of(loaded, examples, before, updates=after is not None))
-        if after is not None and before is not None:
-            put_rows(after, rows, before)
+        of_block = None if memory is None else rows_of(memory, rows)
+        logs = inputs.log_probability(*inputs.logits_of(loaded, examples, of_block, updates=fills))
+        if fills and memory is not None and of_block is not None:
+            put_rows(memory, rows, of_block)
         for row, own, found in zip(rows, places, logs, strict=True):
             result[row][own] = found[: len(own)]
         progress(sum(map(len, places)))

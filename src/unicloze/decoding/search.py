@@ -11,6 +11,7 @@ continue are the next hypotheses. At `max_length` these become candidates too. T
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -273,7 +274,7 @@ def beam_search(stepper: Stepper, rules: TokenConstraints, records: Sequence[int
     totals[:, 0] = 0.0  # all hypotheses are empty and equal: only one of them is extended
     candidates = _Candidates.none(len(stepper), beams, longest, device)
     results: list[list[Hypothesis]] = [[] for _ in records]
-    told = [0] * len(stepper)
+    told = 0
     for length in range(1, longest + 1):
         logs = rules.apply(torch.log_softmax(logits, dim=2), tokens)
         best = (logs + totals[:, :, None].float()).flatten(1).topk(min(2 * beams, beams * vocabulary), dim=1).indices
@@ -293,7 +294,9 @@ def beam_search(stepper: Stepper, rules: TokenConstraints, records: Sequence[int
             still = torch.where(over[:, None], NEVER, totals)
             candidates.add(still / length_penalty(length, alpha), still, tokens, ended=False)
             over[:] = True
-        yield _settled(numbers, tokens, totals, candidates, told, settings.num_results)
+        settled = _settled(tokens, totals, candidates, settings.num_results)
+        yield [(numbers[0], settled[told:])] if settled[told:] else []
+        told = max(told, len(settled))
         totals[over] = NEVER  # so that they add no further candidates if they stay
         done, left = _leaving(over)
         for row in done:
@@ -301,7 +304,7 @@ def beam_search(stepper: Stepper, rules: TokenConstraints, records: Sequence[int
         if not len(left):
             break
         if len(left) < len(numbers):
-            numbers, told = [numbers[row] for row in left.tolist()], [told[row] for row in left.tolist()]
+            numbers = [numbers[row] for row in left.tolist()]
             tokens, totals, parents, chosen = (part[left] for part in (tokens, totals, parents, chosen))
             candidates = candidates.of_rows(left)
             stepper.keep(left)
@@ -327,20 +330,10 @@ def _is_over(candidates: _Candidates, totals: Tensor, length: int, settings: Dec
     return reachable <= candidates.scores[:, settings.num_results - 1]
 
 
-def _settled(
-    numbers: list[int], tokens: Tensor, totals: Tensor, candidates: _Candidates, told: list[int], results: int
-) -> Settled:
-    """New tokens of a single source that all open hypotheses share; `told` counts those reported before."""
-    if len(numbers) > 1 or results > 1:
+def _settled(tokens: Tensor, totals: Tensor, candidates: _Candidates, results: int) -> list[int]:
+    """The tokens that all open hypotheses of a single source and its best ended one begin with."""
+    if len(tokens) > 1 or results > 1:
         return []
-    open_ones = tokens[0][totals[0] > NEVER].tolist()
-    if candidates.scores[0, 0] > NEVER:
-        open_ones.append(candidates.hypotheses(0, 1)[0].tokens)
-    if not open_ones:
-        return []
-    shared = 0
-    while shared < min(map(len, open_ones)) and len({text[shared] for text in open_ones}) == 1:
-        shared += 1
-    new = open_ones[0][told[0] : shared]
-    told[0] = max(told[0], shared)
-    return [(numbers[0], new)] if new else []
+    texts = tokens[0][totals[0] > NEVER].tolist() + [one.tokens for one in candidates.hypotheses(0, 1)]
+    alike = itertools.takewhile(lambda each: len(each) == 1, map(set, zip(*texts, strict=False)))
+    return [token for (token,) in alike]

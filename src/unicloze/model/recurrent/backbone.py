@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unicloze.arrays import Int64s
 from unicloze.example import Batch, Memory
 from unicloze.model.attention import predicted_slots, select_slots
 from unicloze.model.backbone import embedding_width
@@ -213,10 +214,11 @@ class RecurrentBackbone(nn.Module):
             readings: list[list[Tensor]] = []
             for part in [sequences] if both_ways else [{each: steps} for each, steps in sequences.items()]:
                 alone = None if both_ways or batch.memory is None else Carried(batch.memory, found[next(iter(part))])
-                raw, shown, _ = read_layers(self.layers, embedded, part, settings, dropout, alone)
+                before = None if alone is None else alone.before()
+                raw, shown, final = read_layers(self.layers, embedded, part, settings, dropout, before)
                 readings.append([*raw, shown[-1]])
                 if alone is not None and batch.text_slots is not None:
-                    alone.close()
+                    alone.keep(final)
             layers = [functools.reduce(torch.add, of_layer) for of_layer in zip(*readings, strict=True)]
         runs = [found[FORWARD]] if both_ways else [*found.values()]
         penalty = None if dropout is None else penalty_of(layers[-2], layers[-1], runs, self.settings)
@@ -229,9 +231,9 @@ def read_layers(
     sequences: Mapping[Direction, Sequences],
     settings: ModelSettings,
     dropout: DropoutKey | None,
-    carried: Carried | None = None,
+    before: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor], list[State]]:
-    """Read the runs of one direction, from the state that is carried, or those of both with bidirectional layers.
+    """Read the runs of one direction, from the states before them, or those of both with bidirectional layers.
 
     Returns:
         Outputs of each layer before and after dropout, *Shape:* (rows, slots, width) each; and output and cell in which each
@@ -247,11 +249,10 @@ def read_layers(
         for direction, each in sequences.items():
             cell = layer.of(direction)
             start = x.new_zeros(each.count, cell.outputs), x.new_zeros(each.count, cell.cells)
-            if carried is not None:
-                carried.begin(number, start)
+            if before is not None:
+                for of_layer, part in zip(before[2 * number :], start, strict=False):
+                    part.copy_(of_layer[:, : part.shape[1]])
             output, end = cell(each.gather(x), each.running, start, dropout)
-            if carried is not None:
-                carried.keep(number, end)
             sides.append(each.scatter(output, rows, width))
             ends.append(end)
         output = torch.cat(sides, dim=-1)
@@ -314,25 +315,22 @@ class Carried:
 
     def __init__(self, memory: Memory, runs: Runs) -> None:
         first, device = np.flatnonzero(runs.starts == 0), memory.lengths.device
-        self._memory, self._after = memory, torch.zeros_like(memory.states)
+        self._memory, self._count = memory, len(runs)
         self._runs, self._rows = (torch.from_numpy(each).to(device) for each in (first, runs.rows[first]))
 
-    def begin(self, layer: int, start: State) -> None:
-        """Fill in the state that a layer's runs begin with: 0 but for the first run of a row that continues."""
+    def before(self) -> Tensor:
+        """What runs begin with: 0 but for the first run of a row that continues. *Shape:* (2 x layers, runs, widest)"""
         known = self._memory.lengths.clamp(max=1)[self._rows, None]
-        for part, of_part in enumerate(start):
-            states = self._memory.states[2 * layer + part, :, -1, : of_part.shape[1]]
-            of_part[self._runs] = states[self._rows].float() * known
+        states = self._memory.states[:, self._rows, -1].float() * known
+        return states.new_zeros(len(states), self._count, states.shape[2]).index_copy(1, self._runs, states)
 
-    def keep(self, layer: int, state: State) -> None:
-        """Note the state that a layer's runs end with."""
-        for part, of_part in enumerate(state):
-            self._after[2 * layer + part, self._rows, -1, : of_part.shape[1]] = of_part.detach()[self._runs]
-
-    def close(self) -> None:
-        """Put the noted states in the memory."""
+    def keep(self, final: Sequence[State]) -> None:
+        """Put what runs end with in the memory."""
         if len(self._rows):
-            self._memory.states, self._memory.lengths = self._after, torch.ones_like(self._memory.lengths)
+            after = torch.zeros_like(self._memory.states)
+            for number, part in enumerate(part for layer in final for part in layer):
+                after[number, self._rows, -1, : part.shape[1]] = part.detach()[self._runs]
+            self._memory.states, self._memory.lengths = after, torch.ones_like(self._memory.lengths)
 
 
 def predicted(batch: Batch, states: Tensor) -> Tensor:
@@ -355,8 +353,8 @@ def penalty_of(raw: Tensor, dropped: Tensor, runs: list[Runs], settings: ModelSe
     if not settings.activation_penalty and not settings.temporal_penalty:
         return None
     width = raw.shape[1]
-    real: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-    pairs: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    real: list[Int64s] = []
+    pairs: list[Int64s] = []
     for each in runs:
         run, slot, _ = each.order()
         kept = each.lengths[run] > 1

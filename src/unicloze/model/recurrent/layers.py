@@ -25,6 +25,29 @@ State = tuple[Tensor, Tensor]
 """Output and cell of each sequence. *Shape:* (sequences, outputs) and (sequences, cells)"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepState:
+    """What a model remembers of the texts written so far."""
+
+    carried: tuple[Tensor, ...]  # Of each hypothesis. *Shape:* (rows, hypotheses, width) each
+    shared: tuple[Tensor, ...] = ()  # Of each row, the same for all of its hypotheses. *Shape:* (rows, ...) each
+
+    def for_hypotheses(self, count: int) -> StepState:
+        """The state of a single hypothesis per row, given to `count` of them."""
+        return StepState(carried=tuple(part.expand(-1, count, -1) for part in self.carried), shared=self.shared)
+
+    def of_parents(self, parents: Tensor) -> StepState:
+        """The states that hypotheses continue. *Shape of parents:* (rows, hypotheses)"""
+        index = parents[:, :, None]
+        carried = tuple(part.gather(1, index.expand(-1, -1, part.shape[2])) for part in self.carried)
+        return StepState(carried=carried, shared=self.shared)
+
+    def of_rows(self, rows: Tensor | slice) -> StepState:
+        """The states of some rows. *Shape of rows:* (rows kept,)"""
+        carried, shared = (tuple(part[rows] for part in parts) for parts in (self.carried, self.shared))
+        return StepState(carried=carried, shared=shared)
+
+
 def draw_lstm(lstm: nn.LSTM, generator: torch.Generator) -> None:
     """Draw the weights as `nn.LSTM` does."""
     bound = lstm.hidden_size**-0.5

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +21,8 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.model.inference_model import Output, linear_for
 from unicloze.model.model import TargetLoss, UnifiedModel
 from unicloze.model.recurrent.backbone import Layer, Reading, RecurrentBackbone, viewed
-from unicloze.model.recurrent.layers import FORWARD, RecurrentLayer, State, lstm_step
-from unicloze.model.recurrent.translation import DecoderState, EncodedSource, Pairs, TranslationBackbone
+from unicloze.model.recurrent.layers import FORWARD, RecurrentLayer, State, StepState, lstm_step
+from unicloze.model.recurrent.translation import Pairs, TranslationBackbone
 
 
 class RecurrentModel(UnifiedModel):
@@ -65,29 +64,6 @@ class TranslationModel(UnifiedModel):
 
 STEPS_AT_ONCE = 256
 """Steps of the given texts that are read at once, so that a long text needs little memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepState:
-    """What a model remembers of the texts written so far."""
-
-    carried: tuple[Tensor, ...]  # Of each hypothesis. *Shape:* (rows, hypotheses, width) each
-    shared: tuple[Tensor, ...] = ()  # Of each row, the same for all of its hypotheses. *Shape:* (rows, ...) each
-
-    def for_hypotheses(self, count: int) -> StepState:
-        """The state of a single hypothesis per row, given to `count` of them."""
-        return StepState(carried=tuple(part.expand(-1, count, -1) for part in self.carried), shared=self.shared)
-
-    def of_parents(self, parents: Tensor) -> StepState:
-        """The states that hypotheses continue. *Shape of parents:* (rows, hypotheses)"""
-        index = parents[:, :, None]
-        carried = tuple(part.gather(1, index.expand(-1, -1, part.shape[2])) for part in self.carried)
-        return StepState(carried=carried, shared=self.shared)
-
-    def of_rows(self, rows: Tensor) -> StepState:
-        """The states of some rows. *Shape of rows:* (rows kept,)"""
-        carried, shared = (tuple(part[rows] for part in parts) for parts in (self.carried, self.shared))
-        return StepState(carried=carried, shared=shared)
 
 
 class StepModel(Protocol):
@@ -240,20 +216,11 @@ class TranslationSteps:
             _, states, final = self._backbone.encode(torch.from_numpy(ids).to(self.device), pairs)
         source = self._backbone.source_of(pairs, back, states)
         index = torch.from_numpy(back).to(self.device)
-        state = self._backbone.decoder.start([(h[index], c[index]) for h, c in final])
-        return None, StepState(carried=_flat(state), shared=(source.states, source.real))
+        return None, self._backbone.decoder.start([(h[index], c[index]) for h, c in final], source)
 
     def step(self, tokens: Tensor, state: StepState) -> tuple[Tensor, StepState]:
         """See `StepModel.step`."""
         decoder = self._backbone.decoder
-        *layers, attended = state.carried
-        before = DecoderState(layers=list(zip(layers[::2], layers[1::2], strict=True)), attended=attended)
-        states, real = state.shared
         with torch.autocast(self.device.type, enabled=False):
-            inputs = decoder.inputs(decoder.embeddings(tokens).float())
-            after = decoder.step(inputs, before, EncodedSource(states=states, real=real))
-        return self._logits(after.attended), StepState(carried=_flat(after), shared=state.shared)
-
-
-def _flat(state: DecoderState) -> tuple[Tensor, ...]:
-    return (*(part for layer in state.layers for part in layer), state.attended)
+            after = decoder.step(decoder.inputs(decoder.embeddings(tokens).float()), state)
+        return self._logits(after.carried[-1]), after

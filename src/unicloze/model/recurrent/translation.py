@@ -15,7 +15,7 @@ from unicloze.example import Batch
 from unicloze.model.backbone import embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.backbone import Embeddings, Layer, Sequences, layer_widths, predicted, read_layers
-from unicloze.model.recurrent.layers import BACKWARD, FORWARD, Runs, State, lstm_step
+from unicloze.model.recurrent.layers import BACKWARD, FORWARD, Runs, State, StepState, lstm_step
 from unicloze.settings import ModelSettings
 from unicloze.visibility import Intervals
 
@@ -90,30 +90,6 @@ def find_pairs(intervals: Intervals) -> Pairs:
     return Pairs(rows=starts // width, starts=starts % width, lengths=lengths[order], targets=written[starts])
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodedSource:
-    """What a decoder reads of some sources."""
-
-    states: Tensor  # Output of the encoder. *Shape:* (sources, slots, width)
-    real: Tensor  # Which slots are not padding. *Shape:* (sources, slots)
-
-    def first(self, count: int) -> EncodedSource:
-        """The first sources alone."""
-        return EncodedSource(states=self.states[:count], real=self.real[:count])
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderState:
-    """What a decoder carries from step to step, for one or more texts of each source."""
-
-    layers: Sequence[tuple[Tensor, Tensor]]  # Output and cell of each layer. *Shape:* (sources, texts, width) each
-    attended: Tensor  # The attentional state, which is fed to the next step. *Shape:* (sources, texts, hidden size)
-
-    def first(self, count: int) -> DecoderState:
-        """The state of the first sources alone."""
-        return DecoderState(layers=[(h[:count], c[:count]) for h, c in self.layers], attended=self.attended[:count])
-
-
 class AttentionDecoder(nn.Module):
     """A stack of LSTMs with token embeddings of its own, and attention over the encoder's output.
 
@@ -123,7 +99,8 @@ class AttentionDecoder(nn.Module):
         c_t = H^T softmax(H (W_1 s_t + b_1))
         a_t = tanh(W_2 [c_t; s_t] + b_2)
 
-    `nn.LSTM` holds the weights; the steps are taken one by one, since each needs the attention of the one before.
+    `nn.LSTM` holds the weights; the steps are taken one by one, since each needs the attention of the one before. The state
+    carries s and the cells of each layer, then a, which predicts the next token; all texts of a source share H.
 
     Args:
         settings: Model shape.
@@ -142,50 +119,48 @@ class AttentionDecoder(nn.Module):
         self.query = nn.Linear(widths[-1], widths[-1])
         self.combine = nn.Linear(2 * widths[-1], settings.hidden_size)
 
-    def start(self, final: Sequence[tuple[Tensor, Tensor]]) -> DecoderState:
+    def start(self, final: Sequence[State], source: tuple[Tensor, Tensor]) -> StepState:
         """The state before the first token: that of the encoder, and nothing attended to.
 
         Args:
             final: Outputs and cells in which the encoder's layers end. *Shape:* (sources, width) each
+            source: The encoder's states, *Shape:* (sources, slots, width), and which of them are not padding, *Shape:*
+                (sources, slots)
         """
-        layers = [(h[:, None], c[:, None]) for h, c in final]
         attended = final[-1][0].new_zeros(len(final[-1][0]), 1, self.combine.out_features)
-        return DecoderState(layers=layers, attended=attended)
+        return StepState(carried=(*(part[:, None] for layer in final for part in layer), attended), shared=source)
 
     def inputs(self, embedded: Tensor) -> Tensor:
         """What tokens add to the gates of the first layer. *Shape:* (..., embedding width) to (..., 4 x cells)"""
         into, _, bias = self._weights(0)
         return nn.functional.linear(embedded, into[:, : self.embedded], bias)
 
-    def step(
-        self, inputs: Tensor, state: DecoderState, source: EncodedSource, masks: Sequence[Tensor] | None = None
-    ) -> DecoderState:
+    def step(self, inputs: Tensor, state: StepState, masks: Sequence[Tensor] | None = None) -> StepState:
         """Read one token of each text.
 
         Args:
             inputs: See `inputs`. *Shape:* (sources, texts, 4 x cells)
             state: The state before.
-            source: The sources.
-            masks: Dropout of the input of each layer but the first and of `attended`; none if None.
-                *Shape:* (sources, 1, width) each
+            masks: Dropout of the input of each layer but the first and of a; none if None. *Shape:* (sources, 1, width) each
 
         Returns:
-            The state after; its `attended` predicts the next token.
+            The state after.
         """
-        layers: list[tuple[Tensor, Tensor]] = []
-        x = state.attended
-        for number, (h, c) in enumerate(state.layers):
+        *before, x = state.carried
+        after: list[Tensor] = []
+        for number, (h, c) in enumerate(zip(before[::2], before[1::2], strict=True)):
             into, recurrent, bias = self._weights(number)
             if number == 0:
                 into, bias = into[:, self.embedded :], inputs
             x, c = lstm_step(bias + x @ into.T + h @ recurrent.T, c)
-            layers.append((x, c))
+            after += [x, c]
             if masks is not None and number + 1 < len(self.layers):
                 x = x * masks[number]
-        scores = self.query(x) @ source.states.transpose(1, 2)
-        shares = scores.masked_fill(~source.real[:, None], -torch.inf).softmax(dim=2)
-        attended = torch.tanh(self.combine(torch.cat([shares @ source.states, x], dim=2)))
-        return DecoderState(layers=layers, attended=attended if masks is None else attended * masks[-1])
+        states, real = state.shared
+        scores = self.query(x) @ states.transpose(1, 2)
+        shares = scores.masked_fill(~real[:, None], -torch.inf).softmax(dim=2)
+        attended = torch.tanh(self.combine(torch.cat([shares @ states, x], dim=2)))
+        return StepState(carried=(*after, attended if masks is None else attended * masks[-1]), shared=state.shared)
 
     def _weights(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Input and recurrent weights and the bias of a layer."""
@@ -290,24 +265,23 @@ class TranslationBackbone(nn.Module):
         if dropout is not None:
             rates = [settings.hidden_dropout] * (len(self.widths) - 1) + [settings.dropout]
             masks = [mask(rate, width)[:, None] for rate, width in zip(rates, self.widths, strict=True)]
-        source = self.source_of(pairs, chosen, states)
-        state = decoder.start([(h[index], c[index]) for h, c in final])
+        state = decoder.start([(h[index], c[index]) for h, c in final], self.source_of(pairs, chosen, states))
         written = []
         for given, count in zip(inputs, running, strict=True):
-            if count < len(state.attended):
-                state, source = state.first(count), source.first(count)
+            if count < len(state.carried[-1]):
+                state = state.of_rows(slice(count))
                 masks = None if masks is None else [each[:count] for each in masks]
-            state = decoder.step(given[:, None], state, source, masks)
-            written.append(state.attended[:, 0])
+            state = decoder.step(given[:, None], state, masks)
+            written.append(state.carried[-1][:, 0])
         found_states = states.flatten(0, 1).index_add(0, place, torch.cat(written)).view(rows, slots, -1)
         return embedded.flatten(0, 1).index_add(0, place, read).view(rows, slots, -1), found_states
 
     @staticmethod
-    def source_of(pairs: Pairs, chosen: np.ndarray[tuple[int], np.dtype[np.int64]], states: Tensor) -> EncodedSource:
-        """The encoder's states of some sources, side by side. *Shape of states:* (rows, slots, width)"""
+    def source_of(pairs: Pairs, chosen: Int64s, states: Tensor) -> tuple[Tensor, Tensor]:
+        """The states of some sources side by side, and which are not padding. *Shape of states:* (rows, slots, width)"""
         slots, lengths = states.shape[1], pairs.lengths[chosen]
         offset = np.arange(int(lengths.max(initial=1)))
         real = offset < lengths[:, None]
         place = (pairs.rows * slots + pairs.starts)[chosen][:, None] + np.where(real, offset, 0)
         gathered = states.flatten(0, 1)[torch.from_numpy(place).to(states.device)]
-        return EncodedSource(states=gathered, real=torch.from_numpy(real).to(states.device))
+        return gathered, torch.from_numpy(real).to(states.device)
