@@ -56,7 +56,7 @@ def test_how_the_recipes_generate() -> None:
     assert generation_format_of(left_to_right, vocabulary).decoder_only
     ul2 = generation_format_of(Recipe(objective=settings_of(name="prefix", targets=["lm"], mode_token=3)), vocabulary)
     assert ul2.start == (toys.SOS, int(vocabulary.extra[3]))
-    assert ul2.specials == 3
+    assert len(ul2.row([])) == 3
 
 
 @pytest.mark.parametrize(("name", "message"), [

@@ -136,6 +136,21 @@ def test_written_as_a_checkpoint_of_ours_they_are_the_same(tmp_path: Path) -> No
         assert again.tokenizer.fingerprint == loaded.tokenizer.fingerprint
 
 
+def test_an_exported_gpt2_writes_as_its_recipe_says(tmp_path: Path) -> None:
+    folders.gpt2(tmp_path / "theirs")
+    loaded = open_model(tmp_path / "theirs")
+    asked = loaded.recipe.changed("decoding", beams=3, min_length=25, max_length=30)
+    verbs.export(dataclasses.replace(loaded, recipe=asked), "gpt2", tmp_path / "ours")
+    written = json.loads((tmp_path / "ours" / "generation_config.json").read_text())
+    assert (written["num_beams"], written["min_new_tokens"]) == (3, 25)
+    assert written["max_new_tokens"] == 25, "at most half of the 40 positions, but not below the minimum"
+    text = folders.TEXTS[0]
+    inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")(text, return_tensors="pt")
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").generate(**inputs)
+    (own,) = generate(loaded, [text], DecodingSettings(beams=3, min_length=25, max_length=25))
+    assert found[0, inputs["input_ids"].shape[1] :].tolist() == own.candidates[0].tokens
+
+
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
 def test_gpt2_is_exported_bit_by_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
     peer = folders.gpt2(tmp_path / "theirs", **changes)

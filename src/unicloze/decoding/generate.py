@@ -12,9 +12,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from unicloze.decoding.inputs import check_text, generation_format_of, place_of
+from unicloze.decoding.inputs import check_text, generation_format_of, place_of, positions_of
 from unicloze.decoding.search import NEVER, Hypothesis, Search, Settled, Stepper, TokenConstraints, search
-from unicloze.decoding.steppers import Branches, CarriedStates, Ids, Sources, positions_of, prepared
+from unicloze.decoding.steppers import Branches, CarriedStates, Ids, Sources, prepared
 from unicloze.devices import widest_float
 from unicloze.errors import UsageError
 from unicloze.files import Plain
@@ -281,9 +281,9 @@ def ready(
         check_text(source, f"source {i + 1} of {len(sources)}")
     layout = with_token_ids(layout, settings, model.tokenizer)
     positions = positions_of(model.model)
-    room = layout.room(positions, settings.max_length) - len(layout.row([]))
+    room = layout.room(positions, settings.max_length)
     if room < 1:
-        most = positions - (len(layout.opening) if layout.restarts else layout.specials + 1)
+        most = positions - len(layout.opening) if layout.restarts else layout.room(positions, 1)
         raise UsageError(
             f"max_length is {settings.max_length}, but the model has {positions} positions for source and target: give a "
             f"max_length of at most {most}"

@@ -18,6 +18,7 @@ from unicloze.example import Batch, Examples, Memory, Target, collate
 from unicloze.files import BEST, CHECKPOINTS
 from unicloze.mixtures import longest_window, parts, phases
 from unicloze.model.heads import cross_entropy
+from unicloze.model.model import UnifiedModel
 from unicloze.objectives import OBJECTIVES, Ability, defined
 from unicloze.objectives.generation_format import GenerationFormat
 from unicloze.objectives.seq2seq import start_ids
@@ -210,6 +211,32 @@ def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationFormat:
         local_width=recipe.objective.reading.local_width,
         never=tuple(int(i) for i in vocabulary.special if i != vocabulary.eos),
     )
+
+
+UNLIMITED = 2**31
+"""Positions of a model without any, which reads texts of any length."""
+
+
+def positions_of(model: UnifiedModel) -> int:
+    """Positions that source and target may take; LSTMs read texts of any length."""
+    return UNLIMITED if model.settings.kind == "recurrent" else model.max_positions
+
+
+def longest_target(model: LoadedModel) -> int:
+    """Tokens of the longest text a model writes if it is given no length: what its task leaves, or half of its positions."""
+    recipe, decoding = model.recipe, model.recipe.decoding
+    if recipe.task.kind:
+        return min(decoding.max_length, generation.room(recipe)[1])
+    return max(decoding.min_length, min(decoding.max_length, model.model.max_positions // 2))
+
+
+def room_for_source(model: LoadedModel, max_length: int) -> int:
+    """Most tokens of a source, separators of its parts included, before a target of at most `max_length` tokens."""
+    layout = generation_format_of(model.recipe, model.tokenizer.vocabulary)
+    room = layout.room(positions_of(model.model), max_length)
+    if model.recipe.task.kind:
+        room = min(room, generation.room(model.recipe)[0] - generation.SOURCE_SPECIALS)
+    return max(0, room)
 
 
 Logs = npt.NDArray[np.float64]

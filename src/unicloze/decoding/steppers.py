@@ -54,12 +54,11 @@ class Sources:
     ) -> None:
         rows = [layout.row(source) for source in sources]
         longest, opened = max(map(len, rows)), len(layout.opening)
-        fitting = layout.room(model.max_positions, max_length)
-        if longest > fitting:
+        tokens, room = max(map(len, sources)), layout.room(model.max_positions, max_length)
+        if tokens > room:
             raise UsageError(
-                f"a source of {longest - len(layout.row([]))} tokens and {max_length} of target are more than the model's "
-                f"{model.max_positions} positions hold: give a source of at most {fitting - len(layout.row([]))}, "
-                "or a smaller max_length"
+                f"a source of {tokens} tokens and {max_length} of target are more than the model's {model.max_positions} "
+                f"positions hold: give a source of at most {room}, or a smaller max_length"
             )
         self.model, self.layout = model, layout
         self._lengths = torch.tensor([len(row) for row in rows], device=model.device)
@@ -268,9 +267,6 @@ class CarriedStates:
 Prepared: TypeAlias = IncrementalModel | StepModel
 """A model prepared for generation."""
 
-UNLIMITED = 2**31
-"""Positions of a model without any, which reads texts of any length."""
-
 
 def generates(settings: ModelSettings) -> bool:
     """Whether a model of this shape can generate token by token."""
@@ -281,11 +277,6 @@ def check_generates(settings: ModelSettings) -> None:
     """Reject a model that cannot generate token by token."""
     if not generates(settings):
         check_steps(settings)
-
-
-def positions_of(model: UnifiedModel) -> int:
-    """Positions that source and target may take; LSTMs read texts of any length."""
-    return UNLIMITED if model.settings.kind == "recurrent" else model.max_positions
 
 
 def prepared(model: UnifiedModel, dtype: torch.dtype) -> Prepared:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from unicloze.decoding.generate import Part, contradictions, generate_parts, ready, stream_text
-from unicloze.decoding.inputs import check_text, generation_format_of, place_of, repetition_guard
+from unicloze.decoding.inputs import check_text, generation_format_of, longest_target, place_of, repetition_guard
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import digest, hold, real_place, replace_file
 from unicloze.finetuning.data import encoded, model_fingerprint, records_fingerprint
@@ -150,7 +150,7 @@ def ready_to_write(model: LoadedModel, overrides: Mapping[str, Any] | None) -> L
     if not recipe.task.kind:
         own: dict[str, Any] = {}
         if "decoding.max_length" not in given:  # the default may exceed the model's positions
-            own["max_length"] = max(decoding.min_length, min(decoding.max_length, loaded.model.max_positions // 2))
+            own["max_length"] = longest_target(dataclasses.replace(loaded, recipe=recipe))
         if "decoding.no_repeat_ngram" not in given:
             own["no_repeat_ngram"] = repetition_guard(dataclasses.replace(loaded, recipe=recipe))
         recipe = recipe.changed("decoding", **own)

@@ -13,8 +13,8 @@ import torch
 
 from unicloze.arrays import Int64s
 from unicloze.decoding.generate import Part, check_settings, generate_parts, with_token_ids
-from unicloze.decoding.inputs import check_numbers, generation_format_of, instead
-from unicloze.decoding.steppers import check_generates, positions_of
+from unicloze.decoding.inputs import check_numbers, generation_format_of, instead, positions_of
+from unicloze.decoding.steppers import check_generates
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import Batch, Examples, collate
@@ -216,9 +216,9 @@ def generated(
     sources = {row.record: row.source for row in data.rows}  # a record with several targets has one row for each
     layout = with_token_ids(generation_format_of(model.recipe, tokenizer.vocabulary), decoding, tokenizer)
     positions = positions_of(model.model)
-    longest = max((len(layout.row(source)) for source in sources.values()), default=0)
+    longest = max(map(len, sources.values()), default=0)
     if longest > layout.room(positions, decoding.max_length):
-        left = positions - len(layout.opening) - (0 if layout.restarts else longest)
+        left = positions - len(layout.opening) if layout.restarts else layout.room(positions, longest)
         has = f"with a source of {longest} tokens the model has positions for {left}"
         raise UsageError(f"decoding.max_length is {decoding.max_length}, but {has}: give no more")
     tokens = list(sources.values())

@@ -213,7 +213,6 @@ class UniclozePreTrainedModel(PreTrainedModel):
             )
         model.load_state_dict({name: theirs[name] for name in model.state_dict()})
         if model.can_generate():
-            model.generation_config.suppress_tokens = stock.never_written(loaded.recipe, loaded.tokenizer.vocabulary)
             model.generation_config.update(**stock.generate_arguments(loaded))
         model.eval()
         return model

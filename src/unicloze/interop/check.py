@@ -193,7 +193,7 @@ def _compare_writers(loaded: LoadedModel, peer: Peer) -> dict[str, float]:
         rows, _ = _rows(loaded, peer, [(text,) for text in odd_texts(loaded, peer.form.longest)])
         sources = [ids[start : len(ids) - end] for ids, _ in rows if len(ids) > start + end]
         assert layout is not None
-        room, first = layout.room(loaded.model.max_positions, 1) - peer.form.specials(), []
+        room, first = layout.room(loaded.model.max_positions, 1), []
         opening = {"decoder_input_ids": torch.tensor([layout.opening])} if layout.opening else {}
         for source in (ids[:room] for ids in sources):
             row = torch.from_numpy(layout.row(source)).long()[None]

@@ -312,10 +312,16 @@ def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
     roles: dict[str, Any] = {"pad_token_id": pad}
     if family.generates:
         roles |= {"eos_token_id": vocabulary.eos, "bos_token_id": vocabulary.sos}
-    opening = () if layout is None or not family.generates else layout.opening
-    if settings.decoder_layers:
-        roles["decoder_start_token_id"] = opening[0]
-    forced = {"forced_eos_token_id": None, **({"forced_bos_token_id": opening[1]} if len(opening) > 1 else {})}
+    writing: dict[str, Any] = {}
+    if family.generates and layout is not None:
+        if settings.decoder_layers:
+            roles["decoder_start_token_id"] = layout.opening[0]
+        writing = {**roles, "forced_eos_token_id": None, **generate_arguments(loaded)}
+        if len(layout.opening) > 1:
+            writing["forced_bos_token_id"] = layout.opening[1]
+        said += not_said(loaded)
+        if layout.decoder_only and recipe.decoding.no_repeat_ngram:
+            said.append("`generate` repeats no n-gram of the prompt either, which unicloze allows")
     return StockExport(
         loaded=loaded,
         family=family,
@@ -332,7 +338,7 @@ def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
             **family.write(settings, positions=model.max_positions, padding=padding),
             **({} if kind is None else _task_config(family, loaded)),
         },
-        generation={**roles, **forced} if family.generates and layout is not None else {},
+        generation=writing,
         state=state,
         table=family.table(
             Architecture(settings=settings, padding=padding, query=query), names, bare=not kept and kind is None
@@ -434,7 +440,8 @@ def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
         search["num_return_sequences"] = decoding.num_results
     limits = {"min_new_tokens": decoding.min_length, "no_repeat_ngram_size": decoding.no_repeat_ngram}
     return {
-        "max_new_tokens": _longest_target(loaded),
+        "suppress_tokens": never_written(loaded.recipe, loaded.tokenizer.vocabulary) or None,
+        "max_new_tokens": inputs.longest_target(loaded),
         **{name: most for name, most in limits.items() if most},
         **search,
     }
@@ -459,16 +466,10 @@ def not_said(loaded: LoadedModel) -> list[str]:
 
 def longest_source(loaded: LoadedModel) -> int:
     """Largest source in tokens, special tokens included, that leaves room for a target."""
-    most = loaded.model.max_positions - _longest_target(loaded)
-    return min(most, generation.room(loaded.recipe)[0]) if loaded.recipe.task.kind else most
+    layout = inputs.generation_format_of(loaded.recipe, loaded.tokenizer.vocabulary)
+    return inputs.room_for_source(loaded, inputs.longest_target(loaded)) + len(layout.row([]))
 
 
 def goes_on(loaded: LoadedModel) -> bool:
     """Whether the model continues a text, which then has no final [EOS]."""
     return not inputs.generation_format_of(loaded.recipe, loaded.tokenizer.vocabulary).ends_source
-
-
-def _longest_target(loaded: LoadedModel) -> int:
-    """As in `unicloze generate`: without fine-tuned lengths, the target gets at most half of the positions."""
-    longest = loaded.recipe.decoding.max_length
-    return longest if loaded.recipe.task.kind else min(longest, loaded.model.max_positions // 2)

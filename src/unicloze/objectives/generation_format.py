@@ -44,13 +44,8 @@ class GenerationFormat:
     never: tuple[int, ...] = ()  # tokens that are never predicted
     may_repeat: tuple[int, ...] = ()  # tokens whose sequences may repeat despite `DecodingSettings.no_repeat_ngram`
 
-    @property
-    def specials(self) -> int:
-        """Number of slots before the target that are not part of the source."""
-        return len(self.start) + self.ends_source + len(self.opening)
-
     def room(self, positions: int, max_length: int) -> int:
-        """Largest number of slots before the opening, for a target of at most `max_length` tokens.
+        """Most tokens of a source before a target of at most `max_length` tokens.
 
         Args:
             positions: Positions of the model.
@@ -61,8 +56,8 @@ class GenerationFormat:
         """
         after = max_length + len(self.opening)
         if self.restarts:
-            return positions if after <= positions else 0
-        return positions - after
+            after = 0 if after <= positions else positions
+        return positions - after - len(self.row([]))
 
     @property
     def ends_source(self) -> bool:

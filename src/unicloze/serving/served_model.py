@@ -20,7 +20,7 @@ from unicloze.decoding.embed import embed
 from unicloze.decoding.generate import Candidate, Continuation, Part, Spelling, candidate_of, stream_text
 from unicloze.decoding.infill import FillResult, ToFill, fill_together, filled_row, ready_to_fill
 from unicloze.decoding.likelihood import TextScore, defines, score
-from unicloze.decoding.steppers import generates, positions_of
+from unicloze.decoding.steppers import generates
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.generate import parts_for_records, predict_given, ready_to_write, record_of
 from unicloze.interop.card import verdict_of
@@ -32,7 +32,6 @@ from unicloze.report.picture import draw_mask, groups_in_words
 from unicloze.serving.batching import Batcher
 from unicloze.serving.guard import Limits, Refused, check_texts
 from unicloze.settings import Order, Pooling, TrainingSettings
-from unicloze.tasks import generation
 from unicloze.tasks.columns import roles_of
 from unicloze.tasks.task import Prediction
 from unicloze.training.loading import LoadedModel
@@ -289,7 +288,8 @@ class ServedModel:
         if settings.get("sample") and settings.get("seed") is None:
             settings["seed"] = secrets.randbelow(1 << 31)
         model = self.writer(settings)
-        room, longest = room_for_source(model), model.recipe.decoding.max_length
+        longest = model.recipe.decoding.max_length
+        room = inputs.room_for_source(model, longest)
         for parts in () if truncate else [_parts([source]) for source in sources]:
             count = self.count_tokens(parts) + len(parts) - 1
             if count > room:
@@ -338,15 +338,6 @@ def _spelling(model: LoadedModel, record: Record) -> Spelling:
     if model.recipe.task.kind:
         return model.tokenizer
     return Continuation(model.tokenizer, record.text(model.recipe.task, model.recipe.generation.source[0]))
-
-
-def room_for_source(model: LoadedModel) -> int:
-    """Tokens of a source, separators of its parts included, that a model returned by `ServedModel.writer` reads."""
-    layout = inputs.generation_format_of(model.recipe, model.tokenizer.vocabulary)
-    room = layout.room(positions_of(model.model), model.recipe.decoding.max_length) - len(layout.row([]))
-    if model.recipe.task.kind:
-        room = min(room, generation.room(model.recipe)[0] - generation.SOURCE_SPECIALS)
-    return max(0, room)
 
 
 def _abilities(model: LoadedModel) -> Iterator[str]:
