@@ -19,9 +19,8 @@ from unicloze.files import BEST, CHECKPOINTS
 from unicloze.mixtures import longest_window, parts, phases
 from unicloze.model.heads import cross_entropy
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import OBJECTIVES, Ability, defined
+from unicloze.objectives import OBJECTIVES, Ability, defined, seq2seq
 from unicloze.objectives.generation_format import GenerationFormat
-from unicloze.objectives.seq2seq import start_ids
 from unicloze.settings import ObjectiveSettings, Reading, Recipe
 from unicloze.tasks import TASKS, generation, task_heads
 from unicloze.tasks.rows import TextFormat, task_format
@@ -194,22 +193,13 @@ def find_generation_format(recipe: Recipe, vocabulary: Vocabulary) -> Generation
 def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationFormat:
     """Layout of a fine-tuned model, as `unicloze.tasks.generation` lays out its rows."""
     by_next = generation.learning_of(recipe) == "next"
-    own = generation.pseudo_token(recipe, vocabulary) == "own"
-    source, target = generation.segments_of(recipe)
-    rows = generation.format_of(recipe)
-    return GenerationFormat(
+    return dataclasses.replace(
+        seq2seq.generates(generation.format_of(recipe), vocabulary),
         predicts="next" if by_next else "pseudo",
-        start=(vocabulary.sos,) if rows.source_start else (),
-        opening=start_ids(vocabulary, rows),
-        restarts=rows.restart_positions,
-        stop=vocabulary.eos,
-        source_segment=source,
-        target_segment=target,
-        pseudo=None if by_next else vocabulary.pseudo if own else vocabulary.mask,
+        pseudo=None if by_next else generation.pseudo_id(recipe, vocabulary),
         decoder_only=generation.reads_left_to_right(recipe),
         delimited=True,
         local_width=recipe.objective.reading.local_width,
-        never=tuple(int(i) for i in vocabulary.special if i != vocabulary.eos),
     )
 
 

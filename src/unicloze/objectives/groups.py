@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from unicloze.rules import POSITIVE, SHARE, Needs, Problem, ReadBy, needs, setting
+from unicloze.rules import POSITIVE, SHARE, UP_TO_ONE, Needs, Problem, ReadBy, needs, setting
 from unicloze.settings import ObjectiveSettings, Pairing, Reading, Recipe, WindowNeeds
 
 PAIRS_OF_TARGETS = {"nsp": "next_sentence", "sop": "sentence_order"}
@@ -38,20 +38,13 @@ class MaskRate(ObjectiveSettings):
         final_mask_rate: Mask rate at the last step, reached linearly; default: `mask_rate`.
     """
 
-    mask_rate: float = setting(0.15, SHARE)
-    final_mask_rate: float | None = setting(None, SHARE, ReadBy())
+    mask_rate: float = setting(0.15, UP_TO_ONE)
+    final_mask_rate: float | None = setting(None, UP_TO_ONE, ReadBy())
 
     @property
     def rates(self) -> tuple[float, float]:
         """Mask rates of the first and the last step."""
         return self.mask_rate, self.mask_rate if self.final_mask_rate is None else self.final_mask_rate
-
-    def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Reject rates at which nothing is masked."""
-        yield from super().problems(recipe)
-        for name in ("mask_rate", "final_mask_rate"):
-            if getattr(self, name) == 0:
-                yield f"objective.{name}", "nothing would be masked; it must be above 0"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,16 +177,14 @@ def reads_left_to_right(recipe: Recipe) -> bool:
     return causal and learning_of(recipe) == "next"
 
 
-def pseudo_token(recipe: Recipe, vocabulary: Vocabulary) -> Literal["own", "mask"]:
-    """Whether the pseudo mask has its own id, which requires a model trained with one."""
-    if learning_of(recipe) != "pseudo" or vocabulary.pseudo is None:
-        return "mask"
-    for part in parts(recipe.objective):
+def pseudo_id(recipe: Recipe, vocabulary: Vocabulary) -> int:
+    """Token id of the pseudo mask, which has its own if the model was trained with one."""
+    for part in parts(recipe.objective) if learning_of(recipe) == "pseudo" else ():
         generates = OBJECTIVES[part.settings.name].generates
         layout = None if generates is None else generates(part.settings, vocabulary)
-        if layout is not None and layout.pseudo == vocabulary.pseudo:
-            return "own"
-    return "mask"
+        if layout is not None and layout.pseudo is not None and layout.pseudo == vocabulary.pseudo:
+            return layout.pseudo
+    return vocabulary.mask
 
 
 def segments_of(recipe: Recipe) -> tuple[int, int]:
@@ -338,8 +336,7 @@ def _pseudo(windows: Windows, vocabulary: Vocabulary, recipe: Recipe, *, drawn: 
     corruption = unilmv2.ALL_MASKED
     if drawn:
         corruption = Corruption(mask_share=generation.mask_share, random_share=generation.random_share)
-    own = vocabulary.pseudo if pseudo_token(recipe, vocabulary) == "own" else None
-    pseudo = vocabulary.mask if own is None else own
+    pseudo = pseudo_id(recipe, vocabulary)
     ids = np.array(segments_of(recipe), dtype=np.int32)
     in_segments = dataclasses.replace(windows, segment_ids=ids[windows.segment_ids])
     examples = unilmv2.lay_out(in_segments, steps, vocabulary, corruption, predict=("par",), pseudo=pseudo, whole=False)

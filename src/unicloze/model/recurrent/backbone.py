@@ -48,13 +48,6 @@ class View:
         """The slot it reads for a unit whose slots are [first, end)."""
         return (first if self.edge == "first" else end - 1) + self.shift
 
-    def visible(self, first: int, end: int, length: int) -> range:
-        """The slots of a text of this length that its prediction for the unit depends on."""
-        if self.direction is None:
-            return range(length)
-        slot = self.slot(first, end)
-        return range(slot + 1) if self.direction == FORWARD else range(slot, length)
-
 
 VIEWS: Mapping[ViewName, View] = {
     "full": View(None),

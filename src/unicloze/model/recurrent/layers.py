@@ -303,8 +303,9 @@ def find_runs(intervals: Intervals, directions: Sequence[Direction]) -> dict[Dir
     if not (rightward | leftward).all():
         raise UsageError(NO_RUN)
     # A slot that reads only itself is the first of a run if its neighbour's run begins or ends with it.
-    begins = _shifted(rightward & ~alone & (first == slot - 1), -1) & alone
-    ends = _shifted(leftward & ~alone & (end == slot + 2), 1) & alone
+    begins, ends = np.zeros((2, *alone.shape), dtype=bool)
+    begins[:, :-1] = alone[:, :-1] & (rightward & ~alone & (first == slot - 1))[:, 1:]
+    ends[:, 1:] = alone[:, 1:] & (leftward & ~alone & (end == slot + 2))[:, :-1]
     if (begins & ends).any():
         raise UsageError(NO_RUN)
     is_left = (leftward & ~alone) | ends
@@ -342,16 +343,6 @@ def find_texts(intervals: Intervals) -> dict[Direction, Runs]:
     ).any():
         raise UsageError(NO_TEXT)
     return {FORWARD: found, BACKWARD: dataclasses.replace(found, backward=True)}
-
-
-def _shifted(flags: npt.NDArray[np.bool_], by: int) -> npt.NDArray[np.bool_]:
-    """The flag of the slot `-by` to the right of each slot; False beyond the row."""
-    result = np.zeros_like(flags)
-    if by < 0:
-        result[:, :by] = flags[:, -by:]
-    else:
-        result[:, by:] = flags[:, :-by]
-    return result
 
 
 def _runs(member: npt.NDArray[np.bool_], bound: npt.NDArray[np.integer], *, backward: bool) -> Runs:
