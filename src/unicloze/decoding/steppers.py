@@ -8,7 +8,6 @@ matrix and moves no keys. Tokens that no hypothesis descends from are removed fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -141,7 +140,7 @@ class Branches:
         self, model: IncrementalModel, layout: GenerationFormat, sources: Sequence[Ids], *, count: int, max_length: int
     ) -> None:
         self._model, self._layout, self.count = model, layout, count
-        self._steps_left = max_length
+        self._longest = max_length
         self._written = 0  # tokens written per hypothesis
         room = self._slots_of(min(max_length, STEPS_AT_ONCE))
         self._sources = Sources(model, layout, sources, max_length=max_length, room=room)
@@ -189,7 +188,6 @@ class Branches:
         self._sources.cache.filled += count
         self._ancestors = lineage
         self._written += 1
-        self._steps_left -= 1
         return logits
 
     @torch.inference_mode()
@@ -214,7 +212,7 @@ class Branches:
             cache.keep_slots(self._sources.readable.shape[1], kept)
             self._ancestors = self._ancestors.gather(2, kept[:, None, :].expand(-1, self.count, -1))
         else:
-            cache.grow(cache.filled + self._slots_of(min(self._steps_left, STEPS_AT_ONCE)))
+            cache.grow(cache.filled + self._slots_of(min(self._longest - self._written, STEPS_AT_ONCE)))
 
 
 class CarriedStates:
@@ -264,10 +262,6 @@ class CarriedStates:
         self._rows = [self._rows[row] for row in rows.tolist()]
 
 
-Prepared: TypeAlias = IncrementalModel | StepModel
-"""A model prepared for generation."""
-
-
 def generates(settings: ModelSettings) -> bool:
     """Whether a model of this shape can generate token by token."""
     return settings.kind == "recurrent" or settings.positions != "transformer_xl"
@@ -279,7 +273,7 @@ def check_generates(settings: ModelSettings) -> None:
         check_steps(settings)
 
 
-def prepared(model: UnifiedModel, dtype: torch.dtype) -> Prepared:
+def prepared(model: UnifiedModel, dtype: torch.dtype) -> IncrementalModel | StepModel:
     """The model prepared for generation."""
     if isinstance(model, RecurrentModel):
         return RecurrentSteps(model, dtype)

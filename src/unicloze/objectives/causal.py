@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from unicloze import visibility
 from unicloze.arrays import Flags
@@ -74,9 +73,7 @@ class CausalSettings(Directed):
             yield "objective.visibility", f"objective causal needs {' or '.join(_DIRECTIONS)}"
 
 
-def causal(
-    windows: Windows, vocabulary: Vocabulary, settings: CausalSettings, rates: npt.NDArray[np.float64] | None = None
-) -> Examples:
+def causal(windows: Windows, vocabulary: Vocabulary, settings: CausalSettings, rates: Rates | None = None) -> Examples:
     """Rows that predict each token from those before it, without random draws.
 
     [UNK] and special tokens at a cut are visible but never predicted.

@@ -187,8 +187,7 @@ def _lay_out(
     if copies > 1:
         intervals = visibility.block_diffusion_rows(windows.lengths, block_size, copies=copies - 1, capacity=join.width)
     else:
-        nothing = np.zeros(0, dtype=np.int64)
-        intervals = visibility.pseudo_masked_rows(windows.lengths, nothing, nothing, nothing, capacity=window)
+        intervals = visibility.bidirectional_rows(windows.lengths, capacity=window)
     row, place = np.nonzero(predicting >= 0)
     target = target_of(
         row,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from unicloze import visibility
 from unicloze.arrays import Int32s
@@ -21,7 +20,7 @@ from unicloze.example import Examples, Kind, Target
 from unicloze.objectives import unilmv2
 from unicloze.objectives.generation_format import GenerationFormat, layout
 from unicloze.objectives.groups import Corruption, Directed, Masking, Pairs
-from unicloze.objectives.masking import Steps, highest_rate, most_masked_by, rates_of
+from unicloze.objectives.masking import Rates, Steps, highest_rate, most_masked_by, rates_of
 from unicloze.objectives.objective import Ability, Objective
 from unicloze.objectives.row_builder import MaskedTokens, RowBuilder, in_turn, named_segments, with_pair_target
 from unicloze.rules import Problem
@@ -75,9 +74,7 @@ class MaskedSettings(Masking, Corruption, Directed, Pairs):
             )
 
 
-def masked(
-    windows: Windows, vocabulary: Vocabulary, settings: MaskedSettings, rates: npt.NDArray[np.float64] | None = None
-) -> Examples:
+def masked(windows: Windows, vocabulary: Vocabulary, settings: MaskedSettings, rates: Rates | None = None) -> Examples:
     """Mask a block of windows; all draws are keyed by `windows.keys`.
 
     Args:

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze import keyed
-from unicloze.arrays import Flags, Int64s, flagged, ranks, sorted_in_rows
+from unicloze.arrays import Flags, Int32s, Int64s, flagged, ranks, sorted_in_rows
 from unicloze.objectives.groups import Masking, MaskRate
 from unicloze.text.shards import joined_by
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
 
-def per_row(function: Callable[[int, float], Any], tokens: Int64s, rates: npt.NDArray[np.float64]) -> Any:
+def per_row(function: Callable[[int, float], Any], tokens: Int64s, rates: Rates) -> Any:
     """Apply a function of tokens and rate to each row, computing it once per distinct pair.
 
     Args:
@@ -92,10 +92,9 @@ def within(counts: Int64s, width: int) -> Flags:
     return np.arange(width) < counts[:, None]
 
 
-Steps = npt.NDArray[np.int32]
-Places = npt.NDArray[np.int64]
+Steps = Int32s
 Rates = npt.NDArray[np.float64]
-SpanLengths = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.int64]]
+SpanLengths = Callable[[npt.NDArray[np.float64]], Int64s]
 """Maps draws uniform in [0, 1) to span lengths in units."""
 
 PROPOSALS_OF_A_STREAM = 32
@@ -120,10 +119,10 @@ def highest_rate(settings: MaskRate, rates: Rates) -> float:
 class Units:
     """Units that are masked as a whole: consecutive, covering each row; every special token is a unit by itself."""
 
-    of_position: npt.NDArray[np.int64]  # Index of each position's unit within its row. *Shape:* (rows, window)
+    of_position: Int64s  # Index of each position's unit within its row. *Shape:* (rows, window)
     begins: Flags  # Whether a unit begins at a position. *Shape:* (rows, window)
     maskable: Flags  # Whether a unit is text; False after the last unit of a row. *Shape:* (rows, window)
-    sizes: npt.NDArray[np.int64]  # Tokens of each unit. *Shape:* (rows, window)
+    sizes: Int64s  # Tokens of each unit. *Shape:* (rows, window)
 
     @classmethod
     def of(cls, follows: Flags, maskable: Flags) -> Units:
@@ -191,10 +190,10 @@ def span_lengths(settings: Masking) -> SpanLengths:
 
 def spans(
     maskable: Flags,
-    lengths: npt.NDArray[np.int32],
+    lengths: Int32s,
     keys: keyed.Bits,
     *,
-    rates: npt.NDArray[np.float64],
+    rates: Rates,
     lengths_of: SpanLengths,
     units: Units | None = None,
 ) -> Steps:
@@ -257,9 +256,7 @@ def spans(
     return steps if units is None else units.broadcast(steps)
 
 
-def single_tokens(
-    maskable: Flags, keys: keyed.Bits, *, rates: npt.NDArray[np.float64], units: Units | None = None
-) -> Steps:
+def single_tokens(maskable: Flags, keys: keyed.Bits, *, rates: Rates, units: Units | None = None) -> Steps:
     """BERT's masking: a fixed number of tokens, drawn without replacement, in random order.
 
     With units, whole units are drawn until they contain that number of tokens (whole-word masking); a step is a unit.
@@ -285,7 +282,7 @@ def single_tokens(
     return steps if units is None else units.broadcast(steps)
 
 
-def _shuffled(which: Flags, keys: keyed.Bits, stream: keyed.Stream) -> tuple[Places, Places, Places]:
+def _shuffled(which: Flags, keys: keyed.Bits, stream: keyed.Stream) -> tuple[Int64s, Int64s, Int64s]:
     """The flagged columns of each row in uniformly random order: row, column and rank of each, row by row."""
     row, column, counts = flagged(which)
     # The lowest bits of a draw hold its column, so that sorting the draws sorts the columns.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from unicloze import keyed, visibility
+from unicloze.arrays import Int32s
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.objectives import masking
@@ -58,7 +58,7 @@ def unilmv2(
     windows: Windows,
     vocabulary: Vocabulary,
     settings: UniLMv2Settings,
-    rates: npt.NDArray[np.float64] | None = None,
+    rates: masking.Rates | None = None,
 ) -> Examples:
     """Mask a block of windows and lay out its rows; all draws are keyed by `windows.keys`.
 
@@ -100,9 +100,7 @@ def causal(windows: Windows, vocabulary: Vocabulary, settings: UniLMv2Settings) 
     return stepwise(windows, in_turn(windows), vocabulary, settings)
 
 
-def draw_steps(
-    windows: Windows, settings: Masking, rates: npt.NDArray[np.float64], vocabulary: Vocabulary
-) -> masking.Steps:
+def draw_steps(windows: Windows, settings: Masking, rates: masking.Rates, vocabulary: Vocabulary) -> masking.Steps:
     """The factorization step of each position of each window, -1 if it is not masked. *Shape:* (rows, window)"""
     units = masking.units_of(windows, vocabulary, settings)
     if settings.masking == "token":
@@ -168,20 +166,19 @@ def lay_out(
         starts, ends = masked.step_bounds()
         intervals = visibility.pseudo_masked_rows(context, row, starts, ends, capacity=capacity)
     else:
-        nothing = np.zeros(0, dtype=np.int64)
-        intervals = visibility.pseudo_masked_rows(context, nothing, nothing, nothing, capacity=capacity)
+        intervals = visibility.bidirectional_rows(context, capacity=capacity)
     return rows.examples(intervals, lengths=context + 2 * masked.counts * stepwise, mutual=context, targets=targets)
 
 
 def corrupt(
     windows: Windows,
     masked: MaskedTokens,
-    original: npt.NDArray[np.int32],
+    original: Int32s,
     vocabulary: Vocabulary,
     corruption: Corruption,
     *,
     pseudo: int,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+) -> tuple[Int32s, Int32s]:
     """Ids shown at the masked slots of C and of P. Both use one draw, so that C reveals nothing to P that P does not show.
 
     If whole spans are corrupted, the draw is keyed by step; random tokens still differ within a span.
