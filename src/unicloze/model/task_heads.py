@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unicloze.example import TargetBatch
+from unicloze.model.backbone import embedding_width
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.flops import linear_flops
 from unicloze.model.heads import cross_entropy, mixed_losses
@@ -475,12 +476,6 @@ def _pooled(x: Tensor, scores: Tensor, real: Tensor) -> Tensor:
     )
 
 
-def read_width(settings: ModelSettings) -> int:
-    """Width of what the head reads of a slot: its embedding and its last state, side by side."""
-    narrow = settings.embedding_size if settings.kind == "recurrent" else None
-    return (narrow or settings.hidden_size) + settings.hidden_size
-
-
 class BiattentiveHead(TaskHead):
     """A biattentive classification network (McCann et al. 2017), whose maxout units are the output layer's too.
 
@@ -491,7 +486,8 @@ class BiattentiveHead(TaskHead):
 
     def __init__(self, settings: ModelSettings, head: HeadSettings) -> None:
         super().__init__(settings, head)
-        self.biattention = Biattention(read_width(settings), head.size, self.rate)
+        embedded = embedding_width(settings) if settings.kind == "recurrent" else settings.hidden_size
+        self.biattention = Biattention(embedded + settings.hidden_size, head.size, self.rate)
         self.output = Maxout(self.biattention.outputs, self.width, self.rate)
 
     def outputs(self, hidden: Tensor, target: TargetBatch, dropout: DropoutKey | None) -> Tensor:
