@@ -229,6 +229,20 @@ def test_an_imported_folder_exports_bit_by_bit(kind: str, tmp_path: Path) -> Non
     assert again.config.decoder_start_token_id == peer.config.decoder_start_token_id
 
 
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_an_exported_folder_writes_as_its_recipe_says(kind: str, tmp_path: Path) -> None:
+    folder_of(kind, tmp_path / "theirs")
+    loaded, decoding = import_checkpoint(tmp_path / "theirs"), DecodingSettings(beams=3, min_length=2, max_length=7)
+    loaded = dataclasses.replace(loaded, recipe=dataclasses.replace(loaded.recipe, decoding=decoding))
+    write_export(loaded, stock_format(loaded, kind), tmp_path / "ours")
+    library = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    opened, end = {"t5": 1, "bart": 2}[kind], loaded.tokenizer.vocabulary.eos
+    for source, own in zip(SOURCES, generate(loaded, SOURCES, decoding), strict=True):
+        written = library.generate(**tokenizer(source, return_tensors="pt"))[0, opened:].tolist()
+        assert own.candidates[0].tokens == (written[: written.index(end)] if end in written else written)
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_an_imported_folder_learns_to_generate_and_exports_what_it_learned(kind: str, tmp_path: Path) -> None:

@@ -317,8 +317,12 @@ def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
         if settings.decoder_layers:
             roles["decoder_start_token_id"] = layout.opening[0]
         writing = {**roles, "forced_eos_token_id": None, **generate_arguments(loaded)}
-        if len(layout.opening) > 1:
-            writing["forced_bos_token_id"] = layout.opening[1]
+        if len(layout.opening) > 1:  # `generate` writes it, counts it, and refuses to suppress it
+            forced = layout.opening[1]
+            kept = [token for token in writing["suppress_tokens"] or () if token != forced]
+            writing |= {"forced_bos_token_id": forced, "suppress_tokens": kept or None, "bad_words_ids": [[forced]]}
+            for limit in {"max_new_tokens", "min_new_tokens"} & writing.keys():
+                writing[limit] += 1
         said += not_said(loaded)
         if layout.decoder_only and recipe.decoding.no_repeat_ngram:
             said.append("`generate` repeats no n-gram of the prompt either, which unicloze allows")
