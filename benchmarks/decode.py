@@ -102,7 +102,7 @@ def built(spec: dict[str, Any], predicts: str) -> tuple[Any, Any]:
     model.initialize(0)
     layout = GenerationFormat(
         predicts="pseudo" if pseudo else "next", start=(SOS,), stop=EOS, pseudo=PSEUDO if pseudo else None,
-        target_segment=int(pseudo), decoder_only=not pseudo,
+        target_segment=int(pseudo), decoder_only=not pseudo, ends_source=pseudo,
     )  # fmt: skip
     return model.to(torch.device(spec["device"])).eval(), layout
 

@@ -30,7 +30,9 @@ Ids = npt.NDArray[np.int64]
 PSEUDO_LAYOUT = GenerationFormat(predicts="pseudo", start=(SOS,), stop=EOS, pseudo=PSEUDO)
 NEXT_LAYOUT = GenerationFormat(predicts="next", start=(SOS,), stop=EOS)
 OPENED_LAYOUT = GenerationFormat(predicts="next", start=(SOS, 9), stop=EOS, opening=(MASK,))
-CAUSAL_LAYOUT = GenerationFormat(predicts="next", start=(SOS,), stop=EOS, target_segment=0, decoder_only=True)
+CAUSAL_LAYOUT = GenerationFormat(
+    predicts="next", start=(SOS,), stop=EOS, target_segment=0, decoder_only=True, ends_source=False
+)
 LAYOUTS = {
     "pseudo": PSEUDO_LAYOUT, "next": NEXT_LAYOUT, "opened": OPENED_LAYOUT, "causal": CAUSAL_LAYOUT,
     "local": dataclasses.replace(CAUSAL_LAYOUT, local_width=3),

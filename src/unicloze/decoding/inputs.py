@@ -198,7 +198,6 @@ def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationFormat:
         predicts="next" if by_next else "pseudo",
         pseudo=None if by_next else generation.pseudo_id(recipe, vocabulary),
         decoder_only=generation.reads_left_to_right(recipe),
-        delimited=True,
         local_width=recipe.objective.reading.local_width,
     )
 

@@ -37,9 +37,8 @@ class GenerationFormat:
     restarts: bool = False  # whether positions count from 0 again after the source
     # whether there is no source: the prompt is the beginning of the text, read from left to right
     decoder_only: bool = False
-    # Whether an [EOS] separates source and target; in a decoder-only model the source is then read from left to right.
-    # Default: unless decoder-only.
-    delimited: bool | None = None
+    # whether an [EOS] ends the source; in a decoder-only model it is then a source, read from left to right
+    ends_source: bool = True
     local_width: int | None = None  # number of positions back that local layers attend to
     never: tuple[int, ...] = ()  # tokens that are never predicted
     may_repeat: tuple[int, ...] = ()  # tokens whose sequences may repeat despite `DecodingSettings.no_repeat_ngram`
@@ -58,11 +57,6 @@ class GenerationFormat:
         if self.restarts:
             after = 0 if after <= positions else positions
         return positions - after - len(self.row([]))
-
-    @property
-    def ends_source(self) -> bool:
-        """Whether an [EOS] follows the source."""
-        return not self.decoder_only if self.delimited is None else self.delimited
 
     def row(self, source: Sequence[int] | npt.NDArray[np.integer]) -> Int32s:
         """Token ids before the target, without its opening. *Shape:* (slots,)"""
@@ -102,6 +96,7 @@ def layout(
         target_segment=source if decoder_only else target,
         pseudo=pseudo,
         decoder_only=decoder_only,
+        ends_source=not decoder_only,
         local_width=reading.local_width,
         never=tuple(int(i) for i in vocabulary.special if i != vocabulary.eos and i not in written),
     )
