@@ -14,9 +14,6 @@ from conftest import REPOSITORY
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
-HOSTS = re.compile(r"pypi\.org|pythonhosted|pytorch\.org|docker\.io|ghcr\.io|quay\.io|anaconda\.org")
-
-
 def read(file: Path) -> dict[Any, Any]:
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     assert isinstance(content, dict)
@@ -65,15 +62,6 @@ def test_workflows_call_targets_of_the_makefile() -> None:
     assert {"check", "test", "docs", "browser"} <= {*called} <= {*targets}
 
 
-def test_the_page_is_tested_in_a_browser_that_is_installed_first() -> None:
-    job = read(REPOSITORY / ".github" / "workflows" / "tests.yml")["jobs"]["browser"]
-    installs, shows, tests = (step["run"] for step in job["steps"] if "run" in step)
-    assert installs.endswith(" chromium") and shows.startswith("chromium ") and tests.endswith(" browser")
-    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
-    assert re.search(r"^browser: \.venv/\.browser .*\n\t.* tests/test_serve_page\.py$", makefile, re.MULTILINE)
-    assert re.search(r"^\.venv/\.browser:.*\n.*\n\t.*\"\.\[dev,browser\]\"$", makefile, re.MULTILINE)
-
-
 def test_three_versions_of_python_are_tested() -> None:
     tested = read(REPOSITORY / ".github" / "workflows" / "tests.yml")["jobs"]["quick"]["strategy"]["matrix"]["python"]
     assert len(set(tested)) == 3 and all(isinstance(version, str) for version in tested)
@@ -96,7 +84,6 @@ def test_issue_forms_are_complete(form: Path) -> None:
 
 def test_the_citation_is_of_this_version_and_of_the_paper() -> None:
     citation = read(REPOSITORY / "CITATION.cff")
-    assert citation["cff-version"] == "1.2.0" and citation["message"] and citation["title"]
     assert citation["version"] == unicloze.__version__ and citation["license"] == "Apache-2.0"
     (paper,) = citation["references"]
     assert paper["title"].startswith("UniLMv2: Pseudo-Masked Language Models") and paper["year"] == 2020
@@ -110,20 +97,14 @@ def instructions(file: Path) -> list[tuple[str, str]]:
     return [(name, " ".join(rest.split())) for name, _, rest in parts]
 
 
-def test_the_image_runs_as_a_user_without_rights() -> None:
+def test_the_image_runs_as_a_user_from_named_versions_and_present_files() -> None:
     found = instructions(REPOSITORY / "Dockerfile")
-    assert {name for name, _ in found} <= {"FROM", "ARG", "WORKDIR", "RUN", "COPY", "ENV", "USER", "ENTRYPOINT", "CMD"}
     last = max(number for number, (name, _) in enumerate(found) if name == "FROM")
     users = [rest for name, rest in found[last:] if name == "USER"]
     assert users and users[-1] not in ("root", "0") and f" {users[-1]}" in dict(found[last:])["RUN"]
     assert ("ENTRYPOINT", '["unicloze"]') in found
-
-
-def test_the_image_is_built_from_named_versions_and_present_files() -> None:
-    found = instructions(REPOSITORY / "Dockerfile")
-    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    bases = [rest.partition(" ")[0] for name, rest in found if name == "FROM"]
-    assert len(set(bases)) == 1 and re.fullmatch(r"python:3\.\d+-slim-\w+", bases[0])
+    bases = {rest.partition(" ")[0] for name, rest in found if name == "FROM"}
+    assert len(bases) == 1 and re.fullmatch(r"python:3\.\d+-slim-\w+", *bases)
     allowed = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert "*" in allowed
     for name, rest in found:
@@ -132,19 +113,7 @@ def test_the_image_is_built_from_named_versions_and_present_files() -> None:
             for source in rest.split()[:-1]:
                 assert (REPOSITORY / source).exists() and f"!{source}" in allowed, source
     installed = " ".join(rest for name, rest in found if name == "RUN" and "pip install" in rest)
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     for extra in re.findall(r"\.\[([\w,]+)\]", installed)[0].split(","):
         assert f"\n{extra} = [" in project
     assert "--constraint constraints.txt" in installed
-
-
-@pytest.mark.parametrize(
-    "file",
-    [*WORKFLOWS, *FORMS, *(REPOSITORY / name for name in ("Dockerfile", "CITATION.cff", "Makefile"))],
-    ids=lambda file: file.name,
-)
-def test_no_host_of_packages_is_named(file: Path) -> None:
-    assert not HOSTS.search(file.read_text(encoding="utf-8"))
-
-
-def test_how_to_report_a_vulnerability_is_said() -> None:
-    assert "## Report a vulnerability" in (REPOSITORY / "SECURITY.md").read_text(encoding="utf-8")
