@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from test_counts import source as token_source
 from unicloze import verbs
 from unicloze.example import Examples, Target, predicts_tokens
 from unicloze.mixtures import parts
-from unicloze.objectives import Ability, make_examples, settings_of
+from unicloze.objectives import Ability, make_examples
 from unicloze.pretraining.count_baselines import (
     _around,
     open_baselines,
@@ -31,7 +32,7 @@ from unicloze.pretraining.count_baselines import (
     way_to_ask,
 )
 from unicloze.pretraining.data import build_sampler
-from unicloze.pretraining.run import RunResult, pretrain_run
+from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, recipe_names
 from unicloze.text.counts import ABSENT, ContentWords, Counts
 from unicloze.text.prepare import prepare_data
@@ -54,6 +55,11 @@ def words_of(model: LoadedModel) -> ContentWords:
 
 def rank(probability: np.ndarray, answer: int, ordinary: Sequence[int]) -> int:
     return sorted(ordinary, key=lambda token: (-probability[token], token)).index(answer)
+
+
+def ranks_of(model: LoadedModel, asking: Ability) -> np.ndarray:
+    words, vocabulary = words_of(model), model.tokenizer.vocabulary
+    return ranks_by_model(model.model, model.recipe, words, vocabulary, asking, model.compute)
 
 
 def ranks_by_hand(model: LoadedModel, asking: Ability) -> list[int]:
@@ -81,11 +87,9 @@ def test_words_are_guessed_by_what_the_objective_defines(
 ) -> None:
     monkeypatch.setattr("unicloze.pretraining.count_baselines.ROWS", 3)
     model = loaded(**objective)
-    way = way_to_ask(model.recipe.objective)
-    assert way == asking
-    ranks = ranks_by_model(model.model, model.recipe, words_of(model), model.tokenizer.vocabulary, way, model.compute)
-    assert ranks.tolist() == ranks_by_hand(model, asking)
-    assert len(set(ranks.tolist())) > 1
+    assert way_to_ask(model.recipe.objective) == asking
+    ranks = ranks_of(model, asking).tolist()
+    assert ranks == ranks_by_hand(model, asking) and len(set(ranks)) > 1
 
 
 def test_every_recipe_uses_its_best_ability_for_words() -> None:
@@ -127,10 +131,7 @@ def test_a_model_that_predicts_nan_guesses_nothing() -> None:
     model = loaded()
     with torch.no_grad():
         model.model.backbone.embeddings.tokens.weight.fill_(torch.nan)
-    way = way_to_ask(model.recipe.objective)
-    assert way is not None
-    ranks = ranks_by_model(model.model, model.recipe, words_of(model), model.tokenizer.vocabulary, way, model.compute)
-    assert ranks.min() >= 5
+    assert ranks_of(model, "cloze").min() >= 5
 
 
 def test_shares_and_the_error_of_their_difference() -> None:
@@ -205,18 +206,15 @@ def test_a_sentence_on_the_figures(
     assert verdict_on(figures, COUNTS, words, losses, little) == said.replace("RIVAL", "a Kneser-Ney trigram")
 
 
-def test_advice_names_a_cost_by_the_runs_own_curve() -> None:
-    def said(now: float, *losses: float) -> str:
-        seen = course(6.0, *losses)
-        seen.seconds = 240.0
-        return verdict_on({"ae": figure("ae", now)}, {"ae": {"unigram": 900.0, "trigram": 100.0}}, None, seen, "")
-
-    assert 40 * math.exp((6 - math.log(100)) * math.log(2)) == pytest.approx(105, abs=1)  # a nat for each doubling
-    assert ": by its own curve it needs about 110 steps" in said(6.0, 8.0, 7.0, 6.5, 6.0)
-    assert " steps to beat a Kneser-Ney trigram, 7 min more (" in said(6.0, 8.0, 7.0, 6.5, 6.0)
-    assert "by its own curve it does not beat a Kneser-Ney trigram in 100 times the steps" in said(
-        6.0, 6.05, 6.02, 6.01, 6.0
-    )
+@pytest.mark.parametrize(("losses", "said"), [
+    ((8.0, 7.0, 6.5, 6.0), "it needs about 110 steps to beat a Kneser-Ney trigram, 7 min more ("),
+    ((6.05, 6.02, 6.01, 6.0), "it does not beat a Kneser-Ney trigram in 100 times the steps"),
+])  # fmt: skip
+def test_advice_names_a_cost_by_the_runs_own_curve(losses: tuple[float, ...], said: str) -> None:
+    seen = course(6.0, *losses)
+    seen.seconds = 240.0
+    counts = {"ae": {"unigram": 900.0, "trigram": 100.0}}
+    assert f": by its own curve {said}" in verdict_on({"ae": figure("ae", 6.0)}, counts, None, seen, "")
 
 
 def test_noise_is_neither_a_gain_nor_a_failure() -> None:
@@ -261,6 +259,23 @@ def test_a_course_is_what_was_done_last() -> None:
     assert old.gap is None and not old.still_falling
 
 
+class Changes(NamedTuple):
+    part: str
+    objective: str
+    windows: Windows
+    vocabulary: Vocabulary
+    examples: Examples
+    name: str
+    target: Target
+    labels: np.ndarray
+    seen: np.ndarray
+
+    @property
+    def counted(self) -> np.ndarray:
+        real = self.target.weights > 0
+        return real if self.target.counted is None else self.target.counted & real
+
+
 def changed(name: str) -> Iterator[Changes]:
     """Toy rows of each part and target of an objective: whether each prediction's label, and any slot that it sees, changes
     where the token at a position of the window changes. *Shape:* (rows, predictions, window) each."""
@@ -288,55 +303,24 @@ def changed(name: str) -> Iterator[Changes]:
                 for position, one in enumerate(others):
                     different = (examples.input_ids[row] != one.input_ids[row])[: len(sees)]
                     seen[row, number, position] = (different & sees).any()
-            yield Changes(
-                part.label,
-                own.name,
-                windows,
-                vocabulary,
-                examples,
-                n,
-                target.of_ordinary(vocabulary.ordinary),
-                labels,
-                seen,
-            )
-
-
-class Changes(NamedTuple):
-    part: str
-    objective: str
-    windows: Windows
-    vocabulary: Vocabulary
-    examples: Examples
-    name: str
-    target: Target
-    labels: np.ndarray
-    seen: np.ndarray
+            ordinary = target.of_ordinary(vocabulary.ordinary)
+            yield Changes(part.label, own.name, windows, vocabulary, examples, n, ordinary, labels, seen)
 
 
 OBJECTIVES = sorted({load_recipe(name).objective.name: name for name in recipe_names()}.values())
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_perplexity_counts_only_ordinary_tokens_the_row_does_not_show(name: str) -> None:
-    """Of every objective. A prediction belongs to the token whose change changes its label, and it is shown where that change
-    also changes a slot that the prediction sees."""
+def test_a_perplexity_counts_what_the_row_hides_and_the_trigram_sees_the_neighbours_it_shows(name: str) -> None:
+    """A prediction belongs to the token whose change changes its label, and it is shown where that change also changes a slot
+    that the prediction sees. Rows with a source and a target are read from the left, so that they may miss neighbours."""
     for one in changed(name):
-        real = one.target.weights > 0
-        counted = real if one.target.counted is None else one.target.counted & real
         hidden = one.labels.any(axis=-1) & ~(one.labels & one.seen).any(axis=-1)
-        assert np.array_equal(counted, hidden & real), (one.part, one.name)
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_trigram_sees_the_neighbours_that_the_row_shows(name: str) -> None:
-    """Of every objective. Rows with a source and a target are read from the left, so that they may miss some."""
-    for one in changed(name):
-        real = one.target.weights > 0
-        counted = real if one.target.counted is None else one.target.counted & real
-        around = _around(one.examples, one.name, counted, one.vocabulary, None)
+        assert np.array_equal(one.counted, hidden & (one.target.weights > 0)), (one.part, one.name)
+        around = _around(one.examples, one.name, one.counted, one.vocabulary, None)
         joined = one.objective in ("prefix", "span_corruption", "denoising", "masked_span")
         missing = 0
-        for (row, number), *tokens in zip(np.argwhere(counted), *around, strict=True):
+        for (row, number), *tokens in zip(np.argwhere(one.counted), *around, strict=True):
             (answer,) = np.flatnonzero(one.labels[row, number])
             text = [at for at in range(20) if one.windows.maskable[row, at] or not joined]
             for first, second, away in ((1, 0, -1), (2, 3, 1)):
@@ -377,10 +361,9 @@ def test_the_trigram_is_weighed_like_the_loss_beside_it(name: str, tmp_path: Pat
         texts = [draw.choice(one.vocabulary.ordinary, 30).tolist() for _ in range(40)]
         counts = Counts.of([token_source(tmp_path / f"{one.part}.ds", texts)], one.vocabulary)
         target, ordinary = one.target, one.vocabulary.ordinary.astype(np.int64)
-        counted = (target.weights > 0) & (True if target.counted is None else target.counted)
         nats = {"unigram": 0.0, "trigram": 0.0}
-        around = _around(one.examples, one.name, counted, one.vocabulary, one.windows)
-        for (row, number), *tokens in zip(np.argwhere(counted), *around, strict=True):
+        around = _around(one.examples, one.name, one.counted, one.vocabulary, one.windows)
+        for (row, number), *tokens in zip(np.argwhere(one.counted), *around, strict=True):
             left2, left1, right1, right2 = (np.full(len(ordinary), token) for token in tokens)
             scores = counts.following(left2, left1, ordinary)
             if right1[0] != ABSENT:
@@ -401,10 +384,6 @@ def toy(corpus: Path, **more: Any) -> dict[str, Any]:
     return toys.toy_settings() | {"data.corpus": [str(corpus)], "data.heldout_share": 0.3} | more
 
 
-def ends_of(run: Path) -> list[dict[str, Any]]:
-    return [event for event in read_ledger(run / "ledger.jsonl") if event["event"] == "end"]
-
-
 @pytest.mark.whole
 def test_a_run_counts_once_and_ends_with_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write_corpus(tmp_path / "text", documents=150)
@@ -415,7 +394,7 @@ def test_a_run_counts_once_and_ends_with_a_verdict(tmp_path: Path, monkeypatch: 
     assert start["baselines"]["counted"] == start["baselines"]["tokens"] > 1000
     assert result.counts.keys() == {"ae", "par"}
     assert all(found["unigram"] > found["trigram"] > 1 for found in result.counts.values())
-    (end,) = ends_of(tmp_path / "run")
+    *_, end = read_ledger(tmp_path / "run" / "ledger.jsonl")
     assert end["verdict"] == result.verdict and result.verdict.startswith("no better than counting words: train longer")
     assert result.verdict.endswith("too little text: 44 kB")
     assert result.words is not None and end["content_words"] == result.words.to_dict()
@@ -433,14 +412,13 @@ def test_a_run_counts_once_and_ends_with_a_verdict(tmp_path: Path, monkeypatch: 
         longer = pretrain_run(more, tmp_path / "run", progress=False)
     assert longer.counts == result.counts and longer.words is not None
     assert longer.words.counts_top_5 == result.words.counts_top_5
-    assert len(ends_of(tmp_path / "run")) == 2
+    assert [event["event"] for event in read_ledger(tmp_path / "run" / "ledger.jsonl")].count("end") == 2
 
 
 @pytest.mark.slow
 def test_noise_ends_with_a_verdict_and_a_cure(tmp_path: Path) -> None:
     draw = random.Random(0)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    noise = " ".join("".join(draw.choices(letters, k=draw.randint(2, 8))) for _ in range(500))
+    noise = " ".join("".join(draw.choices(ascii_lowercase, k=draw.randint(2, 8))) for _ in range(500))
     (tmp_path / "noise.txt").write_text(noise)
     settings = {
         "training.steps": 150, "model.hidden_size": 64, "tokenizer.vocab_size": 400, "training.log_every": 1,
@@ -459,8 +437,7 @@ def test_noise_ends_with_a_verdict_and_a_cure(tmp_path: Path) -> None:
 def test_little_text_is_warned_of_before_training_and_only_once(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "text", documents=20)
     with pytest.warns(UserWarning, match="too little text: 6 kB; .*--init"):
-        stopped = pretrain_run(load_recipe("quickstart", toy(corpus)), tmp_path / "run", progress=False)
-    assert isinstance(stopped, RunResult)
+        pretrain_run(load_recipe("quickstart", toy(corpus)), tmp_path / "run", progress=False)
     with pytest.warns(UserWarning) as warned:
         pretrain_run(load_recipe("quickstart", toy(corpus)), tmp_path / "run", progress=False)
     assert not any("too little" in str(one.message) for one in warned)
@@ -489,4 +466,3 @@ def test_objectives_that_predict_no_words_have_none(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "text")
     result = pretrain_run(load_recipe("t5-base", toy(corpus)), tmp_path / "run", progress=False)
     assert result.words is None and result.counts["lm"]["trigram"] > 1
-    assert way_to_ask(settings_of(name="span_corruption", targets=["lm"])) is None
