@@ -14,6 +14,8 @@ from conftest import REPOSITORY
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
 def read(file: Path) -> dict[Any, Any]:
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     assert isinstance(content, dict)
