@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import golden_fastai as fastai
 import single_rows
@@ -19,7 +19,7 @@ from recurrent_toys import backbone_of, read_by_hand, recurrent_model
 from toys import random_windows, vocabulary
 from unicloze import visibility
 from unicloze.errors import UsageError
-from unicloze.example import Batch, Leading, Memory, TargetBatch, collate
+from unicloze.example import Batch, Memory, collate
 from unicloze.interop.stock import check_format
 from unicloze.model.build import build
 from unicloze.model.dropout import DropoutKey
@@ -82,16 +82,6 @@ def test_a_direction_that_the_model_lacks_is_refused() -> None:
 # The cells
 
 
-def bare(layer: RecurrentLayer, x: Tensor, lengths: list[int]) -> tuple[list[Tensor], Tensor]:
-    """Each sequence by `nn.LSTM` alone: its outputs and last cells."""
-    outputs, cells = [], []
-    for row, length in enumerate(lengths):
-        output, (_, c) = layer.lstm(x[row : row + 1, :length])
-        outputs.append(output[0])
-        cells.append(c[0, 0])
-    return outputs, torch.stack(cells)
-
-
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("outputs", [6, 4], ids=["plain", "projected"])
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 3, 1]], ids=["alike", "different"])
@@ -100,8 +90,8 @@ def test_a_layer_is_an_lstm_in_values_and_gradients(outputs: int, lengths: list[
     settings = ModelSettings(kind="recurrent", cell_clip=clip, projection_clip=clip)
     layer = RecurrentLayer(3, 6, outputs, settings)
     x = torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(1))
-    wanted, cells = bare(layer, x, lengths)
-    sum(part.square().sum() for part in wanted).backward()  # type: ignore[union-attr]
+    alone = [layer.lstm(x[row : row + 1, :length]) for row, length in enumerate(lengths)]
+    sum(output.square().sum() for output, _ in alone).backward()
     gradients = {name: weight.grad.clone() for name, weight in layer.named_parameters() if weight.grad is not None}
     layer.zero_grad()
     state = torch.zeros(3, outputs), torch.zeros(3, 6)
@@ -112,10 +102,10 @@ def test_a_layer_is_an_lstm_in_values_and_gradients(outputs: int, lengths: list[
     if not alike:
         together = nn.utils.rnn.PackedSequence(found, packed.batch_sizes)
         found, _ = nn.utils.rnn.pad_packed_sequence(together, batch_first=True)
-    for row, length in enumerate(lengths):
-        torch.testing.assert_close(found[row, :length], wanted[row])
-        torch.testing.assert_close(h[row], wanted[row][-1])
-    torch.testing.assert_close(c, cells)
+    for row, (output, (_, cell)) in enumerate(alone):
+        torch.testing.assert_close(found[row, : lengths[row]], output[0])
+        torch.testing.assert_close(h[row], output[0, -1])
+        torch.testing.assert_close(c[row], cell[0, 0])
     assert set(gradients) == {name for name, _ in layer.named_parameters()}
     for name, weight in layer.named_parameters():
         torch.testing.assert_close(weight.grad, gradients[name], atol=1e-5, rtol=1e-5)
@@ -225,16 +215,10 @@ def test_no_format_of_transformers_holds_lstms(to: str) -> None:
 
 def in_windows(windows: Windows, first: int, last: int, *, continues: bool) -> MicroBatch:
     """Some slots of every row as windows of their own."""
-    rows = len(windows)
-    part = dataclasses.replace(
-        windows,
-        token_ids=windows.token_ids[:, first:last],
-        segment_ids=windows.segment_ids[:, first:last],
-        maskable=windows.maskable[:, first:last],
-        lengths=np.full(rows, last - first, np.int32),
-        continues=np.full(rows, continues),
-    )
-    return MicroBatch(causal(part, vocabulary(), RIGHT_TO_LEFT if first > last else LEFT_TO_RIGHT), part)
+    columns = {name: getattr(windows, name)[:, first:last] for name in ("token_ids", "segment_ids", "maskable")}
+    lengths, rows = np.full(len(windows), last - first, np.int32), len(windows)
+    part = dataclasses.replace(windows, **columns, lengths=lengths, continues=np.full(rows, continues))
+    return MicroBatch(causal(part, vocabulary(), LEFT_TO_RIGHT), part)
 
 
 def test_windows_with_a_carried_state_read_as_one_long_row() -> None:
@@ -307,25 +291,17 @@ def test_layers_are_those_of_torch_in_values_and_gradients(settings: Any, length
     model, batch = recurrent_model(**BOTH_WAYS, **settings), texts(*lengths)
     theirs = same_weights(model)
     states = model.backbone(batch)
-    embedded = backbone_of(model).embeddings(batch.input_ids)
+    embedded = backbone_of(model).embeddings(batch.input_ids).detach()
+    total, reference = torch.zeros(()), torch.zeros(())
     for row, length in enumerate(lengths):
         x = embedded[row : row + 1, :length]
         for layer, lstm in enumerate(theirs):
             x, _ = lstm(x)
             torch.testing.assert_close(states[layer + 1][row, :length], x[0])
-    total = sum(states[-1][row, :length].square().sum() for row, length in enumerate(lengths))
-    total.backward()
-    lowest = backbone_of(model).layers[0].of(BACKWARD).lstm.weight_hh_l0
-    ours, lowest.grad = lowest.grad, None
-    own = embedded.detach()
-    reference = torch.zeros(())
-    for row, length in enumerate(lengths):
-        x = own[row : row + 1, :length]
-        for lstm in theirs:
-            x, _ = lstm(x)
-        reference = reference + x.square().sum()
-    reference.backward()
-    torch.testing.assert_close(ours, theirs[0].weight_hh_l0_reverse.grad)
+        total, reference = total + states[-1][row, :length].square().sum(), reference + x.square().sum()
+    (total + reference).backward()
+    lowest = backbone_of(model).layers[0].of(BACKWARD).lstm
+    torch.testing.assert_close(lowest.weight_hh_l0.grad, theirs[0].weight_hh_l0_reverse.grad)
 
 
 def test_packed_rows_read_as_rows_of_their_own() -> None:
@@ -359,11 +335,9 @@ def test_a_dropout_mask_is_the_same_at_all_slots_of_a_row() -> None:
 def test_only_whole_texts_are_read() -> None:
     rows = bidirectional_rows(np.array([4, 2]), capacity=4)
     found = find_texts(rows)[FORWARD]
-    assert (found.rows.tolist(), found.starts.tolist(), found.lengths.tolist()) == (
-        [0, 1, 1, 1],
-        [0, 0, 2, 3],
-        [4, 2, 1, 1],
-    )
+    assert [found.rows.tolist(), found.starts.tolist(), found.lengths.tolist()] == [
+        [0, 1, 1, 1], [0, 0, 2, 3], [4, 2, 1, 1],
+    ]  # fmt: skip
     assert find_texts(rows)[BACKWARD].backward
     wider = rows.copy()
     wider[0, 1, 1] = 3
@@ -374,7 +348,6 @@ def test_only_whole_texts_are_read() -> None:
 
 # Beside fastai's AWD-LSTM: losses, AR and TAR, and gradients of two batches with a carried state
 
-
 SETTINGS = ModelSettings(
     kind="recurrent", hidden_size=fastai.EMBEDDING, intermediate_size=fastai.HIDDEN, num_layers=fastai.LAYERS, memory=1,
     head="linear", dropout=0.0, activation_penalty=fastai.ALPHA, temporal_penalty=fastai.BETA,
@@ -382,27 +355,11 @@ SETTINGS = ModelSettings(
 
 
 def batch_at(number: int, memory: Memory) -> Batch:
-    tokens = fastai.tokens_of(number)
-    rule = np.stack([single_rows.left_to_right(fastai.STEPS)] * fastai.ROWS)
-    slots = torch.arange(fastai.STEPS).expand(fastai.ROWS, -1)
-    target = TargetBatch(
-        slots=slots,
-        labels=tokens[:, 1:],
-        weights=torch.ones(fastai.ROWS, fastai.STEPS),
-        normaliser=fastai.ROWS * fastai.STEPS,
-        predictions=fastai.ROWS * fastai.STEPS,
-    )
-    return Batch(
-        input_ids=tokens[:, :-1],
-        position_ids=slots,
-        segment_ids=torch.zeros_like(slots),
-        intervals=torch.from_numpy(rule),
-        leading=Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None),
-        targets={"lm": target},
-        text_tokens=fastai.ROWS * fastai.STEPS,
-        memory=memory,
-        text_slots=slots,
-    )
+    tokens = fastai.tokens_of(number).numpy().astype(np.int32)
+    rule = left_to_right_rows(np.full(fastai.ROWS, fastai.STEPS), capacity=fastai.STEPS)
+    slots = np.tile(np.arange(fastai.STEPS), (fastai.ROWS, 1))
+    batch = collate(rows_of(tokens[:, :-1], rule, {"lm": target_of(slots, tokens[:, 1:])}))
+    return dataclasses.replace(batch, memory=memory, text_slots=torch.from_numpy(slots))
 
 
 def test_losses_and_gradients_are_those_of_fastai() -> None:
@@ -428,8 +385,7 @@ def test_losses_and_gradients_are_those_of_fastai() -> None:
         mean.backward()
         assert mean.item() == pytest.approx(golden["loss"], rel=1e-5)
         for name, named in names.items():
-            assert fastai.summary(weights[name].grad) == pytest.approx(
-                golden["gradients"][named], rel=1e-3, abs=1e-5
-            ), name
+            expected = pytest.approx(golden["gradients"][named], rel=1e-3, abs=1e-5)
+            assert fastai.summary(weights[name].grad) == expected, name
         assert batch.memory is not None
         memory = batch.memory

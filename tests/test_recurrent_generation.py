@@ -12,22 +12,19 @@ import torch
 from torch import Tensor
 
 import decoding_toys
-import single_rows
 from decoding_toys import ReadAgain, finish, generate_tokens
+from objective_toys import row_of
 from recurrent_toys import backbone_of, recurrent_model
 from toys import FIRST_ORDINARY, vocabulary
-from unicloze import verbs
 from unicloze.decoding.generate import generate
+from unicloze.decoding.inputs import generation_format_of
 from unicloze.decoding.likelihood import score
 from unicloze.decoding.search import TokenConstraints, search
 from unicloze.decoding.steppers import CarriedStates, prepared
 from unicloze.errors import UsageError
-from unicloze.example import Batch, Leading
+from unicloze.example import collate
 from unicloze.model.recurrent.model import RecurrentModel
 from unicloze.objectives import settings_of
-from unicloze.objectives.causal import OBJECTIVES
-from unicloze.objectives.generation_format import GenerationFormat
-from unicloze.recipes import load_recipe
 from unicloze.settings import DataSettings, DecodingSettings, Recipe, UseSettings
 from unicloze.training.loading import LoadedModel
 
@@ -42,11 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def layout() -> GenerationFormat:
-    generates = OBJECTIVES["causal"].generates
-    found = None if generates is None else generates(CAUSAL, vocabulary())
-    assert found is not None
-    return found
+LAYOUT = generation_format_of(Recipe(objective=CAUSAL), vocabulary())
 
 
 def model_of(kind: str) -> RecurrentModel:
@@ -64,22 +57,13 @@ def sources(*lengths: int) -> list[np.ndarray[Any, Any]]:
 
 def again(model: RecurrentModel, ids: list[int]) -> Tensor:
     """Logits after the last of some tokens, from a forward pass over all of them. *Shape:* (vocabulary,)"""
-    row = torch.tensor([ids])
-    batch = Batch(
-        input_ids=row,
-        position_ids=torch.zeros_like(row),
-        segment_ids=torch.zeros_like(row),
-        intervals=torch.from_numpy(single_rows.left_to_right(len(ids)))[None].int(),
-        leading=Leading(slots=0, keys=0, alike=True, in_order=True, shorter=None),
-        targets={},
-        text_tokens=len(ids),
-    )
+    batch = collate(row_of(ids, range(1, len(ids) + 1), [0], [0]))
     with torch.no_grad():
         return model.token_logits(backbone_of(model)(batch)[-1])[0, -1]
 
 
 def read_again(model: RecurrentModel, given: list[np.ndarray[Any, Any]], count: int) -> ReadAgain:
-    rows = [layout().row(source).tolist() for source in given]
+    rows = [LAYOUT.row(source).tolist() for source in given]
     return ReadAgain(lambda row, text: again(model, [*row, *text]), rows, count)
 
 
@@ -88,7 +72,7 @@ def test_the_state_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -
     """Sources of different lengths, one empty and one read in parts; random changes of parents; sources that finish."""
     monkeypatch.setattr("unicloze.model.recurrent.model.STEPS_AT_ONCE", 4)
     model, given, count = model_of(kind), sources(3, 0, 9, 4), 3
-    carried = CarriedStates(prepared(model, torch.float32), layout(), given, count=count)  # type: ignore[arg-type]
+    carried = CarriedStates(prepared(model, torch.float32), LAYOUT, given, count=count)  # type: ignore[arg-type]
     whole = read_again(model, given, count)
     torch.testing.assert_close(carried.first(), whole.first(), atol=1e-5, rtol=1e-5)
     draw = torch.Generator().manual_seed(3)
@@ -109,8 +93,8 @@ def test_the_state_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -
 def test_the_texts_are_those_of_reading_everything_again(settings: DecodingSettings) -> None:
     model, given = model_of("awd-lstm"), sources(5, 2, 7)
     count = settings.num_results if settings.sample else settings.beams
-    expected = finish(search(read_again(model, given, count), TokenConstraints(settings, layout()), range(3)))
-    found = generate_tokens(model, given, settings, layout())
+    expected = finish(search(read_again(model, given, count), TokenConstraints(settings, LAYOUT), range(3)))
+    found = generate_tokens(model, given, settings, LAYOUT)
     assert [[one.tokens for one in each] for each in found] == [[one.tokens for one in each] for each in expected]
     for ours, theirs in zip(found, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
@@ -138,14 +122,6 @@ def test_a_source_longer_than_a_window_is_read_whole() -> None:
     assert found.candidates[0].tokens[0] == best
 
 
-def test_a_stream_is_the_text() -> None:
-    model = loaded()
-    settings = {"decoding.max_length": 8, "decoding.no_repeat_ngram": 0}
-    assert "".join(verbs.stream(model, "the list", overrides=settings)) == generate(
-        model, ["the list"], DecodingSettings(max_length=8)
-    )[0].text  # fmt: skip
-
-
 def test_a_backward_model_does_not_generate() -> None:
     model = loaded(directions="backward")
     backward = dataclasses.replace(CAUSAL, visibility="right_to_left")
@@ -157,18 +133,11 @@ def test_a_backward_model_does_not_generate() -> None:
 def test_bf16_products_are_close_to_those_of_fp32() -> None:
     model, given = model_of("projected"), sources(5, 2)
     exact, coarse = (
-        CarriedStates(prepared(model, dtype), layout(), given, count=1).first()  # type: ignore[arg-type]
+        CarriedStates(prepared(model, dtype), LAYOUT, given, count=1).first()  # type: ignore[arg-type]
         for dtype in (torch.float32, torch.bfloat16)
     )
     assert coarse.dtype == torch.float32 and not torch.equal(exact, coarse)
     torch.testing.assert_close(exact, coarse, atol=0.05, rtol=0.05)
-
-
-@pytest.mark.parametrize("name", ["awd-lstm", "ulmfit"])
-def test_recipes_of_forward_lstms_generate(name: str) -> None:
-    generates = OBJECTIVES["causal"].generates
-    recipe = load_recipe(name)
-    assert generates is not None and generates(recipe.objective, vocabulary()) is not None
 
 
 def test_a_long_text_is_scored_by_reading_each_window_once(monkeypatch: pytest.MonkeyPatch) -> None:
