@@ -183,8 +183,7 @@ def test_lengths() -> None:
         logits = table(seed=seed)
         logits[:, STOP] += 3
         for settings in (dict(), dict(beams=3, num_results=3), dict(sample=True, num_results=3)):
-            count = 3 if settings else 1
-            for row in run(Table(2, count, logits), min_length=2, max_length=4, **settings):
+            for row in run(Table(2, 3 if settings else 1, logits), min_length=2, max_length=4, **settings):
                 assert all(2 <= len(h.tokens) <= 4 and STOP not in h.tokens for h in row)
                 assert all(h.ended or len(h.tokens) == 4 for h in row)
 
@@ -197,24 +196,15 @@ def test_the_length_penalty_is_gnmts() -> None:
 
 @pytest.mark.parametrize("alpha", [-0.5, 0.0, 1.0])
 def test_stopping_early_changes_no_result(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def settings(**more: Any) -> dict[str, Any]:
-        return dict(beams=3, num_results=2, max_length=12, length_penalty=alpha, **more)
-
+    settings = dict(beams=3, num_results=2, max_length=12, length_penalty=alpha)
     saved = 0
     for seed in range(6):
-        logits = table(seed=seed)
-        early = Table(3, 3, logits)
-        found = run(early, **settings())
+        early, whole = Table(3, 3, table(seed=seed)), Table(3, 3, table(seed=seed))
+        found = run(early, **settings)
         with monkeypatch.context() as patch:
-            patch.setattr(
-                "unicloze.decoding.search._is_over", lambda c, totals, *_: torch.zeros(len(totals), dtype=torch.bool)
-            )
-            whole = Table(3, 3, logits)
-            assert run(whole, **settings()) == found
-        first = Table(3, 3, logits)
-        run(first, **settings(early_stop="first"))
+            patch.setattr(module, "_is_over", lambda c, totals, *_: torch.zeros(len(totals), dtype=torch.bool))
+            assert run(whole, **settings) == found
         assert early.steps <= whole.steps == 11
-        assert first.steps <= 11
         saved += whole.steps - early.steps
     assert saved
 
@@ -355,15 +345,6 @@ def hypothesis(tokens: list[int], log: float, score: float, *, ended: bool) -> H
     return Hypothesis(tokens=tokens, log_probability=log, score=score, ended=ended)
 
 
-def test_no_candidates() -> None:
-    none = candidates(beams=3, longest=4)
-    assert none.scores.tolist() == none.logs.tolist() == [[NEVER] * 3]
-    assert (none.scores.dtype, none.logs.dtype, none.lengths.dtype) == (torch.float64, torch.float64, torch.long)
-    assert (none.ended.dtype, none.tokens.dtype, none.tokens.shape) == (torch.bool, torch.long, (1, 3, 4))
-    assert none.scores is not none.logs
-    assert none.hypotheses(0, 3) == []
-
-
 def test_the_best_candidates_are_kept_and_ties_go_to_the_earlier() -> None:
     kept = candidates()
     kept.add(scores(-2.0, -1.0), scores(-4.0, -2.0), torch.tensor([[[7, 0], [8, 0]]]), ended=True)
@@ -372,14 +353,6 @@ def test_the_best_candidates_are_kept_and_ties_go_to_the_earlier() -> None:
     kept.add(scores(-1.0, NEVER), scores(-3.0, NEVER), torch.tensor([[[9, 9, 9], [1, 1, 1]]]), ended=False)
     expected = [hypothesis([8], -2.0, -1.0, ended=True), hypothesis([9, 9, 9], -3.0, -1.0, ended=False)]
     assert kept.hypotheses(0, 2) == expected
-    assert (kept.scores.dtype, kept.logs.dtype, kept.lengths.dtype) == (torch.float64, torch.float64, torch.long)
-    assert (kept.ended.dtype, kept.tokens.dtype) == (torch.bool, torch.long)
-
-
-def test_few_candidates_leave_places_empty() -> None:
-    kept = candidates(beams=3)
-    kept.add(scores(-1.0), scores(-2.0), torch.tensor([[[4, 0]]]), ended=True)
-    assert kept.hypotheses(0, 3) == [hypothesis([4], -2.0, -1.0, ended=True)]
 
 
 def settled(tokens: list[list[int]], totals: list[float], kept: module._Candidates) -> list[int]:
@@ -392,6 +365,29 @@ def test_tokens_are_settled_that_all_open_hypotheses_share() -> None:
     assert settled([[1, 2, 3], [1, 9, 4]], [NEVER, NEVER], candidates()) == []
 
 
+LATE, FALLING = {"length_penalty": 1.0, "max_length": 7}, {"length_penalty": -1.0, "max_length": 7}
+SEVERAL = {"num_results": 2, "max_length": 7, "length_penalty": 0.0}
+
+
+@pytest.mark.parametrize(("best", "found", "length", "settings", "over"), [
+    ([-1.0, -2.0], [-3.0, NEVER], 1, {"early_stop": "first", "max_length": 9}, False),
+    ([-1.0, -2.0], [-3.0, -4.0], 1, {"early_stop": "first", "max_length": 9}, True),
+    ([NEVER, NEVER], [-3.0, NEVER], 1, {"early_stop": "first", "max_length": 9}, True),
+    ([-4.0, NEVER], [-4.0 / length_penalty(7, 1.0), NEVER], 1, LATE, True),
+    ([-4.0, NEVER], [-4.0 / length_penalty(7, 1.0) - 1e-6, NEVER], 1, LATE, False),
+    ([-4.0, NEVER], [-4.0 / length_penalty(3, -1.0), NEVER], 2, FALLING, True),
+    ([-4.0, NEVER], [-4.0 / length_penalty(3, -1.0) - 1e-6, NEVER], 2, FALLING, False),
+    ([-4.0, NEVER], [-3.0, -5.0], 1, SEVERAL, False),
+    ([-4.0, NEVER], [-3.0, -4.0], 1, SEVERAL, True),
+])  # fmt: skip
+def test_a_search_is_over_when_nothing_better_can_come(
+    best: list[float], found: list[float], length: int, settings: dict[str, Any], over: bool
+) -> None:
+    kept = candidates(beams=2)
+    kept.scores = scores(*found)
+    assert bool(module._is_over(kept, scores(*best), length, DecodingSettings(beams=2, **settings))) is over
+
+
 def test_the_best_candidate_limits_what_is_settled() -> None:
     kept = candidates()
     kept.add(scores(-9.0), scores(-9.0), torch.tensor([[[1, 2, 0]]]), ended=True)
@@ -402,47 +398,3 @@ def test_the_best_candidate_limits_what_is_settled() -> None:
     two = module._settled(torch.tensor([[[1]], [[1]]]), torch.zeros(2, 1), kept, 1)
     several = module._settled(torch.tensor([[[1]]]), torch.zeros(1, 1), kept, 2)
     assert two == several == []
-
-
-def is_over(best: list[float], found: list[float], length: int, **settings: object) -> bool:
-    kept = candidates(beams=2)
-    kept.scores = scores(*found)
-    return bool(module._is_over(kept, scores(*best), length, DecodingSettings(beams=2, **settings)))  # type: ignore[arg-type]
-
-
-def test_a_search_is_over_when_nothing_better_can_come() -> None:
-    early: dict[str, object] = {"early_stop": "first", "max_length": 9}
-    assert not is_over([-1.0, -2.0], [-3.0, NEVER], 1, **early)
-    assert is_over([-1.0, -2.0], [-3.0, -4.0], 1, **early)
-    assert is_over([NEVER, NEVER], [-3.0, NEVER], 1, **early)
-    late: dict[str, object] = {"length_penalty": 1.0, "max_length": 7}
-    assert is_over([-4.0, NEVER], [-4.0 / length_penalty(7, 1.0), NEVER], 1, **late)
-    assert not is_over([-4.0, NEVER], [-4.0 / length_penalty(7, 1.0) - 1e-6, NEVER], 1, **late)
-    falling: dict[str, object] = {"length_penalty": -1.0, "max_length": 7}
-    assert is_over([-4.0, NEVER], [-4.0 / length_penalty(3, -1.0), NEVER], 2, **falling)
-    assert not is_over([-4.0, NEVER], [-4.0 / length_penalty(3, -1.0) - 1e-6, NEVER], 2, **falling)
-    several: dict[str, object] = {"num_results": 2, "max_length": 7, "length_penalty": 0.0}
-    assert not is_over([-4.0, NEVER], [-3.0, -5.0], 1, **several)
-    assert is_over([-4.0, NEVER], [-3.0, -4.0], 1, **several)
-
-
-def test_texts_are_scored_with_their_end() -> None:
-    settings = DecodingSettings(length_penalty=1.0)
-    assert Hypothesis.of([4, 5], -3.0, True, settings) == hypothesis([4, 5], -3.0, -2.25, ended=True)
-    assert Hypothesis.of([6, 7, 8, 9], -2.0, False, settings) == hypothesis([6, 7, 8, 9], -2.0, -4 / 3, ended=False)
-    assert Hypothesis.of([], -1.0, True, settings) == hypothesis([], -1.0, -1.0, ended=True)
-
-
-def test_a_greedy_text_is_cut_off_at_its_length() -> None:
-    layout = GenerationFormat(predicts="next", start=(), stop=0)
-    rules = TokenConstraints(DecodingSettings(max_length=3), layout)
-    steps, told = module.search(Table(2, 1, torch.arange(3.0).expand(3, -1)), rules, [0, 1]), []
-    try:
-        while True:
-            told.append(next(steps))
-    except StopIteration as end:
-        found = end.value
-    assert told == [[(0, [2]), (1, [2])]] * 3
-    log = 3 * float(torch.log_softmax(torch.tensor([0.0, 1.0, 2.0]), 0)[2])
-    assert [[(each.tokens, each.ended) for each in row] for row in found] == [[([2, 2, 2], False)]] * 2
-    assert [row[0].log_probability for row in found] == pytest.approx([log, log])
