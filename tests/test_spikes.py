@@ -17,12 +17,10 @@ import toys
 from conftest import slow_except
 from test_finite_weights import CPU, steps_of
 from unicloze.errors import UniclozeError
-from unicloze.finetuning.run import finetune_run
 from unicloze.settings import TrainingSettings
 from unicloze.training import loop
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
-from unicloze.training.divergence import FEWEST, MOST, RECENT, Spikes
-from unicloze.training.ledger import read_ledger
+from unicloze.training.divergence import FEWEST, RECENT, Spikes
 from unicloze.training.loop import Hooks, NonFiniteError, TrainState, fit
 from unicloze.training.optimizers import build_optimizers
 
@@ -62,9 +60,7 @@ def train(on_spike: str, spiking: dict[int, float], *, steps: int = FEWEST + 4) 
     """A run whose gradients are multiplied at some steps (by index); its state, and the spikes it reported."""
     settings = TrainingSettings(steps=steps, warmup_steps=0, learning_rate=1e-3, save_every=0, on_spike=on_spike)  # type: ignore[arg-type]
     model = toys.model()
-    model.register_buffer(
-        "forwards", torch.zeros(())
-    )  # changes in a forward pass, as statistics of batch normalisation do
+    model.register_buffer("forwards", torch.zeros(()))  # changes in a pass, as statistics of batch normalisation do
     model.register_forward_pre_hook(count)
     state = TrainState(model=model, optimizers=build_optimizers(model, settings))
     told: list[Any] = []
@@ -109,10 +105,9 @@ def test_too_many_spikes_in_a_row_stop_the_run() -> None:
     del spiking[FEWEST + 4]
     with pytest.raises(NonFiniteError, match=rf"update of step {FEWEST + 16}: more than 10 steps spiked"):
         train("skip", spiking, steps=60)
-    assert MOST == 10
 
 
-def test_weights_that_are_not_finite_stop_a_run_that_skips() -> None:
+def test_weights_that_are_not_finite_stop_a_run_that_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an update has spoilt cannot be skipped, and is not saved."""
     made = loop.update
 
@@ -121,41 +116,37 @@ def test_weights_that_are_not_finite_stop_a_run_that_skips() -> None:
         if state.step == 2:
             next(iter(state.model.parameters())).data.fill_(math.nan)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "update", spoiling)
-        with pytest.raises(NonFiniteError, match=r"the update of step 4: the loss of .* is nan.* not finite either"):
-            train("skip", {})
+    monkeypatch.setattr(loop, "update", spoiling)
+    with pytest.raises(NonFiniteError, match=r"the update of step 4: the loss of .* is nan.* not finite either"):
+        train("skip", {})
+
+
+def tuned(folder: Path, **settings: Any) -> int:
+    """The last step of a fine-tuning."""
+    start = nlu_toys.start()
+    texts = [{"text": f"the old cat {number}", "label": "ab"[number % 2]} for number in range(8)]
+    records = nlu_toys.write(folder / "records.jsonl", texts)
+    recipe = nlu_toys.recipe_for(start, "classification", training__batch_size=4, **settings)
+    return nlu_toys.finetuned(recipe, start, records, records, folder / "run").step
 
 
 @pytest.mark.filterwarnings("ignore:the learning rate")
 def test_fine_tuning_skips_spikes_too(tmp_path: Path) -> None:
-    start = nlu_toys.start()
-    texts = [{"text": f"the old cat {number}", "label": "ab"[number % 2]} for number in range(8)]
-    records = nlu_toys.write(tmp_path / "records.jsonl", texts)
-    settings = {"training__batch_size": 4, "finetuning__epochs": 12, "training__spike_factor": 1.0}
-    settings["training__learning_rate"] = 1e-6
-    recipe = nlu_toys.recipe_for(start, "classification", training__on_spike="skip", **settings)
-    assert finetune_run(recipe, start, records, records, tmp_path / "run", progress=False).step == 24
-    spikes = [event for event in read_ledger(tmp_path / "run" / "ledger.jsonl") if event["event"] == "spike"]
+    spiking = {"training__on_spike": "skip", "training__spike_factor": 1.0, "training__learning_rate": 1e-6}
+    assert tuned(tmp_path, finetuning__epochs=12, **spiking) == 24
+    spikes = [event for event in nlu_toys.events_of(tmp_path / "run") if event["event"] == "spike"]
     assert spikes and {event["action"] for event in spikes} == {"skip"}
     newest = load_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
     assert len(newest.state["spikes"]["norms"]) == 24 - len(spikes)
 
 
 @pytest.mark.filterwarnings("ignore:the learning rate")
-def test_fine_tuning_continues_with_a_lower_rate_after_a_divergence(tmp_path: Path) -> None:
-    start = nlu_toys.start()
-    texts = [{"text": f"the old cat {number}", "label": "ab"[number % 2]} for number in range(8)]
-    records = nlu_toys.write(tmp_path / "records.jsonl", texts)
-
-    def tuned(rate: float) -> int:
-        settings = {"training__batch_size": 4, "finetuning__epochs": 2, "training__learning_rate": rate}
-        recipe = nlu_toys.recipe_for(start, "classification", **settings)
-        return finetune_run(recipe, start, records, records, tmp_path / "run", progress=False).step
-
+def test_fine_tuning_continues_with_a_lower_rate_after_a_divergence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = itertools.count(1)
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(loop, "clip_gradient", lambda *_: torch.tensor(math.nan if next(steps) == 2 else 1.0))
         with pytest.raises(NonFiniteError, match=r"step 1 were saved: .* with a lower --training.lea"):
-            tuned(1e-3)
-    assert tuned(1e-4) == 4
+            tuned(tmp_path, finetuning__epochs=2, training__learning_rate=1e-3)
+    assert tuned(tmp_path, finetuning__epochs=2, training__learning_rate=1e-4) == 4
