@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,8 @@ def folder(path: Path) -> Path:
     path.mkdir(exist_ok=True)
     rng = random.Random(0)
     sentences = [rng.choices(WORDS, k=rng.randint(2, 5)) for _ in range(20)]
-    write(
-        path / "side.jsonl",
-        [{"tokens": words, "tags": ["early" if word < "d" else "late" for word in words]} for words in sentences[:16]],
-    )
+    tagged = [{"tokens": words, "tags": ["early" if word < "d" else "late" for word in words]} for words in sentences]
+    write(path / "side.jsonl", tagged[:16])
     lines = ["\n".join(f"{word} {'B-LONG' if len(word) > 4 else 'O'}" for word in words) for words in sentences[16:]]
     (path / "size.conll").write_text("\n\n".join(lines) + "\n")
     (path / "text.txt").write_text("\n".join(" ".join(rng.choices(WORDS, k=4)) for _ in range(9)))
@@ -95,9 +92,7 @@ def test_rows_of_several_targets_are_padded_apart(start: LoadedModel, tmp_path: 
     for name, own in (("tags:side", [0, 2]), ("tags:size", [1])):
         target = examples.targets[name]
         counts = (target.weights > 0).sum(axis=1)
-        assert [int(count) for count in counts] == [
-            len(rows[n].targets[name].slots) if n in own else 0 for n in range(3)
-        ]
+        assert counts.tolist() == [len(row.targets[name].slots) if name in row.targets else 0 for row in rows]
         for row in own:
             alone = lay_out([rows[row]], start.tokenizer.vocabulary, recipe).targets[name]
             assert np.array_equal(target.labels[row, : counts[row]], alone.labels[0])
@@ -138,16 +133,11 @@ def ran(start: LoadedModel, files: Path, out: Path, **more: Any) -> FinetuneResu
     return finetune_run(recipe_for(start, files, **more), start, files, files, out)
 
 
-def renamed(parts: Sequence[Mapping[str, Any]], **labels: list[str]) -> list[dict[str, Any]]:
-    """The parts with these tags."""
-    return [{**part, "labels": labels[part["label"]]} for part in parts]
-
-
 def test_only_output_layers_of_the_same_tags_are_taken_over(start: LoadedModel, tmp_path: Path) -> None:
     recipe, _ = opened(start, folder(tmp_path))
     former = build_model(recipe, start.model.vocab_size).for_use()
     begins = dataclasses.replace(start, model=former, recipe=recipe)
-    parts = renamed([SIDE, SIZE], side=["other", "tags"], size=["B-LONG", "O"])
+    parts = [{**SIDE, "labels": ["other", "tags"]}, {**SIZE, "labels": ["B-LONG", "O"]}]
     other = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, parts=parts))  # type: ignore[call-arg]
     model = build_model(other, start.model.vocab_size)
     drawn = start_weights(model, begins, other.task)
