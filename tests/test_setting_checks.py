@@ -67,6 +67,7 @@ def test_a_source_and_its_target_are_read_as_the_prefix_objective_trains() -> No
     assert np.array_equal(found.segment_ids.numpy()[real], rows.segment_ids[real])
 
 
+MIXED = [{"visibility": "left_to_right", "segment_ids": [2]}, {"visibility": "prefix", "segment_ids": [4, 5]}]
 WRITERS: list[tuple[dict[str, Any], StepInputs | None]] = [
     ({}, StepInputs(predicts="pseudo", pseudo=PSEUDO)),
     ({"pseudo_token": "mask"}, StepInputs(predicts="pseudo", pseudo=MASK)),
@@ -74,23 +75,11 @@ WRITERS: list[tuple[dict[str, Any], StepInputs | None]] = [
     ({"name": "masked", "targets": ["ae"]}, None),
     ({"name": "masked", "targets": ["ae"], "visibility": "prefix"}, StepInputs(predicts="pseudo", pseudo=MASK)),
     ({"name": "masked", "targets": ["ae", "rtd"], "visibility": "prefix"}, None),
-    (
-        {"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "local_width": 7},
-        StepInputs(predicts="next", source="left_to_right", segment_ids=(0, 0), local_width=7),
-    ),
-    (
-        {
-            "name": "masked",
-            "targets": ["ae"],
-            "mixture": [
-                {"visibility": "left_to_right", "segment_ids": [2]},
-                {"visibility": "prefix", "segment_ids": [4, 5]},
-            ],
-        },
-        StepInputs(predicts="pseudo", segment_ids=(4, 5), pseudo=MASK),
-    ),
+    ({"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "local_width": 7},
+     StepInputs(predicts="next", source="left_to_right", segment_ids=(0, 0), local_width=7)),
+    ({"name": "masked", "targets": ["ae"], "mixture": MIXED}, StepInputs(predicts="pseudo", segment_ids=(4, 5), pseudo=MASK)),
     ({"name": "masked_diffusion", "targets": ["diffusion"]}, None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("objective", "expected"), WRITERS)

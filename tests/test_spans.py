@@ -17,7 +17,6 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.mixtures import phases
 from unicloze.objectives import settings_of
 from unicloze.objectives.masking import LONGEST_UNIT, units_of
-from unicloze.objectives.unilmv2 import draw_steps
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import DataSettings, TokenizerSettings
@@ -99,11 +98,8 @@ def words_of(windows: Windows, row: int, prepared: Prepared) -> list[str]:
 def expected_begins(windows: Windows, row: int, prepared: Prepared, unit: str) -> list[bool]:
     """Where units begin, read off the words."""
     words, maskable = words_of(windows, row, prepared), windows.maskable[row]
-    follows, place, goes_on = (
-        prepared.tokenizer.vocabulary.boundaries.follows(windows.token_ids)[row],
-        {"entity": 0, "phrase": 1}[unit],
-        {"entity": "c", "phrase": "g"}[unit],
-    )
+    follows = prepared.tokenizer.vocabulary.boundaries.follows(windows.token_ids)[row]
+    place, goes_on = {"entity": (0, "c"), "phrase": (1, "g")}[unit]
     begins: list[bool] = []
     size = 0
     for at, word in enumerate(words):
@@ -116,14 +112,28 @@ def expected_begins(windows: Windows, row: int, prepared: Prepared, unit: str) -
     return begins
 
 
+def sampler_of(prepared: Prepared, sources: Any, window: int, **options: Any) -> WindowSampler:
+    given = {"segments": 1, "seed": 3, "spans": True, **options}
+    return WindowSampler(sources, window=window, vocabulary=prepared.tokenizer.vocabulary, **given)
+
+
+def have_their_spans(windows: Windows, prepared: Prepared, unit: Any) -> int:
+    """Check every row, and count the tokens that continue a unit."""
+    settings = settings_of(name="masked", masking="token", mask_unit=unit, unmarked_unit="word")
+    units = units_of(windows, prepared.tokenizer.vocabulary, settings)
+    assert units is not None
+    continuing = 0
+    for row in range(len(windows)):
+        expected = expected_begins(windows, row, prepared, unit)
+        assert units.begins[row, : len(expected)].tolist() == expected
+        continuing += expected.count(False)
+    return continuing
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 @pytest.mark.parametrize(("segments", "documents", "pairs"), [
-    (1, "separate", "contiguous"),
-    (2, "separate", "contiguous"),
-    (1, "joined", "contiguous"),
-    (2, "joined", "contiguous"),
-    (2, "separate", "next_sentence"),
-    (2, "separate", "sentence_order"),
+    (1, "separate", "contiguous"), (2, "separate", "contiguous"), (1, "joined", "contiguous"), (2, "joined", "contiguous"),
+    (2, "separate", "next_sentence"), (2, "separate", "sentence_order"),
 ])  # fmt: skip
 def test_windows_know_the_spans_of_their_text(
     tmp_path: Path, kind: str, segments: Any, documents: Any, pairs: Any
@@ -133,26 +143,9 @@ def test_windows_know_the_spans_of_their_text(
     prepared = prepared_from(corpus, tmp_path / "out", kind)
     assert prepared.lineage["sources"][0]["duplicates"] == 4
     for sources, tokens in ((prepared.train, 30), (prepared.heldout, 20)):
-        sampler = WindowSampler(
-            sources,
-            window=tokens,
-            segments=segments,
-            vocabulary=prepared.tokenizer.vocabulary,
-            seed=3,
-            documents=documents,
-            spans=True,
-        )
-        windows = sampler.read(0, 60, pairs=pairs)
+        windows = sampler_of(prepared, sources, tokens, segments=segments, documents=documents).read(0, 60, pairs=pairs)
         for unit in ("entity", "phrase"):
-            settings = settings_of(name="masked", masking="token", mask_unit=unit, unmarked_unit="word")
-            units = units_of(windows, prepared.tokenizer.vocabulary, settings)
-            assert units is not None
-            several = 0
-            for row in range(60):
-                expected = expected_begins(windows, row, prepared, unit)
-                assert units.begins[row, : len(expected)].tolist() == expected
-                several += sum(not begins for begins in expected)
-            assert several > 100
+            assert have_their_spans(windows, prepared, unit) > 100
 
 
 def test_long_and_cut_documents_keep_their_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,34 +156,22 @@ def test_long_and_cut_documents_keep_their_spans(tmp_path: Path, monkeypatch: py
     middle = text[6000:6400].split(" ", 1)[1]
     corpus = write(tmp_path / "corpus" / "a.jsonl", [{"text": text, "spans": spans}])
     (tmp_path / "test.txt").write_text(middle)
-    prepared = prepared_from(
-        corpus, tmp_path / "out", decontaminate=[str(tmp_path / "test.txt")], decontaminate_ngram=13
-    )
+    test = {"decontaminate": [str(tmp_path / "test.txt")], "decontaminate_ngram": 13}
+    prepared = prepared_from(corpus, tmp_path / "out", **test)
     assert prepared.lineage["decontamination"]["documents_cut"] == 1
     assert prepared.train[0].num_documents > 1 and prepared.heldout[0].num_documents == 1
     for sources in (prepared.train, prepared.heldout):
-        vocabulary = prepared.tokenizer.vocabulary
-        sampler = WindowSampler(sources, window=40, segments=1, vocabulary=vocabulary, seed=1, spans=True)
-        windows = sampler.sequential(sampler.num_windows)
-        settings = settings_of(name="masked", mask_unit="entity", unmarked_unit="word")
-        units = units_of(windows, vocabulary, settings)
-        assert units is not None
-        for row in range(len(windows)):
-            expected = expected_begins(windows, row, prepared, "entity")
-            assert units.begins[row, : len(expected)].tolist() == expected
+        sampler = sampler_of(prepared, sources, 40)
+        assert have_their_spans(sampler.sequential(sampler.num_windows), prepared, "entity")
 
 
 def test_a_document_without_spans_is_masked_as_before(corpus: Path, tmp_path: Path) -> None:
     prepared = prepared_from(corpus, tmp_path / "out")
     vocabulary = prepared.tokenizer.vocabulary
-    table = PhraseTable(
-        [prepared.tokenizer.encode(f"{PLAIN} {PLAIN}"), prepared.tokenizer.encode("quiet quiet")], vocabulary
-    )
+    phrases = [prepared.tokenizer.encode(phrase) for phrase in (f"{PLAIN} {PLAIN}", "quiet quiet")]
 
     def units(field: bool, **settings: Any) -> tuple[Windows, Any]:
-        sampler = WindowSampler(
-            prepared.train, window=30, segments=1, vocabulary=vocabulary, seed=3, phrases=table, spans=field
-        )
+        sampler = sampler_of(prepared, prepared.train, 30, phrases=PhraseTable(phrases, vocabulary), spans=field)
         windows = sampler.sequential(sampler.num_windows)
         return windows, units_of(windows, vocabulary, settings_of(name="masked", **settings))
 
@@ -203,23 +184,6 @@ def test_a_document_without_spans_is_masked_as_before(corpus: Path, tmp_path: Pa
     assert (marked.begins[plain] < single.begins[plain]).any()
     follows = vocabulary.boundaries.follows(windows.token_ids)
     assert (single.begins[plain] == (~(follows & windows.maskable))[plain]).all()
-
-
-def test_whole_entities_are_masked_in_one_step(corpus: Path, tmp_path: Path) -> None:
-    prepared = prepared_from(corpus, tmp_path / "out")
-    vocabulary = prepared.tokenizer.vocabulary
-    sampler = WindowSampler(prepared.train, window=40, segments=1, vocabulary=vocabulary, seed=3, spans=True)
-    windows = sampler.read(0, 60)
-    settings = settings_of(name="masked", masking="token", mask_unit="entity", mask_rate=0.3)
-    steps = draw_steps(windows, settings, np.full(60, 0.3), vocabulary)
-    several = 0
-    for row in range(60):
-        begins = expected_begins(windows, row, prepared, "entity")
-        for at in range(1, len(begins)):
-            if not begins[at]:
-                assert steps[row, at] == steps[row, at - 1]
-                several += steps[row, at] >= 0
-    assert several > 50
 
 
 BAD = {
@@ -282,8 +246,7 @@ def test_a_corpus_without_spans_has_no_file_of_marks(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     out = prepared_from(corpus, tmp_path / "out")
     assert not list((tmp_path / "out").rglob("*.spans"))
-    sampler = WindowSampler(out.train, window=20, segments=1, vocabulary=out.tokenizer.vocabulary, seed=1, spans=True)
-    marks = sampler.read(0, 4).marks
+    marks = sampler_of(out, out.train, 20).read(0, 4).marks
     assert marks is not None and not marks.any()
 
 
@@ -297,11 +260,8 @@ def test_portions_make_the_same_marks_in_any_number_of_processes(
     monkeypatch.setattr(pipeline, "PORTION", 1)
     parts = prepared_from(corpus.parent, tmp_path / "parts")
     assert parts.lineage["sources"][0]["portions"] == 2
-    for one, other in ((whole.train, parts.train), (whole.heldout, parts.heldout)):
-        marks = [
-            b"".join(b"" if shard.marks is None else shard.marks.values.tobytes() for shard in source.shards)
-            for source in (*one, *other)
-        ]
+    for (one,), (other,) in ((whole.train, parts.train), (whole.heldout, parts.heldout)):
+        marks = [b"".join(shard.marks.values for shard in source.shards if shard.marks) for source in (one, other)]
         assert marks[0] == marks[1] and any(marks[0])
 
 
