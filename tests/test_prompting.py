@@ -264,7 +264,7 @@ def test_a_label_that_names_no_choice_is_refused_by_both(tmp_path: Path, label: 
     ('{yes: good, "yes": bad, no: fair}', "two labels read the same"),
     ("{1: good, true: bad, 2: fair}", "p.yaml:2 is neither YAML nor JSON .duplicate key true; keep one"),
     ("{a: good, a: bad, b: fair}", "p.yaml:2 is neither YAML nor JSON .duplicate key a; keep one"),
-    ("[", "p.yaml:2 is neither YAML nor JSON"),
+    ("[", "p.yaml:3 is neither YAML nor JSON"),
 ])  # fmt: skip
 def test_answers_that_yaml_reads_otherwise_are_refused(answers: str, message: str, tmp_path: Path) -> None:
     """Records have labels as text, but YAML takes 1 and true for one key: the last answer would win."""
