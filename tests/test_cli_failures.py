@@ -85,9 +85,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MB."""
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True, check=False
-    )
+    words = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    mounted = shutil.which("mount") and subprocess.run(words, capture_output=True, check=False)
     if not mounted or mounted.returncode:
         pytest.skip("a file system can be mounted by root only")
     try:
@@ -139,10 +138,9 @@ def test_a_full_disk_without_a_small_one(run: Path, command: Command, monkeypatc
 @pytest.mark.whole
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_output_to_a_full_disk() -> None:
+    command = [sys.executable, "-m", "unicloze", "recipes"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "unicloze", "recipes"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == f"unicloze: error: {terminal.explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))[0]}\n"
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import toys
-from corpora import write_corpus
 from unicloze import verbs
 from unicloze.comparison import compare
 from unicloze.comparison.compare import Job, do_all
@@ -63,11 +62,6 @@ def test_an_error_in_a_run_is_raised_and_frees_it(tmp_path: Path) -> None:
         pass
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("compare") / "corpus.txt")
-
-
 def settings(corpus: Path) -> dict[str, Any]:
     overrides: dict[str, Any] = {**toys.toy_settings(), "data.corpus": [str(corpus)], "data.heldout_share": 0.2}
     del overrides["training.steps"]
@@ -109,9 +103,8 @@ def test_a_second_command_does_runs_and_one_that_is_killed_is_replaced(
     finally:
         other.kill()
         other.wait()
-    starts = [
-        (tmp_path / "c" / name / "seed-0" / "ledger.jsonl").read_text().count('"event": "start"') for name in NAMES
-    ]
+    ledgers = [(tmp_path / "c" / name / "seed-0" / "ledger.jsonl").read_text() for name in NAMES]
+    starts = [ledger.count('"event": "start"') for ledger in ledgers]
     assert starts[1] == 1 and starts[0] in ((1, 2) if killed else (1,))
 
 

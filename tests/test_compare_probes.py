@@ -20,13 +20,14 @@ from unicloze.comparison.probes import Probe, finetuning_flops, fit_probes, open
 from unicloze.comparison.table import Comparison, as_markdown, as_text, cells, page
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import metric
+from unicloze.example import Examples
 from unicloze.finetuning.data import encoded, finetuning_steps, open_records
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.model.flops import Amounts, backbone_flops
 from unicloze.recipes import load_recipe, parse_options
 from unicloze.records import read_records
-from unicloze.settings import UseSettings
+from unicloze.settings import Recipe, UseSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.rows import pooling_of
 from unicloze.training.loading import LoadedModel
@@ -121,19 +122,15 @@ def test_a_score_is_that_of_finetune_predict_and_metric(
 ) -> None:
     run = done.out / name / f"seed-{seed}"
     by_hand = {**FAST, "training.seed": seed, "training.device": "cpu", "training.precision": "fp32"}
-    verbs.finetune(
-        "classification", run, files["train"], files["dev"], out=tmp_path / "f", quiet=True, overrides=by_hand
-    )
+    given = "classification", run, files["train"], files["dev"]
+    verbs.finetune(*given, out=tmp_path / "f", quiet=True, overrides=by_hand)
+    stored = [json.loads((run.parent / f"seed-{n}" / "scores.json").read_text()) for n in range(2)]
+    each = [scores["probes"]["classification"]["score"] for scores in stored]
     answers = [record["label"] for record in sentences(10, 24)]
     for folder in (tmp_path / "f", run / "probes" / "classification"):
         said = [one["prediction"] for one in verbs.predict(folder, files["dev"], quiet=True)]
-        accuracy = metric("accuracy")(said, answers).values["accuracy"]
-        assert json.loads((run / "scores.json").read_text())["probes"]["classification"]["score"] == accuracy
+        assert metric("accuracy")(said, answers).values["accuracy"] == each[seed]
     row = next(row for row in done.rows if row.name == name)
-    each = [
-        json.loads((run.parent / f"seed-{n}" / "scores.json").read_text())["probes"]["classification"]["score"]
-        for n in range(2)
-    ]
     assert row.scores["probe.classification"] == OverSeeds(mean=np.mean(each), deviation=np.std(each, ddof=1))
 
 
@@ -145,8 +142,6 @@ class Stop(Exception):
 def test_a_stopped_comparison_resumes_and_repeats_nothing(
     done: Comparison, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import unicloze.finetuning.run as room
-
     tuned: list[str] = []
     stop_at = [4]
 
@@ -161,12 +156,10 @@ def test_a_stopped_comparison_resumes_and_repeats_nothing(
             yield step
 
     monkeypatch.setattr(runs, "finetune_run", counted)
-    monkeypatch.setattr(room, "finetuning_steps", stopping)
+    monkeypatch.setattr("unicloze.finetuning.run.finetuning_steps", stopping)
     with pytest.raises(Stop):
         compared(files, tmp_path / "c")
-    assert (
-        tuned == [*NAMES] and (tmp_path / "c" / "gpt" / "seed-0" / "probes" / "classification" / "checkpoints").is_dir()
-    )
+    assert tuned == [*NAMES] and (tmp_path / "c/gpt/seed-0/probes/classification/checkpoints").is_dir()
     stop_at[0] = -1
     first = compared(files, tmp_path / "c")
     assert tuned == [*NAMES, NAMES[1]]
@@ -182,27 +175,19 @@ def test_a_stopped_comparison_resumes_and_repeats_nothing(
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"probe_overrides": FAST | {"finetuning.epochs": 1}}, r"finetuning.epochs 2.0, but this one has 1.0: give"),
-        ({"probe_overrides": FAST | {"model.dropout": 0.0}}, r"model.dropout None, but this one has 0.0"),
-        ({"train": 23}, r"another training file, or one that has changed since"),
-        ({"dev": 9}, r"another development file, or one that has changed"),
-    ],
-)
 def test_a_probe_of_other_files_or_settings_is_not_resumed(
-    done: Comparison, files: dict[str, Path], tmp_path: Path, options: dict[str, Any], message: str
+    done: Comparison, files: dict[str, Path], tmp_path: Path
 ) -> None:
-    train, dev = options.pop("train", None), options.pop("dev", None)
-    changed = {
-        "train": files["train"] if train is None else write(tmp_path / "t.jsonl", sentences(train)),
-        "dev": files["dev"] if dev is None else write(tmp_path / "d.jsonl", sentences(dev, 24)),
-    }
     before = (done.out / "comparison.json").read_text()
-    probes = [("classification", changed["train"], changed["dev"])]
-    with pytest.raises(UsageError, match=rf"comparison.json has a probe classification with .*{message}"):
-        compared(files, done.out, seeds=2, probes=probes, **options)
+    train, dev = write(tmp_path / "t.jsonl", sentences(23)), write(tmp_path / "d.jsonl", sentences(9, 24))
+    for options, message in (
+        ({"probe_overrides": FAST | {"finetuning.epochs": 1}}, "finetuning.epochs 2.0, but this one has 1.0: give"),
+        ({"probe_overrides": FAST | {"model.dropout": 0.0}}, "model.dropout None, but this one has 0.0"),
+        ({"probes": [("classification", train, files["dev"])]}, "another training file, or one that has changed since"),
+        ({"probes": [("classification", files["train"], dev)]}, "another development file, or one that has changed"),
+    ):
+        with pytest.raises(UsageError, match=rf"comparison.json has a probe classification with .*{message}"):
+            compared(files, done.out, seeds=2, **options)
     assert (done.out / "comparison.json").read_text() == before
 
 
@@ -221,46 +206,36 @@ def test_columns_of_other_names_are_found_as_by_finetune(
 
 
 UNLABELLED = [
-    {"text": record["text"], "author": f"author {number}", "title": f"title {number}"}
-    for number, record in enumerate(sentences(4))
+    {"text": one["text"], "author": f"author {n}", "title": f"title {n}"} for n, one in enumerate(sentences(4))
 ]
 SECTIONS = "task, generation, decoding, finetuning, training"
 
 
-@pytest.mark.parametrize(
-    ("task", "train", "dev", "overrides", "message"),
-    [
-        ("classification", "nowhere.jsonl", None, {}, "nowhere.jsonl: there is no such file"),
-        ("classification", None, "nowhere.jsonl", {}, "nowhere.jsonl: there is no such file"),
-        ("classification", None, UNLABELLED, {}, r"new.jsonl, line 1: the field 'label' is missing"),
-        ("classification", UNLABELLED, None, {"task.labels": ["0", "1"]}, r"line 1: the field 'label' is missing"),
-        ("classification", None, [{"text": "a", "label": "2"}], {}, r"line 1: the label '2' is not a label"),
-        ("writing", UNLABELLED, None, {}, r"line 1: the field 'target' is missing"),
-        ("clasification", None, None, {}, "did you mean 'classification'"),
-        ("gpt", None, None, {}, "recipe gpt is for pre-training: give --probe a task"),
-        ("classification", None, None, {"finetuning.epoch": 1}, "--probe.finetuning.epoch: .*'finetuning.epochs'"),
-        ("classification", None, None, {"training.batch_size": "x"}, "option --probe.training.batch_size: "),
-        ("classification", None, None, {"finetuning.epochs": 0}, "option --probe.finetuning.epochs: "),
-        ("classification", None, None, {"use.pooling": "mean"}, f"--probe.use.pooling: the comparison .* {SECTIONS}"),
-        ("classification", None, None, {"task.pooling": "mean"}, "--probe.task.pooling: the comparison sets this"),
-        ("classification", None, None, {"training.seed": 3}, "--probe.training.seed: the comparison sets this"),
-        ("classification", None, None, {"task.metrics": ["squad"]}, "task.metrics names squad"),
-        ("classification", UNLABELLED, None, {}, r"name it with --probe\.task\.fields '{label: NAME}'"),
-        ("classification", None, [{"text": "a", "label": "2"}], {}, r"fine-tune with --probe\.task\.labels listing all"),
-        ("classification", None, None, {"task.metric_options": {"tokenize": "13a"}}, r"\(--probe\.task\.metric_options"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("task", "train", "dev", "overrides", "message"), [
+    ("classification", None, "nowhere.jsonl", {}, "nowhere.jsonl: there is no such file"),
+    ("classification", None, UNLABELLED, {}, r"new.jsonl, line 1: the field 'label' is missing"),
+    ("classification", UNLABELLED, None, {}, r"name it with --probe\.task\.fields '{label: NAME}'"),
+    ("classification", UNLABELLED, None, {"task.labels": ["0", "1"]}, r"line 1: the field 'label' is missing"),
+    ("classification", None, [{"text": "a", "label": "2"}], {},
+     r"line 1: the label '2' is not a label .*fine-tune with --probe\.task\.labels listing all"),
+    ("writing", UNLABELLED, None, {}, r"line 1: the field 'target' is missing"),
+    ("clasification", None, None, {}, "did you mean 'classification'"),
+    ("gpt", None, None, {}, "recipe gpt is for pre-training: give --probe a task"),
+    ("classification", None, None, {"finetuning.epoch": 1}, "--probe.finetuning.epoch: .*'finetuning.epochs'"),
+    ("classification", None, None, {"training.batch_size": "x"}, "option --probe.training.batch_size: "),
+    ("classification", None, None, {"use.pooling": "mean"}, f"--probe.use.pooling: the comparison .* {SECTIONS}"),
+    ("classification", None, None, {"task.pooling": "mean"}, "--probe.task.pooling: the comparison sets this"),
+    ("classification", None, None, {"training.seed": 3}, "--probe.training.seed: the comparison sets this"),
+    ("classification", None, None, {"task.metrics": ["squad"]}, "task.metrics names squad"),
+    ("classification", None, None, {"task.metric_options": {"tokenize": "13a"}}, r"\(--probe\.task\.metric_options"),
+])  # fmt: skip
 def test_what_cannot_be_probed_is_refused_before_anything_is_trained(
     files: dict[str, Path], tmp_path: Path, task: str, train: Any, dev: Any, overrides: dict[str, Any], message: str
 ) -> None:
     def place(given: Any, own: Path) -> Path:
-        return (
-            own
-            if given is None
-            else tmp_path / given
-            if isinstance(given, str)
-            else write(tmp_path / "new.jsonl", given)
-        )
+        if isinstance(given, list):
+            return write(tmp_path / "new.jsonl", given)
+        return own if given is None else tmp_path / given
 
     probe = (files.get(task, task), place(train, files["train"]), place(dev, files["dev"]))
     with pytest.raises(UniclozeError, match=message):
@@ -291,24 +266,27 @@ def opened(files: dict[str, Path], task: str = "classification", **overrides: An
     return open_probe(task, files["train"], files["dev"], {key.replace("__", "."): v for key, v in overrides.items()})
 
 
-@pytest.mark.parametrize(
-    ("name", "task", "visibility", "pooled"),
-    [
-        ("gpt", "classification", "left_to_right", "last"),
-        ("bert-base", "classification", "bidirectional", "first"),
-        ("bert-base", "gpt-classification", "bidirectional", "first"),
-        ("prefix-denoising-base", "classification", "bidirectional", "mean"),
-    ],
-)
+def rows_read(
+    files: dict[str, Path], start: LoadedModel, task: str = "classification", **overrides: Any
+) -> tuple[Recipe, Examples]:
+    """The rows of the development file as a model reads them in a probe, and the recipe for it."""
+    recipe = recipe_for(opened(files, task, **overrides), start)
+    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
+    data = encoded(read_records(files["dev"], recipe.task), recipe, start.tokenizer)
+    return recipe, TASKS["classification"].lay_out(data.rows, start.tokenizer.vocabulary, recipe, None)
+
+
+@pytest.mark.parametrize(("name", "task", "visibility", "pooled"), [
+    ("gpt", "classification", "left_to_right", "last"),
+    ("bert-base", "classification", "bidirectional", "first"),
+    ("bert-base", "gpt-classification", "bidirectional", "first"),
+    ("prefix-denoising-base", "classification", "bidirectional", "mean"),
+])  # fmt: skip
 def test_a_model_is_read_and_pooled_as_its_recipe_declares(
     files: dict[str, Path], name: str, task: str, visibility: str, pooled: str
 ) -> None:
     """The task recipe's pooling is overridden."""
-    start = nlu_toys.start(name)
-    recipe = recipe_for(opened(files, task, finetuning__auxiliary={}), start)
-    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
-    data = encoded(read_records(files["dev"], recipe.task), recipe, start.tokenizer)
-    examples = TASKS["classification"].lay_out(data.rows, start.tokenizer.vocabulary, recipe, None)
+    recipe, examples = rows_read(files, nlu_toys.start(name), task, finetuning__auxiliary={})
     for row, length in enumerate(examples.lengths):
         slots = np.atleast_1d(examples.targets["label"].slots[row])
         wanted = {"first": [0], "last": [length - 1], "mean": list(range(length))}[pooled]
@@ -320,11 +298,8 @@ def test_a_model_is_read_and_pooled_as_its_recipe_declares(
 
 def test_an_encoder_decoder_is_read_twice_and_pooled_at_its_last_slot(files: dict[str, Path]) -> None:
     start = nlu_toys.start("bart-base")
-    recipe = recipe_for(opened(files), start)
-    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
     vocabulary = start.tokenizer.vocabulary
-    data = encoded(read_records(files["dev"], recipe.task), recipe, start.tokenizer)
-    examples = TASKS["classification"].lay_out(data.rows, vocabulary, recipe, None)
+    _, examples = rows_read(files, start)
     for row, length in enumerate(examples.lengths):
         first, ids = int(length) // 2, examples.input_ids[row]
         assert examples.targets["label"].slots[row].ravel().tolist() == [length - 1]
@@ -334,10 +309,9 @@ def test_an_encoder_decoder_is_read_twice_and_pooled_at_its_last_slot(files: dic
         after = np.arange(length) >= first
         sees = np.where(after[:, None], np.tri(length, dtype=bool), ~after)
         assert np.array_equal(examples.visible(row), sees)
+    choice = Probe(recipe=load_recipe("choice"), overridden=(), files=(files["train"],) * 2, records=(1, 1))
     with pytest.raises(UsageError, match="which an encoder-decoder does not read"):
-        recipe_for(
-            Probe(recipe=load_recipe("choice"), overridden=(), files=(files["train"],) * 2, records=(1, 1)), start
-        )
+        recipe_for(choice, start)
 
 
 @pytest.mark.parametrize("task", ["tagging", "squad-v2", "coqa-extractive"])
@@ -358,9 +332,8 @@ def test_a_first_slot_that_reads_nothing_is_refused() -> None:
     for task in ("classification", "regression", "choice", "squad-v2", "coqa-extractive"):
         with pytest.raises(UsageError, match=r"task\.pooling is first, .* left to right.*: set --task\.pooling last"):
             nlu_toys.recipe_for(start, task, task__pooling="first")
-    own = dataclasses.replace(
-        start, recipe=dataclasses.replace(start.recipe, use=UseSettings(visibility="left_to_right"))
-    )
+    left = dataclasses.replace(start.recipe, use=UseSettings(visibility="left_to_right"))
+    own = dataclasses.replace(start, recipe=left)
     with pytest.raises(UsageError, match=r"use\.pooling is first"):
         nlu_toys.recipe_for(own, "classification")
 
@@ -418,7 +391,6 @@ def test_options_of_probes_are_distinguished_from_those_of_the_recipes(capsys: p
     given = ["compare", "gpt", "--budget", "steps=1"]
     for more, message in {
         "--probe.training.batch_size 8": "--probe.training.batch_size needs --probe TASK TRAIN DEV",
-        "--probe glue-cola train.tsv": "option --probe: expected 3 arguments",
         "--probe.training.batch 8": "option --probe.training.batch: there is no setting 'training.batch'",
     }.items():
         assert cli.main([*given, *more.split()]) == 2

@@ -119,9 +119,7 @@ def corpus(tmp_path: Path) -> Path:
         (folder / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     asked = (QUESTION, COMMON, "Short one.")
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps({"q": text}) + "\n" for text in asked))
-    (tmp_path / "clean.txt").write_text(
-        "one two three four five six seven eight nine ten eleven twelve thirteen more\n"
-    )
+    (tmp_path / "clean.txt").write_text("a b c d e f g h i j k l m n\n")
     return folder
 
 

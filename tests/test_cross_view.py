@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nlu_toys import WORDS, events_of, finetuned, recipe_for, resumed_alike, start, write
+from toys import gradients_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate
 from unicloze.finetuning.data import (
@@ -26,19 +27,16 @@ from unicloze.finetuning.data import (
     unlabelled_text,
     with_views,
 )
-from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.predict import outputs_of
 from unicloze.finetuning.run import FinetuneResult, with_steps
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.recurrent.model import RecurrentModel
-from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.records.record import Record
 from unicloze.settings import Recipe, ViewName
 from unicloze.tasks import TASKS, of_view
 from unicloze.training.loading import LoadedModel, build_model, load_model
-from unicloze.training.loop import Compute, TrainState, clip_gradient, losses_and_norm, update
-from unicloze.training.optimizers import build_optimizers
+from unicloze.training.loop import Compute, TrainState, losses_and_norm
 
 SMALL = {
     "model__hidden_size": 16, "model__intermediate_size": 12, "model__embedding_size": 8, "model__dropout": 0.0,
@@ -88,7 +86,9 @@ def ready(recipe: Recipe, model: LoadedModel) -> RecurrentModel:
 
 
 def data_of(records: list[dict[str, Any]], recipe: Recipe, model: LoadedModel) -> TaskData:
-    return encoded([Record(str(n), one, f"line {n}") for n, one in enumerate(records)], recipe, model.tokenizer)
+    """The records with the recipe's unlabelled text."""
+    data = encoded([Record(str(n), one, f"line {n}") for n, one in enumerate(records)], recipe, model.tokenizer)
+    return dataclasses.replace(data, unlabelled=unlabelled_text(recipe, model.tokenizer))
 
 
 # Views
@@ -162,27 +162,20 @@ def test_primary_and_auxiliary_heads_by_hand(tiny: LoadedModel, tmp_path: Path) 
 # Soft labels
 
 
-def unlabelled_batch(recipe: Recipe, model: LoadedModel, data: TaskData) -> Any:
-    data = dataclasses.replace(data, unlabelled=unlabelled_text(recipe, model.tokenizer))
-    (micro_batch,) = next(finetuning_steps(data, recipe, model.tokenizer.vocabulary, "cpu", 1))
-    return micro_batch
-
-
 def test_views_learn_what_the_primary_head_predicts_without_dropout(tiny: LoadedModel, tmp_path: Path) -> None:
     """Losses and gradients beside a separate pass for the soft labels and cross-entropy by hand."""
     rates = {"model__dropout": 0.3, "model__hidden_dropout": 0.4, "model__input_dropout": 0.2}
     recipe = recipe_of(tiny, text_at(tmp_path), finetuning__unlabelled_dropout=0.5, **rates)
     recipe = with_steps(recipe, 10)
     model, data = ready(recipe, tiny), data_of(tagged(), recipe, tiny)
-    micro_batch = unlabelled_batch(recipe, tiny, data)
+    (micro_batch,) = next(finetuning_steps(data, recipe, tiny.tokenizer.vocabulary, "cpu", 1))
     state = TrainState(model=model, optimizers=[], step=1)
     compute = dataclasses.replace(CPU, soften=OwnTeacher(model, recipe))
     unclipped = dataclasses.replace(recipe.training, clip_norm=0.0)
     losses, _ = losses_and_norm(state, [micro_batch], unclipped, compute, lambda _: "")
     assert list(losses) == [of_view("tags", name) for name in NAMES]
-    ours = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    ours = gradients_of(model)
 
-    model.zero_grad()
     batch = micro_batch.batch(torch.device("cpu"))
     real = batch.targets["tags"].weights > 0
     with torch.no_grad():
@@ -203,12 +196,9 @@ def test_views_learn_what_the_primary_head_predicts_without_dropout(tiny: Loaded
         assert losses[of_view("tags", name)] == pytest.approx(float(cross_entropy.detach() - entropy), abs=1e-5)
         total = total + cross_entropy
     total.backward()
-    theirs = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    assert ours.keys() == theirs.keys()
     assert not any(name.startswith("task_heads.tags.") for name in ours)  # the primary head only teaches
     assert "backbone.layers.0.cells.left_to_right.lstm.weight_hh_l0" in ours
-    for name, gradient in theirs.items():
-        torch.testing.assert_close(ours[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
+    torch.testing.assert_close(ours, gradients_of(model))
 
 
 def test_a_labelled_step_trains_the_primary_head_alone(tiny: LoadedModel, tmp_path: Path) -> None:
@@ -223,18 +213,15 @@ def test_a_labelled_step_trains_the_primary_head_alone(tiny: LoadedModel, tmp_pa
         step = next(finetuning_steps(data, each, tiny.tokenizer.vocabulary, "cpu", 0))
         compute = dataclasses.replace(CPU, soften=OwnTeacher(model, each))
         losses, _ = losses_and_norm(TrainState(model, []), step, each.training, compute, lambda _: "")
-        grads = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-        found.append((losses, grads))
-    assert list(found[0][0]) == ["tags"] and found[0][1].keys() == found[1][1].keys()
-    assert found[0][0] == pytest.approx(found[1][0])
+        found.append((losses, gradients_of(model)))
+    assert list(found[0][0]) == ["tags"] and found[0][0] == pytest.approx(found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1])
 
 
 def test_a_factor_scales_every_dropout_rate() -> None:
-    x = torch.ones(4, 50_000)
-    for factor, share in ((0.5, 0.2), (1.0, 0.4), (0.0, 0.0)):
-        dropped = DropoutKey(1, factor=factor)(x, 0.4)
-        assert float((dropped == 0).float().mean()) == pytest.approx(share, abs=0.01)
-        assert float(dropped.mean()) == pytest.approx(1.0, abs=0.02)
+    x = torch.ones(200)
+    for factor, rate in ((0.5, 0.2), (1.0, 0.4), (0.0, 0.0)):
+        assert torch.equal(DropoutKey(1, factor=factor)(x, 0.4), DropoutKey(1)(x, rate))
 
 
 # Steps
@@ -243,9 +230,7 @@ def test_a_factor_scales_every_dropout_rate() -> None:
 def test_steps_alternate_and_depend_on_their_number_alone(tiny: LoadedModel, tmp_path: Path) -> None:
     recipe = recipe_of(tiny, text_at(tmp_path, count=9), finetuning__epochs=4, training__micro_batch_size=2)
     recipe = with_steps(recipe, 10)
-    data, text = data_of(tagged(), recipe, tiny), unlabelled_text(recipe, tiny.tokenizer)
-    vocabulary = tiny.tokenizer.vocabulary
-    data = dataclasses.replace(data, unlabelled=text)
+    data, vocabulary = data_of(tagged(), recipe, tiny), tiny.tokenizer.vocabulary
 
     def places(first: int) -> list[list[tuple[str, tuple[str, ...], float]]]:
         steps = finetuning_steps(data, recipe, vocabulary, "cpu", first)
@@ -268,9 +253,9 @@ def test_steps_alternate_and_depend_on_their_number_alone(tiny: LoadedModel, tmp
 
 def test_an_epoch_of_text_reads_every_line_once(tiny: LoadedModel, tmp_path: Path) -> None:
     recipe = with_steps(recipe_of(tiny, text_at(tmp_path, count=9), finetuning__epochs=4), 10)
-    data, text = data_of(tagged(), recipe, tiny), unlabelled_text(recipe, tiny.tokenizer)
+    data = data_of(tagged(), recipe, tiny)
+    text = data.unlabelled
     assert text is not None and text.fingerprint != data.fingerprint
-    data = dataclasses.replace(data, unlabelled=text)
     steps = list(finetuning_steps(data, recipe, tiny.tokenizer.vocabulary, "cpu", 0))[1::2]
     made = [step.examples for (step,) in steps]
     rows = [[tuple(ids[:n]) for ids, n in zip(one.input_ids, one.lengths, strict=True)] for one in made]
@@ -351,9 +336,8 @@ def test_a_tagger_learns_and_its_views_foresee_the_next_tag(tiny: LoadedModel, t
             said = output[of_view("tags", name)].argmax(axis=-1)
             right += [*(said == np.array(row.targets["tags"].labels))]
             last = len(said) - 1
-            known += [
-                not (name == "future" and at == 0) and not (name == "past" and at == last) for at in range(last + 1)
-            ]
+            unseen = {"future": 0, "past": last}.get(name)  # no text tells the tag there
+            known += [at != unseen for at in range(last + 1)]
         assert np.mean(np.array(right)[np.array(known)]) == 1.0, name
         assert name in ("full", "forward", "backward") or not all(right), "no text before the first word tells its tag"
 
@@ -405,48 +389,5 @@ def test_a_mix_of_layers_and_layers_side_by_side_exclude_each_other() -> None:
     model = start("cvt", **SMALL | {"model__embedding_size": None})
     with pytest.raises(UsageError, match=r"task\.layers is 'all'; a head reads either all layers or their mix"):
         recipe_for(model, "cvt-tagging", model__layer_mix=True)
-
-
-def test_layers_side_by_side_need_bidirectional_lstms() -> None:
     with pytest.raises(UsageError, match=r"task\.layers is all, which only bidirectional LSTMs have"):
         recipe_for(start("bert-base"), "cvt-tagging")
-
-
-# The paper's size
-
-
-@pytest.mark.whole
-def test_the_papers_network_takes_a_step_of_either_kind(tiny: LoadedModel, tmp_path: Path) -> None:
-    """1024 and 512 cells, projections and hidden layers of 512, embeddings of 300 (Sections 3.1, 3.2 and 4.1)."""
-    loaded = LoadedModel(tiny.model, tiny.tokenizer, load_recipe("cvt"), Path("none"), 0)
-    given = {"task.labels": ["early", "late"], "finetuning.unlabelled": [str(text_at(tmp_path))]}
-    recipe = task_recipe(load_recipe("cvt-tagging", {**given, "task.metrics": ["tag-accuracy"]}), loaded)
-    recipe = with_steps(recipe, 10)
-    model = build_model(recipe, tiny.model.vocab_size)
-    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    for side in ("left_to_right", "right_to_left"):
-        first, second = (f"backbone.layers.{layer}.cells.{side}.lstm." for layer in (0, 1))
-        assert shapes[f"{first}weight_ih_l0"] == (4 * 1024, 300) and shapes[f"{first}weight_hr_l0"] == (512, 1024)
-        assert shapes[f"{second}weight_ih_l0"] == (4 * 512, 1024) and shapes[f"{second}weight_hh_l0"] == (4 * 512, 512)
-    widths = {"tags": 2048, "tags:full": 2048} | {f"tags:{name}": 512 for name in NAMES[1:]}
-    for name, width in widths.items():
-        assert shapes[f"task_heads.{name}.dense.weight"] == (512, width)
-        assert shapes[f"task_heads.{name}.output.weight"] == (2, 512)
-    assert sum(name.startswith("task_heads.") for name in shapes) == 4 * len(widths)
-    data = data_of(tagged(4), recipe, tiny)
-    data = dataclasses.replace(data, unlabelled=unlabelled_text(recipe, tiny.tokenizer))
-    compute = dataclasses.replace(CPU, soften=OwnTeacher(model.for_use(), recipe))
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    state = TrainState(model, build_optimizers(model, recipe.training))
-    for step, names in zip(
-        finetuning_steps(data, recipe, tiny.tokenizer.vocabulary, "cpu", 0), (["tags"], [*widths][1:]), strict=False
-    ):
-        losses, _ = losses_and_norm(state, step, recipe.training, compute, lambda _: "")
-        assert list(losses) == names and all(np.isfinite(each) for each in losses.values())
-        update(state, float(clip_gradient(model, 1.0)), recipe.training)
-        state.step += 1
-    moved = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
-    assert {name for name in moved if name.startswith("task_heads.")} == {
-        n for n in shapes if n.startswith("task_heads.")
-    }
-    assert all(name in moved for name in shapes if "lstm" in name)

@@ -81,9 +81,8 @@ def test_every_segmentation_is_equally_likely() -> None:
     rows = 24_000
     windows, settings = text_windows(rows, 8, vocabulary()), dataclasses.replace(T5, mean_span=1.5)
     noise = denoising.draw_noise(text_of(windows, vocabulary()), windows.keys, settings, np.full(rows, 3 / 8))
-    equally_likely(
-        map(tuple, noise.reshape(rows, 8).tolist()), 2 * 4
-    )  # 3 noise tokens in 2 parts, 5 kept ones in 2 parts
+    ways = 2 * 4  # of 3 noise tokens in 2 parts, and of 5 kept ones in 2 parts
+    equally_likely(map(tuple, noise.reshape(rows, 8).tolist()), ways)
 
 
 def test_a_text_of_one_token_has_no_noise() -> None:
@@ -109,10 +108,9 @@ def test_too_few_sentinels_are_refused_with_the_number_needed() -> None:
 def outcomes(text: str, kinds: list[str], *, rate: float, mean_span: float = 3.0, rows: int = 4000) -> Counter[str]:
     """How often each noised text occurs, a mask written as an underscore."""
     windows, tokenizer = spoken(text, rows)
-    rates = np.full(rows, rate)
-    noised = denoising.apply_noise(
-        text_of(windows, tokenizer.vocabulary), kinds, windows.keys, rates, tokenizer.vocabulary, mean_span=mean_span
-    ).tokens
+    rates, text = np.full(rows, rate), text_of(windows, tokenizer.vocabulary)
+    found = denoising.apply_noise(text, kinds, windows.keys, rates, tokenizer.vocabulary, mean_span=mean_span)
+    noised = found.tokens
     words = np.array(["_" if word == "[MASK]" else word for word in tokenizer.tokens(range(len(tokenizer)))])
     return Counter(
         " ".join(words[noised.values[start:end]]) for start, end in zip(noised.starts, noised.ends, strict=True)
@@ -203,9 +201,8 @@ def test_sentences_are_found_in_the_original_text() -> None:
 def test_all_kinds_of_noise_at_once() -> None:
     windows = toys.random_windows(200, 40, short=True)
     text = text_of(windows, vocabulary())
-    noised = denoising.apply_noise(
-        text, list(denoising.NOISE), windows.keys, np.full(200, 0.3), vocabulary(), mean_span=3.0
-    ).tokens
+    kinds, rates = list(denoising.NOISE), np.full(200, 0.3)
+    noised = denoising.apply_noise(text, kinds, windows.keys, rates, vocabulary(), mean_span=3.0).tokens
     for row in range(200):
         source = noised.values[noised.starts[row] : noised.ends[row]]
         original = Counter(text.values[text.starts[row] : text.ends[row]].tolist())

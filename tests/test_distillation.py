@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import nlu_toys
-from corpora import write_corpus
 from test_adaptation import on_disk, step_of
 from test_finetuning_resume import files, stop_behind
+from toys import gradients_of
 from unicloze import keyed
 from unicloze.comparison.contestants import contestants
 from unicloze.errors import UniclozeError, UsageError
@@ -85,8 +85,7 @@ def test_losses_and_gradients_of_tokens_are_those_by_hand(name: str, targets: li
     model = start.model.train()
     losses = {key: loss.total for key, loss in model(taught).items()}
     sum(losses.values(), torch.zeros(())).backward()
-    found = {key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None}
-    model.zero_grad()
+    found = gradients_of(model)
 
     expected = torch.zeros(())
     logits = model.logits(batch)
@@ -102,9 +101,7 @@ def test_losses_and_gradients_of_tokens_are_those_by_hand(name: str, targets: li
         torch.testing.assert_close(losses[key], by_hand, rtol=1e-5, atol=1e-4)
         expected = expected + by_hand
     expected.backward()
-    for key, weight in model.named_parameters():
-        if weight.grad is not None:
-            torch.testing.assert_close(found[key], weight.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, gradients_of(model), rtol=1e-4, atol=1e-5)
     model.eval()
 
 
@@ -128,24 +125,17 @@ def test_soft_labels_do_not_depend_on_the_answers() -> None:
 @pytest.mark.parametrize("kind", ["classification", "regression", "tagging"])
 def test_losses_and_gradients_of_a_task_are_those_by_hand(tmp_path: Path, kind: str) -> None:
     start = pretrained("bert-base")
-    settings: dict[str, Any] = {
-        "training__batch_size": 8,
-        "distillation__temperature": 2.0,
-        "distillation__weight": 0.6,
-    }
-    if kind == "regression":
-        settings.pop("distillation__temperature")
+    settings: dict[str, Any] = {"training__batch_size": 8, "distillation__weight": 0.6}
     if kind != "regression":
-        settings["task__labels"] = ["a", "b"]
-    recipe = nlu_toys.recipe_for(
-        start, kind, **settings, **({"task__metrics": "tag-accuracy"} if kind == "tagging" else {})
-    )
-    records = {
-        "classification": [{"text": f"anna {word}", "label": "ab"[n % 2]} for n, word in enumerate(nlu_toys.WORDS)],
-        "regression": [{"text": f"anna {word}", "label": n / 3} for n, word in enumerate(nlu_toys.WORDS)],
-        "tagging": [
-            {"tokens": ["anna", word][n % 2 :], "tags": ["a", "b"][n % 2 :]} for n, word in enumerate(nlu_toys.WORDS)
-        ],
+        settings |= {"distillation__temperature": 2.0, "task__labels": ["a", "b"]}
+    if kind == "tagging":
+        settings["task__metrics"] = "tag-accuracy"
+    recipe = nlu_toys.recipe_for(start, kind, **settings)
+    words = [*enumerate(nlu_toys.WORDS)]
+    records: list[dict[str, Any]] = {
+        "classification": [{"text": f"anna {word}", "label": "ab"[n % 2]} for n, word in words],
+        "regression": [{"text": f"anna {word}", "label": n / 3} for n, word in words],
+        "tagging": [{"tokens": ["anna", word][n % 2 :], "tags": ["a", "b"][n % 2 :]} for n, word in words],
     }[kind]
     nlu_toys.write(tmp_path / "train.jsonl", records)
     rows = read_records(tmp_path / "train.jsonl", recipe.task)
@@ -165,8 +155,7 @@ def test_losses_and_gradients_of_a_task_are_those_by_hand(tmp_path: Path, kind: 
     teacher = Teacher(LoadedModel(other.eval(), start.tokenizer, recipe, Path("it"), 0), recipe, [name])
     loss = student.train()(teacher(batch, CPU))[name].total
     loss.backward()
-    found = {key: weight.grad.clone() for key, weight in student.named_parameters() if weight.grad is not None}
-    student.zero_grad()
+    found = gradients_of(student)
     outputs, target = student.outputs(batch)[name], batch.targets[name]
     with torch.no_grad():
         theirs = other.outputs(batch)[name]
@@ -180,9 +169,7 @@ def test_losses_and_gradients_of_a_task_are_those_by_hand(tmp_path: Path, kind: 
     expected = ((0.4 * hard + 0.6 * soft) * target.weights).sum()
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     expected.backward()
-    for key, weight in student.named_parameters():
-        if weight.grad is not None:
-            torch.testing.assert_close(found[key], weight.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found, gradients_of(student), rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -297,11 +284,6 @@ def test_a_teacher_of_tokens_predicts_them_in_such_rows(
     opened = nlu_toys.start(teacher)
     with pytest.raises(UsageError, match=message) if message else contextlib.nullcontext():
         assert Teacher.of(opened, recipe, opened.tokenizer)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("text") / "corpus")
 
 
 def pretraining(corpus: Path, out: Path, name: str = "unilmv2-base", **more: Any) -> Any:

@@ -33,9 +33,8 @@ def test_this_machine_can_run() -> None:
     expected = ["Python", "packages", "CPU", "threads", "precision", "dropout", "allocator", "processes", "disk"]
     assert {*expected, "temporary files"} <= set(topics)
     assert any(topic.startswith("GPU") for topic in topics)
-    assert re.search(
-        r"^(bf16|fp32) on the CPU: .* \d+ GF/s in bf16 and \d+ in fp32", finding(examination, "precision").detail
-    )
+    precision = finding(examination, "precision").detail
+    assert re.search(r"^(bf16|fp32) on the CPU: .* \d+ GF/s in bf16 and \d+ in fp32", precision)
     assert "torch 2" in finding(examination, "packages").detail
     assert all(one.detail and (one.cure or one.state != "problem") for one in examination.findings)
 
@@ -45,9 +44,8 @@ def test_it_prints_text_or_json(capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setattr(doctor, "examine", lambda: examination)
     assert cli.VERBS["doctor"].examples == ("unicloze doctor", "unicloze doctor --json")
     assert cli.main(["doctor"]) == 0
-    assert (
-        capsys.readouterr().out == "note     disk  1 GiB free\n               -> Free some.\nunicloze can run here.\n"
-    )
+    said = capsys.readouterr().out
+    assert said == "note     disk  1 GiB free\n               -> Free some.\nunicloze can run here.\n"
     assert cli.main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "healthy": True,
@@ -108,8 +106,6 @@ def test_it_lists_the_dependencies_of_the_project() -> None:
 )
 def test_threads_sleep_while_they_wait(chosen: dict[str, str], first: str, expected: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in WAITING} | chosen
-    program = (
-        f"import sys; sys.modules.update({{name: None for name in {first.split()}}}); import unicloze.cores as cores"
-    )
-    asked = [sys.executable, "-c", f"{program}; print(cores.waiting())"]
+    hidden = f"import sys; sys.modules.update({{name: None for name in {first.split()}}})"
+    asked = [sys.executable, "-c", f"{hidden}; import unicloze.cores as cores; print(cores.waiting())"]
     assert subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout.strip() == expected

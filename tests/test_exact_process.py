@@ -53,9 +53,8 @@ def process_in(
 ) -> RunProcess:
     recipe = load_recipe("quickstart", {**toy_overrides(), **{f"training.{k}": v for k, v in training.items()}})
     model = toys.model(num_layers=1)
-    state = TrainState(
-        model=model, optimizers=build_optimizers(model, recipe.training), step=step, text_tokens=70 * step
-    )
+    optimizers = build_optimizers(model, recipe.training)
+    state = TrainState(model=model, optimizers=optimizers, step=step, text_tokens=70 * step)
     compute = Compute(device=torch.device(device), precision="bf16", world=world or World())
     for name in COPIED:
         (out / name).write_text(name)
@@ -300,9 +299,7 @@ def test_moments_of_other_weights_are_refused(groups: Any, moments: dict[int, An
     state = optimizer_state(**({} if groups is None else {"param_groups": groups}))
     for weight, changed in moments.items():
         state["state"].setdefault(weight, {}).update(changed)
-    with pytest.raises(
-        UniclozeError, match=f"step-1 does not fit the run .ValueError: {problem}.: go back to an earlier"
-    ):
+    with pytest.raises(UniclozeError, match=f"step-1 does not fit the run .ValueError: {problem}.: go back to an ear"):
         moments_of(state)
 
 

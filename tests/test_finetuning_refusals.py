@@ -43,21 +43,21 @@ def test_a_run_does_not_resume_with_other_files_or_from_another_model(start: Loa
     recipe, out = recipe_for(start), tmp_path / "run"
     finetuned(recipe, start, train, dev, out)
     longer = nlu_toys.write(tmp_path / "longer.jsonl", records(12))
-    for other, message in ((longer, "another development file"), (None, "another development file")):
-        with pytest.raises(UniclozeError, match=message):
-            finetuned(recipe, start, train, other, out)
-    with pytest.raises(UniclozeError, match="another model"):
-        finetuned(recipe, nlu_toys.start(training__seed=3), train, dev, out)
     renamed = dataclasses.replace(start, tokenizer=nlu_toys.start(tokenizer__lowercase=False).tokenizer)
     renamed.tokenizer.fingerprint = "other words for the same ids"
-    with pytest.raises(UniclozeError, match="another model"):
-        finetuned(recipe, renamed, train, dev, out)
+
+    def refused(message: str, model: LoadedModel = start, dev: Path | None = dev) -> None:
+        with pytest.raises(UniclozeError, match=message):
+            finetuned(recipe, model, train, dev, out)
+
+    refused("another development file", dev=longer)
+    refused("another development file", dev=None)
+    refused("another model", nlu_toys.start(training__seed=3))
+    refused("another model", renamed)
     nlu_toys.write(dev, [{"id": f"x{number}", **record} for number, record in enumerate(records(9))])
-    with pytest.raises(UniclozeError, match="another development file"):
-        finetuned(recipe, start, train, dev, out)
+    refused("another development file")
     nlu_toys.write(train, records(labels="ba"))
-    with pytest.raises(UniclozeError, match="another training file"):
-        finetuned(recipe, start, train, dev, out)
+    refused("another training file")
 
 
 @pytest.mark.whole
@@ -109,9 +109,8 @@ def test_a_head_is_copied_only_into_one_of_the_same_layers(start: LoadedModel, t
         recipe = recipe_for(before, task__labels=["a", "b"], task__head=head)
         model = ready_model(recipe, before.model.vocab_size, torch.device("cpu"))
         parts = {name.split(".")[2] for name in model.state_dict() if name.startswith("task_heads.")}
-        drawn = {
-            name.split(".")[2] for name in start_weights(model, before, recipe.task) if name.startswith("task_heads.")
-        }
+        names = start_weights(model, before, recipe.task)
+        drawn = {name.split(".")[2] for name in names if name.startswith("task_heads.")}
         assert drawn == (parts - kept if head == "dense" else parts)
 
 
@@ -152,18 +151,16 @@ def test_a_folder_holds_one_run_or_those_of_several_seeds(start: LoadedModel, tm
 
     assert tune("several", 2) == ["seed-0", "seed-1"] and tune("one", 1) == ["one"]
     former = {name: (tmp_path / name / "results.json").read_bytes() for name in ("several", "one")}
-    with pytest.raises(UsageError, match="several holds 2 runs of --seeds, in folders seed-N: give the run of this"):
-        tune("several", 1)
-    with pytest.raises(
-        UsageError, match="one holds a run without --seeds: give the runs of this command another --out"
+    for folder, seeds, message in (
+        ("several", 1, "several holds 2 runs of --seeds, in folders seed-N: give the run of this"),
+        ("one", 2, "one holds a run without --seeds: give the runs of this command another --out"),
     ):
-        tune("one", 2)
+        with pytest.raises(UsageError, match=message):
+            tune(folder, seeds)
     assert former == {name: (tmp_path / name / "results.json").read_bytes() for name in former}
     with pytest.warns(UserWarning, match="already fully trained"):
         assert tune("several", 3) == ["seed-0", "seed-1", "seed-2"] and tune("one", 1) == ["one"]
-    with pytest.raises(
-        UsageError, match="holds the run of seed 2, which is not one of this command's 2 seeds from 0 on"
-    ):
+    with pytest.raises(UsageError, match="holds the run of seed 2, which is not one of this command's 2 seeds"):
         tune("several", 2)
 
 
@@ -207,9 +204,6 @@ def test_predict_refuses_impossible_outputs(start: LoadedModel, tmp_path: Path) 
     verbs.finetune("classification", start, train, dev, tmp_path / "runs", seeds=2, quiet=True, overrides=overrides)
     with pytest.raises(UniclozeError, match="several runs: give one of its folders seed-0, seed-1"):
         verbs.predict(tmp_path / "runs", dev, quiet=True)
-    for out in (tmp_path, tmp_path / "nowhere" / "said.jsonl"):
-        with pytest.raises(UsageError, match=r"give --out a file|give another --out|is not a format of predictions"):
-            verbs.predict(tmp_path / "runs" / "seed-0", dev, out=out, quiet=True)
     twice = nlu_toys.write(tmp_path / "twice.jsonl", [{"id": "x", "text": "anna"}, {"id": "x", "text": "eva"}])
     with pytest.raises(UsageError, match="two records have the id 'x'"):
         verbs.predict(tmp_path / "runs" / "seed-0", twice, out=tmp_path / "said.json", quiet=True)
@@ -242,37 +236,32 @@ def test_a_refusal_names_the_setting_that_others_follow_from() -> None:
         load_recipe("classification", {"finetuning.epochs": epochs, "training.warmup_steps": warmup})
         for epochs, warmup in ((1, 0), (3, 1))
     )
-    with pytest.raises(
-        UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, but this one has 3[^a]*: give"
-    ):
+    with pytest.raises(UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, but this one has 3[^a]*: "):
         refuse_changes(former, asked, Path("out"), "leave it out")
 
 
 # What fine-tuning refuses before training: metrics, settings and files that do not fit together.
 
 
-@pytest.mark.parametrize(("metric", "message"), [
-    ("acuracy", "did you mean accuracy"),
-    ("squad", "squad, which compares squad, but its predictions are labels"),
-    ("f1", "does not fit the development file: No reference has the label 1"),
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"task__metrics": ["acuracy"]}, "did you mean accuracy"),
+    ({"task__metrics": ["squad"]}, "squad, which compares squad, but its predictions are labels"),
+    ({"task__metrics": ["f1"]}, "does not fit the development file: No reference has the label 1"),
+    ({"task__metric_options": {"positive": "a"}}, "names positive, but none of the metrics accuracy has it: leave it out"),
+    ({"training__schedule": "wsd", "training__decay_steps": 100}, "decay_steps"),
 ])  # fmt: skip
-def test_a_metric_that_cannot_measure_is_refused_before_anything_is_learned(
-    start: LoadedModel, tmp_path: Path, metric: str, message: str
+def test_what_cannot_be_measured_or_scheduled_is_refused_before_anything_is_learned(
+    start: LoadedModel, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     train, dev = files(tmp_path)
     with pytest.raises(UsageError, match=message):
-        finetuned(recipe_for(start, task__metrics=[metric]), start, train, dev, tmp_path / "run")
+        finetuned(recipe_for(start, **settings), start, train, dev, tmp_path / "run")
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
 @pytest.mark.whole
-def test_an_option_that_no_metric_has_is_refused_and_one_of_another_metric_left_out(
-    start: LoadedModel, tmp_path: Path
-) -> None:
+def test_an_option_of_another_metric_is_left_out(start: LoadedModel, tmp_path: Path) -> None:
     train, dev = files(tmp_path)
-    recipe = recipe_for(start, task__metric_options={"positive": "a"})
-    with pytest.raises(UsageError, match="names positive, but none of the metrics accuracy has it: leave it out"):
-        finetuned(recipe, start, train, dev, tmp_path / "run")
     recipe = recipe_for(start, finetuning__epochs=1, task__metrics=["f1"], task__metric_options={"positive": "a"})
     finetuned(recipe, start, train, dev, tmp_path / "run")
     verbs.predict(tmp_path / "run", dev, out=tmp_path / "said.jsonl", quiet=True)
@@ -285,21 +274,9 @@ def test_white_space_around_a_label_does_not_count_in_a_file_of_predictions(star
     gold = nlu_toys.write(tmp_path / "gold.jsonl", [{"text": "anna", "label": label} for label in labels])
     said = nlu_toys.write(tmp_path / "said.jsonl", [{"prediction": label} for label in labels])
     recipe = recipe_for(start, task__labels=["a", "b"])
-    assert TASKS["classification"].resolve(ClassificationSettings(), read_records(gold, recipe.task)).labels == [
-        "a",
-        "b",
-    ]
+    resolved = TASKS["classification"].resolve(ClassificationSettings(), read_records(gold, recipe.task))
+    assert resolved.labels == ["a", "b"]
     assert measure_file(said, gold, recipe).results["accuracy"].values == {"accuracy": 100.0}
-
-
-def test_a_development_file_without_labels_is_refused_before_anything_is_learned(
-    start: LoadedModel, tmp_path: Path
-) -> None:
-    train, _ = files(tmp_path)
-    dev = nlu_toys.write(tmp_path / "dev.jsonl", [{"text": "anna"}])
-    with pytest.raises(UniclozeError, match=r"dev\.jsonl, line 1: the field 'label' is missing"):
-        finetuned(recipe_for(start), start, train, dev, tmp_path / "run")
-    assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize(("key", "value", "own"), [
@@ -309,9 +286,7 @@ def test_a_development_file_without_labels_is_refused_before_anything_is_learned
 def test_a_setting_that_is_the_models_own_is_not_changed(start: LoadedModel, key: str, value: Any, own: str) -> None:
     """An additional layer would be newly initialised without a warning."""
     dotted = key.replace("__", ".")
-    with pytest.raises(
-        UsageError, match=f"{dotted} is {value}, but the model none was trained with {own}: leave it out"
-    ):
+    with pytest.raises(UsageError, match=f"{dotted} is {value}, but the model none was trained with {own}: leave it"):
         recipe_for(start, **{key: value})
     section, name = dotted.split(".")
     recipe_for(start, **{key: getattr(getattr(start.recipe, section), name)})
@@ -320,19 +295,13 @@ def test_a_setting_that_is_the_models_own_is_not_changed(start: LoadedModel, key
 
 
 PAIRS = [{**record, "pair": "eva"} for record in records()]
+CHOICE = {"context": "anna", "question": "eva", "choices": ["carl", "berlin"], "label": 0}
+TAGGED = {"tokens": ["anna", "sees"], "tags": ["B-X", "O"], "predicate": 0}
 OPTIONAL: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
     "pairs": ("classification", "pair", PAIRS),
     "quantities": ("regression", "pair", [{**record, "label": 1.5} for record in PAIRS]),
-    "questions": (
-        "choice",
-        "question",
-        [{"context": "anna", "question": "eva", "choices": ["carl", "berlin"], "label": n % 2} for n in range(8)],
-    ),
-    "predicates": (
-        "tagging",
-        "predicate",
-        [{"tokens": ["anna", "sees"], "tags": ["B-X", "O"], "predicate": n % 2} for n in range(8)],
-    ),
+    "questions": ("choice", "question", [CHOICE, CHOICE | {"label": 1}] * 4),
+    "predicates": ("tagging", "predicate", [TAGGED, TAGGED | {"predicate": 1}] * 4),
 }
 
 
@@ -360,29 +329,21 @@ def test_every_file_holds_what_the_training_file_does(start: LoadedModel, tmp_pa
     tune("none", bare, bare)
     with pytest.raises(UniclozeError, match=there):
         verbs.predict(tmp_path / "none", full, quiet=True)
-    with pytest.raises(UniclozeError, match=r"full\.jsonl, line 1: the field 'other' is missing"):
-        tune("named", full, full, task__fields={role: "other"})
-    with pytest.raises(
-        UsageError, match=f"task.fields names the role '{role}s'; the roles of a task of the kind {task} are"
+    for settings, message in (
+        ({"task__fields": {role: "other"}}, r"full\.jsonl, line 1: the field 'other' is missing"),
+        (
+            {"task__fields": {f"{role}s": role}},
+            f"task.fields names the role '{role}s'; the roles of a task of the kind",
+        ),
+        ({"task__optional": ["label"]}, f"task.optional names the role 'label'; .* are {role}"),
     ):
-        tune("named", full, full, task__fields={f"{role}s": role})
-    with pytest.raises(UsageError, match=f"task.optional names the role 'label'; .* are {role}"):
-        tune("named", full, full, task__optional=["label"])
+        with pytest.raises(UniclozeError, match=message):
+            tune("named", full, full, **settings)
 
 
 def test_an_optional_role_of_some_records_may_be_lacking_in_others(start: LoadedModel, tmp_path: Path) -> None:
-    asked = {"context": "anna", "question": "eva", "choices": ["carl", "berlin"], "label": 0}
     gap = {"cloze": "anna sees _", "choices": ["carl", "berlin"], "label": 1}
-    train = nlu_toys.write(tmp_path / "train.jsonl", [gap, asked] * 4)
+    train = nlu_toys.write(tmp_path / "train.jsonl", [gap, CHOICE] * 4)
     recipe = nlu_toys.recipe_for(start, "choice", **{**SHORT, "finetuning__epochs": 1})
     finetuned(recipe, start, train, train, tmp_path / "run")
     assert load_model(tmp_path / "run").recipe.task.optional == ["question"]
-
-
-def test_a_schedule_longer_than_the_run_is_refused_before_anything_is_learned(
-    start: LoadedModel, tmp_path: Path
-) -> None:
-    train, dev = files(tmp_path)
-    recipe = recipe_for(start, training__schedule="wsd", training__decay_steps=100)
-    with pytest.raises(UsageError, match="decay_steps"):
-        finetuned(recipe, start, train, dev, tmp_path / "run")

@@ -88,6 +88,13 @@ def with_biases(model: UnifiedModel) -> UnifiedModel:
     return model
 
 
+def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All gradients, which are cleared."""
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    return found
+
+
 def toy_settings() -> dict[str, Any]:
     """`toy_overrides` as options may give them to a Transformer, which has no characters."""
     return {key: value for key, value in toy_overrides().items() if not key.startswith("model.character")}
