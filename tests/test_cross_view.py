@@ -133,32 +133,6 @@ def test_each_view_sees_its_side_of_a_word_and_nothing_else(tiny: LoadedModel, t
         assert {name: of_words[word] for name, of_words in depends.items()} == expected
 
 
-def test_primary_and_auxiliary_heads_by_hand(tiny: LoadedModel, tmp_path: Path) -> None:
-    """softmax(U ReLU(W h) + b) with h of both layers or of one direction of the first layer (Section 3.2)."""
-    recipe = recipe_of(tiny, text_at(tmp_path))
-    model = ready(recipe, tiny).eval()
-    data = data_of([{"tokens": ["anna", "sees", "eva"], "tags": ["early"] * 3}], recipe, tiny)
-    (row,) = with_views(data.rows, recipe)
-    batch = collate(TASKS["tagging"].lay_out([row], tiny.tokenizer.vocabulary, recipe, None))
-    with torch.no_grad():
-        reading = model.backbone.read(batch)  # type: ignore[operator]
-        first, second = (states[0] for states in reading.shown)
-        found = model.outputs(batch)
-        for word, (begin, end) in enumerate(row.targets["tags"].units):
-            inputs = {
-                "tags": torch.cat([first[begin], second[begin]]),
-                "tags:full": torch.cat([first[begin], second[begin]]),
-                "tags:forward": first[end - 1, :8],
-                "tags:backward": first[begin, 8:],
-                "tags:future": first[begin - 1, :8],
-                "tags:past": first[end, 8:],
-            }
-            for name, h in inputs.items():
-                head = model.task_head(name)
-                assert head.dense is not None and head.dense.out_features == 8
-                torch.testing.assert_close(found[name][0, word], head.output(functional.relu(head.dense(h))))
-
-
 # Soft labels
 
 

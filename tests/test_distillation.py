@@ -190,36 +190,31 @@ def taught(place: Path, out: Path, **more: Any) -> Any:
     return finetune_run(recipe, start, place / "train.jsonl", place / "dev.jsonl", out, progress=False)
 
 
+def assert_equal(one: torch.nn.Module, other: torch.nn.Module, different: torch.nn.Module) -> None:
+    """The first two have the same bits, and the third has not."""
+    weights, others, rest = (model.state_dict() for model in (one, other, different))
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert not all(torch.equal(weights[name], rest[name]) for name in weights)
+
+
 @pytest.mark.whole
-def test_a_stopped_run_with_a_teacher_ends_with_the_same_bits(
+def test_a_stopped_run_ends_with_the_same_bits_and_its_own_teacher_only(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.copytree(place / "teacher", tmp_path / "moved")
+    start = load_model(place / "start")
+    other = nlu_toys.recipe_for(start, "classification", **SHORT, training__seed=4)
+    finetune_run(other, start, place / "train.jsonl", None, tmp_path / "other", progress=False)
     taught(place, tmp_path / "whole")
     alone = taught(place, tmp_path / "alone", distillation__teacher=None)
     with monkeypatch.context() as patch:
         stop_behind(patch, 5)
         assert taught(place, tmp_path / "broken").stopped_by
-    taught(place, tmp_path / "broken")
-    one, two, without = (
-        load_model(tmp_path / out / "checkpoints").model.state_dict() for out in ("whole", "broken", "alone")
-    )
-    assert alone.step == 9
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not all(torch.equal(one[name], without[name]) for name in one)
-
-
-@pytest.mark.whole
-def test_a_run_resumes_with_its_own_teacher_only(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(place / "teacher", tmp_path / "moved")
-    with monkeypatch.context() as patch:
-        stop_behind(patch, 2)
-        taught(place, tmp_path / "run")
-    start = load_model(place / "start")
-    other = nlu_toys.recipe_for(start, "classification", **SHORT, training__seed=4)
-    finetune_run(other, start, place / "train.jsonl", None, tmp_path / "other", progress=False)
     with pytest.raises(UniclozeError, match="holds a run with another teacher"):
-        taught(place, tmp_path / "run", distillation__teacher=str(tmp_path / "other"))
-    assert taught(place, tmp_path / "run", distillation__teacher=str(tmp_path / "moved")).step == 9
+        taught(place, tmp_path / "broken", distillation__teacher=str(tmp_path / "other"))
+    assert taught(place, tmp_path / "broken", distillation__teacher=str(tmp_path / "moved")).step == alone.step == 9
+    one, two, without = (load_model(tmp_path / out / "checkpoints").model for out in ("whole", "broken", "alone"))
+    assert_equal(one, two, without)
 
 
 def test_evaluations_are_of_the_labels_alone(place: Path, tmp_path: Path) -> None:
@@ -303,16 +298,13 @@ def test_pretraining_learns_from_a_teacher_and_resumes_exactly(corpus: Path, tmp
     shutil.rmtree(tmp_path / "broken" / "checkpoints" / "step-00000004")
     pretraining(corpus, tmp_path / "broken", **more)
     pretraining(corpus, tmp_path / "alone", data__prepared=more["data__prepared"])
-    one, two, without = (load_model(tmp_path / out).model.state_dict() for out in ("whole", "broken", "alone"))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not all(torch.equal(one[name], without[name]) for name in one)
+    assert_equal(*(load_model(tmp_path / out).model for out in ("whole", "broken", "alone")))
     shutil.rmtree(tmp_path / "broken" / "checkpoints" / "step-00000004")
     with pytest.raises(UniclozeError, match=r"a run with another distillation\.teacher"):
         pretraining(corpus, tmp_path / "broken", **{**more, "distillation__teacher": str(tmp_path / "alone")})
     with pytest.raises(UsageError, match="has another tokenizer than this run"):
-        pretraining(
-            corpus, tmp_path / "own", distillation__teacher=more["distillation__teacher"], tokenizer__kind="bpe"
-        )
+        teacher = more["distillation__teacher"]
+        pretraining(corpus, tmp_path / "own", distillation__teacher=teacher, tokenizer__kind="bpe")
 
 
 def test_a_comparison_refuses_a_teacher(tmp_path: Path) -> None:

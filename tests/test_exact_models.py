@@ -13,16 +13,10 @@ from unicloze import recipes
 from unicloze.model import heads
 from unicloze.model.heads import BoundaryHead, cross_entropy
 from unicloze.objectives import masking, settings_of
-from unicloze.recipes import read_recipe, recipe_names, save_recipe, task_names
+from unicloze.recipes import read_recipe, save_recipe
 from unicloze.settings import DataSettings, ModelSettings, Recipe
 from unicloze.tasks import extraction
 from unicloze.tasks.extraction import span_labels, window_bounds
-
-
-def test_names_of_recipes() -> None:
-    for names, folder in ((recipe_names(), "."), (task_names(), "tasks")):
-        shelf = Path(recipes.__file__).parent / folder
-        assert names == sorted(file.name.removesuffix(".yaml") for file in shelf.glob("*.yaml")) and len(names) > 3
 
 
 def test_a_saved_recipe_is_wrapped_and_in_order(tmp_path: Path) -> None:
