@@ -33,12 +33,12 @@ from unicloze.objectives import OBJECTIVES, masked, masking, seq2seq, unilmv2
 from unicloze.objectives.groups import Corruption
 from unicloze.objectives.row_builder import MaskedTokens, without_unknown
 from unicloze.records.record import Record
-from unicloze.rules import AT_LEAST_ONE, Problem, needs, setting
+from unicloze.rules import Problem
 from unicloze.settings import Reading, Recipe, TaskSettings
 from unicloze.tasks.columns import TARGET, has_target, reference, targets_of, texts_of
 from unicloze.tasks.extraction import encode_passages, sentences
 from unicloze.tasks.rows import sizes_within
-from unicloze.tasks.several import has_parts, most_common, part_problems
+from unicloze.tasks.several import SeveralSettings, has_parts, most_common
 from unicloze.tasks.task import Baseline, Task
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
@@ -116,28 +116,14 @@ class SourceTarget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WritingSettings(TaskSettings):
-    """Settings of text generation, in addition to those of `generation`.
-
-    Args:
-        parts: Several tasks to train together as texts (T5): for each a mapping of `label`, `train` and `dev` (its files in
-            the folders --train and --dev), `source` (field by shown name), `target`, `classes`, `step`, `metrics`, `format`,
-            `share` and `unsupervised`; see `unicloze.tasks.several.TaskPart`.
-        mixing_cap: Most rows of a part that count in its share of an epoch; default: all.
-        mixing_temperature: Temperature of the shares: 1 for shares by number of rows, higher for more equal ones.
-    """
+class WritingSettings(SeveralSettings):
+    """Settings of text generation, in addition to those of `generation`."""
 
     kind: str = "generation"
-    parts: list[dict[str, Any]] = setting([])
-    mixing_cap: int | None = setting(None, AT_LEAST_ONE, needs("task.parts"))
-    mixing_temperature: float = setting(1.0, AT_LEAST_ONE, needs("task.parts"))
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Reject invalid values of `generation` and of `parts`."""
+        """Reject invalid values of `generation`."""
         yield from super().problems(recipe)
-        yield from part_problems(self.parts)
-        if self.parts and (self.fields or self.format != "auto"):
-            yield "task.parts", "each entry names its own fields and format: leave out task.fields and task.format"
         if self.parts and recipe.generation.source != ["source"]:
             yield "task.parts", "each entry names its own source: leave out generation.source"
         generation = recipe.generation

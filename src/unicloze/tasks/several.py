@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from unicloze import keyed
 from unicloze.errors import UniclozeError
 from unicloze.records import read_records
 from unicloze.records.record import Record, number_of
-from unicloze.rules import Problem
-from unicloze.settings import TaskSettings
+from unicloze.rules import AT_LEAST_ONE, Problem, needs, setting
+from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks.columns import TARGET
 from unicloze.tasks.task import Baseline, Task
 
@@ -122,22 +122,43 @@ def _bare(text: str) -> str:
     return "".join(text.lower().split())
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeveralSettings(TaskSettings):
+    """Settings of tasks that may be several, trained together.
+
+    Args:
+        parts: Several tasks to train together: for each a mapping of `label`, `train` and `dev` (its files in the folders
+            --train and --dev), `target` (the field of its answers), `metrics`, `format` and `share`. As texts (T5) an entry
+            also has `source` (field by shown name), `classes`, `step` and `unsupervised`; as taggers (CVT), of which every
+            step trains one drawn at random, `source` (`{tokens: FIELD}`) and `labels`. See
+            `unicloze.tasks.several.TaskPart`.
+        mixing_cap: Most rows of a part that count in its share of an epoch, or when a step's part is drawn; default: all.
+        mixing_temperature: Temperature of the shares or of the draw: 1 for shares by number of rows, higher for more equal
+            ones, 2 for its square root.
+    """
+
+    parts: list[dict[str, Any]] = setting([])
+    mixing_cap: int | None = setting(None, AT_LEAST_ONE, needs("task.parts"))
+    mixing_temperature: float = setting(1.0, AT_LEAST_ONE, needs("task.parts"))
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """Reject invalid entries of `parts`, and settings that each entry has of its own."""
+        yield from super().problems(recipe)
+        for number, entry in enumerate(self.parts, 1):
+            if wrong := _wrong(entry, self.kind == TAGGING):
+                yield "task.parts", f"entry {number}{wrong}"
+        labels = [entry["label"] for entry in self.parts]
+        if again := next((label for label in labels if labels.count(label) > 1), None):
+            yield "task.parts", f"two entries are labelled '{again}'"
+        shares = [float(entry["share"]) for entry in self.parts if "share" in entry]
+        if self.parts and (sum(shares) >= 1 or len(shares) == len(self.parts)):
+            yield "task.parts", "the shares must leave something to an entry without one"
+        if self.parts and (self.fields or self.format != "auto"):
+            yield "task.parts", "each entry names its own fields and format: leave out task.fields and task.format"
+
+
 _OF_TAGGERS: Mapping[str, Any] = {"source": {"tokens": "tokens"}, "target": "tags", "metrics": ("tag-accuracy",)}
 """Defaults of a tagger's entry."""
-
-
-def part_problems(entries: Sequence[Mapping[str, Any]], *, taggers: bool = False) -> Iterator[Problem]:
-    """Invalid entries of `task.parts`: the key and what they must be."""
-    wrong = (f"entry {number}{said}" for number, entry in enumerate(entries, 1) if (said := _wrong(entry, taggers)))
-    labels = [entry.get("label") for entry in entries]
-    again = (f"two entries are labelled '{label}'" for label in labels if labels.count(label) > 1)
-    problem = next(wrong, None) or next(again, None)
-    if problem is not None:
-        yield "task.parts", problem
-        return
-    fixed = [float(entry["share"]) for entry in entries if "share" in entry]
-    if entries and (sum(fixed) >= 1 or len(fixed) == len(entries)):
-        yield "task.parts", "the shares must leave something to an entry without one"
 
 
 def _wrong(entry: Mapping[str, Any], taggers: bool) -> str:
@@ -170,16 +191,15 @@ def _wrong(entry: Mapping[str, Any], taggers: bool) -> str:
 
 def parts_of(settings: TaskSettings) -> list[TaskPart]:
     """The parts of a task; of a single task, the whole."""
-    entries: Sequence[Mapping[str, Any]] = getattr(settings, "parts", [])
-    if not entries:
+    if not has_parts(settings):
         return [TaskPart(label="", metrics=settings.metrics, labels=getattr(settings, "labels", None))]
     defaults = _OF_TAGGERS if settings.kind == TAGGING else {}
-    return [TaskPart(**{**defaults, **entry, **_as_texts(entry)}) for entry in entries]
+    return [TaskPart(**{**defaults, **entry, **_as_texts(entry)}) for entry in settings.parts]
 
 
-def has_parts(settings: TaskSettings) -> bool:
+def has_parts(settings: TaskSettings) -> TypeGuard[SeveralSettings]:
     """Whether several tasks are trained together."""
-    return bool(getattr(settings, "parts", []))
+    return isinstance(settings, SeveralSettings) and bool(settings.parts)
 
 
 def part_of(record: Record, settings: TaskSettings) -> TaskPart | None:
@@ -267,18 +287,15 @@ def by_part(records: Sequence[Record], settings: TaskSettings) -> dict[str, list
     return {**numbers}
 
 
-def rows_per_epoch(counts: Mapping[str, int], settings: TaskSettings, rows: int) -> dict[str, int]:
+def rows_per_epoch(counts: Mapping[str, int], settings: SeveralSettings, rows: int) -> dict[str, int]:
     """Rows of each part in an epoch: examples-proportional, with a cap and a temperature (Raffel et al., Section 3.5.2).
 
     A part's rate is its number of rows, at most the cap, to the power of one over the temperature; a part with a `share` has
     that share of all rows, and the others divide the rest. Each part has a row at least.
     """
     fixed = {part.label: part.share for part in parts_of(settings) if part.share is not None and part.label in counts}
-    cap: int | None = getattr(settings, "mixing_cap", None)
-    temperature: float = getattr(settings, "mixing_temperature", 1.0)
-    rates = {
-        label: min(count, cap or count) ** (1 / temperature) for label, count in counts.items() if label not in fixed
-    }
+    cap, power = settings.mixing_cap, 1 / settings.mixing_temperature
+    rates = {label: min(count, cap or count) ** power for label, count in counts.items() if label not in fixed}
     rest, total = 1.0 - sum(fixed.values()), sum(rates.values())
     exact = {label: rows * fixed.get(label, rest * rates.get(label, 0.0) / (total or 1.0)) for label in counts}
     whole = {label: max(1, int(value)) for label, value in exact.items()}

@@ -31,10 +31,10 @@ import numpy as np
 from unicloze.arrays import Int32s
 from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.records.record import Record
-from unicloze.rules import AT_LEAST_ONE, NOT_NEGATIVE, Problem, needs, setting
+from unicloze.rules import NOT_NEGATIVE, Problem, needs, setting
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.rows import Row, RowTarget, RowTask, pooled_slots, pooling_of, task_format
-from unicloze.tasks.several import TAGGING, TASK, by_part, part_of, part_problems, parts_of
+from unicloze.tasks.several import TAGGING, TASK, SeveralSettings, by_part, part_of, parts_of
 from unicloze.tasks.task import Baseline, Delimited, Headed, Labelled, Outputs, Prediction, task_of
 from unicloze.text.tokenizers import Tokenizer
 
@@ -46,7 +46,7 @@ _BIO = re.compile(r"O|[BI]-.+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggingSettings(Headed, Delimited, Labelled):
+class TaggingSettings(Headed, Delimited, Labelled, SeveralSettings):
     """Settings of tagging.
 
     Args:
@@ -55,11 +55,6 @@ class TaggingSettings(Headed, Delimited, Labelled):
             none.
         output_mix: Give the head a second mix of the layers (`model.layer_mix`), with weights of its own, beside the output
             of that biLSTM (ELMo, Section 3.3).
-        parts: Several taggers to train together (CVT): for each a mapping of `label`, `train` and `dev` (its files in the
-            folders --train and --dev), `source` (`{tokens: FIELD}`), `target` (the field of its tags), `labels`, `metrics`,
-            `format` and `share`; see `unicloze.tasks.several.TaskPart`. Every step trains one of them, drawn at random.
-        mixing_cap: Most rows of a part that count when a step's part is drawn; default: all.
-        mixing_temperature: Temperature of that draw: 1 draws parts by their number of rows, 2 by its square root.
     """
 
     kind: str = TAGGING
@@ -67,17 +62,13 @@ class TaggingSettings(Headed, Delimited, Labelled):
     delimiter: bool = setting(False, needs("task.predicate", "repeat"))
     encoder_size: int = setting(0, NOT_NEGATIVE)
     output_mix: bool = False
-    parts: list[dict[str, Any]] = setting([])
-    mixing_cap: int | None = setting(None, AT_LEAST_ONE, needs("task.parts"))
-    mixing_temperature: float = setting(2.0, AT_LEAST_ONE, needs("task.parts"))
+    mixing_temperature: float = 2.0
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Reject invalid parts, and a second mix without a first."""
+        """Reject labels of several taggers, and a second mix without a first."""
         yield from super().problems(recipe)
-        yield from part_problems(self.parts, taggers=True)
-        if self.parts and (self.fields or self.format != "auto" or self.labels is not None):
-            own = "each entry names its own fields, format and labels"
-            yield "task.parts", f"{own}: leave out task.fields, task.format and task.labels"
+        if self.parts and self.labels is not None:
+            yield "task.parts", "each entry names its own labels: leave out task.labels"
         if self.parts and self.class_weights is not None:
             yield "task.class_weights", "task.parts does not support it: leave it out"
         if self.output_mix and not (self.encoder_size and recipe.model.layer_mix):
