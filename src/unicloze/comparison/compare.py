@@ -263,10 +263,9 @@ def _plan(
         recipe = recipe.changed("training", precision=precision)
         planned.append(contestants_at_budget(recipe, prepared, budget, path.parent, given))
     entries = [
-        {"name": one.recipe.name, "flops_per_step": one.flops_per_step, "tokens_per_step": one.tokens_per_step,
-         "training": dataclasses.asdict(one.recipe.training)}
+        {"name": one.recipe.name, "flops_per_step": one.flops_per_step, "training": vars(one.recipe.training)}
         for one in planned
-    ]  # fmt: skip
+    ]
     write_file(path, json.dumps({**wanted, "plan": entries}, indent=1))
     return planned
 
@@ -291,8 +290,7 @@ def _note_probes(probes: Sequence[Probe], path: Path, say: Callable[[str], None]
 
 def _planned(recipe: Recipe, entry: Mapping[str, Any]) -> Contestant:
     training = {**entry["training"], "betas": tuple(entry["training"]["betas"])}
-    costs = {name: entry[name] for name in ("flops_per_step", "tokens_per_step")}
-    return Contestant(recipe=recipe.changed("training", **training), **costs)
+    return Contestant(recipe=recipe.changed("training", **training), flops_per_step=entry["flops_per_step"])
 
 
 def _counted_words(runs: Iterable[Path]) -> dict[str, float]:

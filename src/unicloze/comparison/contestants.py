@@ -48,7 +48,6 @@ class Contestant:
 
     recipe: Recipe  # the recipe, with the `training.steps` that the budget allows
     flops_per_step: float  # average floating-point operations per step
-    tokens_per_step: float  # average text tokens per step
 
 
 def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[str, Any]) -> list[Recipe]:
@@ -194,4 +193,4 @@ def contestants_at_budget(
     recipe = with_steps(recipe, budget, cost, given)
     if "training.evaluate_every" not in given:
         recipe = recipe.changed("training", evaluate_every=max(1, recipe.training.steps // 8))
-    return Contestant(recipe=recipe, flops_per_step=cost.flops, tokens_per_step=cost.tokens)
+    return Contestant(recipe=recipe, flops_per_step=cost.flops)

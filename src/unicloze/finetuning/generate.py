@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from unicloze.decoding.generate import Part, contradictions, generate_parts, ready, stream_text
+from unicloze.decoding.generate import Part, contradictions, generate_parts, ready
 from unicloze.decoding.inputs import check_text, generation_format_of, longest_target, place_of, repetition_guard
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError
 from unicloze.files import digest, hold, real_place, replace_file
 from unicloze.finetuning.data import encoded, model_fingerprint, records_fingerprint
 from unicloze.finetuning.predict import cut_records, generated, predict, predictions_of
@@ -196,14 +196,6 @@ def generate_for_records(
     """Texts that a trained model generates for records, with the `decoding` settings of its recipe."""
     parts, cut = _generated(model, records, first, progress, None)
     return predictions_of(parts, records, model.recipe, model.tokenizer, cut, first)
-
-
-def stream_for_record(model: LoadedModel, record: Record) -> Iterator[str]:
-    """The text for one record, piece by piece as each becomes final; see `generate_for_records`."""
-    several = model.recipe.decoding.num_results
-    if several > 1:
-        raise UsageError(f"num_results is {several}, but only one text can be streamed: set it to 1, or do not stream")
-    return stream_text(parts_for_records(model, [record]), model.tokenizer)
 
 
 def parts_for_records(

@@ -363,10 +363,13 @@ def stream(
     Raises:
         UsageError: As for `generate`, or `decoding.num_results` is above 1.
     """
-    from unicloze.finetuning.generate import record_of, stream_for_record
+    from unicloze.decoding.generate import stream_text
+    from unicloze.finetuning.generate import parts_for_records, record_of
 
     loaded = _generator(model, device, overrides, of_a_file=False)
-    return stream_for_record(loaded, record_of(loaded, text))
+    if (several := loaded.recipe.decoding.num_results) > 1:
+        raise UsageError(f"num_results is {several}, but only one text can be streamed: set it to 1, or do not stream.")
+    return stream_text(parts_for_records(loaded, [record_of(loaded, text)]), loaded.tokenizer)
 
 
 def unanswerable(
