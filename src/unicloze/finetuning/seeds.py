@@ -39,7 +39,7 @@ class OverSeeds:
 
     Args:
         mean: The mean.
-        deviation: The sample standard deviation; None with one seed.
+        deviation: The sample standard deviation; None with one seed, or if a value is not finite.
     """
 
     mean: float
@@ -48,7 +48,8 @@ class OverSeeds:
     @classmethod
     def of(cls, values: Sequence[float]) -> OverSeeds:
         """Mean and sample standard deviation of values."""
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        several = len(values) > 1 and all(map(math.isfinite, values))
+        return cls(statistics.fmean(values), statistics.stdev(values) if several else None)
 
     def shown(self, unit: str = "%") -> str:
         """Mean and deviation of a metric's value with this unit."""

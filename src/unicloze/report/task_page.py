@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from markupsafe import Markup
 
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.files import BEST, CHECKPOINTS, DEV_PREDICTIONS, LEDGER
+from unicloze.finetuning.seeds import OverSeeds
 from unicloze.report.charts import Line, by_class, confusion, deviations, lengths, line_chart, scatter
 from unicloze.report.frame import Card, cards_of_the_process, count, head_of, heading_of, render
 from unicloze.report.history import Event, History, headline_of, mapping, number, sequence
@@ -209,12 +209,12 @@ def seeds_page(folder: Path, runs: Sequence[History], links: Sequence[str], refr
 
 
 def _over_seeds(runs: Sequence[History], metric: str, key: str) -> tuple[list[float], float | None, str]:
-    """One value at the best checkpoint of every seed that has it, its sample deviation if finite, and both in words."""
+    """One value at the best checkpoint of every seed that has it, its deviation, and its mean and deviation in words."""
     values = [values[key] for run in runs if key in (values := run.values(metric))]
     if not values:
         return values, None, "-"
-    deviation = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
-    return values, deviation, runs[0].shown(metric, key, statistics.fmean(values), deviation)
+    spread = OverSeeds.of(values)
+    return values, spread.deviation, runs[0].shown(metric, key, spread.mean, spread.deviation)
 
 
 def _seed_cards(runs: Sequence[History]) -> list[Card]:
