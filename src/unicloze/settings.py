@@ -226,10 +226,7 @@ class TokenizerSettings:
     path: str | None = setting(None, PREPARED_AND_INSPECTED)
     kind: Literal["wordpiece", "bpe"] = setting("wordpiece", TRAINED)
     vocab_size: int = setting(30522, TRAINED, at_most(2**22))
-    lowercase: bool = setting(
-        True,
-        Needs(WORD_PIECES.what, lambda recipe: recipe.tokenizer.path is not None or WORD_PIECES.holds(recipe)),
-    )
+    lowercase: bool = setting(True, TRAINED, WORD_PIECES)
     strip_accents: bool = setting(False, TRAINED, WORD_PIECES)
     extra_tokens: int = setting(0, TRAINED, NOT_NEGATIVE, at_most(2**16), PREPARED_AND_INSPECTED)
 

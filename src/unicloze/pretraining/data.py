@@ -13,8 +13,8 @@ from unicloze.files import LINEAGE, TOKENIZER
 from unicloze.interop.read import is_foreign, open_model
 from unicloze.mixtures import parts, phases
 from unicloze.recipes import validate
-from unicloze.recipes.schema import flatten
-from unicloze.settings import Recipe
+from unicloze.recipes.schema import KEYS, flatten
+from unicloze.settings import TRAINED, Recipe
 from unicloze.text.lineage import LOADED_TOKENIZER, is_corpus, known_settings, read_lineage
 from unicloze.text.phrases import PhraseTable, open_phrases
 from unicloze.text.prepare import Prepared, open_or_prepare
@@ -25,20 +25,8 @@ from unicloze.training.distillation import Teacher
 from unicloze.training.initial import inherited
 from unicloze.training.loading import LoadedModel
 
-_OF_TRAINING = "kind", "vocab_size", "lowercase", "strip_accents", "extra_tokens"
-OF_A_TRAINED_TOKENIZER = [f"tokenizer.{name}" for name in _OF_TRAINING]
+OF_A_TRAINED_TOKENIZER = [key for key, known in KEYS.items() if TRAINED in known.rules]
 """Settings that have no effect on a loaded tokenizer."""
-
-
-def check_beside_path(recipe: Recipe, overrides: Mapping[str, Any]) -> None:
-    """Reject tokenizer-training options combined with `tokenizer.path`."""
-    asked = flatten(overrides, lambda key: key)
-    unread = [key for key in OF_A_TRAINED_TOKENIZER if key in asked]
-    if recipe.tokenizer.path is not None and unread:
-        raise UsageError(
-            f"option --{unread[0]} applies to training a tokenizer, but tokenizer.path loads {recipe.tokenizer.path}: "
-            "leave one of them out."
-        )
 
 
 def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:

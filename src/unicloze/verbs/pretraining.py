@@ -79,14 +79,12 @@ def prepare(
         UsageError: The recipe or a setting is invalid, or has no effect on preparing.
         UniclozeError: The corpus cannot be read, or the folder holds something else.
     """
-    from unicloze.pretraining.data import check_beside_path
     from unicloze.recipes import load_recipe
     from unicloze.recipes.validation import given_settings, refuse_beyond, refuse_unread
     from unicloze.text.prepare import prepare_data
 
     check_at_least(1, jobs=jobs)
     settings = load_recipe(recipe, overrides)
-    check_beside_path(settings, overrides or {})
     if settings.data.prepared is not None:
         cure = "leave it out to prepare one, or use it with `unicloze pretrain`."
         raise UsageError(f"data.prepared is {settings.data.prepared}, an already prepared folder: {cure}")
@@ -149,7 +147,7 @@ def pretrain(
             settings.
         UniclozeError: The corpus, the directory or a checkpoint is unusable, or the loss is not finite.
     """
-    from unicloze.pretraining.data import check_beside_path, check_beside_prepared
+    from unicloze.pretraining.data import check_beside_prepared
     from unicloze.recipes import read_recipe, toy_overrides
     from unicloze.recipes.validation import given_settings, refuse_not_of_pretraining, refuse_unread
 
@@ -165,7 +163,7 @@ def pretrain(
                 f"there is no run to continue at {out}: give --recipe too (`unicloze recipes` lists them)."
             )
     given = {**(overrides or {}), **({} if init is None else {"training.initialize_from": str(init)})}
-    asked, small = given, toy_overrides() if toy else {}
+    small = toy_overrides() if toy else {}
     chooses = recipe == AUTO and not toy
     if chooses:
         recipe, given, clock = _chosen(given, budget, out, began, new_tokenizer=new_tokenizer, progress=not quiet)
@@ -187,7 +185,6 @@ def pretrain(
     if continued:  # recipe.yaml of an older run may misstate its data settings
         beside = {key: origin for key, origin in beside.items() if origin.startswith("option ")}
     check_beside_prepared(settings, beside)
-    check_beside_path(settings, asked)
     folder = folder_at(out, RUNS / (f"{settings.name}-toy" if toy else settings.name))
     warmup, steps = settings.training.warmup_steps, settings.training.steps
     if warmup >= steps and not (folder / RECIPE).is_file():
@@ -346,8 +343,7 @@ def inspect(
         check_ending(picture)
         check_file(picture, begins=BEGINNINGS, option="--picture")
     settings, given = load_recipe(recipe, overrides), given_settings(overrides)
-    read_with_a_file = {"tokenizer.lowercase"} if settings.tokenizer.path else set()
-    refuse_beyond("inspect", given.keys() - read_with_a_file, "leave it out")
+    refuse_beyond("inspect", given, "leave it out")
     tokenizer = _find_tokenizer(settings, out)
     chosen = settings if part is None else part_of(settings, part)
     number = 0 if part is None else [one.label for one in parts(settings.objective)].index(part)
