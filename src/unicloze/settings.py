@@ -664,19 +664,21 @@ class GenerationSettings:
     rules: ClassVar[tuple[Rule, ...]] = (WRITTEN,)
 
     learning: Literal["pseudo", "masked", "next"] | None = None
-    source: list[str] = setting(["source"])
+    source: list[str] = setting(["source"], Range(bool, "name at least one role for the source"))
     keep: Literal["beginning", "end", "chunk"] = "beginning"
     chunk_by: list[str] | None = setting(None, needs("generation.keep", "chunk"))
     targets: Literal["first", "all"] = "first"
-    max_source: int | None = None
-    max_target: int = 64
+    max_source: int | None = setting(None, Range(lambda size: size >= 4, "[SOS], some text and [EOS] need 4 or more"))
+    max_target: int = setting(64, Range(lambda size: size >= 2, "a token and [EOS] need 2 or more"))
     mask_rate: float = setting(0.7, SHARE, needs("generation.learning", "masked"))
     mask_share: float = setting(0.8, SHARE, DRAWN)
     random_share: float = setting(0.1, SHARE, DRAWN)
     target_noise: float = setting(0.0, SHARE, PSEUDO)
     block_size: int = setting(1, AT_LEAST_ONE, PSEUDO)
     any_order: bool = setting(False, PSEUDO)
-    segment_ids: list[int] | None = None
+    segment_ids: list[int] | None = setting(
+        None, Range(lambda ids: len(ids) in (1, 2), "give one id for source and target each")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,8 +96,6 @@ Learning = Literal["pseudo", "masked", "next"]
 
 HISTORY = "history"
 """Role of the earlier turns of a conversation, of which the latest are kept."""
-SHORTEST_SOURCE = 4
-"""Minimum tokens of a source: special tokens and some text."""
 SOURCE_SPECIALS = 2
 """[SOS] and the [EOS] that ends a source."""
 SEGMENTS_OF_UNILM_V1 = 6
@@ -127,22 +125,14 @@ class WritingSettings(SeveralSettings):
         if self.parts and recipe.generation.source != ["source"]:
             yield "task.parts", "each entry names its own source: leave out generation.source"
         generation = recipe.generation
-        if not generation.source:
-            yield "generation.source", "name at least one role for the source"
         for role in generation.chunk_by or []:
             if role not in generation.source:
                 known = ", ".join(generation.source)
                 yield "generation.chunk_by", f"'{role}' is not part of the source, which has {known}"
-        if generation.max_target < 2:
-            yield "generation.max_target", "a token and [EOS] need 2 or more"
-        if generation.max_source is not None and generation.max_source < SHORTEST_SOURCE:
-            yield "generation.max_source", f"[SOS], some text and [EOS] need {SHORTEST_SOURCE} or more"
         if generation.mask_share + generation.random_share > 1:
             yield "generation.random_share", "with generation.mask_share it must be at most 1"
         if recipe.model.decoder_layers and learning_of(recipe) != "next":
             yield "generation.learning", "an encoder-decoder learns to predict the next token: set it to next"
-        if generation.segment_ids is not None and len(generation.segment_ids) not in (1, 2):
-            yield "generation.segment_ids", "give one id for source and target each"
 
 
 def learning_of(recipe: Recipe) -> Learning:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, Problem, needs, setting
+from unicloze.rules import AT_LEAST_ONE, BELOW_ONE, DISTINCT, Problem, needs, setting
 from unicloze.settings import HeadName, HeadSettings, Recipe, TaskPooling, TaskSettings
 
 if TYPE_CHECKING:
@@ -224,14 +224,12 @@ class Labelled(TaskSettings):
             same total weight.
     """
 
-    labels: list[str] | None = None
+    labels: list[str] | None = setting(None, DISTINCT)
     class_weights: Literal["balanced"] | dict[str, float] | None = None
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
-        """Reject duplicate classes, and weights that are not positive or belong to no class."""
+        """Reject classes that are not spelled as in records, and weights that are not positive or belong to no class."""
         yield from super().problems(recipe)
-        if self.labels is not None and len(set(self.labels)) != len(self.labels):
-            yield "task.labels", "name each class once"
         spaced = [label for label in self.labels or () if label != label.strip()]
         if spaced:
             yield "task.labels", f"{spaced[0]!r} begins or ends with white space, which does not count: leave it out"
