@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from unicloze.decoding.generate import Part, contradictions, generate_parts, ready
@@ -98,9 +97,7 @@ class PartialFile:
             if not self.lines:
                 replace_file(self._about, json.dumps(self._begun_with))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         with self._held:
             if error is None:
                 self._settle()

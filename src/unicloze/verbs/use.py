@@ -230,14 +230,13 @@ def serve(
     Stops at SIGTERM or Ctrl-C after finishing the requests that have begun. Without a token, only this machine is served.
 
     Args:
-        model: Run directory, one of its checkpoints, or a Hugging Face model folder; in Python also a loaded model.
+        model: As of `fill`.
         host: Address to serve at; others than this machine's own need a token.
         port: Port; 0 chooses a free one.
         token_file: File with the token that requests must carry (default: the environment variable UNICLOZE_TOKEN).
         queue: Maximum number of waiting requests; further ones are refused.
         timeout: Maximum seconds per request.
-        device: Where to compute: cpu, cuda, cuda:N, xpu, mps, or auto (CUDA if it is there); in Python a loaded model
-            stays where it is.
+        device: As of `fill`.
         precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32, and bf16 for vectors if a
             measurement at the start shows it to be faster, with cosines of at least 0.999).
 
@@ -337,7 +336,7 @@ def export(
     tokens.
 
     Args:
-        model: Run directory, one of its checkpoints, or a Hugging Face model folder; in Python also a loaded model.
+        model: As of `fill`.
         to: Stock classes of Transformers: `bert` (no relative position bias), `mpnet` (with one), `roberta`, `electra`,
             `albert` or `distilbert`; `t5` or `bart` for an encoder-decoder; `gpt2` for a left-to-right model, `xlnet` for a
             permuted one; `unicloze`, the classes of `unicloze.hf`, for every model of one stack without a task's head; or
