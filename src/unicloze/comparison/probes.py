@@ -44,14 +44,14 @@ from unicloze.tasks import TASKS
 from unicloze.tasks.columns import check_roles, resolved
 from unicloze.tasks.generation import with_learning
 from unicloze.tasks.several import records_of
-from unicloze.tasks.task import Headed
+from unicloze.tasks.task import OF_TEXTS, Headed
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel, check_smoothing, shape_model
 from unicloze.training.lock import FREE_TO_CHANGE
 from unicloze.training.memory import refuse_task_that_cannot_fit
 from unicloze.training.precision import choose_device
 
-POOLED = "classification", "regression", "choice"
+POOLED = *OF_TEXTS, "choice"
 """Kinds of tasks with a slot that represents a text; only these use the pooling of the model's recipe."""
 
 PREFIX = "probe."

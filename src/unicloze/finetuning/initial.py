@@ -30,7 +30,7 @@ from unicloze.tasks.columns import has_target, resolved, targets_of, texts_of
 from unicloze.tasks.rows import pooling_of
 from unicloze.tasks.several import records_of
 from unicloze.tasks.tagging import TaggingSettings, taggers_of
-from unicloze.tasks.task import Headed, Labelled, Paired
+from unicloze.tasks.task import Headed, Labelled, Paired, Passages
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions, start_from_vectors
 from unicloze.training.loading import LoadedModel, build_model, spell_tokens
@@ -194,11 +194,11 @@ def _pooled(recipe: Recipe) -> Recipe:
         _refuse_decoder(recipe, task)
     pooling = task.pooling
     if pooling is None:
-        if recipe.model.decoder_layers and task.of_texts:
+        if recipe.model.decoder_layers and isinstance(task, Paired):
             pooling = "decoder"  # BART
         elif reads == "both_directions":
             pooling = "mean"
-        elif reads == "left_to_right" and task.kind in ("tagging", "extraction", "conversation"):
+        elif reads == "left_to_right" and isinstance(task, TaggingSettings | Passages):
             pooling = "last"
         elif task.kind == "tagging":
             pooling = "first"
@@ -214,7 +214,7 @@ def _pooled(recipe: Recipe) -> Recipe:
 def _refuse_decoder(recipe: Recipe, task: Headed) -> None:
     """Reject what an encoder-decoder does not read, and the pooling of a decoder elsewhere."""
     has_decoder = bool(recipe.model.decoder_layers)
-    if task.pooling == "decoder" and not (has_decoder and task.of_texts):
+    if task.pooling == "decoder" and not (has_decoder and isinstance(task, Paired)):
         what = f"task {task.kind} has no slot of its own there" if has_decoder else "it has no decoder"
         raise UsageError(f"task.pooling is decoder, but {what}: give first, last or mean")
     packed = "into one row, which an encoder-decoder does not read"
@@ -341,8 +341,6 @@ HIGHEST_OF_FEW = 1e-2
 1.5e-2 (benchmarks/results/few_weights.jsonl)."""
 PAPER_ROWS = 40_000
 """Training rows from which on the values of a paper's recipe for questions hold: SQuAD has 88,000 questions."""
-OF_QUESTIONS = "extraction", "conversation"
-"""Kinds of tasks whose recipes are all of papers."""
 MUCH_SMALLER = 10
 """How many times fewer weights a model must have to need a higher rate."""
 
@@ -375,8 +373,8 @@ def adaptable(recipe: Recipe, overridden: Collection[str]) -> Recipe:
 
 
 def _of_paper(recipe: Recipe) -> Recipe | None:
-    """The recipe of the package that a recipe of questions has its name from; None for others."""
-    return load_recipe(recipe.name) if recipe.task.kind in OF_QUESTIONS and recipe.name in task_names() else None
+    """The recipe of the package, all from papers, that a recipe of questions has its name from; None for others."""
+    return load_recipe(recipe.name) if isinstance(recipe.task, Passages) and recipe.name in task_names() else None
 
 
 def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None = None) -> Recipe:

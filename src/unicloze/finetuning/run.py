@@ -42,7 +42,7 @@ from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import resolved
 from unicloze.tasks.several import records_of
-from unicloze.tasks.task import Prediction
+from unicloze.tasks.task import OF_TEXTS, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import (
     MALFORMED,
@@ -149,7 +149,7 @@ def _chosen(recipe: Recipe, start: LoadedModel, training: TaskData, former: Reci
     """The recipe with a value for each `auto`, as in the run so far, and its steps; a new run says what was chosen."""
     weights, rows, asked = start.model.num_parameters(), len(training.rows), recipe
     recipe = initial.with_chosen(recipe, weights, rows, former)
-    if recipe.finetuning.fit_head == "auto" and recipe.task.kind in scores.AVERAGED:
+    if recipe.finetuning.fit_head == "auto" and recipe.task.kind in OF_TEXTS:
         fits = asked.training.learning_rate == "auto" if former is None else former.finetuning.fit_head
         recipe = recipe.changed("finetuning", fit_head=fits)
     if former is None:

@@ -24,7 +24,7 @@ from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
 from unicloze.tasks.extraction import ExtractionSettings, no_answer_margin, with_threshold
 from unicloze.tasks.several import TaskPart, by_part, has_parts, metrics_of, part_of, parts_of, records_of
-from unicloze.tasks.task import Labelled, Prediction
+from unicloze.tasks.task import OF_TEXTS, Labelled, Prediction
 from unicloze.training.verdict import STANDARD_ERRORS
 
 
@@ -75,14 +75,10 @@ def with_best_threshold(
     return chosen, [with_threshold(one, threshold) for one in predictions]
 
 
-AVERAGED = "classification", "regression"
-"""Kinds of tasks whose predictions can be averaged."""
-
-
 def check_averaged(recipes: Sequence[Recipe]) -> None:
     """Reject models whose predictions cannot be averaged."""
     first, *others = (recipe.task for recipe in recipes)
-    if first.kind not in AVERAGED:
+    if first.kind not in OF_TEXTS:
         raise UsageError(f"predictions of task.kind {first.kind} are not averaged: leave out also")
     for other in others:
         labels = [task.labels if isinstance(task, Labelled) else None for task in (first, other)]

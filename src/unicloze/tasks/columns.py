@@ -13,10 +13,8 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.records.record import OPTION, Record, number_of, spelled
 from unicloze.settings import Recipe, TaskSettings
 from unicloze.tasks import TASKS
-from unicloze.tasks.task import Task
+from unicloze.tasks.task import OF_TEXTS, Task
 
-GUESSED = ("classification", "regression")
-"""Kinds of tasks whose records are a text, or a pair of texts, and a label."""
 MOST_CLASSES = 50
 """Maximum distinct values of a column of classes, unless no other column is left."""
 NUMBERS = {"id", "idx", "index", "guid", "uid"}
@@ -35,7 +33,7 @@ def with_columns(settings: TaskSettings, records: Sequence[Record]) -> TaskSetti
     The label is the only other column with few values, or with numbers for a regression. The text is the only other column
     of several words, or the only other column; two are a pair if their names say so.
     """
-    if settings.kind not in GUESSED:
+    if settings.kind not in OF_TEXTS:
         return settings
     unnamed = [role for role in ("text", "label") if role not in settings.fields]
     missing = [role for role in unnamed if all(record.get(settings, role) is None for record in records)]

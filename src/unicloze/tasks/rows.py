@@ -14,7 +14,7 @@ from unicloze.arrays import Int32s
 from unicloze.example import Examples, Kind, Target
 from unicloze.keyed import Bits
 from unicloze.settings import Recipe, TaskPooling, TaskSettings
-from unicloze.tasks.task import Delimited, Headed, Labelled, Task
+from unicloze.tasks.task import OF_TEXTS, Delimited, Headed, Labelled, Task
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.visibility import Intervals, nearby, packed_rows, prefix_rows
 
@@ -207,7 +207,7 @@ def pooling_of(recipe: Recipe) -> TaskPooling:
     task, use = recipe.task, recipe.use
     if isinstance(task, Headed) and task.pooling is not None:
         return task.pooling
-    if task.kind in ("classification", "regression"):
+    if task.kind in OF_TEXTS:
         return use.pooling
     return "last" if task.kind == "choice" and use.visibility == "left_to_right" else "first"
 

@@ -78,6 +78,8 @@ class Baseline:
 
 SHOWN = 40
 """Maximum characters of an answer in a baseline's name."""
+OF_TEXTS = "classification", "regression"
+"""Kinds of tasks with one prediction for a text or a pair of texts: guessed from a table's columns, averaged over models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +190,6 @@ class Headed(TaskSettings):
 
     one_slot: ClassVar[str] = ""
     """What a single slot predicts, if slots cannot be pooled."""
-    of_texts: ClassVar[bool] = False
-    """Whether there is one prediction per text."""
 
     def head_settings(self, kind: Literal["classes", "quantities", "choice"], **values: Any) -> HeadSettings:
         """A head of these settings, with further `values` of `HeadSettings`."""
@@ -199,16 +199,16 @@ class Headed(TaskSettings):
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject pooling where a single slot is needed."""
         yield from super().problems(recipe)
-        if self.head in ("batch_norm", "biattentive") and not self.of_texts:
+        of_texts = isinstance(self, Paired)
+        if self.head in ("batch_norm", "biattentive") and not of_texts:
             yield "task.head", f"{self.head} needs one prediction per text: set it to dense or plain"
-        takes_views = self.of_texts or self.kind == "tagging"
-        if self.layers == "all" and not takes_views:
+        if self.layers == "all" and not (of_texts or self.kind == "tagging"):
             yield "task.layers", "only tags and texts are predicted from all layers: set it to last"
         elif self.layers == "all" and self.head == "biattentive":
             yield "task.layers", "a biattentive head reads the embeddings and the last layer: set it to last"
         elif self.layers == "all" and recipe.model.layer_mix:
             yield "task.layers", "a head reads either all layers or their mix (model.layer_mix): set it to last"
-        if self.pooling == "concat" and not self.of_texts:
+        if self.pooling == "concat" and not of_texts:
             yield "task.pooling", "only the slots of a whole text are concatenated: set it to first or last"
         elif self.one_slot and self.pooling == "mean":
             yield "task.pooling", f"{self.one_slot} from one slot: set it to first or last"
@@ -274,8 +274,6 @@ class Paired(Headed, Delimited):
 
     both_orders: bool = False
     head_size: int = setting(300, AT_LEAST_ONE, needs("task.head", "biattentive"))
-
-    of_texts = True
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject both orders without a pooling."""
