@@ -40,7 +40,7 @@ from unicloze.comparison.runs import (
     scores_of,
 )
 from unicloze.comparison.table import PROBES, Comparison, ContestantResult, Spent, words_key
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError, UsageError, check_at_least
 from unicloze.files import CHECKPOINTS, InUse, hold, write_file
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import describe, longest_window
@@ -123,8 +123,7 @@ def compare_recipes(
 
     Several processes may call this for one folder: each run is done by one of them, and all return the same comparison.
     """
-    if seeds < 1:
-        raise UsageError(f"seeds is {seeds}: give 1 or more.")
+    check_at_least(1, seeds=seeds)
     recipes = contestants(names, like=like, overrides=overrides or {})
     _check_one_text(recipes)
     wanted = {"schema": SCHEMA, "recipes": [recipe.to_dict() for recipe in recipes], "budget": str(budget)}

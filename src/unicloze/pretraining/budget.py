@@ -121,7 +121,7 @@ def with_steps(recipe: Recipe, budget: Budget, cost: Cost, given: Collection[str
     warmup, decay = own.warmup_steps, None
     if "training.warmup_steps" not in given:
         warmup = min(warmup, max(1, steps // 10))
-    elif 0 < steps <= warmup:
+    elif 0 < steps < warmup:
         few = f"the budget {budget} allows recipe {recipe.name} only {steps:,} step{'s' * (steps > 1)}: lower it"
         raise UsageError(f"training.warmup_steps is {warmup:,}, but {few}, or raise the budget.")
     if own.decay_steps is not None:  # the same share of the steps
