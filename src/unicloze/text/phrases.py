@@ -6,6 +6,7 @@ FOLDER/phrases.json    their token ids and their origin
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -312,19 +313,15 @@ class _Text:
         self._has_letter = np.array([has_letter(text) for text in tokenizer.texts()])
 
     def __iter__(self) -> Iterator[tuple[Ids, Words, Flags]]:
-        part = 0
-        for shard in self._shards:
-            for starts, ends in _parts(shard):
-                part += 1
-                if (part - 1) % self._every:
-                    continue
-                bounds = zip(starts.tolist(), ends.tolist(), strict=True)
-                tokens = shard.tokens.ranges(starts, ends)
-                token_ids = np.concatenate([tokens[start:end] for start, end in bounds])
-                rows = np.repeat(np.arange(len(starts)), ends - starts)
-                words = Words.of(token_ids, rows, self._is_text[token_ids], self._vocabulary)
-                letters = np.logical_or.reduceat(self._has_letter[token_ids], words.starts)
-                yield token_ids, words, words.is_text & letters
+        parts = ((shard, *part) for shard in self._shards for part in _parts(shard))
+        for shard, starts, ends in itertools.islice(parts, None, None, self._every):
+            bounds = zip(starts.tolist(), ends.tolist(), strict=True)
+            tokens = shard.tokens.ranges(starts, ends)
+            token_ids = np.concatenate([tokens[start:end] for start, end in bounds])
+            rows = np.repeat(np.arange(len(starts)), ends - starts)
+            words = Words.of(token_ids, rows, self._is_text[token_ids], self._vocabulary)
+            letters = np.logical_or.reduceat(self._has_letter[token_ids], words.starts)
+            yield token_ids, words, words.is_text & letters
 
 
 def _parts(shard: TokenShard) -> Iterator[tuple[Int64s, Int64s]]:
