@@ -38,6 +38,7 @@ from unicloze.interop.read import open_model
 from unicloze.progress import say
 from unicloze.recipes import load_recipe, save_recipe
 from unicloze.recipes.validation import validate
+from unicloze.records.record import Record
 from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import resolved
@@ -427,7 +428,7 @@ class _Run(RunProcess):
             answers = [one["prediction"] for one in predictions]
             error = scores.headline_error(answers, records, self.recipe) or 0.0
         if better := self._compare(Evaluation(step, value, error, loss), results):
-            self._keep_best(recipe, predictions)
+            self._keep_best(recipe, predictions, records)
         threshold = getattr(recipe.task, "no_answer_threshold", None)
         self.ledger.write(  # only now: a resumed run assumes that recorded evaluations are saved
             "evaluate",
@@ -459,15 +460,14 @@ class _Run(RunProcess):
             if step is None or path.name != checkpoint_name(step):
                 shutil.rmtree(path)
 
-    def _keep_best(self, recipe: Recipe, predictions: Sequence[Prediction]) -> None:
-        assert self.measured is not None
+    def _keep_best(self, recipe: Recipe, predictions: Sequence[Prediction], records: Sequence[Record]) -> None:
         folder = self.out / BEST
         more = [folder / name for name in OF_THE_BEST]
         if self.world.first:
             folder.mkdir(exist_ok=True)
             save_recipe(recipe, folder / RECIPE)
-            answered = scores.with_references(predictions, self.measured.records, self.recipe.task)
-            shown = scores.samples(answered, self.measured.records, self.recipe.task)
+            answered = scores.with_references(predictions, records, self.recipe.task)
+            shown = scores.samples(answered, records, self.recipe.task)
             for file, lines in zip(more, (answered, shown), strict=True):
                 replace_file(file, as_json_lines(lines))
         self.write_checkpoint(BEST, [], folder / RECIPE, self._facts(), keep=2, more=more)  # two until saved

@@ -337,7 +337,7 @@ def _measuring(recipe: Recipe, name: str | None, options: Mapping[str, str]) -> 
     def wanted(names: Sequence[str]) -> list[str]:
         return measurable(names) if name is None else [name]
 
-    task: Any = recipe.task
+    task = recipe.task
     if has_parts(task):
         entries = zip(task.parts, parts_of(task), strict=True)
         task = dataclasses.replace(task, parts=[{**entry, "metrics": wanted(part.metrics)} for entry, part in entries])

@@ -146,8 +146,7 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     recipe = recipe if lineage is None else as_prepared(recipe, lineage)
     training = recipe.training
     if checkpoint is None:
-        precision: Any = world.only_first(lambda: choose_precision(training, choose_device(training)))
-        return with_precision(recipe, precision)
+        return with_precision(recipe, world.only_first(lambda: choose_precision(training, choose_device(training))))
     former = load_recipe(checkpoint.path / RECIPE)
     if lineage is not None:  # the fingerprint decides whether the data are the same
         former = as_prepared(former, lineage)
