@@ -87,19 +87,16 @@ class History:
     def _begin(self, event: Event) -> None:
         """Handle a start: drop what earlier processes did after the checkpoint from which this one resumes."""
         resumed = _CHECKPOINT.fullmatch(str(event.get("resumed_from")))
-        self._forget(int(resumed[1]) if resumed else -1)
-        if not resumed:
-            self.decays = []
-        self.start = event
-        self.processes += 1
-
-    def _forget(self, first: int) -> None:
-        """Drop what was done after a step."""
+        first = int(resumed[1]) if resumed else -1
         for kept in (self.steps, self.evaluations, self.samples):
             for step in [step for step in kept if step > first]:
                 del kept[step]
         if isinstance(ended := self.end.get("step"), int) and ended > first:
             self.end = {}
+        if not resumed:
+            self.decays = []
+        self.start = event
+        self.processes += 1
 
     @property
     def recipe(self) -> Event:
