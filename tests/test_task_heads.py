@@ -17,7 +17,7 @@ from recurrent_toys import recurrent_model
 from toys import random_windows, vocabulary
 from unicloze.errors import UsageError
 from unicloze.evaluation.metrics.labels import calibration
-from unicloze.example import Batch, Examples, Target, TargetBatch, collate
+from unicloze.example import Examples, Target, TargetBatch, collate
 from unicloze.finetuning.scores import measure
 from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
@@ -237,23 +237,22 @@ def lstm() -> RecurrentModel:
     return recurrent_model(targets=(), heads=HEADS, **LSTM)
 
 
-def batch() -> Batch:
+def classified() -> Examples:
+    """Four texts, read from left to right, with a label at the last slot of each."""
     windows = random_windows(4, 9, short=True)
-    examples = make_examples(
-        windows, vocabulary(), settings_of(name="causal", targets=["lm"], visibility="left_to_right")
-    )
+    objective = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
     label = Target(
         slots=(windows.lengths - 1)[:, None].astype(np.int32),
         labels=np.array([[0], [1], [2], [0]], np.int32),
         weights=np.ones((4, 1), np.float32),
     )
-    return collate(dataclasses.replace(examples, targets={"label": label}))
+    return dataclasses.replace(make_examples(windows, vocabulary(), objective), targets={"label": label})
 
 
 @pytest.mark.parametrize("make", [transformer, lstm])
 def test_a_head_reads_the_mix_by_hand(make: Any) -> None:
     model = make()
-    mix, head, made = model.layer_mix, model.task_head("label"), batch()
+    mix, head, made = model.layer_mix, model.task_head("label"), collate(classified())
     assert mix is not None and mix.s.tolist() == [0, 0, 0] and mix.gamma.item() == 1
     with torch.no_grad():
         mix.s.copy_(torch.tensor([0.5, -1.0, 2.0]))
@@ -270,7 +269,7 @@ def test_a_head_reads_the_mix_by_hand(make: Any) -> None:
 def test_only_the_mix_and_the_head_of_a_frozen_network_learn(make: Any) -> None:
     model = make()
     freeze(model, ["backbone"])
-    model.train()(batch())["label"].total.backward()
+    model.train()(collate(classified()))["label"].total.backward()
     learning = {name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()}
     head = "task_heads.label.output"
     assert learning == {"layer_mix.s", "layer_mix.gamma", f"{head}.weight", f"{head}.bias"}

@@ -40,11 +40,7 @@ class OutOfMemoryError(RuntimeError):
     (OSError(errno.ENOSPC, "No space left on device"), 1, "free some space"),
     (Exception("I/O error: No space left on device (os error 28)"), 1, "free some space"),
     (OSError(errno.EIO, "Input/output error", "disk"), 1, "disk: input/output error"),
-    (
-        ZeroDivisionError("division\nby zero"),
-        70,
-        "bug in unicloze: ZeroDivisionError: division by zero in test_terminal.py",
-    ),
+    (ZeroDivisionError("division\nby zero"), 70, "bug in unicloze: ZeroDivisionError: division by zero in test_terminal.py"),
 ], ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "")  # fmt: skip
 def test_every_error_is_one_sentence(
     error: BaseException, code: int, says: str, command: Command, monkeypatch: pytest.MonkeyPatch

@@ -521,9 +521,3 @@ def test_other_properties_of_a_mask_are_kept(tmp_path: Path) -> None:
     write_tokenizer(Tokenizer(backend), tmp_path, plain_format(Tokenizer(backend), 8), takes_segments=False)
     (mask,) = [added for added in read(tmp_path)[0]["added_tokens"] if added["content"] == "<mask>"]
     assert (mask["rstrip"], mask["lstrip"], mask["normalized"]) == (True, False, True)
-
-
-def test_text_of_any_script_is_written_as_it_is(tmp_path: Path) -> None:
-    own = Tokenizer.train(["été 東京"] * 3, TokenizerSettings(vocab_size=64, lowercase=False))
-    write_tokenizer(own, tmp_path, plain_format(own, 8), takes_segments=False)
-    assert "東" in (tmp_path / "tokenizer.json").read_text(encoding="utf-8")

@@ -148,9 +148,7 @@ def test_pretrain_refuses_what_the_prepared_data_is_not(
 
 def test_a_loaded_vocabulary_determines_whether_it_lower_cases(place: Path, tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
-    path.write_text(
-        "\n".join(["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PSEUDO]", "The", "the"]) + "\n"
-    )
+    path.write_text("[PAD]\n[unused1]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[PSEUDO]\nThe\nthe\n")
     overrides = {"data.corpus": str(place / "corpus"), "tokenizer.path": str(path)}
     tokenizer = verbs.prepare("quickstart", tmp_path / "prepared", quiet=True, overrides=overrides).tokenizer
     assert tokenizer.tokens(tokenizer.encode("The the")) == ["The", "the"]
@@ -220,10 +218,8 @@ def test_a_run_is_not_lost_by_another_corpus(place: Path, tmp_path: Path) -> Non
 def test_what_a_loaded_tokenizer_prepared_has_no_settings_of_training(prepared: Path, place: Path) -> None:
     again = {"data.corpus": str(place / "corpus"), "tokenizer.path": str(prepared / "tokenizer.json")}
     data = verbs.prepare(out=place / "loaded", quiet=True, overrides=again).folder
-    with pytest.raises(
-        UsageError, match=r"tokenizer\.kind applies to training a tokenizer, but data\.prepared .* a loaded one"
-    ):
-        given = {"data.prepared": str(data), "tokenizer.kind": "bpe"}
+    given = {"data.prepared": str(data), "tokenizer.kind": "bpe"}
+    with pytest.raises(UsageError, match=r"tokenizer\.kind applies to training .*, but data\.prepared .* a loaded one"):
         verbs.pretrain("quickstart", place / "no", toy=True, quiet=True, overrides=given)
 
 
@@ -347,9 +343,7 @@ def test_a_corpus_too_small_to_measure_is_reported_and_has_no_perplexity(
 def test_what_is_held_out_may_be_too_short_for_a_window(tmp_path: Path) -> None:
     (tmp_path / "tiny.txt").write_text("hello world\n", encoding="utf-8")
     overrides = {"data.corpus": str(tmp_path / "tiny.txt")}
-    with pytest.warns(
-        UserWarning, match="too small to hold anything out: the perplexity will be measured on the training text"
-    ):
+    with pytest.warns(UserWarning, match="the perplexity will be measured on the training text"):
         result = verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=overrides)
     assert result.part == "training-text"
 

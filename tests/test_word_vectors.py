@@ -53,27 +53,24 @@ def test_words_of_the_vocabulary_take_their_vectors_and_the_rest_stays(
         assert torch.equal(row, wanted), number
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    (line("katze", 1) + line("new", 1, 31), r"line 2: a line must be a word and 32 numbers"),
-    ("400000 32\n" + line("katze", 1), r"line 1: a line must be a word and 32 numbers"),
-    (line("x", 1) + line("katze", 1).replace("1", "one", 1), r"line 2: a number is not finite or not a number"),
-    (line("katze", float("nan")), r"line 1: a number is not finite"),
-    (line("xyz", 1), r"has no word of the vocabulary"),
-    ("", r"has no word of the vocabulary"),
-    ("a" * (2**20 + 1), r"line 1: it has more than 1,048,576 bytes"),
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("v.txt", line("katze", 1) + line("new", 1, 31), r"line 2: a line must be a word and 32 numbers"),
+    ("v.txt", "400000 32\n" + line("katze", 1), r"line 1: a line must be a word and 32 numbers"),
+    ("v.txt", line("x", 1) + line("katze", 1).replace("1", "one", 1), r"line 2: a number is not finite or not a number"),
+    ("v.txt", line("katze", float("nan")), r"line 1: a number is not finite"),
+    ("v.txt", line("xyz", 1), r"has no word of the vocabulary"),
+    ("v.txt", "", r"has no word of the vocabulary"),
+    ("v.txt", "a" * (2**20 + 1), r"line 1: it has more than 1,048,576 bytes"),
+    ("none.txt", None, r"is .*none\.txt, which does not exist: give"),
+    ("cut.gz", gzip.compress(line("katze", 0.5).encode() * 99)[:-12], r"cut\.gz is cut off or damaged"),
 ])  # fmt: skip
-def test_a_malformed_file_is_refused_with_its_line(content: str, said: str, start: Any, tmp_path: Path) -> None:
-    (tmp_path / "vectors.txt").write_text(content)
+def test_a_malformed_file_is_refused(
+    name: str, content: str | bytes | None, said: str, start: Any, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UniclozeError, match=said):
-        start_from_vectors(start.model, start.tokenizer, tmp_path / "vectors.txt")
-
-
-def test_a_missing_or_damaged_file_is_refused(start: Any, tmp_path: Path) -> None:
-    with pytest.raises(UniclozeError, match=r"is .*none\.txt, which does not exist: give"):
-        start_from_vectors(start.model, start.tokenizer, tmp_path / "none.txt")
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(line("katze", 0.5).encode() * 99)[:-12])
-    with pytest.raises(UniclozeError, match=r"cut\.gz is cut off or damaged"):
-        start_from_vectors(start.model, start.tokenizer, tmp_path / "cut.gz")
+        start_from_vectors(start.model, start.tokenizer, tmp_path / name)
 
 
 def test_a_missing_file_is_refused_before_the_text_is_prepared(tmp_path: Path) -> None:

@@ -175,26 +175,25 @@ def test_a_picture_replaces_pictures_of_unicloze_only(tmp_path: Path, name: str)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_report_replaces_reports_only(tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
-    page.write_text("<html>my own</html>")
-    for run, out in ((tmp_path, None), (tmp_path / "run", page)):
-        with pytest.raises(UniclozeError, match=r"report\.html is not a page of unicloze and would be replaced"):
-            verbs.report(run, out)
-    assert page.read_text() == "<html>my own</html>"
+def compared(folder: Path) -> object:
+    return compare_recipes(["quickstart"], folder, budget=Budget.parse("steps=1"), seeds=1)
 
 
-@pytest.mark.parametrize("name", ["table.md", "index.html"])
-def test_a_comparison_leaves_pages_of_the_user_alone(tmp_path: Path, name: str) -> None:
+def of_several_seeds(folder: Path) -> object:
+    return finetune_seeds(load_recipe("classification"), None, folder / "train.jsonl", None, folder, seeds=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "write", "says"), [
+    ("report.html", verbs.report, "is not a page of unicloze and would be replaced"),
+    ("report.html", lambda folder: verbs.report(folder / "run", folder / "report.html"), "is not a page of unicloze"),
+    ("table.md", compared, "was not written by a comparison and would be replaced"),
+    ("index.html", compared, "was not written by a comparison and would be replaced"),
+    ("results.json", of_several_seeds, "which no run of several seeds wrote"),
+])  # fmt: skip
+def test_pages_and_results_of_the_user_stay(
+    tmp_path: Path, name: str, write: Callable[[Path], object], says: str
+) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UsageError, match=f"{name} was not written by a comparison and would be replaced"):
-        compare_recipes(["quickstart"], tmp_path, budget=Budget.parse("steps=1"), seeds=1)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
-
-
-def test_runs_of_several_seeds_leave_results_of_the_user_alone(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text("mine")
-    recipe, place = load_recipe("classification"), tmp_path / "train.jsonl"
-    with pytest.raises(UsageError, match=r"holds results\.json, which no run of several seeds wrote"):
-        finetune_seeds(recipe, None, place, None, tmp_path, seeds=2)  # type: ignore[arg-type]
-    assert (tmp_path / "results.json").read_text() == "mine"
+    with pytest.raises(UniclozeError, match=f"{name}.* {says}"):
+        write(tmp_path)
+    assert (tmp_path / name).read_text() == "mine"
