@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import toys
 import unicloze
 from conftest import slow_except
 from decoding_toys import TEXT, loaded, roberta_like
@@ -30,10 +31,7 @@ from unicloze.settings import ModelSettings, Recipe, UseSettings
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("unicloze.hf")
 
-SHAPE: dict[str, Any] = dict(
-    hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, dropout=0.0, attention_dropout=0.0,
-    initializer_range=0.15, vocab_size=50, max_positions=40, eos_token_id=4, bos_token_id=3, mask_token_id=5,
-)  # fmt: skip
+SHAPE = toys.SHAPE | dict(vocab_size=50, max_positions=40, eos_token_id=4, bos_token_id=3, mask_token_id=5)
 WRITES: dict[str, Any] = dict(predicts="pseudo", pseudo_token_id=6)
 
 

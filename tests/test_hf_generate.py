@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import nlu_toys
+import toys
 from conftest import slow_except
 from decoding_toys import loaded
 from hf_toys import padded, slots_batch
@@ -62,13 +63,10 @@ def _silence() -> Any:
 
 def writer(**settings: Any) -> Any:
     """A model with weights large enough for texts to differ, with [EOS] likely enough to occur."""
-    shape: dict[str, Any] = dict(
-        hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, dropout=0.0, attention_dropout=0.0,
-        initializer_range=0.3, vocab_size=50, max_positions=40, eos_token_id=EOS, bos_token_id=3, pad_token_id=0,
-        pseudo_token_id=PSEUDO, relative_bias=False,
-    )  # fmt: skip
+    tokens = dict(vocab_size=50, eos_token_id=EOS, bos_token_id=3, pad_token_id=0, pseudo_token_id=PSEUDO)
+    shape = toys.SHAPE | dict(max_positions=40, initializer_range=0.3, relative_bias=False)
     torch.manual_seed(3)
-    model = hf.UniclozeForConditionalGeneration(hf.UniclozeConfig(**(shape | settings))).eval()
+    model = hf.UniclozeForConditionalGeneration(hf.UniclozeConfig(**shape | tokens | settings)).eval()
     with torch.no_grad():
         model.backbone.embeddings.positions.weight.mul_(4)
         model.token_head.bias[EOS] += 1.2

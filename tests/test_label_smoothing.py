@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import nlu_toys
+import toys
 from toys import random_windows, vocabulary
 from unicloze.comparison.probes import open_probe
 from unicloze.errors import UsageError
@@ -25,10 +26,6 @@ from unicloze.settings import ModelSettings
 from unicloze.training.loading import ready_model
 
 SMOOTHING = 0.3
-SHAPE = ModelSettings(
-    hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64, dropout=0.0, attention_dropout=0.0,
-    initializer_range=0.15,
-)  # fmt: skip
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "unilmv2": {"targets": ["ae", "par"]},
     "spanbert": {"name": "masked", "targets": ["ae", "sbo"]},
@@ -55,7 +52,7 @@ def logits_of(model: Model, batch: Batch, name: str) -> Tensor:
 @pytest.mark.parametrize("mode", ["training", "evaluation"])
 def test_every_predicted_token_is_smoothed_in_training_and_none_in_evaluation(name: str, mode: str) -> None:
     objective = settings_of(**OBJECTIVES[name])
-    shape = dataclasses.replace(SHAPE, generator_size=0.5) if name == "electra" else SHAPE
+    shape = ModelSettings(**toys.SHAPE, generator_size=0.5 if name == "electra" else 0.0)
     model = build(shape, vocab_size=50, max_positions=40, targets=objective.targets)
     model.initialize(0)
     for network in model.networks:
