@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from toys import random_windows
@@ -85,6 +86,18 @@ def with_our_weights(family: Family, model: UnifiedModel, peer: nn.Module, *, qu
     peer.load_state_dict({**peer.state_dict(), **theirs})
     assert sum(p.numel() for p in peer.parameters()) == sum(tensor.numel() for tensor in theirs.values())
     return table
+
+
+def same_there_and_back(folder: Path, model: UnifiedModel) -> None:
+    """The weights of a folder are our model's under other names, bit for bit, and come back."""
+    _, table = table_of(folder)
+    stored, ours = load_file(folder / "model.safetensors"), model.state_dict()
+    theirs = table.to_theirs(ours)
+    assert all(table.ignores(name) for name in stored.keys() - theirs.keys())
+    for name, tensor in theirs.items():
+        assert tensor.shape == stored[name].shape and torch.equal(tensor, stored[name]), name
+    again = dict(table.ours(theirs))
+    assert again.keys() == ours.keys() and all(torch.equal(again[name], tensor) for name, tensor in ours.items())
 
 
 def same_gradients(table: Table, model: nn.Module, peer: nn.Module) -> None:

@@ -18,6 +18,7 @@ import torch
 import nlu_toys
 import unicloze.finetuning.run as room
 from conftest import slow_except
+from hf_toys import same_bits, same_ends
 from nlu_toys import Killed, events_of, finetuned, resumed_alike
 from unicloze.errors import UniclozeError
 from unicloze.finetuning.run import FinetuneResult
@@ -82,12 +83,6 @@ def killed_at(owner: Any, name: str, when: Callable[..., bool] = lambda *_: True
         yield
 
 
-def same_weights(one: Path, other: Path) -> None:
-    """Two checkpoints have the same bits."""
-    mine, theirs = load_checkpoint(one).model, load_checkpoint(other).model
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize("place", ["_keep_best", "_save", "replace_file", "write"])
 def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
@@ -113,8 +108,8 @@ def test_a_kill_at_any_place_of_the_last_evaluation_changes_nothing(
     with pytest.warns(UserWarning, match="already fully trained"):
         assert tune("broken").best_step == 9
     for name in ("best", "checkpoints"):
-        (left,) = (tmp_path / "broken" / name).glob("step-*")
-        same_weights(tmp_path / "whole" / name / "step-00000009", left)
+        assert [path.name for path in (tmp_path / "broken" / name).glob("step-*")] == ["step-00000009"]
+        same_bits(*(load_checkpoint(tmp_path / run / name / "step-00000009") for run in ("whole", "broken")))
     assert len((tmp_path / "broken" / "dev_predictions.jsonl").read_text().splitlines()) == 9
 
 
@@ -270,7 +265,7 @@ def test_damaged_checkpoints_are_set_aside_and_rewritten(tune: Tune, tmp_path: P
     assert sorted(path.name for path in folder.iterdir()) == [
         "damaged-step-00000006", "damaged-step-00000009", "step-00000009",
     ]  # fmt: skip
-    same_weights(tune("whole").out / "checkpoints" / "step-00000009", folder / "step-00000009")
+    same_ends(tune("whole").out, tmp_path / "run")
 
 
 def weights_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
@@ -328,7 +323,7 @@ def test_a_resumed_run_averages_alike(
         steps = sorted(path.name for path in (tmp_path / "whole" / folder).glob("step-*"))
         assert steps == sorted(path.name for path in (tmp_path / "broken" / folder).glob("step-*"))
         for name in steps:
-            same_weights(tmp_path / "whole" / folder / name, tmp_path / "broken" / folder / name)
+            same_bits(*(load_checkpoint(tmp_path / out / folder / name) for out in ("whole", "broken")))
 
 
 def test_missing_weights_of_an_evaluation_are_refused(

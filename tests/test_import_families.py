@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from interop_toys import batch_of, labels_of, noise, save, table_of
+from interop_toys import batch_of, labels_of, noise, same_there_and_back, save, table_of
 from unicloze.errors import UniclozeError
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.family import OF_TRAINING, OF_WEIGHTS
@@ -136,16 +136,7 @@ def test_states_logits_and_gradients(pair: tuple[str, Path, Any, LoadedModel], t
 
 def test_there_and_back_is_the_same_bit_for_bit(pair: tuple[str, Path, Any, LoadedModel]) -> None:
     _, folder, _, loaded = pair
-    _, table = table_of(folder)
-    stored = load_file(folder / "model.safetensors")
-    ours = loaded.model.state_dict()
-    theirs = table.to_theirs(ours)
-    assert all(table.ignores(name) for name in stored.keys() - theirs.keys())
-    assert {name: tuple(t.shape) for name, t in theirs.items()} == {name: tuple(stored[name].shape) for name in theirs}
-    assert all(torch.equal(tensor, stored[name]) for name, tensor in theirs.items())
-    again = dict(table.ours(theirs))
-    assert again.keys() == ours.keys()
-    assert all(torch.equal(again[name], tensor) for name, tensor in ours.items())
+    same_there_and_back(folder, loaded.model)
 
 
 def test_written_as_a_checkpoint_of_ours_it_is_the_same(

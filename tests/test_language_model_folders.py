@@ -16,7 +16,7 @@ import language_model_toys as folders
 import nlu_toys
 import toys
 from corpora import write_corpus
-from interop_toys import same_gradients, table_of
+from interop_toys import same_gradients, same_there_and_back, table_of
 from unicloze import verbs
 from unicloze.decoding.embed import embed
 from unicloze.decoding.generate import generate
@@ -35,13 +35,6 @@ from unicloze.training.loading import LoadedModel, load_model
 from xl_toys import two_streams
 
 transformers = pytest.importorskip("transformers")
-
-
-def same_bits_there_and_back(folder: Path, loaded: LoadedModel) -> None:
-    _, table = table_of(folder)
-    stored, theirs = load_file(folder / "model.safetensors"), table.to_theirs(loaded.model.state_dict())
-    assert stored.keys() == theirs.keys()
-    assert all(torch.equal(tensor, stored[name]) for name, tensor in theirs.items())
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -66,7 +59,7 @@ def test_gpt2(tmp_path: Path, changes: dict[str, Any], training: bool) -> None:
     (loss.total / loss.weight).backward()
     expected.loss.backward()
     same_gradients(table_of(tmp_path)[1], loaded.model, peer)
-    same_bits_there_and_back(tmp_path, loaded)
+    same_there_and_back(tmp_path, loaded.model)
 
 
 def test_gpt2_of_the_hub(tmp_path: Path) -> None:
@@ -306,7 +299,7 @@ def test_xlnet(tmp_path: Path, training: bool) -> None:
     (loss.total / loss.weight).backward()
     answer.loss.backward()
     same_gradients(table_of(tmp_path)[1], loaded.model, peer)
-    same_bits_there_and_back(tmp_path, loaded)
+    same_there_and_back(tmp_path, loaded.model)
 
 
 def test_a_bare_xlnet_reads_texts(tmp_path: Path) -> None:
