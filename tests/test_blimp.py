@@ -6,10 +6,8 @@ import dataclasses
 import gzip
 import io
 import json
-import math
 import re
 import tarfile
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,12 @@ import numpy as np
 import pytest
 import torch
 
+import nlu_toys
 from corpora import write_corpus
 from decoding_toys import WORDS, loaded, one_by_one, with_next_token
-from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.blimp import (
     TIE,
-    BlimpResult,
     blimp,
     frequent_word_list,
     keep_known,
@@ -39,28 +36,13 @@ from unicloze.training.loading import LoadedModel
 Pairs = Iterable[tuple[str, str]]
 
 
-def lines(pairs: Pairs, uid: str, field: str = "syntax", term: str = "order") -> str:
-    return "".join(
-        json.dumps(
-            {
-                "sentence_good": good,
-                "sentence_bad": bad,
-                "UID": uid,
-                "field": field,
-                "linguistics_term": term,
-                "pairID": str(i),
-            }
-        )
-        + "\n"
-        for i, (good, bad) in enumerate(pairs)
-    )
+def record(good: str, bad: str, uid: str, field: str = "syntax", term: str = "order") -> dict[str, Any]:
+    return {"sentence_good": good, "sentence_bad": bad, "UID": uid, "field": field, "linguistics_term": term}
 
 
-def write_set(folder: Path, pairs: Pairs, uid: str, field: str = "syntax", term: str = "order") -> Path:
+def write_set(folder: Path, pairs: Pairs, uid: str, *groups: str) -> Path:
     folder.mkdir(exist_ok=True)
-    file = folder / f"{uid}.jsonl"
-    file.write_text(lines(pairs, uid, field, term), encoding="utf-8")
-    return file
+    return nlu_toys.write(folder / f"{uid}.jsonl", [record(good, bad, uid, *groups) for good, bad in pairs])
 
 
 def random_pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:
@@ -152,11 +134,9 @@ def test_ties_are_wrong_and_reported(tmp_path: Path) -> None:
 
 def test_orders_that_a_model_cannot_distinguish_are_ties(tmp_path: Path) -> None:
     model = loaded()
-    with torch.no_grad():
-        model.model.backbone.embeddings.positions.weight.zero_()
-    write_set(
-        tmp_path, [("the list of items", "items the of list"), ("return x , or not", "or not x , return")], "bags"
-    )
+    torch.nn.init.zeros_(model.model.backbone.embeddings.positions.weight)
+    pairs = [("the list of items", "items the of list"), ("return x , or not", "or not x , return")]
+    write_set(tmp_path, pairs, "bags")
     assert blimp(model, tmp_path, progress=False).ties == {"pseudo": 2}
 
 
@@ -183,33 +163,18 @@ def test_sentences_longer_than_the_model_reads_are_scored_in_parts(tmp_path: Pat
     assert result.accuracy == {"pseudo": 0.5} and result.ties == {"pseudo": 0}
 
 
-def test_a_model_of_random_weights_is_right_half_of_the_time(tmp_path: Path) -> None:
-    write_set(tmp_path, random_pairs(600, seed=5), "random")
-    result = blimp(loaded(), tmp_path, mode="both", progress=False)
-    for accuracy in result.accuracy.values():
-        assert accuracy == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(600))
-
-
-def test_results_print_and_serialise(sets: Path) -> None:
+def test_results_print_and_serialise(sets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = blimp(loaded(), sets, mode="both", progress=False)
-    assert isinstance(result, BlimpResult)
+    assert capsys.readouterr() == ("", "")
+    assert blimp(loaded(), sets, mode="both") == result, "a second run gives the same"
+    err = capsys.readouterr().err
+    assert all(re.search(rf"{name}: (\d+) of \1 tokens", err) for name in ("pseudo-log-likelihood", "chain rule"))
     data = json.loads(json.dumps(result.to_dict()))
     assert data["sets"][0]["name"] == "a_first" and data["model"] == "nowhere"
-    rows = [line.split() for line in str(result).splitlines()]
+    rows = [line.split() for line in str(result).splitlines() if line]
     percent = [f"{result.accuracy[measure]:.1%}" for measure in result.measures]
     assert ["overall", "3", *percent] in rows
-    assert [row[0] for row in rows if row][1:6] == ["morphology", "syntax", "agreement", "islands", "overall"]
-    assert blimp(loaded(), sets, mode="both", progress=False) == result, "a second run gives the same"
-
-
-def test_progress_is_shown_only_if_asked_for(sets: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blimp(loaded(), sets, mode="both", progress=False)
-    assert capsys.readouterr() == ("", "")
-    blimp(loaded(), sets, mode="both")
-    err = capsys.readouterr().err
-    assert re.search(r"pseudo-log-likelihood: (\d+) of \1 tokens", err) and re.search(
-        r"chain rule: (\d+) of \1 tokens", err
-    )
+    assert [row[0] for row in rows][1:6] == ["morphology", "syntax", "agreement", "islands", "overall"]
 
 
 def test_each_sequence_of_tokens_is_scored_once(sets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,39 +203,28 @@ def test_an_archive_equals_its_folder(sets: Path, tmp_path: Path, ending: str, m
     members = {f"data/{file.name}": file.read_bytes() for file in sets.iterdir()}
     archive = pack(tmp_path / f"all.{ending}", {"README": b"no set", "data/._a.jsonl": b"\0", **members}, mode)
     assert read_pairs(archive) == read_pairs(sets)
-    assert blimp(loaded(), archive, progress=False) == blimp(loaded(), sets, progress=False)
 
 
 def test_an_archive_is_never_unpacked(sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.chdir(empty)
-    archive = tmp_path / "evil.tar.gz"
-    good = lines(random_pairs(2), "good").encode()
-    with tarfile.open(archive, "w:gz") as tar:
-        for name, kind in (
-            ("link.jsonl", tarfile.SYMTYPE),
-            ("pipe.jsonl", tarfile.FIFOTYPE),
-            ("d.jsonl", tarfile.DIRTYPE),
-        ):
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = kind, str(sets / "a_first.jsonl")
+    good = {"../../a.jsonl": (sets / "a_first.jsonl").read_bytes(), "/b.jsonl": (sets / "b_second.jsonl").read_bytes()}
+    archive = pack(tmp_path / "evil.tar", good, "w")
+    with tarfile.open(archive, "a") as tar:
+        for name, kind in (("link", tarfile.SYMTYPE), ("pipe", tarfile.FIFOTYPE), ("folder", tarfile.DIRTYPE)):
+            member = tarfile.TarInfo(f"{name}.jsonl")
+            member.type, member.linkname = kind, str(sets / "c_third.jsonl")
             tar.addfile(member)
-        for name in ("../../above.jsonl", "/absolute.jsonl"):
-            member = tarfile.TarInfo(name)
-            content = good.replace(b'"good"', json.dumps(name[-9:]).encode())
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
     before = sorted(tmp_path.rglob("*"))
-    assert [len(one.pairs) for one in read_pairs(archive)] == [2, 2], "regular members only"
+    assert [len(one.pairs) for one in read_pairs(archive)] == [7, 4], "regular members only"
     assert sorted(tmp_path.rglob("*")) == before and not list(empty.iterdir())
 
 
 def test_archives_far_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = lines(random_pairs(50), "big").encode()
-    archive = pack(tmp_path / "big.tar.gz", {"./big.jsonl": content})
     folder = tmp_path / "folder"
-    write_set(folder, random_pairs(50), "big")
+    content = write_set(folder, random_pairs(50), "big").read_bytes()
+    archive = pack(tmp_path / "big.tar.gz", {"./big.jsonl": content})
     monkeypatch.setattr("unicloze.evaluation.blimp.LARGEST_FILE", len(content) - 1)
     for place in (archive, folder):
         with pytest.raises(UniclozeError, match=r"big\.jsonl"):
@@ -286,33 +240,26 @@ def test_archives_far_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.
 def test_a_damaged_archive_is_reported(sets: Path, tmp_path: Path) -> None:
     members = {file.name: file.read_bytes() for file in sets.iterdir()}
     whole = pack(tmp_path / "whole.tar.gz", members).read_bytes()
-    bare = gzip.decompress(whole)
+    places = range(24, len(whole), 29)
     damaged = {
-        "cut": whole[: len(whole) // 2],
-        "start": whole[:20],
         "header": whole[:5],
-        **{
-            f"flipped {at}": whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :] for at in range(24, len(whole), 29)
-        },
-        **{f"cut at {at}": whole[:at] for at in range(10, len(whole), 29)},
+        **{f"flipped {at}": whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :] for at in places},
+        **{f"cut at {at}": whole[:at] for at in (10, 20, *places)},
         "no archive": b"no archive at all " * 100,
         "nothing": b"",
-        "inner": gzip.compress(bare[:1500]),
+        "inner": gzip.compress(gzip.decompress(whole)[:1500]),
     }
     for name, content in damaged.items():
-        archive = tmp_path / "damaged.tar.gz"
-        archive.write_bytes(content)
-        try:
+        (archive := tmp_path / "damaged.tar.gz").write_bytes(content)
+        with pytest.raises(UniclozeError, match=r"damaged\.tar\.gz") as refused:
             read_pairs(archive)
-        except UniclozeError as error:
-            assert "damaged.tar.gz" in str(error) and "\n" not in str(error), name
-        else:
             pytest.fail(f"{name}: not noticed")
+        assert "\n" not in str(refused.value), name
 
 
 def damaged(**changes: Any) -> str:
-    record = json.loads(lines([("the list", "list the")], "some_set")) | changes
-    return json.dumps({key: value for key, value in record.items() if value is not ...})
+    fields = record("the list", "list the", "some_set") | changes
+    return json.dumps({key: value for key, value in fields.items() if value is not ...})
 
 
 @pytest.mark.parametrize(("line", "says"), [
@@ -346,8 +293,7 @@ def test_folders_without_sets_are_reported(tmp_path: Path) -> None:
     file = write_set(tmp_path, [], "empty")
     with pytest.raises(UniclozeError, match=r"empty\.jsonl has no pairs"):
         read_pairs(tmp_path)
-    file.write_text(lines([("a", "b")], "twice"))
-    write_set(tmp_path, [("a", "b")], "twice")
+    file.write_bytes(write_set(tmp_path, [("a", "b")], "twice").read_bytes())
     with pytest.raises(UniclozeError, match=r"twice\.jsonl is a second file of the set twice"):
         read_pairs(tmp_path)
 
@@ -381,15 +327,15 @@ def test_a_filter_keeps_pairs_of_known_words(tmp_path: Path) -> None:
     words.write_text("state\nthe\nlist\na\n")
     limited = blimp(prefers("list"), tmp_path, filter_by=words, limit=1, progress=False)
     assert (limited.pairs, limited.filtered) == (2, 0)
+    words.write_text("zebra\n")
+    with pytest.raises(UniclozeError, match="leaves no pair"):
+        blimp(loaded(), tmp_path, filter_by=words, progress=False)
 
 
 def test_invalid_word_lists(tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
-    for content, says in (
-        (b"one\ntwo words\n", "words.txt, line 2 has several"),
-        (b"\n", "no word"),
-        (b"\xff", "not UTF-8"),
-    ):
+    bad = {b"one\ntwo words\n": "words.txt, line 2 has several", b"\n": "no word", b"\xff": "not UTF-8"}
+    for content, says in bad.items():
         words.write_bytes(content)
         with pytest.raises(UniclozeError, match=says):
             listed_words(words)
@@ -425,7 +371,6 @@ def test_the_corpus_of_a_prepared_folder_is_the_one_it_was_made_from(tmp_path: P
 
 @pytest.mark.parametrize(("settings", "arguments", "says"), [
     ({}, {"mode": "ae"}, "mode is 'ae': give one of pseudo, chain, both"),
-    ({}, {"limit": 0}, "limit is 0"),
     ({}, {"batch_size": 0}, "batch_size is 0"),
     ({"targets": ["ae"]}, {"mode": "chain"}, "by the chain rule, which `chain` asks for: ask for `pseudo`"),
     ({"targets": ["ae"]}, {"mode": "both"}, "which `chain` asks for"),
@@ -452,17 +397,3 @@ def test_all_of_blimp_is_read(shared_data: Path) -> None:
     }  # fmt: skip
     pairs = [pair for one in sets for pair in one.pairs]
     assert sum(good == bad for good, bad in pairs) == 7, "a few of BLiMP's pairs have two identical sentences"
-
-
-@pytest.mark.whole
-def test_a_model_of_random_weights_knows_no_grammar(shared_data: Path, tmp_path: Path) -> None:
-    write_corpus(tmp_path / "text")
-    run = tmp_path / "run"
-    overrides = {"data.corpus": [str(tmp_path / "text")], "training.learning_rate": 1e-9, "data.window": 64}
-    verbs.pretrain("quickstart", run, toy=True, quiet=True, overrides=overrides)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = verbs.evaluate_blimp(run, shared_data / "blimp" / "blimp.tar.gz", limit=10, mode="both", quiet=True)
-    assert len(result.sets) == 67 and result.pairs + result.unknown == 670
-    for accuracy in result.accuracy.values():
-        assert 0.35 < accuracy < 0.65
