@@ -1,4 +1,4 @@
-"""Causal and bidirectional language models: rows by hand, what is predicted, local layers."""
+"""Causal and bidirectional language models: rows by hand, and what is predicted."""
 
 from __future__ import annotations
 
@@ -31,27 +31,21 @@ def two_texts() -> Windows:
     return windows_of(segments, vocabulary(), keys=keyed.key(0, 0, np.arange(2)))
 
 
-def test_a_row_from_left_to_right() -> None:
-    examples = causal(two_texts(), vocabulary(), LEFT_TO_RIGHT)
+def test_rows_of_two_texts() -> None:
+    examples, mirrored = (causal(two_texts(), vocabulary(), one) for one in (LEFT_TO_RIGHT, RIGHT_TO_LEFT))
     assert examples.input_ids.tolist() == [[SOS, 11, 12, EOS, 13, EOS], [SOS, 14, EOS, PAD, PAD, PAD]]
     assert examples.segment_ids.tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6]
     assert examples.position_ids.tolist() == [[0, 1, 2, 3, 4, 5]] * 2
     assert examples.lengths.tolist() == examples.text_tokens.tolist() == [6, 3]
-    lm = examples.targets["lm"]
-    assert (lm.slots.tolist()[0], lm.labels.tolist()[0]) == ([0, 1, 2, 3, 4], [11, 12, EOS, 13, EOS])
-    assert (lm.slots.tolist()[1][:2], lm.labels.tolist()[1][:2]) == ([0, 1], [14, EOS])
-    assert lm.weights.tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
-    assert lm.normaliser == 7
+    lm, back = examples.targets["lm"], mirrored.targets["lm"]
+    assert (lm.slots[0].tolist(), lm.labels[0].tolist()) == ([0, 1, 2, 3, 4], [11, 12, EOS, 13, EOS])
+    assert (lm.slots[1, :2].tolist(), lm.labels[1, :2].tolist()) == ([0, 1], [14, EOS])
+    assert (back.slots[0].tolist(), back.labels[0].tolist()) == ([1, 2, 3, 4, 5], [SOS, 11, 12, EOS, 13])
+    assert (back.slots[1, :2].tolist(), back.labels[1, :2].tolist()) == ([1, 2], [SOS, 14])
+    assert lm.weights.tolist() == back.weights.tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]] and lm.normaliser == 7
     assert picture(examples.visible(1)) == ["100", "110", "111"]
+    assert picture(mirrored.visible(1)) == ["111", "011", "001"]
     assert examples.local is None
-
-
-def test_a_row_from_right_to_left_is_the_mirror_image() -> None:
-    examples = causal(two_texts(), vocabulary(), RIGHT_TO_LEFT)
-    lm = examples.targets["lm"]
-    assert (lm.slots.tolist()[0], lm.labels.tolist()[0]) == ([1, 2, 3, 4, 5], [SOS, 11, 12, EOS, 13])
-    assert (lm.slots.tolist()[1][:2], lm.labels.tolist()[1][:2]) == ([1, 2], [SOS, 14])
-    assert picture(examples.visible(1)) == ["111", "011", "001"]
 
 
 @pytest.mark.parametrize("settings", [LEFT_TO_RIGHT, RIGHT_TO_LEFT], ids=lambda settings: settings.visibility)
@@ -76,19 +70,6 @@ def test_segments_may_be_named() -> None:
         assert named.segment_ids.tolist()[0] == expected
 
 
-def test_local_layers_carry_a_token_no_further_than_their_bands_together() -> None:
-    width, layers = 2, 3
-    model = toys.model(num_layers=layers, layer_visibility=["local"])
-    settings = dataclasses.replace(LEFT_TO_RIGHT, local_width=width)
-    windows = random_windows(1, 20, seed=11)
-    with torch.no_grad():
-        before = model.logits(collate(causal(windows, vocabulary(), settings)))["lm"][0]
-        windows.token_ids[0, 4] = toys.FIRST_ORDINARY if windows.token_ids[0, 4] != toys.FIRST_ORDINARY else 8
-        after = model.logits(collate(causal(windows, vocabulary(), settings)))["lm"][0]
-    changed = [slot for slot in range(19) if not torch.equal(before[slot], after[slot])]
-    assert changed == list(range(4, 4 + layers * width + 1))
-
-
 def test_the_chain_rule_costs_what_training_does() -> None:
     """Its predictions of text tokens are those of the training rows, which also predict special tokens."""
     windows, model = random_windows(8, 24, short=True, seed=6), toys.model()
@@ -106,31 +87,19 @@ def test_the_chain_rule_costs_what_training_does() -> None:
         assert costs[0] == pytest.approx({place: costs[1][place] for place in costs[0]}, abs=1e-5)
 
 
-def test_a_row_is_the_text_forward_and_then_backward() -> None:
-    segments = [[np.array([11, 12])], [np.array([14])]]
-    examples = make_examples(windows_of(segments, vocabulary(), keys=keyed.key(0, np.arange(2))), vocabulary(), BOTH)
-    assert examples.input_ids.tolist() == [
-        [SOS, 11, 12, EOS, SOS, 11, 12, EOS],
-        [SOS, 14, EOS, SOS, 14, EOS, PAD, PAD],
-    ]
-    assert examples.position_ids[0].tolist() == [0, 1, 2, 3] * 2
-    assert examples.lengths.tolist() == [8, 6] and examples.text_tokens.tolist() == [4, 3]
-    lm, back = examples.targets["lm"], examples.targets["lm_back"]
-    assert (lm.slots[0].tolist(), lm.labels[0].tolist()) == ([0, 1, 2], [11, 12, EOS])
-    assert (back.slots[0].tolist(), back.labels[0].tolist()) == ([5, 6, 7], [SOS, 11, 12])
-    assert (back.slots[1, :2].tolist(), back.labels[1, :2].tolist(), back.weights[1].tolist()) == (
-        [4, 5], [SOS, 14], [1, 1, 0],
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_the_losses_are_those_of_two_causal_models(recurrent: bool) -> None:
+    """Its rows are the text forward and then backward."""
     windows = random_windows(6, 12, short=True, seed=3)
-    model: Any = recurrent_model(targets=("lm", "lm_back"), directions="both", projection=True, intermediate_size=16)
-    if not recurrent:
-        model = toys.model(targets=("lm", "lm_back"))
+    model: Any = toys.model(targets=("lm", "lm_back"))
+    if recurrent:
+        more: dict[str, Any] = {"directions": "both", "projection": True, "intermediate_size": 16}
+        model = recurrent_model(targets=("lm", "lm_back"), **more)
+    examples = make_examples(windows, vocabulary(), BOTH)
+    assert examples.lengths.tolist() == (2 * windows.lengths).tolist()
+    assert examples.text_tokens.tolist() == windows.lengths.tolist()
     with torch.no_grad():
-        both = model.eval()(collate(make_examples(windows, vocabulary(), BOTH)))
+        both = model.eval()(collate(examples))
         for name, settings in {"lm": LEFT_TO_RIGHT, "lm_back": RIGHT_TO_LEFT}.items():
             alone = model(collate(make_examples(windows, vocabulary(), settings)))["lm"]
             assert both[name].weight == alone.weight
