@@ -24,14 +24,11 @@ from unicloze.recipes import load_recipe
 from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS
-from unicloze.tasks.classification import alternating
 from unicloze.tasks.rows import lay_out
 from unicloze.training.checkpoint import load_checkpoint
 from unicloze.training.loading import LoadedModel, ready_model
 
 SIZE = 3
-
-
 PAIRS = [
     {"text": "anna sees berlin", "pair": "eva leaves dublin playing", "label": "yes"},
     {"text": "carl plays", "pair": "fargo", "label": "no"},
@@ -92,23 +89,14 @@ def test_the_network_by_hand_in_values_and_gradients(single: bool, training: boo
         if isinstance(module, nn.BatchNorm1d):
             module.momentum = None  # the mean of all batches
     draw = torch.Generator().manual_seed(1)
-    lengths = [(4, 2), (1, 5), (3, 3)] if not single else [(4, 4), (1, 1), (5, 5)]
-    given = [tuple(torch.randn(length, 5, generator=draw) for length in pair) for pair in lengths]
-    if single:
-        given = [(x, x) for x, _ in given]
-    texts, real = [], []
-    for side in range(2):
-        width = max(pair[side] for pair in lengths) + 1
-        padded = torch.full((len(given), width, 5), 7.0)
-        there = torch.zeros(len(given), width, dtype=torch.bool)
-        for row, pair in enumerate(given):
-            padded[row, : len(pair[side])], there[row, : len(pair[side])] = pair[side], True
-        texts.append(padded)
-        real.append(there)
-    if single:
-        texts[1], real[1] = texts[0], real[0]
-    found = made((texts[0], texts[1]), (real[0], real[1]), None)
-    wanted = torch.stack([by_hand(wanted_net, *pair) for pair in given])
+    sides = [[torch.randn(length, 5, generator=draw) for length in lengths] for lengths in ((4, 1, 3), (2, 5, 3))]
+    sides, texts, real = sides[: 1 if single else 2], [], []
+    for side in sides:
+        padded = nn.utils.rnn.pad_sequence(side, batch_first=True, padding_value=7.0)
+        texts.append(nn.functional.pad(padded, (0, 0, 0, 1), value=7.0))
+        real.append(torch.arange(texts[-1].shape[1]) < torch.tensor([[len(text)] for text in side]))
+    found = made((texts[0], texts[-1]), (real[0], real[-1]), None)
+    wanted = torch.stack([by_hand(wanted_net, *pair) for pair in zip(sides[0], sides[-1], strict=True)])
     for layer in wanted_net.maxouts:
         wanted = maxout_by_hand(layer, wanted)  # type: ignore[arg-type]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
@@ -158,12 +146,6 @@ def test_dropout_is_keyed() -> None:
     x, real = torch.randn(2, 3, 5), torch.ones(2, 3, dtype=torch.bool)
     once, again, other = (made((x, x), (real, real), DropoutKey(key)) for key in (1, 1, 2))
     assert torch.equal(once, again) and not torch.equal(once, other)
-
-
-def test_slots_of_two_texts_alternate() -> None:
-    assert alternating([3]) == [0, 1, 2]
-    assert alternating([2, 3]) == [0, 2, 1, 3, -1, 4]
-    assert alternating([3, 1]) == [0, 3, 1, -1, 2, -1]
 
 
 @pytest.fixture(scope="module")
@@ -223,34 +205,12 @@ def test_the_head_reads_embeddings_and_states_of_each_text_alone(pair: bool, cov
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_the_other_text_of_a_pair_changes_the_answer_and_no_other_record(cove: LoadedModel, tmp_path: Path) -> None:
-    recipe = task_of(cove)
-    model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).eval()
-    changed = [{**PAIRS[0], "pair": "eva leaves fargo playing"}, *PAIRS[1:]]
-    with torch.no_grad():
-        before, after = (
-            model.outputs(collate(rows_of(cove, recipe, records, tmp_path)))["label"][:, 0]  # type: ignore[operator]
-            for records in (PAIRS, changed)
-        )
-    assert not torch.allclose(before[0], after[0]) and torch.equal(before[1:], after[1:])
-
-
 def test_a_pair_fits_the_longest_row(cove: LoadedModel, tmp_path: Path) -> None:
     """Each text has both special tokens, one more than in a row that both share."""
     recipe = task_of(cove, task__max_length=12)
     with pytest.warns(UserWarning, match="longer"):
         examples = rows_of(cove, recipe, PAIRS, tmp_path)
     assert int(examples.lengths.max()) == 12
-
-
-def test_the_head_and_the_embeddings_learn(cove: LoadedModel, tmp_path: Path) -> None:
-    recipe = task_of(cove)
-    model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).train()
-    batch = collate(rows_of(cove, recipe, PAIRS, tmp_path))
-    model(batch, DropoutKey(1))["label"].total.backward()
-    learning = {name for name, weight in model.named_parameters() if weight.grad is not None}
-    of_head = {name for name, _ in model.named_parameters() if name.startswith("task_heads.label.")}
-    assert learning == {*of_head, "backbone.embeddings.tokens.weight"}
 
 
 def test_a_transformer_may_be_read_by_the_network_too(tmp_path: Path) -> None:
@@ -291,29 +251,13 @@ def test_its_operations_are_those_of_its_products(cove: LoadedModel) -> None:
 
 
 @pytest.mark.slow
-def test_the_head_memorises_pairs(cove: LoadedModel, tmp_path: Path) -> None:
-    recipe = task_of(cove)
-    model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).train()
-    batch = collate(rows_of(cove, recipe, PAIRS, tmp_path))
-    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.005)
-    for _ in range(60):
-        loss = model(batch)["label"].total / len(PAIRS)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.1
-
-
-@pytest.mark.slow
 def test_the_head_memorises_sentences_despite_dropout_and_knows_them_when_evaluated(
     cove: LoadedModel, tmp_path: Path
 ) -> None:
     """Thirty-two sentences with random labels: what it learned in training mode holds with the running statistics."""
     draw = np.random.default_rng(0)
-    words = ["anna", "sees", "berlin", "eva", "leaves", "dublin", "playing", "carl", "plays", "fargo"]
-    records = [
-        {"text": " ".join(draw.choice(words, size=8)), "label": ["no", "yes"][number % 2]} for number in range(32)
-    ]
+    labels = ["no", "yes"] * 16
+    records = [{"text": " ".join(draw.choice(nlu_toys.WORDS, size=8)), "label": label} for label in labels]
     recipe = task_of(cove, pair=False, task__head_size=16, task__head_dropout=0.1)
     model = ready_model(recipe, cove.model.vocab_size, torch.device("cpu")).train()
     batch = collate(rows_of(cove, recipe, records, tmp_path))
