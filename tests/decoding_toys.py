@@ -13,21 +13,18 @@ import numpy as np
 import tokenizers
 import torch
 
-import single_rows
 from objective_toys import rows_of, target_of
 from toys import model as toy_model
-from unicloze import objectives
 from unicloze.decoding.generate import generate_parts
 from unicloze.decoding.search import Hypothesis
-from unicloze.example import Examples, Target, collate
+from unicloze.example import collate
 from unicloze.model.model import UnifiedModel
-from unicloze.objectives import Objective, settings_of
+from unicloze.objectives import settings_of
 from unicloze.objectives.groups import PseudoToken
-from unicloze.settings import DataSettings, ObjectiveSettings, Recipe, TokenizerSettings, UseSettings
+from unicloze.settings import DataSettings, Recipe, TokenizerSettings, UseSettings
 from unicloze.tasks.rows import TextFormat
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.text.vocabulary import SPECIAL_TOKENS, Vocabulary
-from unicloze.text.windows import Windows
+from unicloze.text.vocabulary import SPECIAL_TOKENS
 from unicloze.training.loading import LoadedModel
 
 WORDS = [
@@ -37,6 +34,8 @@ WORDS = [
 PIECES = ["##ing", "##s", "##ed"]
 PUNCTUATION = list(".,!()-")
 TEXT = "the list of items is empty and not given to the value"
+CAUSAL: dict[str, Any] = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right"}
+"""Settings of a causal objective."""
 
 
 def generate_tokens(*arguments: Any, **settings: Any) -> list[list[Hypothesis]]:
@@ -187,44 +186,6 @@ def context(tokens: list[int], *, without: frozenset[int] = frozenset()) -> list
     """C: every slot reads all of C; positions in `without` are left out."""
     kept = [(token, position) for position, token in enumerate(tokens) if position not in without]
     return [Slot(token, position, reads=len(kept)) for token, position in kept]
-
-
-def next_token(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
-    """A minimal causal objective: every text token is predicted at the slot before it."""
-    rows, width = windows.token_ids.shape
-    row, position = np.nonzero(windows.maskable)
-    counts = windows.maskable.sum(axis=1)
-    rank = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
-    shape = rows, max(1, int(counts.max()))
-    slots, labels, weights = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-    slots[row, rank], labels[row, rank], weights[row, rank] = position - 1, windows.token_ids[row, position], 1
-    return rows_of(
-        windows.token_ids, np.tile(single_rows.left_to_right(width), (rows, 1, 1)),
-        {"lm": Target(slots=slots, labels=labels, weights=weights)}, lengths=windows.lengths,
-        segment_ids=windows.segment_ids, mutual=np.zeros(rows, dtype=np.int32),
-    )  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NextTokenSettings(ObjectiveSettings):
-    """Its settings: only those that all objectives share."""
-
-    name: str = "next-token"
-
-    known_targets = ("lm",)
-
-
-NEXT_TOKEN = Objective(
-    settings=NextTokenSettings,
-    make=lambda windows, vocabulary, settings, _: next_token(windows, vocabulary, settings),
-    causal=next_token,
-)
-
-
-def with_next_token(monkeypatch: Any) -> dict[str, Any]:
-    """Register that objective during a test and return the settings that name it."""
-    monkeypatch.setitem(objectives.OBJECTIVES._added, "next-token", NEXT_TOKEN)
-    return {"name": "next-token", "targets": ["lm"]}
 
 
 def plain_format(tokenizer: Tokenizer, longest: int, segments: tuple[int, int] = (0, 1)) -> TextFormat:

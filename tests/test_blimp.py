@@ -18,7 +18,7 @@ import torch
 
 import nlu_toys
 from corpora import write_corpus
-from decoding_toys import WORDS, loaded, one_by_one, with_next_token
+from decoding_toys import CAUSAL, WORDS, loaded, one_by_one
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.blimp import (
     TIE,
@@ -85,8 +85,8 @@ def test_accuracy_equals_that_of_a_scorer_of_one_mask_at_a_time(sets: Path) -> N
     assert result.measures == ["pseudo"]
 
 
-def test_a_causal_model_is_measured_by_the_chain_rule(sets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = loaded(**with_next_token(monkeypatch))
+def test_a_causal_model_is_measured_by_the_chain_rule(sets: Path) -> None:
+    model = loaded(**CAUSAL)
     result = blimp(model, sets, progress=False)
     assert result.measures == ["chain"]
     assert {one.name: one.accuracy["chain"] for one in result.sets} == pytest.approx(brute_force(model, sets, "chain"))

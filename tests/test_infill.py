@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoding_toys import Slot, byte_level, context, loaded, probabilities, roberta_like, with_next_token, wordpiece
+from decoding_toys import CAUSAL, Slot, byte_level, context, loaded, probabilities, roberta_like, wordpiece
 from unicloze.decoding import infill
 from unicloze.decoding.infill import FillResult, fill, filled_row
 from unicloze.decoding.inputs import logits_of
@@ -164,10 +164,10 @@ def test_the_first_part_that_defines_it_fills_by_confidence_if_it_has_no_ae() ->
 
 
 @pytest.mark.parametrize("order", [None, "span"])
-def test_a_causal_model_fills_no_masks(order: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = "next-token does not define filling masks, neither all at once nor in an order .confidence, left-to-right"
+def test_a_causal_model_fills_no_masks(order: str | None) -> None:
+    message = "causal does not define filling masks, neither all at once nor in an order .confidence, left-to-right"
     with pytest.raises(UsageError, match=message):
-        fill(loaded(**with_next_token(monkeypatch)), MASKED, order=order)  # type: ignore[arg-type]
+        fill(loaded(**CAUSAL), MASKED, order=order)  # type: ignore[arg-type]
 
 
 def test_special_tokens_are_never_predicted() -> None:

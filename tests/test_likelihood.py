@@ -12,7 +12,7 @@ import torch
 
 import decoding_toys
 import nlu_toys
-from decoding_toys import TEXT, Slot, byte_level, context, loaded, one_by_one, probabilities, with_next_token, wordpiece
+from decoding_toys import CAUSAL, TEXT, Slot, byte_level, context, loaded, one_by_one, probabilities, wordpiece
 from objective_toys import rows_of
 from toys import random_windows, vocabulary
 from unicloze.decoding import likelihood as module
@@ -98,21 +98,24 @@ def test_a_token_reads_nothing_right_of_it_in_the_chain_and_everything_in_the_ot
 
 
 @RELATIVE
-def test_a_causal_model_is_asked_for_the_next_token(relative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = loaded(relative=relative, **with_next_token(monkeypatch))
+def test_a_causal_model_is_asked_for_the_next_token(relative: bool) -> None:
+    model = loaded(relative=relative, **CAUSAL)
     texts = [TEXT, "the list zzz of , items", "play"]
     for text, result in zip(texts, score(model, texts), strict=True):
         expected = one_by_one(model, text, "chain")
         given = [math.nan if term is None else term for term in result.chain_per_token or []]
         np.testing.assert_allclose(given, expected, atol=1e-5)
         assert result.pseudo_log_likelihood is None and result.note is not None
-        assert "next-token does not define a pseudo-log-likelihood" in result.note and "mask rates" not in result.note
+        assert (
+            "the objective causal does not define a pseudo-log-likelihood" in result.note
+            and "mask rates" not in result.note
+        )
 
 
-def test_of_a_mixture_the_first_part_that_defines_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    masked, next_one = {"name": "masked", "targets": ["ae"]}, with_next_token(monkeypatch)
-    ae, chain = score(loaded(), [TEXT])[0].pseudo_per_token, score(loaded(**next_one), [TEXT])[0].chain_per_token
-    both = loaded(mixture=[{**next_one, "share": 1}, {**masked, "share": 3}, {"label": "third"}])
+def test_of_a_mixture_the_first_part_that_defines_it_answers() -> None:
+    masked = {"name": "masked", "targets": ["ae"]}
+    ae, chain = score(loaded(), [TEXT])[0].pseudo_per_token, score(loaded(**CAUSAL), [TEXT])[0].chain_per_token
+    both = loaded(mixture=[{**CAUSAL, "share": 1}, {**masked, "share": 3}, {"label": "third"}])
     (result,) = score(both, [TEXT])
     assert (result.pseudo_per_token, result.chain_per_token, result.note) == (ae, chain, None)
     (result,) = score(loaded(mixture=[masked, {"label": "second"}]), [TEXT])
