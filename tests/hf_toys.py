@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,18 @@ import torch
 from decoding_toys import loaded
 from objective_toys import rows_of, target_of
 from unicloze.example import Batch, collate
+from unicloze.interop.read import write_weights
 from unicloze.recipes import save_recipe
-from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
+from unicloze.training.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from unicloze.training.loading import LoadedModel, load_model
 
 
 def save_run(folder: Path, model: LoadedModel | None = None, **objective: Any) -> LoadedModel:
     """A run whose only checkpoint holds the given model, or one with random weights."""
-    model = model or loaded(**objective)
-    folder.mkdir(exist_ok=True)
+    model = dataclasses.replace(model or loaded(**objective), step=1)
+    write_weights(model, folder / "checkpoints" / "step-00000001")
     save_recipe(model.recipe, folder / "recipe.yaml")
     model.tokenizer.save(folder)
-    save_checkpoint(
-        folder / "checkpoints",
-        step=1,
-        model=model.model.state_dict(),
-        optimizers=[],
-        state={},
-        files=[folder / "recipe.yaml", folder / "tokenizer.json"],
-        keep=1,
-    )
     return load_model(folder)
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import nlu_toys
-from test_adaptation import on_disk, step_of
+from hf_toys import save_run
+from test_adaptation import step_of
 from test_finetuning_resume import files, stop_behind
 from toys import gradients_of
 from unicloze import keyed
@@ -176,7 +177,7 @@ def test_losses_and_gradients_of_a_task_are_those_by_hand(tmp_path: Path, kind: 
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A start model, and a teacher fine-tuned from it."""
     folder = tmp_path_factory.mktemp("taught")
-    start = on_disk(nlu_toys.start(), folder / "start")
+    start = save_run(folder / "start", nlu_toys.start())
     train, dev = files(folder)
     recipe = nlu_toys.recipe_for(start, "classification", **SHORT, training__seed=3)
     finetune_run(recipe, start, train, dev, folder / "teacher", progress=False)
