@@ -35,10 +35,11 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import ModelSettings, TrainingSettings
-from unicloze.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
 from unicloze.training.optimizers import build_optimizers
 
 CAUSAL = settings_of(name="causal", targets=["lm"], visibility="left_to_right")
+DIFFUSION = settings_of(name="masked_diffusion", targets=["diffusion"])
 SHARED = ["all", "attention", "feed_forward"]
 
 
@@ -86,27 +87,20 @@ def test_shared_layers_compute_what_equal_layers_do(share: Any) -> None:
 
 
 @pytest.mark.parametrize("share", SHARED)
-def test_shared_weights_are_held_once(share: Any, tmp_path: Path) -> None:
+def test_shared_weights_are_held_once(share: Any) -> None:
     model = toys.model(share_layers=share)
-    shared = [name for name in model.state_dict() if ".layers.1." in name or ".layers.2." in name]
-    assert {name.split(".")[3] for name in shared} == set(SUBLAYERS) - SHARED_SUBLAYERS[share]
-    storages = [tensor.data_ptr() for tensor in model.state_dict().values()]
-    assert len(set(storages)) == len(storages)
+    state = model.state_dict()
+    own = {name.split(".")[3] for name in state if ".layers.1." in name or ".layers.2." in name}
+    assert own == set(SUBLAYERS) - SHARED_SUBLAYERS[share]
+    assert len({tensor.data_ptr() for tensor in state.values()}) == len(state)
     for kind in ("adamw", "muon"):
         optimizers = build_optimizers(model, TrainingSettings(optimizer=kind))  # type: ignore[arg-type]
         held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-        assert (
-            sum(p.numel() for p in held)
-            == model.num_parameters()
-            == sum(t.numel() for t in model.state_dict().values())
-        )
         assert len({id(p) for p in held}) == len(held)
-    path = save_checkpoint(tmp_path, step=1, model=model.state_dict(), optimizers=[], state={}, files=[], keep=1)
-    other = UnifiedModel(model.settings, vocab_size=50, max_positions=40)
-    other.load_state_dict(load_checkpoint(path).model)
-    batch = masked_batch()
+        assert sum(p.numel() for p in held) == model.num_parameters() == sum(t.numel() for t in state.values())
+    other, batch = UnifiedModel(model.settings, vocab_size=50, max_positions=40), masked_batch()
+    other.load_state_dict(state)
     assert torch.equal(loss_of(other, batch), loss_of(model, batch))
-    assert other.backbone.layers[2].attention is other.backbone.layers[0].attention or share == "feed_forward"
 
 
 @pytest.fixture
@@ -146,24 +140,7 @@ def test_a_copy_shares_weights_only_among_its_own_layers() -> None:
     assert layers[2].feed_forward.inner.weight.dtype == torch.float64
 
 
-# Embeddings and heads
-
-
-def test_tables_that_are_left_out() -> None:
-    settings = dataclasses.replace(toys.model().settings, num_segments=0, positions="none", relative_bias=False)
-    model = UnifiedModel(settings, vocab_size=50, max_positions=40)
-    model.initialize(0)
-    assert {name for name in model.state_dict() if "embeddings" in name} == {
-        f"backbone.embeddings.{name}" for name in ("tokens.weight", "norm.weight", "norm.bias")
-    }
-    windows = random_windows(3, 12)
-    windows.segment_ids[:] = 9
-    batch = collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"])))
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
-    moved = dataclasses.replace(batch, input_ids=batch.input_ids[:, order])
-    with torch.no_grad():
-        states, elsewhere = model.backbone(batch)[-1], model.backbone(moved)[-1]
-    torch.testing.assert_close(states[:, order], elsewhere, atol=1e-5, rtol=1e-5)
+# How weights start
 
 
 def test_truncated_weights_have_the_moments_of_their_distribution() -> None:
@@ -191,109 +168,91 @@ def test_weights_into_the_residual_stream_start_smaller() -> None:
             assert float(parameter.detach().std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * parameter.numel()))
 
 
-# Visibility by layer
+@pytest.mark.parametrize(("heads", "both_ways"), [(6, True), (2, True), (4, False)])
+def test_the_relative_bias_may_start_at_the_neighbours(heads: int, both_ways: bool) -> None:
+    shape: dict[str, Any] = dict(hidden_size=48, num_layers=1, num_heads=heads, intermediate_size=48)
+    shape |= {} if both_ways else {"decoder_layers": 1}
+    positions, biases = torch.arange(9)[None], []
+    for start in ("zero", "neighbours"):
+        model = UnifiedModel(ModelSettings(relative_start=start, **shape), vocab_size=64, max_positions=16)
+        model.initialize(3)
+        (relative,) = [one for one in model.modules() if isinstance(one, RelativeBias) and one.both_ways == both_ways]
+        biases.append(relative(positions, positions)[0].detach())
+    raised, neighbours = biases[1] - biases[0], (-1, 1, -2, 2) if both_ways else (-1, -2)
+    expected = [torch.diag(torch.full((9 - abs(to),), 4.0), to) for to in neighbours[:heads]]
+    expected += [torch.zeros(9, 9)] * (heads - len(expected))
+    torch.testing.assert_close(raised, torch.stack(expected), atol=1e-6, rtol=0)
 
 
-def test_local_layers_need_a_definition_of_nearby_slots() -> None:
-    model = toys.model(layer_visibility=["full", "local"])
-    assert model.backbone.visibility == ["full", "local", "full"]
-    with pytest.raises(
-        UniclozeError, match=r"names 'local' but these rows define no local visibility: use objective\.name"
-    ):
-        model(masked_batch())
+def test_local_layers_need_rows_that_define_nearby_slots() -> None:
+    with pytest.raises(UniclozeError, match="names 'local' but these rows define no local visibility"):
+        toys.model(layer_visibility=["full", "local"])(masked_batch())
 
 
 # Which slots are computed
 
 
-@pytest.mark.parametrize("layer_visibility", [["full"], ["full", "local"], ["local", "full"]])
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_selecting_slots_early_or_late_changes_nothing(
-    layer_visibility: Any, norm: Any, monkeypatch: pytest.MonkeyPatch
+def same_results(results: list[list[Tensor | None]]) -> None:
+    for one, other in zip(*results, strict=True):
+        if one is not None:
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layer_visibility", [["full", "local"], ["local", "full"]])
+def test_selecting_slots_early_or_late_changes_nothing_beside_local_layers(
+    layer_visibility: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objective = dataclasses.replace(CAUSAL, local_width=3)
     batch = collate(causal(random_windows(5, 24, short=True), vocabulary(), objective))
-    results = []
+    results: list[list[Tensor | None]] = []
     for most in (0.0, 2.0):
         monkeypatch.setattr(planning, "MOST_SELECTED", most)
-        model = toys.model(layer_visibility=layer_visibility, norm=norm)
+        model = toys.model(layer_visibility=layer_visibility)
         model(batch)["lm"].total.backward()
         results.append([model.backbone(batch, select=True)[-1], *(p.grad for p in model.parameters())])
-    for late, early in zip(*results, strict=True):
-        if late is not None:
-            torch.testing.assert_close(late, early, atol=1e-4, rtol=1e-4)
+    same_results(results)
 
 
 def test_where_few_of_many_predictions_are_real_only_these_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of masked diffusion: one predicts at nearly all slots, others at hardly any."""
-    objective = settings_of(name="masked_diffusion", targets=["diffusion"])
-    batch = collate(make_examples(random_windows(6, 24), vocabulary(), objective))
+    batch = collate(make_examples(random_windows(6, 24), vocabulary(), DIFFUSION))
     (target,) = batch.targets.values()
     assert target.slots.numel() > 0.8 * batch.input_ids.numel() > (target.weights > 0).sum()
-    results = []
+    results: list[list[Tensor | None]] = []
     for most, late in ((0.8, True), (0.0, False)):
         monkeypatch.setattr(planning, "MOST_SELECTED", most)
         plan = planning.plan_attention(batch, None, [None], "sdpa", torch.float32, True)
         assert plan.late is late
         assert plan.selected is None or plan.selected.numel() == (target.weights > 0).sum()
         model = toys.model(targets=("diffusion",))
-        losses = model(batch)
-        losses["diffusion"].total.backward()
-        results.append([losses["diffusion"].total, *(p.grad for p in model.parameters())])
-    for one, other in zip(*results, strict=True):
-        if one is not None:
-            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        (loss,) = model(batch).values()
+        loss.total.backward()
+        results.append([loss.total, *(p.grad for p in model.parameters())])
+    same_results(results)
 
 
 @pytest.mark.parametrize("fixed_shape", [False, True])
 def test_rows_that_predict_nothing_cost_nothing(fixed_shape: bool) -> None:
     """A micro-batch without any mask, in rows of a fixed shape with room for many."""
-    objective = settings_of(name="masked_diffusion", targets=["diffusion"])
-    examples = make_examples(random_windows(2, 24), vocabulary(), objective)
+    examples = make_examples(random_windows(2, 24), vocabulary(), DIFFUSION)
     none = {name: dataclasses.replace(t, weights=0 * t.weights) for name, t in examples.targets.items()}
     model = toys.model(targets=("diffusion",))
-    losses = model(collate(dataclasses.replace(examples, targets=none), fixed_shape=fixed_shape))
-    losses["diffusion"].total.backward()
-    assert float(losses["diffusion"].total.detach()) == 0
+    (loss,) = model(collate(dataclasses.replace(examples, targets=none), fixed_shape=fixed_shape)).values()
+    loss.total.backward()
+    assert float(loss.total.detach()) == 0
     assert all(not parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
 
 
 def test_the_last_layer_computes_all_slots_where_nearly_all_predict() -> None:
     windows = random_windows(5, 24)
-    batches = {
-        "all": collate(causal(windows, vocabulary(), CAUSAL)),
-        "few": collate(unilmv2(windows, vocabulary(), settings_of(targets=["ae"]))),
-    }
-    plans = {
-        name: planning.plan_attention(batch, None, [None], "sdpa", torch.float32, True)
-        for name, batch in batches.items()
-    }
-    assert plans["all"].selected is None and plans["all"].last is plans["all"].buckets
-    assert plans["few"].selected is not None
-
-
-# The recipes
-
-
-@pytest.mark.parametrize(("heads", "both_ways"), [(6, True), (2, True), (4, False)])
-def test_the_relative_bias_may_start_at_the_neighbours(heads: int, both_ways: bool) -> None:
-    shape: dict[str, Any] = dict(hidden_size=48, num_layers=1, num_heads=heads, intermediate_size=48)
-    shape |= {} if both_ways else {"decoder_layers": 1}
-    positions = torch.arange(9)[None]
-    biases = []
-    for start in ("zero", "neighbours"):
-        model = UnifiedModel(ModelSettings(relative_start=start, **shape), vocab_size=64, max_positions=16)
-        model.initialize(3)
-        (relative,) = [one for one in model.modules() if isinstance(one, RelativeBias) and one.both_ways == both_ways]
-        biases.append(relative(positions, positions)[0].detach())
-    raised = biases[1] - biases[0]
-    neighbours = ((-1, 1, -2, 2) if both_ways else (-1, -2))[:heads]
-    for head in range(heads):
-        at_neighbour = torch.zeros(9, 9)
-        for query in range(9):
-            if head < len(neighbours) and 0 <= query + neighbours[head] < 9:
-                at_neighbour[query, query + neighbours[head]] = 4
-        assert torch.allclose(raised[head], at_neighbour, atol=1e-6)
+    nearly_all, few = (
+        planning.plan_attention(collate(examples), None, [None], "sdpa", torch.float32, True)
+        for examples in (
+            causal(windows, vocabulary(), CAUSAL),
+            unilmv2(windows, vocabulary(), settings_of(targets=["ae"])),
+        )
+    )
+    assert nearly_all.selected is None and nearly_all.last is nearly_all.buckets and few.selected is not None
 
 
 # Resuming
