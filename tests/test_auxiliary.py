@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-import unicloze.finetuning.data as task_data
 from nlu_toys import events_of, finetuned, resumed_alike, write
 from qa_toys import questions, recipe_for, small_model
-from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples
 from unicloze.finetuning.data import auxiliary_objective, finetuning_steps, open_records
@@ -43,10 +41,13 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return small_model(tmp_path_factory.mktemp("causal"), "gpt", **{"tokenizer.kind": "wordpiece"})
 
 
-def first_step(recipe: Recipe, start: LoadedModel, train: Path, device: str = "cpu") -> list[MicroBatch]:
-    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=3))
+def steps_of(
+    recipe: Recipe, start: LoadedModel, train: Path, count: int, first: int = 0, *own: Any
+) -> list[list[MicroBatch]]:
+    """The steps of a run of so many, from a step on."""
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=count))
     data = open_records(train, recipe, start.tokenizer)
-    return next(finetuning_steps(data, recipe, start.tokenizer.vocabulary, device, 0))
+    return list(finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", first, *own))
 
 
 def gradients(recipe: Recipe, start: LoadedModel, step: list[MicroBatch]) -> dict[str, torch.Tensor]:
@@ -58,22 +59,6 @@ def gradients(recipe: Recipe, start: LoadedModel, step: list[MicroBatch]) -> dic
         name: torch.zeros_like(weight) if weight.grad is None else weight.grad
         for name, weight in model.named_parameters()
     }
-
-
-def test_every_epoch_draws_new_masks(start: LoadedModel, tmp_path: Path) -> None:
-    train = write(tmp_path / "train.jsonl", questions())
-    recipe = recipe_for(
-        start, "squad-v2", finetuning__auxiliary={"ae": 0.5}, training__batch_size=16, task__format="jsonl"
-    )
-    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=2))
-    data = open_records(train, recipe, start.tokenizer)
-    steps = list(finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0))
-    texts, masked = [], []
-    for task, beside in steps:
-        order = np.lexsort(task.examples.input_ids.T)
-        texts.append(task.examples.input_ids[order])
-        masked.append(beside.examples.input_ids[order])
-    assert np.array_equal(*texts) and not np.array_equal(*masked)
 
 
 def check_sum(recipe: Recipe, start: LoadedModel, step: list[MicroBatch], weights: dict[str, float]) -> None:
@@ -102,14 +87,14 @@ def test_gradients_are_the_sum_of_both_losses(start: LoadedModel, tmp_path: Path
     train = write(tmp_path / "train.jsonl", questions(16, answerable=9))
     weights = {"ae": 0.7, "par": 0.2}
     recipe = recipe_for(start, "squad-v2", finetuning__auxiliary=weights, model__dropout=0.0, training__batch_size=16)
-    step = first_step(recipe, start, train)
+    step, *_ = steps_of(recipe, start, train, 3)
     assert {frozenset(batch.examples.targets) for batch in step} == {frozenset({"start", "end"}), frozenset(weights)}
     check_sum(recipe, start, step, weights)
 
 
 def test_the_texts_are_those_of_the_rows(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", questions())
-    step = first_step(recipe_for(start, "squad-v2", finetuning__auxiliary={"ae": 1.0}), start, train)
+    step, *_ = steps_of(recipe_for(start, "squad-v2", finetuning__auxiliary={"ae": 1.0}), start, train, 3)
     assert len(step) % 2 == 0
     for plain, masked in zip(step[::2], step[1::2], strict=True):
         assert list(masked.examples.targets) == ["ae"] and masked.coefficients == {"ae": 1.0}
@@ -133,7 +118,7 @@ def test_a_causal_model_learns_both_in_one_pass(causal: LoadedModel, tmp_path: P
     overrides |= {"model__dropout": 0.0, "model__attention_dropout": 0.0}
     recipe = recipe_for(causal, "classification", **overrides)
     recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["0", "1"]))
-    step = first_step(recipe, causal, train)
+    step, *_ = steps_of(recipe, causal, train, 3)
     assert [(set(batch.examples.targets), len(batch.examples)) for batch in step] == [({"label", "lm"}, 4), (set(), 0)]
     check_sum(recipe, causal, step, {"lm": 0.5})
     target, examples = step[0].examples.targets["lm"], step[0].examples
@@ -150,22 +135,21 @@ def test_a_process_lays_out_its_own_rows_only_and_they_are_those_of_one_that_mak
 ) -> None:
     settings = {"training__batch_size": 8, "training__micro_batch_size": 2, "finetuning__auxiliary": auxiliary}
     recipe = recipe_for(start, "squad-v2", **settings)
-    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=1))
-    data = open_records(write(tmp_path / "train.jsonl", questions(8)), recipe, start.tokenizer)
-    (whole,) = finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0)
-    task, laid_out, asked = TASKS[recipe.task.kind], [], []
+    train = write(tmp_path / "train.jsonl", questions(8))
+    (whole,) = steps_of(recipe, start, train, 1)
+    task, laid_out, asked = type(TASKS[recipe.task.kind]), [], []
+    lay_out = task.lay_out
 
-    class Counted(type(task)):  # type: ignore[misc]
-        def lay_out(self, rows: list[Any], *others: Any) -> Examples:
-            laid_out.append(len(rows))
-            return task.lay_out(rows, *others)
+    def counted(kind: Any, rows: list[Any], *others: Any) -> Examples:
+        laid_out.append(len(rows))
+        return lay_out(kind, rows, *others)
 
     def own(parts: Sequence[int]) -> list[int]:
         asked.append(list(parts))
         return [place for place in range(len(parts)) if place * 4 // len(parts) % 3 == number]
 
-    monkeypatch.setattr(task_data, "TASKS", {recipe.task.kind: Counted(**vars(task))})
-    (mine,) = finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0, own)
+    monkeypatch.setattr(task, "lay_out", counted)
+    (mine,) = steps_of(recipe, start, train, 1, 0, own)
     assert asked == [[batch.part for batch in whole]] == [[batch.part for batch in mine]]
     assert laid_out == [2] * len(range(number, 4, 3))
     for place, (one, other) in enumerate(zip(mine, whole, strict=True)):
@@ -188,15 +172,10 @@ def test_each_sequence_of_a_packed_row_is_learned_by_itself(causal: LoadedModel,
     else:
         records = [{"text": f"the {'ab ' * n}door", "pair": "big", "label": float(n)} for n in range(4)]
     train = write(tmp_path / "train.jsonl", records)
-    settings = {
-        "task__format": "jsonl",
-        "model__dropout": 0.0,
-        "model__attention_dropout": 0.0,
-        "task__head_dropout": 0.0,
-    }
-    recipe = recipe_for(causal, task, **settings)
+    without = dict.fromkeys(("model__dropout", "model__attention_dropout", "task__head_dropout"), 0.0)
+    recipe = recipe_for(causal, task, task__format="jsonl", **without)
     assert recipe.finetuning.auxiliary == {"lm": 0.5}
-    step = first_step(recipe, causal, train)
+    step, *_ = steps_of(recipe, causal, train, 3)
     packed, alone = (batch.examples for batch in step)
     assert len(packed) == 4 and len(alone) == 8
     texts = sorted(
@@ -228,18 +207,11 @@ def test_a_text_that_is_learned_twice_is_counted_once(start: LoadedModel, tmp_pa
 def test_draws_change_with_the_epoch_and_not_with_the_run(start: LoadedModel, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", questions(8))
     recipe = recipe_for(start, "squad-v2", finetuning__auxiliary={"ae": 1.0}, training__batch_size=8)
-    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, steps=2))
-    data = open_records(train, recipe, start.tokenizer)
 
-    def masked(first: int) -> list[dict[int, bytes]]:
+    def masked(first: int) -> list[list[list[int]]]:
         return [
-            {
-                int(row): batch.examples.input_ids[number].tobytes()
-                for batch in step
-                if "ae" in batch.examples.targets
-                for number, row in enumerate(batch.examples.lengths)
-            }
-            for step in finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", first)
+            sorted(row.tolist() for batch in step if "ae" in batch.examples.targets for row in batch.examples.input_ids)
+            for step in steps_of(recipe, start, train, 2, first)
         ]
 
     whole = masked(0)
@@ -264,7 +236,6 @@ def test_an_interrupted_run_ends_like_an_unbroken_one(start: LoadedModel, tmp_pa
 def test_of_a_mixture_the_part_read_like_the_task_is_learned(start: LoadedModel) -> None:
     recipe = recipe_for(start, "squad-v2", finetuning__auxiliary={"ae": 1.0})
     unilm = dataclasses.replace(recipe, objective=load_recipe("unilm-v1-base").objective)
-    assert unilm.objective.mixture[0]["visibility"] != "bidirectional" or len(unilm.objective.mixture) > 1
     chosen = auxiliary_objective(unilm)
     assert (chosen.visibility, chosen.targets, chosen.mixture) == ("bidirectional", ["ae"], [])
     assert chosen.pairs == "contiguous"
@@ -280,15 +251,11 @@ def test_a_model_without_a_head_for_tokens_is_refused(start: LoadedModel, tmp_pa
 @pytest.mark.parametrize(("weights", "message"), [
     ({"lm": 0.5}, "names lm, but the model's objective with bidirectional visibility has ae and par"),
     ({"nsp": 0.5}, "names nsp"),
+    ({"ae": 0.0}, "each factor must be above 0 and finite"),
 ])  # fmt: skip
 def test_what_the_model_never_learned_is_refused(start: LoadedModel, weights: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         recipe_for(start, "squad-v2", finetuning__auxiliary=weights)
-
-
-def test_a_factor_is_positive() -> None:
-    with pytest.raises(UsageError, match=r"finetuning.auxiliary is .*; each factor must be above 0 and finite"):
-        load_recipe("squad-v2", {"finetuning.auxiliary": {"ae": 0.0}})
 
 
 # Unanswerable questions
@@ -297,15 +264,12 @@ def test_a_factor_is_positive() -> None:
 def articles() -> list[dict[str, Any]]:
     return [
         {
-            "id": f"{title}{number}",
-            "title": title,
+            "id": f"{title}{number}", "title": title, "question": f"which number has {number}?",
             "context": f"{title} {number} has the number {number % 3} and a door .",
-            "question": f"which number has {number}?",
             "answers": [{"text": f"number {number % 3}", "answer_start": 0}],
         }
-        for title in ("A", "B")
-        for number in range(10)
-    ]
+        for title in ("A", "B") for number in range(10)
+    ]  # fmt: skip
 
 
 def test_an_unanswerable_question_is_paired_with_another_passage_of_its_article() -> None:
@@ -323,20 +287,18 @@ def test_an_unanswerable_question_is_paired_with_another_passage_of_its_article(
 
 
 def test_generated_questions_become_training_records(tmp_path: Path) -> None:
-    source = [{key: value for key, value in record.items() if key != "answers"} for record in articles()]
-    for record, whole in zip(source, articles(), strict=True):
-        record["answer"] = whole["answers"][0]["text"]
+    source = articles()
+    for record in source:
+        record["answer"] = record.pop("answers")[0]["text"]
     source[3]["answer"], source[5]["question"], source[7]["answer"] = "nowhere", " ", " "
     written = write_training_records(write(tmp_path / "made.jsonl", source), tmp_path / "train.jsonl", share=0.5)
     assert (written.answerable, written.unanswerable, written.dropped) == (17, 8, 3)
     settings = load_recipe("squad-v2").task
     records = read_records(tmp_path / "train.jsonl", settings)
-    assert len(records) == 25
     answers = [answers_of(Record(record.id, record.fields, record.place), settings) for record in records]
     for record, found in zip(records, answers, strict=True):
-        assert found is not None
-        assert all(record.fields["context"].startswith(one.text, one.start) for one in found)
-    assert [not found for found in answers] == [False] * 17 + [True] * 8
+        assert all(record.fields["context"].startswith(one.text, one.start) for one in found or ())
+    assert [found == [] for found in answers] == [False] * 17 + [True] * 8
 
 
 def test_generated_questions_come_first_and_then_the_real_ones(start: LoadedModel, tmp_path: Path) -> None:
@@ -361,12 +323,3 @@ def test_records_of_no_use_replace_nothing(tmp_path: Path) -> None:
     with pytest.raises(UniclozeError, match="none of its 1 records has a question and an answer"):
         write_training_records(source, tmp_path / "train.jsonl")
     assert (tmp_path / "train.jsonl").read_text() == "as it was"
-
-
-@pytest.mark.parametrize(("given", "says"), [
-    ({"share": 2.0}, "from 0 to 1"), ({"seed": 2**64}, "from 0 to 2"), ({"out": "out.json"}, "ends in .jsonl"),
-])  # fmt: skip
-def test_unanswerable_refuses_impossible_requests(tmp_path: Path, given: dict[str, Any], says: str) -> None:
-    source = write(tmp_path / "made.jsonl", articles())
-    with pytest.raises(UsageError, match=says):
-        verbs.unanswerable(**{"file": source, "out": tmp_path / "out.jsonl", **given})
