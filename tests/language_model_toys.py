@@ -38,24 +38,11 @@ def xlnet(folder: Path, kind: str = "XLNetLMHeadModel", **changes: Any) -> Any:
     """A randomly initialised XLNet, saved with a Unigram tokenizer of 50 pieces; returned in evaluation mode."""
     import transformers
 
-    pieces = [
-        "\u2581",
-        *"etaoinshrdlcumwfgypbvk",
-        "\u2581the",
-        "in",
-        "\u2581a",
-        "er",
-        "\u2581it",
-        "'",
-        ".",
-        "on",
-        "\u2581of",
-        "ed",
-    ]
+    pieces = ["\u2581", *"etaoinshrdlcumwfgypbvk"]
+    pieces += ["\u2581the", "in", "\u2581a", "er", "\u2581it", "'", ".", "on", "\u2581of", "ed"]
     pieces += [*"xqzj0123456789A"[: 50 - len(XLNET_SPECIALS) - len(pieces)]]
-    vocabulary = [(piece, 0.0) for piece in XLNET_SPECIALS] + [
-        (piece, -1.0 - number / 9) for number, piece in enumerate(pieces)
-    ]
+    vocabulary = [(piece, 0.0) for piece in XLNET_SPECIALS]
+    vocabulary += [(piece, -1.0 - number / 9) for number, piece in enumerate(pieces)]
     shape: dict[str, Any] = dict(
         vocab_size=50, d_model=32, n_layer=3, n_head=4, d_inner=64, dropout=0.0, initializer_range=0.15,
         bos_token_id=1, eos_token_id=2, pad_token_id=5,

@@ -302,12 +302,8 @@ def write_texts(place: Path) -> None:
     (place / "vectors.txt").write_text("".join(f"{word}{' 0.5' * 16}\n" for word in ("the", "small", "cat")))
     (place / "phrases.txt").write_text("the small\npost office\n")
     (place / "phrases-2.txt").write_text("the old\n")
-    (place / "vocab.txt").write_text(
-        "\n".join(
-            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "cat", "dog", "sees", ".", "old", "small"]
-        )
-        + "\n"
-    )
+    vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] the The cat dog sees . old small "
+    (place / "vocab.txt").write_text(vocabulary.replace(" ", "\n"))
 
 
 def write_tests(place: Path) -> None:
@@ -336,13 +332,8 @@ def write_tests(place: Path) -> None:
     (place / "masked.txt").write_text("the [MASK] cat\na [MASK]\n")
     write_lines(place / "masked.jsonl", [{"text": "the old [MASK]", "body": "a [MASK]"}])
     asked = [
-        {
-            "id": str(number),
-            "question": "?",
-            "answers": [{"text": "the cat"}] * (number % 2),
-            "is_impossible": not number % 2,
-        }
-        for number in range(4)
+        {"id": str(n), "question": "?", "answers": [{"text": "the cat"}] * (n % 2), "is_impossible": not n % 2}
+        for n in range(4)
     ]
     (place / "gold.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "the cat", "qas": asked}]}]}))
     (place / "answers.json").write_text(json.dumps({str(number): "the cat" for number in range(4)}))

@@ -87,18 +87,18 @@ def serving(
             thread.join()
 
 
-def generator(**settings: Any) -> LoadedModel:
-    """A model of random weights, as if fine-tuned by the default recipe of generation."""
+def untrained(name: str, task: str, **settings: Any) -> LoadedModel:
+    """A model of random weights, as if fine-tuned by a recipe."""
     start = nlu_toys.start("quickstart")
-    recipe = nlu_toys.recipe_for(start, "generation", **{"task__max_length": 32, **settings})
+    recipe = nlu_toys.recipe_for(start, task, **settings)
     model = build_model(recipe, start.tokenizer.vocabulary.size).for_use().eval()
-    return LoadedModel(model, start.tokenizer, recipe, start.path / "writer", 0)
+    return LoadedModel(model, start.tokenizer, recipe, start.path / name, 0)
+
+
+def generator(**settings: Any) -> LoadedModel:
+    return untrained("writer", "generation", **{"task__max_length": 32, **settings})
 
 
 def classifier(labels: list[str] | None = None, task: str = "classification", **settings: Any) -> LoadedModel:
-    """A model of random weights, as if fine-tuned."""
-    start = nlu_toys.start("quickstart")
     labelled = {"task__labels": labels or ["no", "yes"]} if task in ("classification", "tagging") else {}
-    recipe = nlu_toys.recipe_for(start, task, **labelled, **settings)
-    model = build_model(recipe, start.tokenizer.vocabulary.size).for_use().eval()
-    return LoadedModel(model, start.tokenizer, recipe, start.path / "judge", 0)
+    return untrained("judge", task, **labelled, **settings)

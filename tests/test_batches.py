@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -174,26 +175,20 @@ def test_held_out_windows_are_paired_and_laid_in_lanes_as_in_training() -> None:
     assert sampler.reads == [{"count": 7, "pairs": "next_sentence", "lanes": 3}]
 
 
-def test_samples_are_filled_into_masks_only() -> None:
+def test_samples_are_filled_into_masks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Examples] = []
-    original = make_examples
 
     def noted(*arguments: Any) -> Examples:
-        shown.append(original(*arguments))
+        shown.append(make_examples(*arguments))
         return shown[-1]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unicloze.pretraining.run.make_examples", noted)
-
-        class Tokens:
-            def tokens(self, ids: Any) -> list[str]:
-                return [str(int(token)) for token in ids]
-
-            def decode(self, ids: Any) -> str:
-                return "".join("." if token % 2 else "a." for token in ids)
-
-        compute = Compute(device=torch.device("cpu"), precision="fp32")
-        samples = heldout_samples(toys.model(), Sampler(), Tokens(), settings_of(mask_rate=0.5), compute)
+    monkeypatch.setattr("unicloze.pretraining.run.make_examples", noted)
+    tokenizer: Any = SimpleNamespace(
+        tokens=lambda ids: [str(int(token)) for token in ids],
+        decode=lambda ids: "".join("." if token % 2 else "a." for token in ids),
+    )
+    compute = Compute(device=torch.device("cpu"), precision="fp32")
+    samples = heldout_samples(toys.model(), Sampler(), tokenizer, settings_of(mask_rate=0.5), compute)
     assert kinds(shown[0], Kind.MASK) == [toys.MASK] and kinds(shown[0], Kind.PSEUDO) == [toys.PSEUDO]
     for sample in samples:
         row = int(sample["document"].partition(", ")[2])
