@@ -20,6 +20,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 Job = dict[str, Any]
 
@@ -237,10 +238,7 @@ def go_wrong(job: Job, patch: Any) -> None:
     if what == "die":
         die_writing(patch)
     if what == "full":
-
-        def full(*_: Any, **__: Any) -> None:
-            raise OSError(28, "No space left on device")
-
+        full = Mock(side_effect=OSError(28, "No space left on device"))
         patch.setattr("unicloze.training.checkpoint.save_file", full)
 
 
