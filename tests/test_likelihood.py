@@ -106,10 +106,7 @@ def test_a_causal_model_is_asked_for_the_next_token(relative: bool) -> None:
         given = [math.nan if term is None else term for term in result.chain_per_token or []]
         np.testing.assert_allclose(given, expected, atol=1e-5)
         assert result.pseudo_log_likelihood is None and result.note is not None
-        assert (
-            "the objective causal does not define a pseudo-log-likelihood" in result.note
-            and "mask rates" not in result.note
-        )
+        assert "causal does not define a pseudo-log-likelihood" in result.note and "mask rates" not in result.note
 
 
 def test_of_a_mixture_the_first_part_that_defines_it_answers() -> None:
