@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from unicloze.decoding.inputs import check_text, generation_format_of, place_of, positions_of
+from unicloze.decoding.inputs import check_texts, generation_format_of, place_of, positions_of
 from unicloze.decoding.search import NEVER, Hypothesis, Search, Settled, Stepper, TokenConstraints, search
 from unicloze.decoding.steppers import Branches, CarriedStates, Ids, Sources, prepared
 from unicloze.devices import widest_float
@@ -273,12 +273,9 @@ def ready(
     model: LoadedModel, sources: Sequence[str], settings: DecodingSettings, keep: Keep | None = None
 ) -> tuple[GenerationFormat, list[Ids]]:
     """The model's generation layout, and the token ids of each source, truncated to what it can read; see `generate`."""
-    if isinstance(sources, str):
-        raise UsageError("sources is one string: give a list of texts")
     layout = generation_format_of(model.recipe, model.tokenizer.vocabulary, place_of(model))
     check_settings(settings, layout)
-    for i, source in enumerate(sources):
-        check_text(source, f"source {i + 1} of {len(sources)}")
+    check_texts(sources, "source")
     layout = with_token_ids(layout, settings, model.tokenizer)
     positions = positions_of(model.model)
     room = layout.room(positions, settings.max_length)

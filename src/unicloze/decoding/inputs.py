@@ -285,6 +285,14 @@ def check_text(text: str, name: str) -> None:
         raise UsageError(f"{name} is not valid Unicode at character {error.start}: give it in UTF-8") from error
 
 
+def check_texts(texts: Sequence[str], name: str) -> None:
+    """Reject a string in place of a list of texts, and blank or invalid texts."""
+    if isinstance(texts, str):
+        raise UsageError(f"{name}s is one string: give a list of texts")
+    for i, text in enumerate(texts):
+        check_text(text, f"{name} {i + 1} of {len(texts)}")
+
+
 def check_numbers(values: Tensor) -> None:
     """Reject nan outputs of a model, which would be mistaken for tokens that are not scored."""
     if bool(values.isnan().any()):
@@ -331,10 +339,7 @@ def cut(
 
     Warns once if a text is longer than the model reads at once.
     """
-    if isinstance(texts, str):
-        raise UsageError("texts is one string: give a list of texts")
-    for i, text in enumerate(texts):
-        check_text(text, f"text {i + 1} of {len(texts)}")
+    check_texts(texts, "text")
     tokens = model.tokenizer.encode_batch([prompt + text for text in texts])
     for i, ids in enumerate(tokens):
         if not len(ids):

@@ -25,6 +25,7 @@ from unicloze.evaluation.blimp import listed_words
 from unicloze.evaluation.metrics.registry import binomial_error
 from unicloze.evaluation.prompting import Choice, PromptResult, choose
 from unicloze.files import Plain
+from unicloze.model.model import perplexity
 from unicloze.progress import Progress
 from unicloze.records import read_records
 from unicloze.records.files import read_text
@@ -102,13 +103,12 @@ def lambada(
     if not len(scored):
         raise UniclozeError(f"No last word of {path} is in the model's vocabulary: use a file in the model's language.")
     right = sum(bool(filled.greedy.all()) for filled in found)
-    accuracy, mean = 100 * right / len(found), -float(scored.mean())
-    perplexity = math.exp(mean) if mean < 700 else math.inf
+    accuracy, per_word = 100 * right / len(found), perplexity(-float(scored.sum()), len(scored))
     deviation = float(scored.std(ddof=1)) if len(scored) > 1 else math.nan
     return LambadaResult(
         model=str(model.path), by=by, passages=len(found), accuracy=accuracy,
-        accuracy_error=binomial_error(accuracy, len(found)), perplexity=perplexity,
-        perplexity_error=perplexity * deviation / math.sqrt(len(scored)), unknown=len(found) - len(scored),
+        accuracy_error=binomial_error(accuracy, len(found)), perplexity=per_word,
+        perplexity_error=per_word * deviation / math.sqrt(len(scored)), unknown=len(found) - len(scored),
         stop_words=0 if words is None else len(words),
     )  # fmt: skip
 

@@ -228,8 +228,7 @@ class WordEncoder(nn.Module):
         place = torch.arange(len(own), device=own.device) - (lengths.cumsum(0) - lengths)[row]
         padded = words.new_zeros(len(lengths), int(lengths.max()), words.shape[1]).index_put((row, place), words)
         with torch.autocast(states.device.type, enabled=False):
-            sequences = nn.utils.rnn.pack_padded_sequence(padded, lengths.cpu(), batch_first=True, enforce_sorted=False)
-            read, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(sequences)[0], batch_first=True)
+            read = _read(self.lstm, padded, lengths)
         return found.index_copy(0, own, read[row, place]).view(*target.weights.shape, -1)
 
 
@@ -398,7 +397,7 @@ class Biattention(nn.Module):
         encoded = []
         for text, own in zip(texts[: 1 if texts[0] is texts[1] else 2], real, strict=False):
             fed = functional.relu(self.feed(text if dropout is None else dropout(text, self.rate)))
-            encoded.append(_read(self.encoder, fed, own))
+            encoded.append(_read(self.encoder, fed, own.sum(dim=1)))
         encoded = [encoded[0], encoded[-1]]
         affinity = encoded[0] @ encoded[1].transpose(1, 2)
         pooled = []
@@ -409,7 +408,7 @@ class Biattention(nn.Module):
             seen = torch.cat([x, x - summary, x * summary], dim=2)
             integrator, attention = self.integrators[side], self.attentions[side]
             assert isinstance(integrator, nn.LSTM) and isinstance(attention, nn.Linear)
-            read = _read(integrator, seen, real[side])
+            read = _read(integrator, seen, real[side].sum(dim=1))
             pooled.append(_pooled(read, attention(read).squeeze(2), real[side]))
         vector = torch.cat(pooled, dim=1)
         for maxout in self.maxouts:
@@ -418,10 +417,8 @@ class Biattention(nn.Module):
 
     def flops(self, *, slots: int, texts: int, predictions: int) -> int:
         """Forward operations of the products with weights, for texts of so many slots altogether."""
-        sizes = {
-            part: 2 * sum(weight.numel() for weight in self.get_submodule(part).parameters() if weight.ndim == 2)
-            for part in ("feed", "encoder", "integrators", "maxouts")
-        }
+        parts = "feed", "encoder", "integrators", "maxouts"
+        sizes = {part: linear_flops(self.get_submodule(part)) for part in parts}
         sides = (sizes["integrators"] // 2) * (2 // texts)
         return slots * (sizes["feed"] + sizes["encoder"] + sides) + predictions * sizes["maxouts"]
 
@@ -452,10 +449,9 @@ def _draw(lstm: nn.LSTM, generator: torch.Generator) -> None:
             draw(gate, generator=generator)
 
 
-def _read(lstm: nn.LSTM, x: Tensor, real: Tensor) -> Tensor:
-    """Outputs of an LSTM at the real slots, 0 at padding. *Shape:* (texts, slots, width)"""
-    lengths = real.sum(dim=1).cpu()
-    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+def _read(lstm: nn.LSTM, x: Tensor, lengths: Tensor) -> Tensor:
+    """Outputs of an LSTM at the leading slots of each text, 0 at padding. *Shape:* (texts, slots, width)"""
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
     padded = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=x.shape[1])
     output: Tensor = padded[0]
     return output
