@@ -198,17 +198,6 @@ def test_sentences_are_found_in_the_original_text() -> None:
     assert numbers == [1, 1, 1, 1, 2, 2, 3, 4, 4, 4, 4, 5, 5, 6]
 
 
-def test_all_kinds_of_noise_at_once() -> None:
-    windows = toys.random_windows(200, 40, short=True)
-    text = text_of(windows, vocabulary())
-    kinds, rates = list(denoising.NOISE), np.full(200, 0.3)
-    noised = denoising.apply_noise(text, kinds, windows.keys, rates, vocabulary(), mean_span=3.0).tokens
-    for row in range(200):
-        source = noised.values[noised.starts[row] : noised.ends[row]]
-        original = Counter(text.values[text.starts[row] : text.ends[row]].tolist())
-        assert not Counter(source[source != MASK].tolist()) - original
-
-
 def test_windows_without_sentences_are_refused() -> None:
     permuting = dataclasses.replace(BART, noise=["infill", "permute_sentences"])
     windows, tokenizer = spoken("no end in sight", rows=3)
