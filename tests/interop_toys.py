@@ -15,11 +15,12 @@ from unicloze.example import Batch, collate
 from unicloze.interop.families import family_of
 from unicloze.interop.family import Architecture, Family, class_of
 from unicloze.interop.files import Config, open_weights
-from unicloze.interop.read import import_checkpoint
+from unicloze.interop.read import import_checkpoint, write_model
 from unicloze.interop.tables import Table
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
 from unicloze.text.vocabulary import Vocabulary
+from unicloze.training.loading import LoadedModel, load_model
 
 SPECIALS = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PSEUDO]"]
 VOCABULARY = [*SPECIALS, *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmno"), ".", ","]
@@ -98,6 +99,17 @@ def same_there_and_back(folder: Path, model: UnifiedModel) -> None:
         assert tensor.shape == stored[name].shape and torch.equal(tensor, stored[name]), name
     again = dict(table.ours(theirs))
     assert again.keys() == ours.keys() and all(torch.equal(again[name], tensor) for name, tensor in ours.items())
+
+
+def same_as_ours(loaded: LoadedModel, folder: Path) -> LoadedModel:
+    """The model written as a checkpoint of ours and read again, after asserting that it is the same."""
+    write_model(loaded, folder)
+    again = load_model(folder)
+    state = again.model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in loaded.model.state_dict().items())
+    assert (again.recipe.model, again.recipe.objective) == (loaded.recipe.model, loaded.recipe.objective)
+    assert again.tokenizer.fingerprint == loaded.tokenizer.fingerprint
+    return again
 
 
 def same_gradients(table: Table, model: nn.Module, peer: nn.Module) -> None:

@@ -67,18 +67,12 @@ def test_a_record_that_cannot_be_used_is_named(start: LoadedModel, tmp_path: Pat
 
 
 def test_parts_lists_and_references(start: LoadedModel) -> None:
-    recipe = recipe_for(
-        start,
-        generation__source=["history", "question", "context"],
-        generation__targets="all",
-        task__fields={"target": "answers", "history": "before"},
-    )
+    parts, names = ["history", "question", "context"], {"target": "answers", "history": "before"}
+    recipe = recipe_for(start, generation__source=parts, generation__targets="all", task__fields=names)
     fields = {
-        "before": [["alpha", "beta"], ["gamma", "delta"]],
-        "question": "eta",
-        "context": "theta iota",
+        "before": [["alpha", "beta"], ["gamma", "delta"]], "question": "eta", "context": "theta iota",
         "answers": [{"text": "mu", "answer_start": 3}, {"text": "nu"}],
-    }
+    }  # fmt: skip
     record = Record("0", fields, "line 1")
     rows = TASKS["generation"].encode([record], start.tokenizer, recipe)
     eos = start.tokenizer.vocabulary.eos
