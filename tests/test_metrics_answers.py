@@ -322,6 +322,8 @@ def test_standard_errors() -> None:
     assert standard_errors("accuracy", [], []) == {}
     with pytest.raises(UsageError, match="2 samples"):
         bootstrap_errors(accuracy, [1], [1], samples=1)
+    with pytest.raises(UniclozeError, match="There are 3 predictions and 2 references"):
+        standard_errors("matthews", ["1", "0", "1"], ["1", "0"])
 
 
 def moments(found: list[str], wanted: list[str]) -> MetricResult:
@@ -373,15 +375,6 @@ def test_a_value_that_is_undefined_is_named() -> None:
         assert result.undefined == []
     assert "0.00 % (undefined, given as 0)" in str(matthews([0, 0], [0, 1]))
     assert standard_errors("matthews", ["0"] * 9, ["0", "1", "1"] * 3).keys() == {"accuracy"}
-
-
-def test_what_cannot_be_compared_has_no_standard_error() -> None:
-    with pytest.raises(UniclozeError, match="There are 3 predictions and 2 references"):
-        standard_errors("matthews", ["1", "0", "1"], ["1", "0"])
-    with pytest.raises(UniclozeError, match="Sentence 1: the tag 'X' of token 1"):
-        standard_errors("entity-f1", [["X"], ["O"]], [["O"], ["O"]])
-    with pytest.raises(UsageError, match="set the option positive"):
-        standard_errors("f1", ["a", "b"], ["a", "b"])
 
 
 # Files of predictions and references, and `unicloze measure`

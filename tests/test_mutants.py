@@ -81,10 +81,7 @@ def test_the_summary_leaves_out_what_is_equivalent() -> None:
     assert "| m.py | 2 | 4 |" in text
     assert text.endswith("\n| m.py:4 | `x \\| y` → `y` | none covers it | 0 |\n| m.py:9 | `x \\| y` → `x` | 4 | 3 |\n")
     assert "yet killed" not in text
-
-
-def test_the_summary_names_what_is_listed_as_equivalent_and_killed() -> None:
-    text = summary([record("killed", 1, "y | x", by="test_b")], [Equivalent("m.py", "x | y", "y | x", "or commutes")])
+    text = summary([record("killed", 1, "y | x", by="test_b")], listed)
     assert "Listed as equivalent, yet killed by test_b: m.py, `x | y` → `y | x`." in text
     assert "1 of the other 1 killed:\n**100.0%**" in text
 

@@ -209,8 +209,7 @@ def test_a_choice_is_scored_at_one_slot_with_any_pooling(bert: LoadedModel, gpt:
 
 
 def test_a_delimiter_separates_the_texts_of_a_pair(gpt: LoadedModel, bert: LoadedModel) -> None:
-    recipe = recipe_for(bert, "gpt-classification", finetuning__auxiliary={})
-    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["x", "y"]))
+    recipe = recipe_for(bert, "gpt-classification", finetuning__auxiliary={}, task__labels=["x", "y"])
     one = record(text="anna", pair="carl sees", label="x")
     (row,) = rows_of(bert, recipe, one)
     assert spelled(bert, row) == "[SOS] anna [PSEUDO] carl sees [EOS]" and not row.segment_ids.any()
@@ -243,8 +242,7 @@ def test_both_orders_are_read_and_their_order_has_no_meaning(gpt: LoadedModel) -
 
 def test_a_model_of_one_segment_reads_pairs() -> None:
     model = start("roberta-base")
-    recipe = recipe_for(model, "classification")
-    recipe = dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, labels=["x", "y"]))
+    recipe = recipe_for(model, "classification", task__labels=["x", "y"])
     (row,) = rows_of(model, recipe, record(text="anna", pair="carl", label="x"))
     assert not row.segment_ids.any()
     network = ready_model(recipe, model.model.vocab_size, torch.device("cpu")).eval()

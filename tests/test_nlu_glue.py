@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nlu_toys import finetuned, recipe_for, start
+from nlu_toys import finetuned, recipe_for
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.evaluation.metrics.registry import METRICS, binomial_error, metric
@@ -158,20 +158,15 @@ def test_the_recipes_of_glue_are_those_of_both_papers(task: str) -> None:
 # From a file to a submission
 
 
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return start()
-
-
-def test_from_the_files_of_a_task_to_its_submission(model: LoadedModel, tmp_path: Path) -> None:
+def test_from_the_files_of_a_task_to_its_submission(bert: LoadedModel, tmp_path: Path) -> None:
     words, header = ["anna", "carl", "eva", "fargo"], "index\tsentence1\tsentence2"
     labels = ["not_entailment" if i // 4 in (0, 3) else "entailment" for i in range(16)]
     lines = [f"{i}\t{words[i % 4]} sees\t{words[i // 4]}" for i in range(16)]
     train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
     train.write_text("\n".join([f"{header}\tlabel", *(f"{a}\t{b}" for a, b in zip(lines, labels, strict=True))]))
     test.write_text("\n".join([header, *lines]))
-    recipe = recipe_for(model, "glue-rte-v1", training__learning_rate=1e-2, task__head_dropout=0.0)
-    result = finetuned(recipe, model, train, train, tmp_path / "run")
+    recipe = recipe_for(bert, "glue-rte-v1", training__learning_rate=1e-2, task__head_dropout=0.0)
+    result = finetuned(recipe, bert, train, train, tmp_path / "run")
     accuracy = result.scores["accuracy"]
     assert accuracy.values["accuracy"] == 100 and accuracy.errors["accuracy"] == binomial_error(100, 16) == 0
     verbs.predict(tmp_path / "run", test, out=tmp_path / "RTE.tsv", format="glue", quiet=True)
@@ -187,18 +182,18 @@ def test_quantities_and_other_predictions_as_glue() -> None:
         as_glue([{"id": "3", "prediction": ["O"]}])
 
 
-def test_standard_errors_of_the_best_checkpoint(model: LoadedModel, tmp_path: Path) -> None:
+def test_standard_errors_of_the_best_checkpoint(bert: LoadedModel, tmp_path: Path) -> None:
     rows = [f"{'anna' if i % 2 else 'carl'} plays\t{int(i % 2 == (i % 8 > 1))}" for i in range(64)]
     train = tmp_path / "train.tsv"
     train.write_text("\n".join(["sentence\tlabel", *rows]))
-    recipe = recipe_for(model, "glue-sst-2", finetuning__epochs=2, finetuning__evaluations=1.0)
-    result = finetuned(recipe, model, train, train, tmp_path / "run")
+    recipe = recipe_for(bert, "glue-sst-2", finetuning__epochs=2, finetuning__evaluations=1.0)
+    result = finetuned(recipe, bert, train, train, tmp_path / "run")
     accuracy = result.scores["accuracy"]
     expected = binomial_error(accuracy.values["accuracy"], 64)
     assert accuracy.errors["accuracy"] == pytest.approx(expected, rel=0.25)
     assert f"(standard error {accuracy.errors['accuracy']:.2f})" in str(accuracy)
     with pytest.warns(UserWarning, match="already fully trained"):
-        again = finetuned(recipe, model, train, train, tmp_path / "run")
+        again = finetuned(recipe, bert, train, train, tmp_path / "run")
     assert again.scores == result.scores
 
 
@@ -239,10 +234,10 @@ def glue(folder: Path) -> Path:
 
 
 @pytest.mark.whole
-def test_the_tasks_that_are_there_give_a_score_and_files_for_the_server(model: LoadedModel, tmp_path: Path) -> None:
+def test_the_tasks_that_are_there_give_a_score_and_files_for_the_server(bert: LoadedModel, tmp_path: Path) -> None:
     folder = glue(tmp_path / "glue")
     with pytest.warns(UserWarning, match="CoLA has no development file: skipping CoLA"):
-        found = verbs.finetune("glue", model, folder, out=tmp_path / "out", quiet=True, overrides=QUICK)
+        found = verbs.finetune("glue", bert, folder, out=tmp_path / "out", quiet=True, overrides=QUICK)
     assert [task.name for task in found.tasks] == ["STS-B", "MNLI", "RTE"]
     stsb, mnli, rte = found.tasks
     assert list(stsb.values) == ["spearman", "pearson"]
@@ -321,13 +316,13 @@ def test_mnli_is_chosen_by_the_mean_of_both_parts(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the learning rate .* suits models of about")
-def test_the_best_of_a_grid_is_kept(model: LoadedModel, tmp_path: Path) -> None:
+def test_the_best_of_a_grid_is_kept(bert: LoadedModel, tmp_path: Path) -> None:
     folder = glue(tmp_path / "glue") / "RTE"
     alone = tmp_path / "alone"
     alone.mkdir()
     folder.rename(alone / "RTE")
     quick = {key: value for key, value in QUICK.items() if key not in GRID}
-    found = verbs.finetune("glue", model, alone, out=tmp_path / "out", grid_budget=2, quiet=True, overrides=quick)
+    found = verbs.finetune("glue", bert, alone, out=tmp_path / "out", grid_budget=2, quiet=True, overrides=quick)
     (task,) = found.tasks
     scores = []
     for number in range(2):
@@ -341,12 +336,12 @@ def test_the_best_of_a_grid_is_kept(model: LoadedModel, tmp_path: Path) -> None:
     assert second.finetuning.epochs == wanted["finetuning.epochs"]
 
 
-def test_what_makes_no_sense_is_refused(model: LoadedModel, tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused(bert: LoadedModel, tmp_path: Path) -> None:
     folder = glue(tmp_path / "glue")
     (tmp_path / "empty").mkdir()
 
     def refused(message: str, **given: Any) -> None:
-        arguments = {"task": "glue", "model": model, "train": folder, "out": tmp_path / "out", "quiet": True}
+        arguments = {"task": "glue", "model": bert, "train": folder, "out": tmp_path / "out", "quiet": True}
         with pytest.raises((UsageError, UniclozeError), match=message):
             verbs.finetune(**{**arguments, **given})
 

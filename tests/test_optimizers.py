@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -15,12 +16,16 @@ import torch
 from torch import Tensor, nn
 
 import toys
+from toys import random_windows, vocabulary
 from unicloze.model.attention import RelativeBias
 from unicloze.model.build import build
 from unicloze.model.transformer_xl import RelativeTerms
+from unicloze.objectives import settings_of
+from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.settings import HeadSettings, ModelSettings, TrainingSettings
+from unicloze.training.batches import MicroBatch
 from unicloze.training.checkpoint import Checkpoint
-from unicloze.training.loop import Compute
+from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import Lamb, build_optimizers, schedule_factor
 from unicloze.training.process import load_moments
 
@@ -242,6 +247,18 @@ def test_the_rate_of_cvt() -> None:
     assert 0.5 * schedule_factor(40_000, settings) == pytest.approx(0.25)
     none = dataclasses.replace(settings, warmup_steps=0)
     assert schedule_factor(0, none) == 1.0
+
+
+def test_every_update_has_the_learning_rate_of_its_step() -> None:
+    """Up to the peak at the last step of the warm-up, then down to 0."""
+    settings = TrainingSettings(optimizer="adamw", steps=8, warmup_steps=3, learning_rate=1e-3, save_every=0)
+    model, windows, rates = toys.model(), random_windows(4, 24), list[float]()
+    state = TrainState(model=model, optimizers=build_optimizers(model, settings))
+    state.optimizers[0].register_step_pre_hook(lambda one, *_: rates.append(1000 * one.param_groups[0]["lr"]))
+    batch = MicroBatch(unilmv2(windows, vocabulary(), settings_of()), windows)
+    hooks = Hooks(log=lambda *_: None, evaluate=lambda _: False, save=lambda _: None, describe=str)
+    fit(state, itertools.repeat([batch]), settings, CPU, hooks)
+    assert rates == pytest.approx([1 / 3, 2 / 3, 1, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5])
 
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "adamw"])

@@ -33,10 +33,6 @@ from unicloze.text.shards import TokenSource
 from unicloze.text.windows import Pairs, Places, Windows
 
 
-def uncut(text: Any, lengths: Any, **changes: Any) -> pairing.Segments:
-    return pairing.Segments(**{"text": text, "lengths": lengths, "cuts": lengths, **changes})
-
-
 def segments_of(windows: Windows) -> tuple[list[list[int]], list[list[int]]]:
     """S1 and S2 of every row, without special tokens."""
     first, second = [], []
@@ -131,11 +127,10 @@ def test_next_sentence_lengths_are_the_same_for_either_label() -> None:
     rng = np.random.default_rng(0)
     text, others = rng.integers(5, 50, (2, 500, 12)).astype(np.int32)
     lengths, other_lengths = rng.integers(2, 13, (2, 500))
-    segments = uncut(text, lengths, cuts=pairing.uniform_cuts(lengths, keyed.key(np.arange(500))))
-    follows, does_not = (
-        pairing.next_sentence(segments, uncut(others, other_lengths), np.full(500, negative))
-        for negative in (False, True)
-    )
+    cuts = pairing.uniform_cuts(lengths, keyed.key(np.arange(500)))
+    segments = pairing.Segments(text=text, lengths=lengths, cuts=cuts)
+    pieces = pairing.Segments(text=others, lengths=other_lengths, cuts=other_lengths)
+    follows, does_not = (pairing.next_sentence(segments, pieces, np.full(500, negative)) for negative in (False, True))
     assert (follows.lengths == does_not.lengths).all() and (follows.cuts == does_not.cuts).all()
     assert (follows.cuts == segments.cuts).all() and (follows.lengths > follows.cuts).all()
     full = other_lengths == 12
@@ -205,8 +200,8 @@ def test_sentence_cuts_are_uniform_over_the_ends() -> None:
     words, index = np.array([1, 0, 1, 1, 0, 1, 0, 1, 0, 1], np.int32), np.ones(3000, np.int64)
     lengths, keys = 10 * index, keyed.key(np.arange(3000))
     places = Places(run=index, start=index, length=lengths, first=index * 0, last=index + 9)
-    segments = uncut(np.tile(words, (3000, 1)), lengths, cuts=pairing.uniform_cuts(lengths, keys))
-    ends_sentence = np.array([True, False])
+    text, cuts = np.tile(words, (3000, 1)), pairing.uniform_cuts(lengths, keys)
+    segments, ends_sentence = pairing.Segments(text=text, lengths=lengths, cuts=cuts), np.array([True, False])
     ordered = pairing.sentence_order(segments, places, index, keys, ends_sentence, np.zeros(3000, bool))
     counts = np.bincount(ordered.cuts, minlength=8)
     assert counts.nonzero()[0].tolist() == [3, 5] and abs(counts[3] - 1500) < 5 * math.sqrt(750)
