@@ -210,6 +210,8 @@ def test_buckets_of_the_relative_bias_are_t5s() -> None:
         distance, num_buckets=32, max_distance=128
     )
     assert torch.equal(bias.bucket(distance), theirs)
+    found = bias(torch.zeros(1, 1, dtype=torch.long), distance[None])
+    assert torch.equal(found[0, :, 0], bias.weight[:, theirs])
 
 
 @pytest.mark.parametrize("relative_bias", [False, True])
