@@ -182,21 +182,6 @@ def test_quantities_and_other_predictions_as_glue() -> None:
         as_glue([{"id": "3", "prediction": ["O"]}])
 
 
-def test_standard_errors_of_the_best_checkpoint(bert: LoadedModel, tmp_path: Path) -> None:
-    rows = [f"{'anna' if i % 2 else 'carl'} plays\t{int(i % 2 == (i % 8 > 1))}" for i in range(64)]
-    train = tmp_path / "train.tsv"
-    train.write_text("\n".join(["sentence\tlabel", *rows]))
-    recipe = recipe_for(bert, "glue-sst-2", finetuning__epochs=2, finetuning__evaluations=1.0)
-    result = finetuned(recipe, bert, train, train, tmp_path / "run")
-    accuracy = result.scores["accuracy"]
-    expected = binomial_error(accuracy.values["accuracy"], 64)
-    assert accuracy.errors["accuracy"] == pytest.approx(expected, rel=0.25)
-    assert f"(standard error {accuracy.errors['accuracy']:.2f})" in str(accuracy)
-    with pytest.warns(UserWarning, match="already fully trained"):
-        again = finetuned(recipe, bert, train, train, tmp_path / "run")
-    assert again.scores == result.scores
-
-
 # All GLUE tasks in a folder: scores with standard errors, the grid, and the files for the benchmark's server.
 
 

@@ -79,18 +79,11 @@ ELECTRA = settings_of(
 
 
 def chain(embedding_size: int | None) -> ReplacedTokenModel:
-    settings = ModelSettings(
-        hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, embedding_size=embedding_size,
-        generator_size=0.5, relative_bias=False, dropout=0.0, attention_dropout=0.0, initializer_range=0.15,
-    )  # fmt: skip
+    changes = {"embedding_size": embedding_size, "generator_size": 0.5, "relative_bias": False}
+    settings = ModelSettings(**(toys.SHAPE | changes))
     model = build(settings, vocab_size=50, max_positions=40, targets=ELECTRA.targets)
     assert isinstance(model, ReplacedTokenModel)
-    model.initialize(0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(0, 0.1, generator=generator)
+    toys.with_biases(model)
     return model
 
 
