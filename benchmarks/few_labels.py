@@ -26,7 +26,7 @@ import numpy as np
 
 from frame import fill_in, options, parsed
 from json_lines import once, read_lines
-from table_6 import cell
+from table_6 import against, cell
 from unicloze import verbs
 from unicloze.evaluation.metrics.labels import calibration
 from unicloze.evaluation.metrics.result import MetricResult
@@ -145,8 +145,8 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     of: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
     for line in lines:
         of.setdefault((line["set"], line["labels"]), {})[line["seed"]] = line
-    heads = ["texts", "labels per class", "seeds", "TF-IDF", "frozen vectors", "finetune (against TF-IDF)",
-             "finetune (against frozen vectors)", "ECE frozen", "ECE finetune"]  # fmt: skip
+    heads = ["texts", "labels per class", "seeds", "TF-IDF", "frozen vectors", "finetune", "against TF-IDF",
+             "against frozen vectors", "ECE of frozen vectors", "ECE of finetune"]  # fmt: skip
     rows = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     for (name, labels), runs in sorted(of.items()):
         words, frozen, tuned = (
@@ -156,7 +156,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             {seed: run[what]["ece"] for seed, run in runs.items() if what in run}
             for what in ("frozen calibration", "calibration")
         ]
-        cells = [cell(words, None), cell(frozen, None), cell(tuned, words), cell(tuned, frozen)]
+        cells = [*(cell(each, None) for each in (words, frozen, tuned)), against(tuned, words), against(tuned, frozen)]
         cells += [cell(each, None) for each in errors]
         rows.append("| " + " | ".join([name, str(labels), str(len(runs)), *cells]) + " |")
     return "\n".join(rows) + "\n"

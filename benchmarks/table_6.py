@@ -193,16 +193,21 @@ def values_of(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], 
 
 
 def cell(values: Mapping[int, float], base: Mapping[int, float] | None) -> str:
-    """Mean and standard deviation over the seeds, and the mean difference from the base on the same seeds, with its error."""
+    """Mean and standard deviation over the seeds, and the difference from the base, see `against`."""
     if not values:
         return "-"
     spread = f" ± {statistics.stdev(values.values()):.1f}" if len(values) > 1 else ""
-    said = f"{statistics.fmean(values.values()):.1f}{spread}"
-    differences = [values[seed] - base[seed] for seed in values if seed in base] if base is not None else []
+    differs = against(values, base or {})
+    return f"{statistics.fmean(values.values()):.1f}{spread}" + (f" ({differs})" if differs else "")
+
+
+def against(values: Mapping[int, float], base: Mapping[int, float]) -> str:
+    """The mean difference from the base on the same seeds, with its standard error; empty without such seeds."""
+    differences = [values[seed] - base[seed] for seed in values if seed in base]
     if not differences:
-        return said
+        return ""
     error = f" ± {statistics.stdev(differences) / len(differences) ** 0.5:.1f}" if len(differences) > 1 else ""
-    return f"{said} ({statistics.fmean(differences):+.1f}{error})"
+    return f"{statistics.fmean(differences):+.1f}{error}"
 
 
 def table(lines: Sequence[Mapping[str, Any]], equal: str) -> str:
