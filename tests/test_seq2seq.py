@@ -16,7 +16,7 @@ from unicloze.example import Kind
 from unicloze.mixtures import positions
 from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.masking import partition, subset
-from unicloze.objectives.seq2seq import Ragged, causal, text_of
+from unicloze.objectives.seq2seq import causal, text_of
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 
@@ -90,11 +90,8 @@ def test_an_inner_eos_is_not_text() -> None:
 def unspelled(windows: Windows, words: Collection[int], vocabulary: Vocabulary = V) -> Windows:
     """Windows with a vocabulary that cannot spell some of their tokens."""
     unknown = np.isin(windows.token_ids, list(words))
-    return dataclasses.replace(
-        windows,
-        token_ids=np.where(unknown, np.int32(vocabulary.unk), windows.token_ids),
-        maskable=windows.maskable & ~unknown,
-    )
+    tokens = np.where(unknown, np.int32(vocabulary.unk), windows.token_ids)
+    return dataclasses.replace(windows, token_ids=tokens, maskable=windows.maskable & ~unknown)
 
 
 def test_an_unknown_word_stays_in_the_text_and_is_not_predicted() -> None:
@@ -116,9 +113,8 @@ def test_rows_with_unknown_words_are_those_of_any_other_word(name: str) -> None:
     rng = np.random.default_rng(1)
     drawn = windows.maskable & (rng.random(windows.maskable.shape) < 0.3) & ~V.ends_sentence[windows.token_ids]
     words = words[~V.ends_sentence[words]]
-    spelt = dataclasses.replace(
-        windows, token_ids=np.where(drawn, rng.choice(words, drawn.shape), windows.token_ids).astype(np.int32)
-    )
+    tokens = np.where(drawn, rng.choice(words, drawn.shape), windows.token_ids).astype(np.int32)
+    spelt = dataclasses.replace(windows, token_ids=tokens)
     before, after = (make_examples(each, V, CASES[name]) for each in (spelt, unspelled(spelt, words.tolist())))
     for field in ("position_ids", "segment_ids", "kinds", "steps", "intervals", "lengths", "mutual", "text_tokens"):
         assert np.array_equal(getattr(before, field), getattr(after, field)), field
@@ -173,13 +169,6 @@ def test_subsets_of_rows_of_several_sizes() -> None:
     assert flags.sum(axis=1).tolist() == chosen.tolist()
     assert not flags[np.arange(6) >= items[:, None]].any()
     assert partition(np.array([0, 3, 1]), np.array([1, 2, 1]), keyed.key(0, np.arange(3)), 1).tolist()[0] == 0
-
-
-def test_ragged_arithmetic() -> None:
-    ragged = Ragged(np.array([5, 6, 7]), np.array([2, 0, 1]))
-    assert (ragged.row.tolist(), ragged.rank.tolist()) == ([0, 0, 2], [0, 1, 0])
-    assert ragged.followed_by(9).values.tolist() == [5, 6, 9, 9, 7, 9]
-    assert ragged.followed_by(9).counts.tolist() == [3, 1, 2]
 
 
 @pytest.mark.parametrize(("rate", "lengths"), [(0.5, range(1, 13)), (0.25, range(1, 7)), (1.0, range(12, 13))])
