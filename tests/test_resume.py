@@ -39,6 +39,10 @@ OVERRIDES: dict[str, Any] = {
 }
 
 
+MOMENTS = {"micro-batch": 8, "update": 5, "checkpoint-file": 3, "checkpoint-manifest": 2, "checkpoint-renamed": 2}
+"""At which of its occurrences a run is killed."""
+
+
 def start(
     folder: Path, out: Path, moment: str, count: int, sends: signal.Signals = signal.SIGKILL, **changes: Any
 ) -> BaseProcess:
@@ -88,22 +92,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("moment", "count"),
-    slow_except(
-        [("update", 5), ("checkpoint-file", 3)],
-        [
-            ("micro-batch", 8),
-            ("update", 5),
-            ("checkpoint-file", 3),
-            ("checkpoint-manifest", 2),
-            ("checkpoint-renamed", 2),
-        ],
-    ),
-)
-def test_killed_at_the_worst_moment(uninterrupted: Path, moment: str, count: int) -> None:
+@pytest.mark.parametrize("moment", slow_except(["update", "checkpoint-file"], MOMENTS))
+def test_killed_at_the_worst_moment(uninterrupted: Path, moment: str) -> None:
     out = uninterrupted / f"killed-{moment}"
-    assert finish(uninterrupted, out, moment, count) == -signal.SIGKILL
+    assert finish(uninterrupted, out, moment, MOMENTS[moment]) == -signal.SIGKILL
     assert finish(uninterrupted, out) == 0
     assert_same(final_state(out), final_state(uninterrupted / "whole"))
     starts = [event for event in read_ledger(out / "ledger.jsonl") if event["event"] == "start"]

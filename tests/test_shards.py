@@ -69,22 +69,13 @@ def test_a_shard_of_datatroves_own_is_read(tmp_path: Path) -> None:
     assert [file.name for file in files_beside(path)] == ["00000_shuffled.ds.index"]
 
 
-def test_a_selection_of_documents(tmp_path: Path) -> None:
-    shard = token_shard(tmp_path / "a.ds", [[5, 6, 7], [8], [9, 10]], chosen=[0, 2])
-    assert [document.tolist() for document in shard.documents()] == [[5, 6, 7], [9, 10]]
-    assert shard.numbers(np.arange(2)).tolist() == [0, 2] and (shard.num_tokens, shard.num_bytes) == (5, 50)
-
-
-def test_an_empty_shard(tmp_path: Path) -> None:
-    shard = token_shard(tmp_path / "a.ds", [])
-    assert (len(shard), shard.num_tokens, shard.num_bytes, [*shard.documents()]) == (0, 0, 0, [])
-
-
-def test_a_failed_shard_has_no_metadata(tmp_path: Path) -> None:
+def test_a_failed_shard_has_no_metadata_and_an_empty_one_no_documents(tmp_path: Path) -> None:
     with pytest.raises(KeyError), ShardWriter(tmp_path / "a.ds", vocab_size=9, tokenizer_name="toy") as writer:
         raise KeyError
     assert all(file.closed for file in writer._open.values())
-    assert [beside(tmp_path / "a.ds", end).exists() for end in (".metadata", ".json")] == [False, False]
+    assert not any(beside(tmp_path / "a.ds", end).exists() for end in (".metadata", ".json"))
+    empty = token_shard(tmp_path / "empty.ds", [])
+    assert (len(empty), empty.num_tokens, empty.num_bytes, [*empty.documents()]) == (0, 0, 0, [])
 
 
 DAMAGES = {
@@ -152,7 +143,10 @@ def test_sums_of_every_fourth_document_find_the_same_windows(
 @pytest.mark.usefixtures("large")
 def test_a_selection_has_the_windows_of_its_documents_alone(tmp_path: Path) -> None:
     documents, chosen = [np.arange(5, 5 + length) for length in LENGTHS], [0, 2, 4, 7, 11]
-    selection = TokenSource(name="s", shards=(token_shard(tmp_path / "a.ds", documents, chosen=chosen),))
+    shard = token_shard(tmp_path / "a.ds", documents, chosen=chosen)
+    selection = TokenSource(name="s", shards=(shard,))
+    assert [document.tolist() for document in shard.documents()] == [documents[number].tolist() for number in chosen]
+    assert shard.numbers(np.arange(len(chosen))).tolist() == chosen
     expected = [token for number in chosen for token in documents[number].tolist()]
     assert [token for text in texts(selection, window=12) for token in text] == expected
     assert selection.num_tokens == len(expected) and selection.num_bytes == 10 * len(expected)
