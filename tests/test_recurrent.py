@@ -175,24 +175,19 @@ def test_ar_and_tar_enter_the_gradient_and_not_the_loss() -> None:
     """Short rows: the means are over real slots, and no difference crosses the end of a row."""
     windows = random_windows(4, 9, short=True)
     batch = batch_of(windows)
-    gradients, losses = [], []
-    for factors in ({"activation_penalty": 2.0, "temporal_penalty": 3.0}, {}):
-        model = recurrent_model(dropout=0.5, **factors).train()
-        loss = model(batch, DropoutKey(1))["lm"]
-        total = loss.total
-        if not factors:
-            states = backbone_of(model).read(batch, DropoutKey(1)).states
-            raw = [states[-2][row, :length] for row, length in enumerate(windows.lengths.tolist())]
-            shown = [states[-1][row, :length] for row, length in enumerate(windows.lengths.tolist())]
-            activation = torch.cat(shown).square().mean()
-            temporal = torch.cat([each[1:] - each[:-1] for each in raw]).square().mean()
-            total = total + loss.weight * (2 * activation + 3 * temporal)
-        total.backward()
-        losses.append(loss.total.item())
-        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], atol=1e-5, rtol=1e-4)
+    model = recurrent_model(dropout=0.5, activation_penalty=2.0, temporal_penalty=3.0).train()
+    loss = model(batch, DropoutKey(1))["lm"]
+    loss.total.backward()
+    plain = recurrent_model(dropout=0.5).train()
+    expected = plain(batch, DropoutKey(1))["lm"]
+    states = backbone_of(plain).read(batch, DropoutKey(1)).states
+    raw, shown = ([state[row, :length] for row, length in enumerate(windows.lengths)] for state in states[-2:])
+    activation = torch.cat(shown).square().mean()
+    temporal = torch.cat([each[1:] - each[:-1] for each in raw]).square().mean()
+    (expected.total + expected.weight * (2 * activation + 3 * temporal)).backward()
+    assert loss.total.item() == pytest.approx(expected.total.item(), rel=1e-6)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_nothing_is_dropped_or_penalised_in_evaluation() -> None:
@@ -227,17 +222,14 @@ def test_windows_with_a_carried_state_read_as_one_long_row() -> None:
     whole = read_by_hand(model, torch.from_numpy(windows.token_ids).long())
     memory, found = None, []
     with torch.no_grad():
-        for first in range(0, 20, 5):
-            micro_batch = in_windows(windows, first, first + 5, continues=first > 0)
+        for first, continues in ((0, False), (5, True), (10, True), (15, True), (5, False)):
+            micro_batch = in_windows(windows, first, first + 5, continues=continues)
             batch = with_memory(collate(micro_batch.examples), micro_batch, memory, model.settings)
             found.append(backbone_of(model)(batch)[-1])
             memory = batch.memory
-        torch.testing.assert_close(torch.cat(found, dim=1), whole)
-        fresh = in_windows(windows, 5, 10, continues=False)
-        batch = with_memory(collate(fresh.examples), fresh, memory, model.settings)
-        torch.testing.assert_close(
-            backbone_of(model)(batch)[-1], read_by_hand(model, torch.from_numpy(windows.token_ids[:, 5:10]).long())
-        )
+        torch.testing.assert_close(torch.cat(found[:4], dim=1), whole)
+        alone = read_by_hand(model, torch.from_numpy(windows.token_ids[:, 5:10]).long())
+        torch.testing.assert_close(found[4], alone)
 
 
 def test_the_state_of_a_short_row_is_that_of_its_last_token() -> None:

@@ -152,16 +152,6 @@ def test_a_source_of_one_document_is_trained_on(tmp_path: Path, given: Tokenizer
     assert train == [others[1:], [texts[alone]]] and heldout == [others[:1], []]
 
 
-def test_if_every_source_has_one_document_the_end_of_a_long_one_is_held_out(
-    tmp_path: Path, given: TokenizerSettings
-) -> None:
-    long = " ".join(map(sentence, range(300)))
-    corpus = [write_texts(tmp_path / f"{number}.jsonl", [text]) for number, text in enumerate([*BY_HASH[:3], long])]
-    train, heldout = sides(prepared(corpus, tmp_path / "out", given, heldout_share=NEVER))
-    assert train[:3] == [[text] for text in BY_HASH[:3]] and heldout[:3] == [[], [], []]
-    assert f"{train[3][0]} {heldout[3][0]}" == long and len(heldout[3][0]) == pytest.approx(2048, abs=20)
-
-
 def test_token_shards_are_one_corpus(tmp_path: Path, given: TokenizerSettings) -> None:
     """Duplicates are dropped across sources, shards and widths of tokens, empty documents too, and one document is forced out
     of all, not one of each shard."""
