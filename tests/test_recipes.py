@@ -281,19 +281,14 @@ def test_an_option_named_as_a_section_is_explained(capsys: pytest.CaptureFixture
 # Settings of one objective or task
 
 
-def written(place: Path, **sections: Any) -> Path:
-    place.write_text(yaml.safe_dump(sections, sort_keys=False))
-    return place
-
-
-def test_what_a_base_sets_for_its_own_objective_is_dropped_with_it(tmp_path: Path) -> None:
-    base = written(tmp_path / "base.yaml", objective={"mask_rate": 0.3, "max_span": 4, "coefficients": {"par": 0.5}})
-    own = {"name": "span_corruption", "targets": ["lm"], "mean_span": 2.0, "coefficients": {}}
-    child = written(tmp_path / "child.yaml", base=str(base), objective=own, tokenizer={"extra_tokens": 200})
+def test_what_a_base_sets_for_its_own_objective_is_dropped_with_it(write: Any) -> None:
+    write("objective: {mask_rate: 0.3, max_span: 4, coefficients: {par: 0.5}}\n", "base.yaml")
+    own = "{name: span_corruption, targets: [lm], mean_span: 2.0, coefficients: {}}"
+    child = write(f"base: base.yaml\nobjective: {own}\ntokenizer: {{extra_tokens: 200}}\n")
     settings = load_recipe(child).objective
     assert isinstance(settings, SpanCorruptionSettings) and not hasattr(settings, "max_span")
     assert (settings.mask_rate, settings.mean_span) == (0.3, 2.0)
-    child = written(tmp_path / "child.yaml", base=str(base), objective={"max_span": 3, "name": "causal"})
+    child = write("base: base.yaml\nobjective: {max_span: 3, name: causal}\n")
     assert "max_span is not a setting of causal" in refusal(child)
 
 
