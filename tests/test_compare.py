@@ -5,6 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +22,15 @@ import toys
 from report_toys import Page, event, make_run, start, whole
 from test_counts import source as token_source
 from unicloze import verbs
-from unicloze.comparison import runs
-from unicloze.comparison.compare import Job, clock_of, compare_recipes
+from unicloze.comparison import compare, runs
+from unicloze.comparison.compare import Job, clock_of, compare_recipes, do_all
 from unicloze.comparison.contestants import contestants, contestants_at_budget, network
 from unicloze.comparison.runs import counted, held_out
 from unicloze.comparison.table import Column, Comparison, ContestantResult, as_markdown, as_text, page, ranked
 from unicloze.decoding.inputs import ReadWindow
 from unicloze.decoding.likelihood import log_probabilities, score
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import hold
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import phases
 from unicloze.model.flops import Amounts, backbone_flops
@@ -419,7 +425,6 @@ def test_a_loss_that_overflows_is_an_infinite_perplexity() -> None:
 @pytest.mark.parametrize(("names", "budget", "more", "message"), [
     ((NAMES[0], NAMES[0]), "steps=2", {}, "two recipes are named"),
     (NAMES[:1], "steps=2", {"data.heldout_share": 0.0}, "no text is held out to measure on"),
-    (("unilmv2-ablation-ae", "no-such"), "steps=2", {}, "No recipe is named 'no-such'"),
     (NAMES[:1], "tokens=3", {}, r"a step costs .* tokens, more than the budget tokens=3 allows"),
     (NAMES, "steps=2", {"name": "x"}, "--name: each recipe keeps its own"),
     *((NAMES, "steps=2", {key: 3}, f"--{key}: the comparison sets this") for key in
@@ -430,6 +435,93 @@ def test_what_cannot_be_compared_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         run(corpus, tmp_path / "c", budget, names=names, overrides=more)
+
+
+# Several processes work on one comparison: each does some runs, and that of a killed one is done again.
+
+
+def three(folder: Path) -> list[Job]:
+    return [Job(None, 0, folder / f"run-{number}", f"run {number}") for number in range(3)]  # type: ignore[arg-type]
+
+
+def test_a_run_of_another_process_is_waited_for_and_results_stay_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run-1").mkdir()
+    done: list[str] = []
+    said: list[str] = []
+
+    def do(job: Job) -> str:
+        done.append(job.run.name)
+        with pytest.raises(UniclozeError, match="is in use by process"):
+            hold(job.run / "job.lock", job.run, "no").__enter__()
+        return job.run.name.upper()
+
+    other = hold(tmp_path / "run-1" / "job.lock", tmp_path / "run-1", "", keep=True)
+    other.__enter__()
+    monkeypatch.setattr(compare.time, "sleep", lambda _: other.__exit__(None, None, None))
+    assert do_all(three(tmp_path), do, said.append) == ["RUN-0", "RUN-1", "RUN-2"]
+    assert done == ["run-0", "run-2", "run-1"]
+    assert said[:2] == ["run 0", "run 2"] and said[-1] == "run 1"
+    assert said[2].startswith(f"{tmp_path / 'run-1'} is in use by process {os.getpid()} on ")
+    assert said[2].endswith(": waiting for it")
+
+
+def test_an_error_in_a_run_is_raised_and_frees_it(tmp_path: Path) -> None:
+    def fail(_: Job) -> None:
+        with hold(tmp_path / "lock", tmp_path, "stop it"), hold(tmp_path / "lock", tmp_path, "stop it"):
+            pass
+
+    with pytest.raises(UniclozeError, match="stop it"):
+        do_all(three(tmp_path), fail, lambda _: None)
+    with hold(tmp_path / "run-0" / "job.lock", tmp_path, ""):
+        pass
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(2400):
+        if happened():
+            return
+        pause.wait(0.05)
+    raise AssertionError("the other process did nothing within two minutes")
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_second_command_does_runs_and_one_that_is_killed_is_replaced(
+    corpus: Path, tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, settings = (NAMES[0], NAMES[2]), overrides(corpus, **{"training.threads": 1, "training.save_every": 1})
+    given: Any = {"recipes": names, "budget": "steps=6", "seeds": 1, "quiet": True, "overrides": settings}
+    alone = verbs.compare(**given, out=tmp_path / "alone")
+    sent = json.dumps({**given, "out": str(tmp_path / "c")})
+    called = "import json, sys; from unicloze import verbs; verbs.compare(**json.loads(sys.argv[1]))"
+    other = subprocess.Popen([sys.executable, "-c", called, sent], stdout=subprocess.DEVNULL)
+
+    def watched(todo: list[Job], *others: Any) -> Any:
+        begun, file = (todo[:1], "checkpoints") if killed else (todo, "scores.json")
+        wait_until(lambda: all((job.run / file).exists() for job in begun))
+        if killed:
+            other.kill()
+            other.wait()
+        return do_all(todo, *others)
+
+    monkeypatch.setattr(compare, "do_all", watched)
+    try:
+        wait_until((tmp_path / "c" / "comparison.json").is_file)
+        both = verbs.compare(**given, out=tmp_path / "c")
+        scores = [[(row.name, row.scores, row.text_tokens) for row in each.rows] for each in (both, alone)]
+        assert scores[0] == scores[1]
+    finally:
+        other.kill()
+        other.wait()
+    ledgers = [(tmp_path / "c" / name / "seed-0" / "ledger.jsonl").read_text() for name in names]
+    starts = [ledger.count('"event": "start"') for ledger in ledgers]
+    assert starts[1] == 1 and starts[0] in ((1, 2) if killed else (1,))
+
+
+# The table and the page
 
 
 def result(name: str, **more: Any) -> ContestantResult:
