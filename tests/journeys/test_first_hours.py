@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import random
 import re
 import shlex
@@ -100,9 +99,8 @@ def test_a_classifier_beats_the_most_frequent_class(
             csv.writer(file).writerows([("sentence", "label"), *part])
     words = ["--train", str(tmp_path / "train.csv"), "--dev", str(tmp_path / "dev.csv"), "--out", str(tmp_path / "run")]
     assert cli.main(["finetune", "--model", str(quickstart[0]), *words, "--quiet"]) == 0
-    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
-    accuracy = json.dumps(results)
-    found = max(float(value) for value in re.findall(r'"accuracy": ([\d.]+)', accuracy))
+    results = (tmp_path / "run" / "results.json").read_text(encoding="utf-8")
+    found = max(float(value) for value in re.findall(r'"accuracy": ([\d.]+)', results))
     assert found >= 58  # the most frequent class reaches about 56, this start reached 64 to 69
     (said,) = verbs.predict(tmp_path / "run", text="a wonderful film")
     assert said["prediction"] in ("0", "1")
