@@ -210,11 +210,10 @@ def fine_tune(probe: Probe, run: Path, known: dict[str, Any], progress: bool) ->
         if result.stopped_by:
             raise Interrupted(result.stopped_by, out)
         flops = finetuning_flops(load_recipe(out / RECIPE), train, start.tokenizer, result.step)
-    column = probe.column("")
-    score = result.scores[column.metric]
+    score = result.scores[probe.recipe.task.metrics[0]]
     known[PROBES][probe.name] = {
-        "score": score.values[column.value],
-        "unit": score.units.get(column.value, "%"),
+        "score": score.values[result.chosen_by],
+        "unit": score.units.get(result.chosen_by, "%"),
         "flops": flops,
         "seconds": History.read(out).seconds,
         "best_step": result.best_step,
