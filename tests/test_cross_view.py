@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,19 +153,23 @@ def test_views_learn_what_the_primary_head_predicts_without_dropout(tiny: Loaded
 
     batch = micro_batch.batch(torch.device("cpu"))
     real = batch.targets["tags"].weights > 0
+
+    def by_hand(name: str, shown: Sequence[Tensor]) -> Tensor:
+        """U ReLU(W h) + b with h of both layers or of one direction of the first layer (Section 3.2)."""
+        head, (forward, backward) = model.task_head(name), shown[0].chunk(2, dim=-1)
+        side = {"tags:forward": forward, "tags:future": forward, "tags:backward": backward, "tags:past": backward}
+        states = side.get(name, torch.cat([*shown], dim=-1))
+        seen = states[torch.arange(len(states))[:, None], batch.targets[name].slots]
+        assert head.dense is not None
+        return head.output(functional.relu(head.dense(seen)))
+
     with torch.no_grad():
-        soft = model.eval().outputs(batch)["tags"].softmax(dim=-1)
+        soft = by_hand("tags", model.eval().backbone.read(batch).shown).softmax(dim=-1)  # type: ignore[operator]
     model.train()
     reading = model.backbone.read(batch, DropoutKey(recipe.training.seed, 1, 0, factor=0.5))  # type: ignore[operator]
     total = torch.zeros(())
     for name in NAMES:
-        head, target = model.task_head(of_view("tags", name)), batch.targets[of_view("tags", name)]
-        forward, backward = reading.shown[0].chunk(2, dim=-1)
-        side = {"forward": forward, "future": forward, "backward": backward, "past": backward}
-        states = side.get(name, torch.cat(reading.shown, dim=-1))
-        seen = states[torch.arange(len(states))[:, None], target.slots]
-        assert head.dense is not None
-        own = head.output(functional.relu(head.dense(seen))).log_softmax(dim=-1)
+        own = by_hand(of_view("tags", name), reading.shown).log_softmax(dim=-1)
         cross_entropy = -(soft * own).sum(dim=-1)[real].mean()
         entropy = -(soft * soft.log()).sum(dim=-1)[real].mean()
         assert losses[of_view("tags", name)] == pytest.approx(float(cross_entropy.detach() - entropy), abs=1e-5)
