@@ -1,4 +1,4 @@
-"""GPT and ELECTRA against Transformers at random initialisation; layers, selection and kernels against plain code.
+"""GPT, ELECTRA and XLNet against Transformers at random initialisation; layers, selection and kernels against plain code.
 
 `test_import_families`, `test_language_model_folders` and `test_two_stacks_parity` compare the other families.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,20 @@ from torch.nn import functional
 
 import toys
 from interop_toys import labels_of, same_gradients, with_our_weights
-from toys import random_windows, vocabulary
-from unicloze.example import collate
+from toys import PSEUDO, random_windows, vocabulary
+from unicloze.example import Batch, Memory, collate
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.family import Architecture
+from unicloze.interop.tables import Table
 from unicloze.model.build import ReplacedTokenModel, build, generator_settings
 from unicloze.model.dropout import DropoutKey
+from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
 from unicloze.objectives.causal import causal
+from unicloze.objectives.permuted import lay_out_permuted
 from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.settings import ModelSettings
+from xl_toys import two_streams, xl_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -207,22 +212,28 @@ def test_buckets_of_the_relative_bias_are_t5s() -> None:
     assert torch.equal(found[0, :, 0], bias.weight[:, theirs])
 
 
+def early_is_as_late(model_of: Callable[[], UnifiedModel], batch: Batch, backend: Any = "explicit") -> None:
+    """Compare the states of predicted slots, and all gradients, with explicit attention for all slots."""
+    slots = torch.cat([target.slots for target in batch.targets.values()], dim=1)
+    results = []
+    for select, chosen in ((False, "explicit"), (True, backend)):
+        model = model_of()
+        model.backbone.backend = chosen
+        states = model.backbone(batch, select=select)[-1]
+        states = states if select else states.gather(1, slots[:, :, None].expand(-1, -1, WIDTH))
+        states.pow(3).sum().backward()
+        results.append((states, [p.grad for p in model.backbone.parameters()]))
+    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-5, rtol=1e-5)
+    for late, early in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(late, early, atol=2e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("relative_bias", [False, True])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_selecting_slots_early_changes_no_value_and_no_gradient(relative_bias: bool, norm: Any) -> None:
     windows = random_windows(5, 24, short=True)
     batch = collate(unilmv2(windows, vocabulary(), settings_of()))
-    results = []
-    for select in (True, False):
-        model = toys.model(relative_bias=relative_bias, norm=norm)
-        slots = torch.cat([target.slots for target in batch.targets.values()], dim=1)
-        states = model.backbone(batch, select=select)[-1]
-        chosen = states if select else states.gather(1, slots[:, :, None].expand(-1, -1, 32))
-        chosen.pow(2).sum().backward()
-        results.append((chosen, [p.grad for p in model.backbone.parameters()]))
-    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-5, rtol=1e-5)
-    for early, late in zip(results[0][1], results[1][1], strict=True):
-        torch.testing.assert_close(early, late, atol=2e-4, rtol=1e-4)
+    early_is_as_late(lambda: toys.model(relative_bias=relative_bias, norm=norm), batch)
 
 
 @pytest.mark.parametrize("relative_bias", [False, True])
@@ -258,3 +269,88 @@ def test_explicit_attention_equals_torchs_kernels(local: bool) -> None:
             results.append({n: each[batch.targets[n].weights > 0] for n, each in model.logits(batch).items()})
     torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(results[2], results[0], atol=1e-5, rtol=1e-5)
+
+
+# XLNet's rows against Transformers' two streams
+
+WINDOW = 18
+PERMUTED = settings_of(name="permuted", targets=["par"], mask_rate=0.35, factorization="token")
+XLNET = dict(
+    vocab_size=50, d_model=WIDTH, n_layer=LAYERS, n_head=4, d_inner=64, ff_activation="gelu", untie_r=True,
+    dropout=0.0, layer_norm_eps=1e-12, initializer_range=0.15,
+)  # fmt: skip
+
+
+def same_gradients_of_xlnet(table: Table, model: UnifiedModel, peer: Any) -> None:
+    """The query vector is the pseudo mask's row of our token table."""
+    own = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    expected = {name: p.grad.clone() for name, p in peer.named_parameters()}
+    query = expected.pop("transformer.mask_emb")
+    expected["transformer.word_embedding.weight"][PSEUDO] += query[0, 0]
+    found = table.to_theirs(own)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("memory", [WINDOW - 5, WINDOW + 7])
+@pytest.mark.parametrize("training", [False, True])
+def test_memory_is_xlnets(training: bool, memory: int) -> None:
+    """Three windows of running text, shorter and longer than the memory."""
+    model = xl_model().train(training)
+    peer = transformers.XLNetLMHeadModel(transformers.XLNetConfig(**XLNET)).train(training)
+    table = with_our_weights(FAMILIES["xlnet"], model, peer, query=PSEUDO)
+    peer.transformer.mem_len = memory
+    mems = None
+    recalled = Memory(states=torch.zeros(LAYERS, 4, memory, WIDTH), lengths=torch.zeros(4, dtype=torch.long))
+    for seed in range(3):
+        windows = random_windows(4, WINDOW, seed=seed)
+        examples = make_examples(windows, vocabulary(), PERMUTED)
+        batch = collate(examples)
+        text = torch.from_numpy(examples.text_slots()).long()
+        batch = dataclasses.replace(batch, memory=recalled, text_slots=text)
+        labels = torch.where(batch.targets["par"].weights > 0, batch.targets["par"].labels, -100)
+        inputs = two_streams(windows, examples)
+        width = labels.shape[1]
+        inputs["target_mapping"] = inputs["target_mapping"][:, :width]
+        answer = peer(**inputs, labels=labels, mems=mems, use_mems=True)
+        found = model(batch)["par"]
+        loss = found.total / found.weight
+        torch.testing.assert_close(loss, answer.loss, atol=1e-5, rtol=1e-5)
+        model.zero_grad()
+        peer.zero_grad()
+        loss.backward()
+        answer.loss.backward()
+        same_gradients_of_xlnet(table, model, peer)
+        mems = answer.mems
+        filled = min(memory, (seed + 1) * WINDOW)
+        assert recalled.lengths.tolist() == [filled] * 4
+        for own, theirs in zip(recalled.states, mems, strict=True):
+            assert not own.requires_grad
+            torch.testing.assert_close(own[:, memory - filled :], theirs.transpose(0, 1), atol=1e-5, rtol=1e-5)
+
+
+def test_without_segments_they_are_not_seen() -> None:
+    model = xl_model(num_segments=0)
+    peer = transformers.XLNetLMHeadModel(transformers.XLNetConfig(**XLNET)).eval()
+    table = FAMILIES["xlnet"].table(Architecture(settings=model.settings, query=PSEUDO), model.state_dict())
+    peer.load_state_dict({**peer.state_dict(), **table.to_theirs(model.state_dict())})
+    windows = random_windows(4, WINDOW)
+    examples = make_examples(windows, vocabulary(), PERMUTED)
+    inputs = two_streams(windows, examples)
+    del inputs["token_type_ids"]
+    batch = collate(examples, fixed_shape=True)
+    states = model.backbone(batch, select=True)[-1]
+    real = batch.targets["par"].weights > 0
+    expected = peer.transformer(**inputs).last_hidden_state
+    torch.testing.assert_close(states[real], expected[real], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("masks", [0.0, 0.35])
+@pytest.mark.parametrize("backend", ["explicit", "sdpa"])
+def test_early_selection_and_kernels_change_no_value_and_no_gradient(backend: Any, masks: float) -> None:
+    """Selected queries of the last layer, regions with and without masks, rows with and without memory."""
+    windows = random_windows(5, WINDOW, short=True)
+    steps = np.where(windows.maskable & (np.random.default_rng(0).random(windows.maskable.shape) < masks), 0, -1)
+    steps[:, 2] = np.where(windows.maskable[:, 2], 1, steps[:, 2])
+    batch = collate(lay_out_permuted(windows, steps.astype(np.int32), vocabulary(), pseudo=PSEUDO))
+    early_is_as_late(xl_model, batch, backend)
