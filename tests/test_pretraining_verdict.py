@@ -103,6 +103,17 @@ def test_every_recipe_uses_its_best_ability_for_words() -> None:
     assert asked["quickstart"] == asked["bert-base"] == "cloze"
 
 
+def trigram_scores(counts: Counts, around: Sequence[int], ordinary: np.ndarray) -> np.ndarray:
+    """Of each token between two tokens on the left and two on the right, as far as they are there."""
+    left2, left1, right1, right2 = (np.full(len(ordinary), token) for token in around)
+    scores = counts.following(left2, left1, ordinary)
+    if right1[0] != ABSENT:
+        scores = scores * counts.following(left1, ordinary, right1)
+    if right2[0] != ABSENT:
+        scores = scores * counts.following(ordinary, right1, right2)
+    return scores
+
+
 def test_the_trigram_guesses_from_both_sides_or_the_left_one(tmp_path: Path) -> None:
     model, draw = loaded(wordpiece()), np.random.default_rng(0)
     vocabulary, words = model.tokenizer.vocabulary, words_of(model)
@@ -113,15 +124,12 @@ def test_the_trigram_guesses_from_both_sides_or_the_left_one(tmp_path: Path) -> 
     counts = Counts.of([token_source(tmp_path / "a.ds", texts * 3)], vocabulary)
     ordinary, both, left = vocabulary.ordinary.astype(np.int64), [], []
     for text, place in zip(words.sentences, PLACES, strict=True):
-        around = [text[at] if 0 <= at < len(text) else ABSENT for at in range(place - 2, place + 3)]
-        left2, left1, answer, right1, right2 = (np.full(len(ordinary), token) for token in around)
-        by_left, by_right = np.zeros(vocabulary.size), np.ones(vocabulary.size)
-        by_left[ordinary] = counts.following(left2, left1, ordinary)
-        by_right[ordinary] = counts.following(left1, ordinary, right1)
-        if right2[0] != ABSENT:
-            by_right[ordinary] *= counts.following(ordinary, right1, right2)
-        left.append(rank(by_left, int(answer[0]), ordinary.tolist()))
-        both.append(rank(by_left * by_right, int(answer[0]), ordinary.tolist()))
+        around = (text[at] if 0 <= at < len(text) else ABSENT for at in range(place - 2, place + 3))
+        left2, left1, answer, right1, right2 = around
+        for ranks, neighbours in ((left, (left2, left1, ABSENT, ABSENT)), (both, (left2, left1, right1, right2))):
+            found = np.zeros(vocabulary.size)
+            found[ordinary] = trigram_scores(counts, neighbours, ordinary)
+            ranks.append(rank(found, answer, ordinary.tolist()))
     assert ranks_by_counts(counts, words, "cloze").tolist() == both
     assert ranks_by_counts(counts, words, "causal").tolist() == left
     assert both != left
@@ -364,12 +372,7 @@ def test_the_trigram_is_weighed_like_the_loss_beside_it(name: str, tmp_path: Pat
         nats = {"unigram": 0.0, "trigram": 0.0}
         around = _around(one.examples, one.name, one.counted, one.vocabulary, one.windows)
         for (row, number), *tokens in zip(np.argwhere(one.counted), *around, strict=True):
-            left2, left1, right1, right2 = (np.full(len(ordinary), token) for token in tokens)
-            scores = counts.following(left2, left1, ordinary)
-            if right1[0] != ABSENT:
-                scores = scores * counts.following(left1, ordinary, right1)
-            if right2[0] != ABSENT:
-                scores = scores * counts.following(ordinary, right1, right2)
+            scores = trigram_scores(counts, tokens, ordinary)
             label, weight = target.labels[row, number], float(target.weights[row, number])
             nats["trigram"] -= weight * math.log(scores[ordinary == label][0] / scores.sum())
             nats["unigram"] -= weight * math.log(counts.unigram[label])

@@ -30,14 +30,8 @@ def test_texts_are_read_as_embed_reads_them(name: str) -> None:
     width = windows.token_ids.shape[1]
     real = np.arange(width) < windows.lengths[:, None]
     assert np.array_equal(expected.input_ids[real], windows.token_ids[real])
-    found = encoding_batch(
-        torch.from_numpy(windows.token_ids).long(),
-        torch.from_numpy(real).long(),
-        torch.from_numpy(windows.segment_ids),
-        None,
-        rule=encoder_inputs(recipe),
-        max_positions=20,
-    )
+    ids, mask, segments = (torch.from_numpy(each).long() for each in (windows.token_ids, real, windows.segment_ids))
+    found = encoding_batch(ids, mask, segments, None, rule=encoder_inputs(recipe), max_positions=20)
     assert np.array_equal(found.position_ids.numpy()[real], expected.position_ids[real])
     assert np.array_equal(bool_mask(found.intervals.numpy(), width), bool_mask(expected.intervals, width))
     if recipe.model.num_segments > 1:
@@ -54,14 +48,9 @@ def test_a_source_and_its_target_are_read_as_the_prefix_objective_trains() -> No
     real = np.arange(width) < rows.lengths[:, None]
     rule = step_inputs(Recipe(objective=settings), vocabulary())
     assert rule == StepInputs(predicts="next")
-    found = slots_of(
-        torch.from_numpy(rows.input_ids).long(),
-        torch.from_numpy(real),
-        torch.from_numpy((np.arange(width) >= rows.mutual[:, None]).astype(np.int64)),
-        rule=rule,
-        earlier=0,
-        max_positions=width,
-    )
+    is_target = np.arange(width) >= rows.mutual[:, None]
+    ids, mask, segments = (torch.from_numpy(array) for array in (rows.input_ids, real, is_target))
+    found = slots_of(ids.long(), mask, segments.long(), rule=rule, earlier=0, max_positions=width)
     assert np.array_equal(found.visible.numpy()[real], bool_mask(rows.intervals, width)[real])
     assert np.array_equal(found.positions.numpy()[real], rows.position_ids[real])
     assert np.array_equal(found.segment_ids.numpy()[real], rows.segment_ids[real])
