@@ -113,7 +113,9 @@ def test_samples_follow_the_softmax() -> None:
     logits = torch.randn(1, 12, generator=generator) * 2
     logits[0, [0, 5, 11]] = -torch.inf
     count = 200_000
-    drawn = sample_tokens(logits.expand(count, -1), DropoutKey(3, 1, 4).uniform(count))
+    key = DropoutKey(3, 1, 4)
+    drawn = sample_tokens(logits.expand(count, -1), key.uniform(count))
+    assert not torch.equal(key.uniform(count), DropoutKey(3, 1, 4).uniform(count)), "each draw is a site of its own"
     share = torch.bincount(drawn, minlength=12) / count
     expected = torch.softmax(logits[0], dim=-1)
     assert (share[[0, 5, 11]] == 0).all()
