@@ -97,6 +97,7 @@ def test_a_cell_may_have_lines_and_be_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("content", "message"), [
     (None, "there is no file at"),
     ("{", r"bad\.jsonl cannot be read"),
+    ("PK\x03\x04\x14\0", r"bad\.jsonl is not text in UTF-8: unpack"),
     ('["one\u2028line"]\n\n["two"\n', r"bad\.jsonl cannot be read \(line 3: Expecting ',' delimiter\)"),
 ])  # fmt: skip
 def test_evaluation_files_that_cannot_be_read(content: str | None, message: str, tmp_path: Path) -> None:

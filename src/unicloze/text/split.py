@@ -342,6 +342,8 @@ def _texts(file: File) -> Iterator[str]:
         raw = opened.read(LARGEST_FILE + 1)
     if len(raw) > LARGEST_FILE:
         raise UniclozeError(f"{file} has more than {LARGEST_FILE:,} bytes: split it.")
+    if b"\0" in raw:  # an archive, or text in UTF-16
+        raise UniclozeError(f"{file} is not text in UTF-8: unpack or convert it, or leave it out.")
     text = raw.decode("utf-8-sig", errors="replace")
     if kind == ".json":
         yield from _strings(parse_json(text))
