@@ -48,8 +48,9 @@ def head_settings(**changes: Any) -> ModelSettings:
 
 
 def test_places_of_a_span_begin_at_one_and_end_at_the_last_embedding() -> None:
-    head = BoundaryHead(head_settings(), vocab_size=5)
-    embeddings, states = torch.randn(5, 8), torch.randn(1, 2, 8)
+    head = BoundaryHead(head_settings(embedding_size=4, layer_norm_eps=0.5), vocab_size=5)
+    assert head.places.weight.shape == (128, 200) and head.inner_norm.eps == head.outer_norm.eps == 0.5
+    embeddings, states = torch.randn(5, 4), torch.randn(1, 2, 8)
 
     def logits(place: int) -> list[float]:
         found: list[float] = head(states, torch.tensor([place]), embeddings)[0].tolist()
