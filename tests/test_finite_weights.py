@@ -148,12 +148,10 @@ def pretrained(corpus: Path, out: Path, **settings: Any) -> None:
 def test_a_diverging_run_exits_with_an_error_and_leaves_no_checkpoint(
     steps: int, message: str, corpus: Path, tmp_path: Path, command: Any
 ) -> None:
-    out, settings = (
-        tmp_path / "run",
-        f"--training.learning_rate 1e39 --training.warmup_steps 0 --training.steps {steps}",
-    )
-    words = f"pretrain --recipe quickstart --toy --quiet {settings}".split()
-    said = command(*words, "--data.corpus", corpus, "--out", out)
+    out = tmp_path / "run"
+    settings = f"--training.learning_rate 1e39 --training.warmup_steps 0 --training.steps {steps}".split()
+    words = "pretrain", "--recipe", "quickstart", "--toy", "--quiet", "--data.corpus", corpus, "--out", out
+    said = command(*words, *settings)
     assert said.code == 1 and message in said.err
     assert list_checkpoints(out / "checkpoints") == []
     assert [event["event"] for event in read_ledger(out / "ledger.jsonl")] == ["start", "samples", "step", "failed"]

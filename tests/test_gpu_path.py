@@ -139,8 +139,9 @@ def test_rows_of_fixed_shape_are_multiples_of_16_wide_and_padding_changes_no_los
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("short", [False, True])
 def test_flex_attention_reads_the_mask_and_the_relative_bias(relative: bool, short: bool) -> None:
-    model, batch = toys.model(relative_bias=relative), collate(examples_of(2, short=short))
-    found = {}
+    """Distances above the largest included."""
+    model = toys.model(relative_bias=relative, relative_max_distance=12)
+    batch, found = collate(examples_of(2, short=short)), {}
     for backend in ("explicit", "flex"):
         model.backbone.backend = backend  # type: ignore[assignment]
         with torch.no_grad():

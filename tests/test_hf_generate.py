@@ -160,11 +160,8 @@ def test_a_given_beginning_of_the_target_is_continued() -> None:
     predict = whole_rows(model)
     source, begun = SOURCES[0], [21, 22]
     expected = greedy(predict, source, 5, begun)
-    found = model.generate(
-        torch.tensor([source + begun]),
-        token_type_ids=torch.tensor([[0] * len(source) + [1] * len(begun)]),
-        max_new_tokens=5,
-    )
+    segments = torch.tensor([[0] * len(source) + [1] * len(begun)])
+    found = model.generate(torch.tensor([source + begun]), token_type_ids=segments, max_new_tokens=5)
     assert texts_of(found, len(source + begun)) == [expected]
 
 

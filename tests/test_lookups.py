@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import toys
-from test_training import CPU, micro_batches
-from unicloze.objectives import settings_of
+from test_loop import CPU, gradient_of, micro_batches
 from unicloze.settings import TrainingSettings
 from unicloze.training import gradients as lookups
 from unicloze.training.loop import TrainState, losses_and_norm
@@ -19,8 +18,8 @@ READ = torch.tensor([[3, 3, 9], [0, 3, 9]])
 def gradients(monkeypatch: pytest.MonkeyPatch, large: int) -> dict[str, torch.Tensor]:
     monkeypatch.setattr(lookups, "LARGE", large)
     state = TrainState(model=toys.model(), optimizers=[])
-    losses_and_norm(state, micro_batches(4, 3, settings_of()), TrainingSettings(), CPU, str)
-    return {name: weight.grad for name, weight in state.model.named_parameters() if weight.grad is not None}
+    losses_and_norm(state, micro_batches(3, rows=4), TrainingSettings(), CPU, str)
+    return gradient_of(state.model)
 
 
 def test_a_table_that_is_output_matrix_too(monkeypatch: pytest.MonkeyPatch) -> None:
