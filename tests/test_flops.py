@@ -176,11 +176,10 @@ def test_targets_together_cost_what_torch_counts(
         compare(model, examples)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [*((kind, {}) for kind in sorted(TASKS)), ("classification", {"task__pooling": "mean"})],
-    ids=[*sorted(TASKS), "classification of means"],
-)
+POOLED = [("classification", {"task__pooling": pooling}) for pooling in ("first", "mean")]
+
+
+@pytest.mark.parametrize(("kind", "settings"), [*((kind, {}) for kind in sorted(TASKS)), *POOLED], ids=str)
 def test_a_task_costs_what_torch_counts(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     name, given = RECORDS[kind]
     start = nlu_toys.start("unilmv2-base", data__window=96)
@@ -192,6 +191,9 @@ def test_a_task_costs_what_torch_counts(kind: str, settings: dict[str, Any], tmp
     rows = encoded(records, recipe, start.tokenizer).rows
     examples = TASKS[kind].lay_out(rows[:1], start.tokenizer.vocabulary, recipe, None)
     compare(build_model(recipe, start.model.vocab_size), examples[:1])
+    if settings:
+        (slots,) = measure_slots(examples[:1]).predicting_slots.values()
+        assert slots == (examples.lengths[0] if settings["task__pooling"] == "mean" else 1)
 
 
 def test_the_last_layer_is_counted_for_the_slots_that_predict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,17 @@ def test_no_verb_takes_nan_for_a_token_that_cannot_be_scored(objective: str, tmp
             call()
 
 
+def test_in_bf16_the_texts_are_about_as_likely() -> None:
+    model, given = toys.model(num_layers=2).eval(), sources(7, 3, 5)
+    whole, half = (
+        generate_tokens(model, given, DecodingSettings(max_length=1, precision=precision), PSEUDO_LAYOUT)
+        for precision in ("fp32", "bf16")
+    )
+    assert whole != half
+    for (exact,), (rounded,) in zip(whole, half, strict=True):
+        assert rounded.log_probability == pytest.approx(exact.log_probability, abs=0.15)
+
+
 def predicted(model: UnifiedModel, source: np.ndarray, groups: list[dict[int, int]], asked: list[int]) -> torch.Tensor:
     """log p at masks on some positions of a target, from one row: each reads the source, the known tokens and itself.
 

@@ -179,6 +179,7 @@ def test_special_tokens_are_never_predicted() -> None:
         for mask in fill(model, MASKED, top_k=1000, order=order).masks:
             assert {token for token, _ in mask.top} == set(model.tokenizer.tokens(vocabulary.ordinary))
             assert sum(p for _, p in mask.top) == pytest.approx(1, abs=1e-5)
+            assert mask.readable == [token for token, _ in mask.top]
 
 
 class Long:

@@ -122,6 +122,14 @@ def test_the_papers_example_as_matrix_and_text() -> None:
     assert row.split() == ["13", "P2", "[PSEUDO]", "2", "0", "pseudo", "2", "par:", "x2"]
 
 
+def test_padding_and_groups_without_slots_are_left_out() -> None:
+    examples, tokenizer = inspect_example(recipe(**PLAIN), WORDS, 0, whitespace_tokenizer(WORDS))
+    view = ExampleView.of(examples, tokenizer)
+    assert examples.input_ids.shape[1] > examples.lengths[0] == len(view.slots) == len(view.visible)
+    alone = ExampleView.of(*inspect_example(recipe(objective__targets=["ae"]), WORDS, 0, tokenizer))
+    assert alone.groups == [("C", 9)] and alone.visible.all()
+
+
 def test_every_masked_position_counts_as_a_mask_whatever_token_it_shows() -> None:
     kept = recipe(objective__mask_share=0.0, objective__random_share=0.0, objective__mask_rate=0.5)
     view = ExampleView.of(example_of(kept, np.arange(7, 27, dtype=np.int32), 1, whitespace_tokenizer(LONG)), _long())
