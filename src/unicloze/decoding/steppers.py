@@ -53,11 +53,11 @@ class Sources:
     ) -> None:
         rows = [layout.row(source) for source in sources]
         longest, opened = max(map(len, rows)), len(layout.opening)
-        tokens, room = max(map(len, sources)), layout.room(model.max_positions, max_length)
-        if tokens > room:
+        tokens, most = max(map(len, sources)), layout.room(model.max_positions, max_length)
+        if tokens > most:
             raise UsageError(
                 f"a source of {tokens} tokens and {max_length} of target are more than the model's {model.max_positions} "
-                f"positions hold: give a source of at most {room}, or a smaller max_length"
+                f"positions hold: give a source of at most {most}, or a smaller max_length"
             )
         self.model, self.layout = model, layout
         self._lengths = torch.tensor([len(row) for row in rows], device=model.device)
