@@ -94,24 +94,6 @@ def test_the_stock_pipeline_fills_as_fill_does(tmp_path: Path, to: str, kind: st
             )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_is_where_the_masked_word_was(tmp_path: Path, kind: str) -> None:
-    """As in training, where the mask replaces a token together with the space it includes."""
-    tokenizer = KINDS[kind]()
-    write_tokenizer(tokenizer, tmp_path, plain_format(tokenizer, 64))
-    auto = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    word = "x" if kind in ("roberta", "normalising", "nfc") else "list"
-    for text in ("the {} is", "{} of", "a {}", "({} is"):
-        (ids,) = tokenizer.encode_batch([text.format(word)])
-        (rest,) = tokenizer.encode_batch([text.format("")])
-        found = auto(text.format(auto.mask_token))["input_ids"][1:-1]
-        (place,) = [i for i, number in enumerate(found) if number == auto.mask_token_id]
-        behind = len(found) - place - 1
-        assert found[:place] == ids[:place].tolist(), text
-        assert found[place + 1 :] == ids[len(ids) - behind :].tolist(), text
-        assert len(rest) >= len(found) - 1
-
-
 def with_a_token_too_many(folder: Path) -> None:
     """Before its masks."""
     file = folder / "tokenizer.json"

@@ -18,7 +18,7 @@ from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_toke
 from unicloze.settings import TokenizerSettings
 from unicloze.tasks.extraction import encode_passages
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
-from unicloze.text.vocabulary import SPECIAL_TOKENS, joining_decoder
+from unicloze.text.vocabulary import SPECIAL_TOKENS
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog; the dog sleeps.",
@@ -410,51 +410,20 @@ def test_padding_is_an_id_that_means_nothing_or_changes_places(
     assert padding_of(pieces(*words), wanted) == expected
 
 
-def test_the_files_of_word_pieces(tmp_path: Path) -> None:
-    own = wordpiece()
-    write_tokenizer(own, tmp_path, plain_format(own, 77))
-    document, config = read(tmp_path)
-    assert config == {
+def test_the_configuration_of_an_exported_tokenizer(tmp_path: Path) -> None:
+    write_tokenizer(wordpiece(), tmp_path, plain_format(wordpiece(), 77))
+    assert read(tmp_path)[1] == {
         "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 77, "padding_side": "right",
         "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[SOS]", "sep_token": "[EOS]", "mask_token": "[MASK]",
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"], "clean_up_tokenization_spaces": False,
     }  # fmt: skip
-    assert document["decoder"] == json.loads(joining_decoder("##").__getstate__())
-    assert document["normalizer"]["type"] == "BertNormalizer"
-    assert document["pre_tokenizer"] == {"type": "BertPreTokenizer"}
-    assert document["model"]["vocab"] == {token: i for i, token in enumerate(own.tokens(range(len(own))))}
-    added = document["added_tokens"]
-    assert [(each["id"], each["content"]) for each in added] == list(enumerate(own.tokens(range(7))))
-    assert not any(each["normalized"] or each["lstrip"] for each in added), "they know no spaces"
-    assert (document["padding"], document["truncation"]) == (None, None)
 
 
-@pytest.mark.parametrize(("segments", "types", "names"), [
-    ((0, 1), (0, 1), ["input_ids", "token_type_ids", "attention_mask"]),
-    ((0, 0), (0, 0), ["input_ids", "token_type_ids", "attention_mask"]),
-    (None, (0, 0), ["input_ids", "attention_mask"]),
-])  # fmt: skip
-def test_the_parts_of_a_pair(
-    tmp_path: Path, segments: tuple[int, int] | None, types: tuple[int, int], names: list[str]
-) -> None:
-    form = plain_format(wordpiece(), 8, segments or (0, 1))
-    write_tokenizer(wordpiece(), tmp_path, form, takes_segments=segments is not None)
+def test_a_model_without_segments_is_given_none(tmp_path: Path) -> None:
+    write_tokenizer(wordpiece(), tmp_path, plain_format(wordpiece(), 8), takes_segments=False)
     document, config = read(tmp_path)
-
-    def slot(name: str, kind: int) -> dict[str, Any]:
-        return {"Sequence" if name in "AB" else "SpecialToken": {"id": name, "type_id": kind}}
-
-    first, second = types
-    assert document["post_processor"] == {
-        "type": "TemplateProcessing",
-        "single": [slot(name, 0) for name in ("[SOS]", "A", "[EOS]")],
-        "pair": [*(slot(name, first) for name in ("[SOS]", "A", "[EOS]")), slot("B", second), slot("[EOS]", second)],
-        "special_tokens": {
-            "[EOS]": {"id": "[EOS]", "ids": [4], "tokens": ["[EOS]"]},
-            "[SOS]": {"id": "[SOS]", "ids": [3], "tokens": ["[SOS]"]},
-        },
-    }
-    assert config["model_input_names"] == names
+    assert config["model_input_names"] == ["input_ids", "attention_mask"]
+    assert {slot["type_id"] for part in document["post_processor"]["pair"] for slot in part.values()} == {0}
 
 
 def test_swapped_ids_in_every_place(tmp_path: Path) -> None:
@@ -492,26 +461,6 @@ def test_special_tokens_behind_the_vocabulary_can_be_swapped(tmp_path: Path) -> 
     text = 'x! <mask> "#'
     assert theirs(text)["input_ids"] == ids[[256, *own.encode(text), 257]].tolist()
     assert (theirs.pad_token_id, theirs.mask_token_id) == (1, 260)
-
-
-@pytest.mark.parametrize(("make", "normalizer", "stripping"), [
-    (byte_level, {"type": "Replace", "pattern": {"Regex": r" (?=\[MASK\])"}, "content": ""}, []),
-    (lambda: roberta_like(lstrip=False), {"type": "Replace", "pattern": {"Regex": " (?=<mask>)"}, "content": ""}, []),
-    (roberta_like, None, ["<mask>"]),
-    (lambda: roberta_like(lstrip=False, normalizer=tokenizers.normalizers.NFC()), {"type": "NFC"}, ["<mask>"]),
-], ids=["bpe", "roberta", "stripping", "nfc"])  # fmt: skip
-def test_one_space_before_a_mask_is_taken_out_once(
-    tmp_path: Path, make: Any, normalizer: Any, stripping: list[str]
-) -> None:
-    """By a normaliser, where there is none, or by the mask."""
-    own = make()
-    write_tokenizer(own, tmp_path, plain_format(own, 8), takes_segments=False)
-    document, _ = read(tmp_path)
-    assert document["normalizer"] == normalizer
-    assert [added["content"] for added in document["added_tokens"] if added["lstrip"]] == stripping
-    if not stripping:
-        normalized = [added["content"] for added in document["added_tokens"] if added["normalized"]]
-        assert normalized == own.tokens([own.vocabulary.mask])
 
 
 def test_other_properties_of_a_mask_are_kept(tmp_path: Path) -> None:

@@ -78,15 +78,6 @@ def test_rows_padded_at_either_end_follow_the_definition(both_ways: bool, width:
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
-def test_a_source_reads_itself_as_its_row_says(both_ways: bool) -> None:
-    real = real_slots([(0, 6), (0, 3)], 6)
-    mask = masks.source_mask(real, both_ways=both_ways).expand(-1, 6, -1)
-    rows = visibility.bool_mask(masks.real_rows(real, both_ways=both_ways), 6)
-    assert torch.equal(mask[real], rows[real])
-    assert mask.any(dim=2).all(), "padding reads something"
-
-
-@pytest.mark.parametrize("both_ways", [True, False])
 @pytest.mark.parametrize("earlier", [0, 3])
 def test_continuations_follow_the_definition(both_ways: bool, earlier: int) -> None:
     rng = np.random.default_rng(earlier)
@@ -111,44 +102,6 @@ def test_nearby_keys_are_those_at_most_a_width_away() -> None:
     assert found[0].tolist() == [[abs(q - k) <= 2 for k in key_positions] for q in positions]
     with pytest.raises(UniclozeError, match=r"use objective\.name causal with objective\.local_width"):
         masks.nearby_mask(torch.tensor([positions]), torch.tensor([key_positions]), None)
-
-
-def test_hypotheses_read_what_they_share_their_own_tokens_and_themselves() -> None:
-    # The second source ends in padding. The last two of the three hypotheses share their first token.
-    shared = real_slots([(0, 3), (0, 2)], 3)
-    ancestors = torch.tensor([[True, False], [False, True], [False, True]]).expand(2, -1, -1)
-    found = masks.hypothesis_mask(shared, ancestors).int().tolist()
-    assert found[0] == [[1, 1, 1, 1, 0, 1, 0, 0], [1, 1, 1, 0, 1, 0, 1, 0], [1, 1, 1, 0, 1, 0, 0, 1]]
-    assert found[1] == [[1, 1, 0, 1, 0, 1, 0, 0], [1, 1, 0, 0, 1, 0, 1, 0], [1, 1, 0, 0, 1, 0, 0, 1]]
-
-
-def test_pseudo_masks_follow_the_definition() -> None:
-    """After the target slots, each mask reads what the token it replaces would (UniLMv2, Section 3.4)."""
-    source, target = 3, 4
-    slots = group("x", source + target)
-    prefix = visibility.bool_mask(torch.from_numpy(single_rows.prefix(source, target)), len(slots))[None]
-    labelled = [5, 3, 6]
-    pseudo = [Slot("mask", place) for place in labelled]
-
-    def reads(q: Slot, k: Slot) -> bool:
-        if q.group == "x":
-            return k.group == "x" and (k.place < source or k.place <= q.place)
-        return q == k if k.group == "mask" else k.place < q.place
-
-    found = masks.with_pseudo_masks(prefix, masks.in_place_of(prefix, torch.tensor([labelled])))
-    assert np.array_equal(found[0].numpy(), matrix(slots + pseudo, slots + pseudo, reads))
-
-
-def test_open_positions_read_what_is_known_and_themselves() -> None:
-    known = torch.tensor([[True, True, False, True, True, True], [True, True, True, True, False, True]])
-    found = masks.filling_mask(known, 2, 3)
-    keys = [Slot("known", place) for place in range(6)] + group("mask", 3)
-    for row in range(2):
-
-        def reads(q: Slot, k: Slot, row: int = row) -> bool:
-            return q == k if k.group == "mask" else bool(known[row, k.place])
-
-        assert np.array_equal(found[row].numpy(), matrix(keys[4:], keys, reads))
 
 
 def test_block_mask_holds_the_same_pairs() -> None:
