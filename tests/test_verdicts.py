@@ -18,7 +18,7 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import CHECKPOINTS
 from unicloze.finetuning import initial
 from unicloze.finetuning.data import open_records
-from unicloze.finetuning.predict import predict
+from unicloze.finetuning.predict import outputs_of, predicted
 from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.scores import BaselineScores, baseline_scores, headline_error, temperature, verdict_on
 from unicloze.finetuning.seeds import finetune_seeds
@@ -238,7 +238,12 @@ def test_a_fitted_head_is_calibrated_by_the_development_file(tmp_path: Path) -> 
     found = []
     for loaded in (kept, plain):
         data = open_records(dev, loaded.recipe, loaded.tokenizer)
-        found.append(temperature(predict(loaded, data), data.records, loaded.recipe))
+        logits = outputs_of(loaded, data.rows)
+
+        def said(softer: float, data: Any = data, logits: Any = logits) -> Any:
+            return predicted(data, [{"label": row["label"] / softer} for row in logits], kept.recipe)
+
+        found.append(temperature(said, data.records, loaded.recipe))
     assert found[0] < 1.1 and found[1] > 1.5
     if kept.step == plain.step:
         divided, whole = (each.model.task_heads["label"].output.weight for each in (kept, plain))

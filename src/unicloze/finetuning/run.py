@@ -32,7 +32,7 @@ from unicloze.files import (
 from unicloze.finetuning import data as labelled
 from unicloze.finetuning import initial, scores
 from unicloze.finetuning.data import Mixture, Origin, OwnTeacher, TaskData, finetuning_steps
-from unicloze.finetuning.predict import as_json_lines, predict, target_loss
+from unicloze.finetuning.predict import as_json_lines, outputs_of, predict, predicted, target_loss
 from unicloze.finetuning.scores import BaselineScores, Evaluation, headline, measure
 from unicloze.interop.read import open_model
 from unicloze.progress import say
@@ -43,7 +43,7 @@ from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import resolved
 from unicloze.tasks.several import records_of
-from unicloze.tasks.task import OF_TEXTS, Prediction
+from unicloze.tasks.task import OF_TEXTS, Labelled, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import (
     MALFORMED,
@@ -389,11 +389,16 @@ class _Run(RunProcess):
     @contextmanager
     def _calibrated(self) -> Iterator[None]:
         """Divide the logits of a head fitted to few labels by their temperature within this context."""
-        if self.measured is None or not self._fitted:
+        if self.measured is None or not self._fitted or not isinstance(self.recipe.task, Labelled):
             yield
             return
-        predictions, records = predict(self.model, self.measured), self.measured.records
-        softer = self.world.only_first(lambda: scores.temperature(predictions, records, self.recipe))
+        data, recipe = self.measured, self.recipe
+        logits = outputs_of(self.model, data.rows)
+
+        def said(softer: float) -> list[Prediction]:
+            return predicted(data, [{name: one / softer for name, one in row.items()} for row in logits], recipe)
+
+        softer = self.world.only_first(lambda: scores.temperature(said, data.records, recipe))
         weights = self.state.model.state_dict().items()
         with given_weights(
             self.state.model, {name: one / softer for name, one in weights if name.startswith(initial.FITTED)}

@@ -15,7 +15,7 @@ import numpy as np
 from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.answers import Gold, best_threshold, exact_match, normalise, token_f1
 from unicloze.evaluation.metrics.files import Item, check_match, read_items, value_of
-from unicloze.evaluation.metrics.labels import LEAST, calibration
+from unicloze.evaluation.metrics.labels import calibration
 from unicloze.evaluation.metrics.registry import BY_ID, METRICS, measurable, metric, of_lists, standard_errors
 from unicloze.evaluation.metrics.result import Compared, MetricResult
 from unicloze.files import Plain
@@ -247,22 +247,22 @@ def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:
     return value if has_parts(recipe.task) or metric(recipe.task.metrics[0]).higher_is_better else -value
 
 
-TEMPERATURES = np.arange(1, 10.01, 0.05)
+TEMPERATURES = np.geomspace(1, 100, 93)
 """What logits may be divided by: training on few labels makes them too large."""
 
 
-def temperature(predictions: Sequence[Prediction], records: Sequence[Record], recipe: Recipe) -> float:
-    """The temperature that makes the right classes most likely (Guo et al. 2017, Section 4.2); 1 without classes."""
-    shares = [prediction["probabilities"] for prediction in predictions if "probabilities" in prediction]
-    if not shares or len(shares) < len(predictions):
-        return 1.0
-    labels = list(shares[0])
-    right = [labels.index(str(one)) for one in _references(records, recipe.task)]
-    logits = np.log(np.maximum([[share[label] for label in labels] for share in shares], LEAST))
+def temperature(said: Callable[[float], Sequence[Prediction]], records: Sequence[Record], recipe: Recipe) -> float:
+    """The temperature that makes the right classes most likely (Guo et al. 2017, Section 4.2).
+
+    Args:
+        said: Returns the predictions with logits divided by a number.
+        records: The records that are predicted.
+        recipe: Recipe of a task with classes.
+    """
+    right = _references(records, recipe.task)
 
     def loss(softer: float) -> float:
-        scaled = logits / softer
-        return float(np.mean(np.log(np.exp(scaled).sum(1)) - scaled[np.arange(len(right)), right]))
+        return calibration([one["probabilities"] for one in said(softer)], right).values["log_loss"]
 
     return float(min(TEMPERATURES, key=loss))
 
