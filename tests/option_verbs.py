@@ -198,7 +198,7 @@ REFUSED = {
     f"{PRETRAIN} --out run --training.attention flex --model.attention_dropout 0": "trains only on a GPU",
     f"{PREPARE} --out data --training.steps 5": "or give it to `unicloze pretrain`",
     f"{PREPARE} --out data --tokenizer.kind bpe --tokenizer.lowercase false": "without tokenizer.kind wordpiece",
-    f"{PREPARE} --out data --tokenizer.path {{vocab.txt}} --tokenizer.vocab_size 90": "without a tokenizer that is trained",
+    f"{PREPARE} --out data --tokenizer.path {{vocab.txt}} --tokenizer.vocab_size 90": "applies to training a tokenizer",
     f"{INSPECT} {{unilmv2.yaml}} --out {{prepared}}": "data.prepared already names the tokenizer",
     f"{INSPECT} {{half.yaml}} --tokenizer.lowercase false": "does not use it",
     f"{INSPECT} {{half.yaml}} --objective.static_copies 2": "does not use it",

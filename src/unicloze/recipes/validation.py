@@ -19,7 +19,7 @@ from unicloze.mixtures import parts, phases, positions
 from unicloze.objectives import OBJECTIVES
 from unicloze.recipes.schema import KEYS, VARIED, find_key, having, keys_of, options
 from unicloze.rules import Derived, Needs, Problem, Range, ReadBy, listed, needs
-from unicloze.settings import DEVICE, OF_THE_MODEL, Recipe
+from unicloze.settings import DEVICE, OF_THE_MODEL, TRAINED, Recipe
 from unicloze.storage import is_url, problem_with, shown
 from unicloze.tasks import TASKS
 from unicloze.tasks.task import Headed
@@ -446,7 +446,7 @@ def given_settings(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
 def refuse_unread(recipes: Sequence[Recipe], given: Collection[str]) -> None:
     """Reject given settings that have no effect on pre-training in any recipe, part or phase.
 
-    Settings equal to their default are accepted.
+    Settings equal to their default are accepted, but for those of a tokenizer beside one that is loaded.
     """
     every = [variant for recipe in recipes for variant in variants(recipe)]
     for key in given:
@@ -455,6 +455,12 @@ def refuse_unread(recipes: Sequence[Recipe], given: Collection[str]) -> None:
             place = next(variant.set_by[key] for variant in every)
             raise UsageError(
                 f"option {option_of(key)}: it has no effect, because each entry of {place} sets it: change it there."
+            )
+        loads = [recipe.tokenizer.path for recipe in recipes]
+        if key in KEYS and TRAINED in KEYS[key].rules and all(loads):
+            raise UsageError(
+                f"option {option_of(key)} applies to training a tokenizer, but tokenizer.path loads {loads[0]}: leave one of "
+                "them out."
             )
         _refuse(key, read_there)
 
