@@ -212,10 +212,10 @@ def positions_of(model: UnifiedModel) -> int:
 
 
 def longest_target(model: LoadedModel) -> int:
-    """Tokens of the longest text a model writes if it is given no length: what its task leaves, or half of its positions."""
+    """Tokens of the longest text a model writes if it is given no length; without a task at most half of its positions."""
     recipe, decoding = model.recipe, model.recipe.decoding
     if recipe.task.kind:
-        return min(decoding.max_length, generation.room(recipe)[1])
+        return decoding.max_length
     return max(decoding.min_length, min(decoding.max_length, model.model.max_positions // 2))
 
 

@@ -326,6 +326,8 @@ def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
         said += not_said(loaded)
         if layout.decoder_only and recipe.decoding.no_repeat_ngram:
             said.append("`generate` repeats no n-gram of the prompt either, which unicloze allows")
+        if layout.decoder_only:
+            said.append(f"prompts have at most {longest_source(loaded)} tokens: let the tokenizer truncate longer ones")
     return StockExport(
         loaded=loaded,
         family=family,
@@ -359,7 +361,8 @@ def _form(family: Family, loaded: LoadedModel) -> TextFormat:
     if layout is None:
         return dataclasses.replace(form, segments=(0, 1), longest=loaded.model.max_positions)
     end = (loaded.tokenizer.vocabulary.eos,) if layout.ends_source else ()
-    longest = longest_source(loaded) if loaded.recipe.task.kind else loaded.model.max_positions
+    shares = loaded.recipe.task.kind or layout.decoder_only  # the positions of source and target
+    longest = longest_source(loaded) if shares else loaded.model.max_positions
     return dataclasses.replace(form, start=layout.start, end=end, longest=longest)
 
 
