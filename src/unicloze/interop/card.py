@@ -200,7 +200,7 @@ def _rivals(start: Mapping[str, Any], event: Mapping[str, Any]) -> Iterator[tupl
 
 def _base(place: str) -> str:
     """Base name of a file or folder; a dataset of the Hub keeps its owner."""
-    return place if re.match(rf"{PREFIX}[^./~]+/", place) else Path(place).name
+    return place if re.match(rf"{PREFIX}[\w-]+(/[\w.-]+){{1,2}}(:|$)", place) else Path(place).name
 
 
 def without_places(recipe: Recipe) -> Recipe:
