@@ -252,7 +252,7 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
         if name.startswith("task_heads.") and ".dense." in name and head == "dense":
             kind = name.rpartition(".")[2]
             pooler = theirs.get(f"pooler.{kind}", theirs.get(f"pair_head.dense.{kind}"))
-            if pooler is not None and name not in fitting:
+            if pooler is not None and pooler.shape == own[name].shape and name not in fitting:
                 fitting[name] = pooler
     model.load_state_dict(fitting, strict=False)
     return sorted(own.keys() - fitting.keys())
