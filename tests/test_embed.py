@@ -58,6 +58,23 @@ def test_vectors_are_pooled_last_hidden_states(relative: bool) -> None:
             np.testing.assert_allclose(last[i], states[-1], atol=1e-5)
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_passes_at_once_make_the_same_vectors(threads: int) -> None:
+    model, texts, before = loaded(), [f"{TEXT} {'of ' * length}" for length in range(12)], torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = embed(model, texts, batch_size=2)
+        torch.set_num_threads(threads)
+        np.testing.assert_array_equal(embed(model, texts, batch_size=2), one)
+        assert torch.get_num_threads() == threads
+        model.model.backbone.layers[0].forward = None
+        with pytest.raises(TypeError):
+            embed(model, texts, batch_size=2)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
 @RELATIVE
 def test_a_causal_model_reads_from_left_to_right(relative: bool) -> None:
     model = loaded(relative=relative, use=UseSettings(visibility="left_to_right", pooling="last"))

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unicloze.decoding.inputs import by_length, check_numbers, cut, objective_of, one_segment, read_as
+from unicloze.arrays import Int64s
+from unicloze.decoding.inputs import by_length, check_numbers, cut, each_block, objective_of, one_segment, read_as
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.files import write_file
@@ -124,23 +125,32 @@ def embed(
         pieces = [piece for piece in pieces if piece.first + len(piece) == len(tokens[piece.text])]
     sums = np.zeros((len(tokens), backbone.settings.hidden_size), dtype=np.float64)
     counts = np.zeros(len(tokens), dtype=np.int64)
-    for block in by_length([len(piece) for piece in pieces], batch_size):
+
+    @torch.inference_mode()
+    def sums_of(block: Int64s) -> list[tuple[npt.NDArray[np.float64], int]]:
         windows = one_segment([pieces[i].tokens for i in block], model.tokenizer.vocabulary)
         examples = rows_to_encode(windows, model.recipe)
         device = model.compute.device
         sizes = bucket_sizes(examples.lengths, bucket_cost(device.type))
-        with torch.inference_mode(), model.compute.autocast():
+        with model.compute.autocast():
             batch = collate_buckets(examples, sizes, device=device)
             encoded = backbone(batch)[-1].flatten(0, 1)
         check_numbers(encoded)
         hidden = encoded.cpu().float().numpy()
         shapes = [bucket.input_ids.shape for bucket in batch.rows_by_length]
         widths = [width for rows, width in shapes for _ in range(rows)]
-        for i, last, width, length in zip(block, np.cumsum(widths), widths, examples.lengths, strict=True):
+        pooled = []
+        for last, width, length in zip(np.cumsum(widths), widths, examples.lengths, strict=True):
             states = hidden[last - width : last - width + length]
-            pooled = {"first": states[:1], "last": states[-1:], "mean": states}[pooling]
-            sums[pieces[i].text] += pooled.sum(axis=0, dtype=np.float64)
-            counts[pieces[i].text] += len(pooled)
+            states = {"first": states[:1], "last": states[-1:], "mean": states}[pooling]
+            pooled.append((states.sum(axis=0, dtype=np.float64), len(states)))
+        return pooled
+
+    blocks = list(by_length([len(piece) for piece in pieces], batch_size))
+    for block, pooled in zip(blocks, each_block(model, sums_of, blocks), strict=True):
+        for i, (states, count) in zip(block, pooled, strict=True):
+            sums[pieces[i].text] += states
+            counts[pieces[i].text] += count
     vectors = sums / counts[:, None]
     if model.recipe.use.normalize:
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(min=1e-12)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unicloze.arrays import Flags, Int32s
+from unicloze.arrays import Flags, Int32s, Int64s
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch, Examples, Memory, Target, collate
 from unicloze.files import BEST, CHECKPOINTS
 from unicloze.mixtures import longest_window, parts, phases
+from unicloze.model.flops import linear_flops
 from unicloze.model.heads import cross_entropy
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import OBJECTIVES, Ability, defined, seq2seq
@@ -27,6 +31,12 @@ from unicloze.tasks.rows import TextFormat, task_format
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows, windows_of
 from unicloze.training.loading import LoadedModel
+
+T = TypeVar("T")
+OPERATIONS_OF_A_THREAD = 1e8
+"""Operations of a forward pass below which a second thread waits for as long as it helps."""
+PASSES_AT_ONCE = 4
+"""Forward passes whose activations are in memory at once on a CPU."""
 
 
 def objective_of(recipe: Recipe) -> ObjectiveSettings:
@@ -318,7 +328,8 @@ def logits_of(
         Logits, *Shape:* (rows, predictions, vocabulary), and labels, *Shape:* (rows, predictions).
     """
     batch = batch_of(model, examples, memory, updates=updates)
-    with model.compute.autocast():
+    small = linear_flops(model.model) * batch.input_ids.numel() < OPERATIONS_OF_A_THREAD
+    with model.compute.autocast(), _threads(1 if small else torch.get_num_threads()):
         ((name, logits),) = model.model.logits(batch).items()
     return logits, batch.targets[name].labels
 
@@ -399,7 +410,7 @@ def rows_at_once(slots: int, batch_size: int) -> int:
 
 def by_length(
     lengths: Sequence[int] | npt.NDArray[np.integer], batch_size: int, *, slots_per_token: int = 1
-) -> Iterator[npt.NDArray[np.int64]]:
+) -> Iterator[Int64s]:
     """Indices of the items, longest first, in blocks of one forward pass each."""
     if batch_size < 1:
         raise UsageError(f"batch_size is {batch_size}: give 1 or more")
@@ -411,3 +422,29 @@ def by_length(
         rows = rows_at_once(slots, batch_size)
         yield order[first : first + rows]
         first += rows
+
+
+def each_block(model: LoadedModel, work: Callable[[Int64s], T], blocks: Sequence[Int64s]) -> list[T]:
+    """What a forward pass finds for each block.
+
+    On a CPU the threads divide the blocks among them: those that share a pass wait for each other at every operation.
+    """
+    threads = torch.get_num_threads()
+    passes = min(threads, len(blocks), PASSES_AT_ONCE) if model.compute.device.type == "cpu" else 1
+    if passes < 2:
+        return [work(block) for block in blocks]
+    with _threads(threads // passes), ThreadPoolExecutor(passes) as pool:
+        return [*pool.map(work, blocks)]
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with this number of threads."""
+    before = torch.get_num_threads()
+    if count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != before:
+            torch.set_num_threads(before)
