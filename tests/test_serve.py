@@ -43,7 +43,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Client]:
-    with serving(classifier()) as served:
+    with serving(classifier(task__max_length=16)) as served:
         yield served
 
 
@@ -63,6 +63,7 @@ def test_health_says_what_the_model_can_do(client: Client, judge: Client) -> Non
         "task": "classification",
         "abilities": ["embed", "predict"],
         "reads": ["text", "pair"],
+        "longest_text": 14,
     }
     assert expected.items() <= judge.get("/health").json.items()
 
@@ -171,7 +172,7 @@ def test_embed_answers_as_python_does(client: Client) -> None:
 def test_predict_answers_as_python_does(judge: Client) -> None:
     for text in ("anna sees berlin", ["anna sees berlin", "carl leaves dublin"]):
         answer = judge.post("/predict", {"text": text}).json
-        (expected,) = verbs.predict(classifier(), text=text)
+        (expected,) = verbs.predict(classifier(task__max_length=16), text=text)
         assert answer["prediction"] == expected["prediction"] and "id" not in answer
         assert answer["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
     with serving(classifier(["O", "B-PER", "I-PER"], "tagging")) as tagger:

@@ -136,21 +136,28 @@ def test_no_setting_of_a_recipe_contradicts_what_a_request_asks() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:sources longer than", "ignore:1 of 1 sources are longer")
-@pytest.mark.parametrize("model", [lambda: loaded(relative=True), generator], ids=["pre-trained", "fine-tuned"])
-def test_a_prompt_over_the_limit_is_refused_or_cut_on_request(model: Any, hub: Any) -> None:
+@pytest.mark.parametrize(("model", "room", "cure"), [
+    (lambda: loaded(relative=True), 14, "shorten it, or ask for fewer tokens"),
+    (generator, 14, "shorten it"),
+    (lambda: generator(generation__max_source=12), 10, "shorten it"),
+], ids=["pre-trained", "fine-tuned", "max_source"])  # fmt: skip
+def test_a_prompt_over_the_limit_is_refused_or_cut_on_request(model: Any, room: int, cure: str, hub: Any) -> None:
     openai, served = pytest.importorskip("openai"), model()
     with serving(served) as client, openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as made:
         (name,), prompt = [one.id for one in made.models.list()], "a " * 64
+        reads = f"The model reads at most {room} tokens before writing 16, but the text has"
         for asked in ({"prompt": prompt}, {"prompt": ["a", prompt]}, {"prompt": prompt, "stream": True}):
-            with pytest.raises(openai.BadRequestError, match="the text has 64 and up to 16") as raised:
+            with pytest.raises(openai.BadRequestError, match=f"{reads} 64: shorten it\\.") as raised:
                 made.completions.create(model=name, **asked)
             assert raised.value.code == "context_length_exceeded"
-        with pytest.raises(openai.BadRequestError, match="and up to 99 are to be written"):
-            made.completions.create(model=name, prompt="a", max_tokens=99)
+        assert client.post("/generate", {"text": "a " * 20}).error == f"{reads} 20: {cure}."
+        for truncate in (False, True):
+            refused = client.post("/generate", {"text": "a", "max_length": 99, "truncate": truncate})
+            assert refused.status == 400 and "give a max_length of at most 29" in refused.error
         assert client.post("/generate", {"text": prompt, "max_length": 4}).status == 400
         assert client.post("/generate", {"text": prompt, "max_length": 4, "truncate": True}).status == 200
         asking = hub.InferenceClient(base_url=client.url)
-        with pytest.raises(hub.errors.HfHubHTTPError, match="tokens at most, but the text has 64"):
+        with pytest.raises(hub.errors.HfHubHTTPError, match=f"{reads} 64"):
             asking.text_generation(prompt)
 
 

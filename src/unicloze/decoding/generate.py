@@ -280,11 +280,7 @@ def ready(
     positions = positions_of(model.model)
     room = layout.room(positions, settings.max_length)
     if room < 1:
-        most = positions - len(layout.opening) if layout.restarts else layout.room(positions, 1)
-        raise UsageError(
-            f"max_length is {settings.max_length}, but the model has {positions} positions for source and target: give a "
-            f"max_length of at most {most}"
-        )
+        raise UsageError(without_room(model, settings.max_length))
     tokens: list[Ids] = list(model.tokenizer.encode_batch(sources))
     long = sum(len(ids) > room for ids in tokens)
     keep = keep or ("end" if layout.decoder_only else "beginning")
@@ -295,6 +291,14 @@ def ready(
             stacklevel=3,
         )
     return layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens]
+
+
+def without_room(model: LoadedModel, max_length: int) -> str:
+    """Why there is no source before a target of at most `max_length` tokens."""
+    layout, positions = generation_format_of(model.recipe, model.tokenizer.vocabulary), positions_of(model.model)
+    most = positions - len(layout.opening) if layout.restarts else layout.room(positions, 1)
+    has = f"the model has {positions} positions for source and target"
+    return f"max_length is {max_length}, but {has}: give a max_length of at most {most}"
 
 
 def with_token_ids(layout: GenerationFormat, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationFormat:

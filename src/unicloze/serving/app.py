@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.report.frame import PAGE_STYLE, render
 from unicloze.serving.endpoints import hugging_face_router, openai_router, own_router
-from unicloze.serving.guard import FAILED, Guard, Limits, Refused, answer_of, too_large
+from unicloze.serving.guard import FAILED, Guard, Limits, Refused, answer_of, sentence_of, too_large
 from unicloze.serving.served_model import ServedModel
 from unicloze.version import __version__
 
@@ -122,9 +122,7 @@ def _refusal(error: Exception, limits: Limits) -> Refused:
     if isinstance(error, Refused):
         return error
     if isinstance(error, UniclozeError):
-        sentence = str(error)
-        end = "" if sentence.endswith((".", "?", "!")) else "."
-        return Refused(422 if isinstance(error, UsageError) else 500, sentence[:1].upper() + sentence[1:] + end)
+        return Refused(422 if isinstance(error, UsageError) else 500, sentence_of(str(error)))
     if isinstance(error, RequestValidationError):
         return Refused(422, _sentence(error.errors()[0]))
     if not isinstance(error, HTTPException):

@@ -22,7 +22,7 @@ from unicloze.decoding.generate import Candidate
 from unicloze.decoding.infill import FillResult
 from unicloze.decoding.likelihood import TextScore
 from unicloze.errors import UniclozeError
-from unicloze.serving.guard import LONGEST_OUTPUT, MOST_CANDIDATES, MOST_TEXTS_OUT, Refused
+from unicloze.serving.guard import LONGEST_OUTPUT, MOST_CANDIDATES, MOST_TEXTS_OUT, TOO_LONG, Refused
 from unicloze.serving.served_model import MaskPicture, ServedModel
 from unicloze.settings import Order, Pooling
 from unicloze.tasks.task import Prediction
@@ -463,7 +463,7 @@ def hugging_face_router(model: ServedModel) -> APIRouter:
             if not request.truncate and any("truncated" in one for one in predictions):
                 longest = f"the rows of {model.model.recipe.task.max_length} tokens that the model reads"
                 said = f"A text is longer than {longest}: shorten it, or set truncate."
-                raise Refused(400, said, code="context_length_exceeded")
+                raise Refused(400, said, code=TOO_LONG)
             return as_json([_classes(one, given.top_k) for one in predictions])
         masks = model.model.tokenizer.masks
         has_mask = "fill" in model.abilities and any(mask in text for text in texts for mask in masks)

@@ -24,6 +24,8 @@ MOST_TEXTS_OUT = 16
 """Maximum number of beams, and of generated texts per source."""
 MOST_CANDIDATES = 50
 """Maximum number of candidates per mask."""
+TOO_LONG = "context_length_exceeded"
+"""Code of the refusal of a text that is too long, in OpenAI's interface."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,11 @@ class Refused(Exception):
     ) -> None:
         super().__init__(sentence)
         self.status, self.sentence, self.headers, self.code = status, sentence, dict(headers or {}), code
+
+
+def sentence_of(message: str) -> str:
+    """A message of the package as a sentence."""
+    return message[:1].upper() + message[1:] + ("" if message.endswith((".", "?", "!")) else ".")
 
 
 def check_texts(texts: Sequence[str], most: int, characters: int) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from unicloze.decoding import inputs
 from unicloze.decoding.embed import embed
-from unicloze.decoding.generate import Candidate, Continuation, Part, Spelling, candidate_of, stream_text
+from unicloze.decoding.generate import Candidate, Continuation, Part, Spelling, candidate_of, stream_text, without_room
 from unicloze.decoding.infill import FillResult, ToFill, fill_together, filled_row, ready_to_fill
 from unicloze.decoding.likelihood import TextScore, defines, score
 from unicloze.decoding.steppers import generates
@@ -30,7 +30,7 @@ from unicloze.report.example_view import ExampleView
 from unicloze.report.page import example_texts
 from unicloze.report.picture import draw_mask, groups_in_words
 from unicloze.serving.batching import Batcher
-from unicloze.serving.guard import Limits, Refused, check_texts
+from unicloze.serving.guard import TOO_LONG, Limits, Refused, check_texts, sentence_of
 from unicloze.settings import Order, Pooling, TrainingSettings
 from unicloze.tasks.columns import roles_of
 from unicloze.tasks.task import Prediction
@@ -160,7 +160,10 @@ class ServedModel:
     @property
     def longest(self) -> int:
         """Tokens of text it reads at once."""
-        return inputs.longest_text(self.model)
+        if self.task == "generation":
+            return inputs.room_for_source(self.model, inputs.longest_target(self.model))
+        row = inputs.text_format(self.model)
+        return row.longest - row.specials()
 
     def need(self, ability: str) -> None:
         """Refuse what the model cannot do."""
@@ -289,14 +292,15 @@ class ServedModel:
             settings["seed"] = secrets.randbelow(1 << 31)
         model = self.writer(settings)
         longest = model.recipe.decoding.max_length
-        room = inputs.room_for_source(model, longest)
+        room, most = (inputs.room_for_source(model, count) for count in (longest, 1))
+        if room < 1:
+            raise Refused(400, sentence_of(without_room(model, longest)), code=TOO_LONG)
         for parts in () if truncate else [_parts([source]) for source in sources]:
             count = self.count_tokens(parts) + len(parts) - 1
             if count > room:
-                most = f"The model reads and writes {room + longest} tokens at most"
-                has = f"but the text has {count} and up to {longest} are to be written"
-                cure = "shorten the text, or ask for fewer tokens."
-                raise Refused(400, f"{most}, {has}: {cure}", code="context_length_exceeded")
+                cure = f"shorten it{', or ask for fewer tokens' if count <= most else ''}."
+                reads = f"The model reads at most {room} tokens before writing {longest}"
+                raise Refused(400, f"{reads}, but the text has {count}: {cure}", code=TOO_LONG)
         return model
 
 
