@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import language_model_toys
 import nlu_toys
 import toys
 from conftest import slow_except
@@ -28,8 +29,9 @@ from unicloze.decoding.search import _uniform
 from unicloze.errors import UsageError
 from unicloze.finetuning.initial import task_recipe
 from unicloze.interop.check import quietly
+from unicloze.interop.read import open_model
 from unicloze.model.model import UnifiedModel
-from unicloze.recipes import load_recipe
+from unicloze.recipes import load_recipe, with_overrides
 from unicloze.settings import DecodingSettings
 from unicloze.text.vocabulary import join_words
 from unicloze.training.loading import LoadedModel
@@ -327,12 +329,35 @@ def test_the_folder_documents_how_to_generate_and_what_is_unsupported(run: Path,
     assert "log p / n" not in card
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert f"max_length={tokenizer.model_max_length})" in card.replace(", ", ")")
-    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    written = as_the_card_says(folder, SOURCE="alpha beta gamma")
+    assert written.strip() == verbs.generate(run, "alpha beta gamma", quiet=True)[0]["prediction"]
+
+
+def as_the_card_says(folder: Path, **texts: str) -> str:
+    """The output of the code of a model card, with the folder and texts filled in."""
+    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert code is not None
+    filled = code[1].replace("THIS FOLDER", str(folder))
+    for name, text in texts.items():
+        filled = filled.replace(f'"{name}"', repr(text))
     said = io.StringIO()
     with redirect_stdout(said):
-        exec(code[1].replace("THIS FOLDER", str(folder)).replace("SOURCE", "alpha beta gamma"), {})
-    assert said.getvalue().strip() == verbs.generate(run, "alpha beta gamma", quiet=True)[0]["prediction"]
+        exec(filled, {})
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_a_prompt_made_as_the_card_says_is_that_of_the_model(imported: bool, tmp_path: Path) -> None:
+    """A prompt of the imported GPT-2 begins with its text, one of ours with [SOS]."""
+    if imported:
+        language_model_toys.gpt2(tmp_path / "theirs")
+    model = open_model(tmp_path / "theirs") if imported else nlu_toys.start("gpt-2", model__max_positions=40)
+    asked = {"decoding.no_repeat_ngram": 2, "decoding.max_length": 6}
+    model = dataclasses.replace(model, recipe=with_overrides(model.recipe, asked))
+    folder = verbs.export(model, "unicloze", tmp_path / "out").out
+    for text in ("anna sees", "the theory of it", "q"):
+        (own,) = verbs.generate(model, text, quiet=True, overrides=asked)
+        assert as_the_card_says(folder, TEXT=text) == own["prediction"] + "\n"
 
 
 @pytest.mark.parametrize(

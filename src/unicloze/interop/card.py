@@ -18,7 +18,7 @@ from unicloze.evaluation.metrics.result import shown
 from unicloze.example import predicts_tokens
 from unicloze.files import BEST, CHECKPOINTS, LEDGER, read_bytes
 from unicloze.interop.read import installed_card, packaged_model
-from unicloze.interop.stock import goes_on, longest_source
+from unicloze.interop.stock import layout_of, longest_source
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.sources import PREFIX
 from unicloze.training.ledger import read_ledger
@@ -96,7 +96,7 @@ def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, fl
         auto=auto + "ForCausalLM" * architecture.endswith("LMHeadModel"),
         parts=[f'"{role.upper()}"' for role in recipe.generation.source] if recipe.task.kind else ['"TEXT"'],
         longest_source=longest_source,
-        goes_on=goes_on,
+        layout=layout_of(loaded),
         eos=loaded.tokenizer.tokens([loaded.tokenizer.vocabulary.eos])[0],
         has_pooler=hasattr(model, "pooler") or hasattr(model, "pair_head"),
         start=start,

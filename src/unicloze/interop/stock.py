@@ -475,8 +475,3 @@ def longest_source(loaded: LoadedModel) -> int:
     """Largest source in tokens, special tokens included, that leaves room for a target."""
     layout = inputs.generation_format_of(loaded.recipe, loaded.tokenizer.vocabulary)
     return inputs.room_for_source(loaded, inputs.longest_target(loaded)) + len(layout.row([]))
-
-
-def goes_on(loaded: LoadedModel) -> bool:
-    """Whether the model continues a text, which then has no final [EOS]."""
-    return not inputs.generation_format_of(loaded.recipe, loaded.tokenizer.vocabulary).ends_source
