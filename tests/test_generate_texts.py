@@ -132,7 +132,7 @@ def test_texts_hold_no_special_tokens() -> None:
 
 
 @pytest.mark.parametrize("objective", ["unilmv2", "causal"])
-def test_long_sources_are_cut_with_one_warning(objective: str) -> None:
+def test_long_sources_are_cut_with_one_warning(objective: str, tmp_path: Path) -> None:
     model = loaded(positions=32, **OBJECTIVES[objective])
     settings = DecodingSettings(max_length=8)
     long = " ".join(f"{TEXT} ." for _ in range(900))
@@ -147,6 +147,10 @@ def test_long_sources_are_cut_with_one_warning(objective: str) -> None:
         layout = generation_format_of(model.recipe, model.tokenizer.vocabulary)
         expected = generate_tokens(model.model, kept, settings, layout)
     assert [g.candidates[0].tokens for g in (found[0], found[2])] == [row[0].tokens for row in expected]
+    (tmp_path / "s.txt").write_text(f"{long}\nx\n")
+    with pytest.warns(UserWarning, match=r"\(1 of 2\)"):
+        lines = verbs.generate(model, file=tmp_path / "s.txt", quiet=True)
+    assert [line.get("truncated", False) for line in lines] == [True, False]
 
 
 def test_what_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -204,7 +204,7 @@ def generate(
         UsageError: The model's objective cannot generate, the settings contradict each other, or a source is blank.
     """
     settings = settings or DecodingSettings()
-    layout, tokens = ready(model, sources, settings, keep)
+    layout, tokens, _ = ready(model, sources, settings, keep)
     parts = generate_parts(model.model, tokens, settings, layout, progress=progress)
     found = [hypotheses for part in parts for hypotheses in part.results]
     return [
@@ -271,8 +271,8 @@ def stream_text(parts: Iterable[Part], spelling: Spelling) -> Iterator[str]:
 
 def ready(
     model: LoadedModel, sources: Sequence[str], settings: DecodingSettings, keep: Keep | None = None
-) -> tuple[GenerationFormat, list[Ids]]:
-    """The model's generation layout, and the token ids of each source, truncated to what it can read; see `generate`."""
+) -> tuple[GenerationFormat, list[Ids], Collection[int]]:
+    """The model's generation layout, the token ids of each source, and which sources are truncated; see `generate`."""
     layout = generation_format_of(model.recipe, model.tokenizer.vocabulary, place_of(model))
     check_settings(settings, layout)
     check_texts(sources, "source")
@@ -282,15 +282,15 @@ def ready(
     if room < 1:
         raise UsageError(without_room(model, settings.max_length))
     tokens: list[Ids] = list(model.tokenizer.encode_batch(sources))
-    long = sum(len(ids) > room for ids in tokens)
+    long = {number for number, ids in enumerate(tokens) if len(ids) > room}
     keep = keep or ("end" if layout.decoder_only else "beginning")
     if long:
         warnings.warn(
-            f"sources longer than the {room} tokens the model can read before {settings.max_length} of target ({long} of "
-            f"{len(tokens)}) are truncated, keeping the {keep}",
+            f"sources longer than the {room} tokens the model can read before {settings.max_length} of target "
+            f"({len(long)} of {len(tokens)}) are truncated, keeping the {keep}",
             stacklevel=3,
         )
-    return layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens]
+    return layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens], long
 
 
 def without_room(model: LoadedModel, max_length: int) -> str:

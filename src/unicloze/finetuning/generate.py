@@ -214,9 +214,9 @@ def _generated(
         parts = generated(model, data, first=first, progress=progress, draws=draws)
         return parts, cut_records(data)
     prompts = [record.text(recipe.task, recipe.generation.source[0]) for record in records]
-    layout, tokens = ready(model, prompts, recipe.decoding)
+    layout, tokens, cut = ready(model, prompts, recipe.decoding)
     parts = generate_parts(model.model, tokens, recipe.decoding, layout, first=first, progress=progress, draws=draws)
-    return parts, ()
+    return parts, cut
 
 
 def as_text(predictions: Sequence[Prediction]) -> str:
