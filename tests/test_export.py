@@ -28,7 +28,7 @@ from unicloze.decoding.embed import embed
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import predicts_tokens
 from unicloze.interop import check as peers
-from unicloze.interop.card import verdict_of, without_places
+from unicloze.interop.card import Export, model_card, verdict_of, without_places
 from unicloze.interop.export import stock_format, write_export
 from unicloze.interop.families import CLASSES, STOCK
 from unicloze.interop.read import import_checkpoint
@@ -452,12 +452,19 @@ def test_the_card_shows_the_values_of_the_ledger(tmp_path: Path) -> None:
     ours = load_model(tmp_path / "run").recipe
     assert (recipe.model, recipe.objective) == (ours.model, ours.objective)
     assert "geometric_p" not in card, "default values are left out"
+    ledger = tmp_path / "run/ledger.jsonl"
+    ledger.write_text(ledger.read_text().replace(f'"corpus": "{corpus}"', '"corpus": "hf:ann/tales"'))
+    plain = Export(to="", architecture="", write=lambda _: None, check=lambda _: {})
+    assert "- text: hf:ann/tales (" in model_card(load_model(tmp_path / "run"), plain, {})
 
 
-def test_a_card_names_datasets_of_the_hub_and_no_folders() -> None:
-    named = ["hf:ann/tales:train:body", "hf:/private/tales", "/private/tales.txt"]
-    recipe = without_places(load_recipe("quickstart", {"data.corpus": named}))
-    assert recipe.data.corpus == ["hf:ann/tales:train:body", "tales", "tales.txt"]
+def test_a_card_names_datasets_of_the_hub_and_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("clients/acme").mkdir(parents=True)
+    of_the_hub = ["hf:ann/tales:train:body", "hf:my.org/tales/short"]
+    folders = ["hf:clients/acme", "hf:~/private/tales", "hf:/private/tales:train:body", "/private/tales.txt"]
+    recipe = without_places(load_recipe("quickstart", {"data.corpus": [*of_the_hub, *folders]}))
+    assert recipe.data.corpus == [*of_the_hub, "acme", "tales", "tales", "tales.txt"]
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from unicloze.files import BEST, CHECKPOINTS, LEDGER, read_bytes
 from unicloze.interop.read import installed_card, packaged_model
 from unicloze.interop.stock import layout_of, longest_source
 from unicloze.settings import ObjectiveSettings, Recipe
-from unicloze.text.sources import PREFIX
+from unicloze.text.sources import base_name
 from unicloze.training.ledger import read_ledger
 from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
@@ -102,7 +101,7 @@ def model_card(loaded: LoadedModel, export: Export, differences: Mapping[str, fl
         start=start,
         begun=start.get("model") or recipe.training.initialize_from,
         run=_run,
-        base=lambda path: Path(str(path)).name,
+        base=base_name,
         imported=recipe.provenance.place.startswith(IMPORTED),
         command=_command(loaded, start),
         evaluation=_evaluation(loaded, start, events),
@@ -133,7 +132,7 @@ def _command(loaded: LoadedModel, start: Mapping[str, Any]) -> str:
         return "unicloze finetune --task recipe.yaml " + " ".join(f"--{k} {shlex.quote(v)}" for k, v in named.items())
     if not recipe.objective.trains or recipe.provenance.place.startswith(IMPORTED):
         return ""
-    corpus = " ".join(shlex.quote(_base(name)) for name in recipe.data.corpus)
+    corpus = " ".join(shlex.quote(base_name(name)) for name in recipe.data.corpus)
     return f"unicloze pretrain --recipe recipe.yaml  # on {corpus}"
 
 
@@ -198,16 +197,11 @@ def _rivals(start: Mapping[str, Any], event: Mapping[str, Any]) -> Iterator[tupl
             yield f"of a Kneser-Ney trigram: held-out perplexity, {target}", f"{counts['trigram']:,.3f}"
 
 
-def _base(place: str) -> str:
-    """Base name of a file or folder; a dataset of the Hub keeps its owner."""
-    return place if re.match(rf"{PREFIX}[\w-]+(/[\w.-]+){{1,2}}(:|$)", place) else Path(place).name
-
-
 def without_places(recipe: Recipe) -> Recipe:
     """A recipe whose files and folders are reduced to their base names."""
     for section, key in PLACES:
         if named := getattr(getattr(recipe, section), key):
-            base = [_base(each) for each in named] if isinstance(named, list) else _base(named)
+            base = [base_name(each) for each in named] if isinstance(named, list) else base_name(named)
             recipe = recipe.changed(section, **{key: base})
     return recipe.changed("provenance", place=_place(recipe))
 

@@ -164,6 +164,17 @@ class DatasetSource:
                     yield from mended_document(text, self.corpus, line, tally)
 
 
+def base_name(place: str) -> str:
+    """Base name of a file, folder or entry; that of a dataset on the Hub is the whole entry."""
+    if not place.startswith(PREFIX) or is_url(place):
+        return Path(place).name
+    try:
+        on_hub = DatasetSource.of(place).folder is None
+    except UsageError:  # a folder that is not here
+        on_hub = False
+    return place if on_hub else Path(place.split(":")[1]).name
+
+
 def _library() -> ModuleType:
     try:
         import datasets
