@@ -25,8 +25,10 @@ from hf_toys import padded, slots_batch
 from test_generation_task import WORDS, untrained
 from unicloze import verbs
 from unicloze.decoding.generate import generate
+from unicloze.decoding.inputs import generation_format_of
 from unicloze.decoding.search import _uniform
 from unicloze.errors import UsageError
+from unicloze.finetuning.data import encoded
 from unicloze.finetuning.initial import task_recipe
 from unicloze.interop.check import quietly
 from unicloze.interop.read import open_model
@@ -34,7 +36,7 @@ from unicloze.model.model import UnifiedModel
 from unicloze.recipes import load_recipe, with_overrides
 from unicloze.settings import DecodingSettings
 from unicloze.text.vocabulary import join_words
-from unicloze.training.loading import LoadedModel
+from unicloze.training.loading import LoadedModel, build_model
 
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("unicloze.hf")
@@ -358,6 +360,26 @@ def test_a_prompt_made_as_the_card_says_is_that_of_the_model(imported: bool, tmp
     for text in ("anna sees", "the theory of it", "q"):
         (own,) = verbs.generate(model, text, quiet=True, overrides=asked)
         assert as_the_card_says(folder, TEXT=text) == own["prediction"] + "\n"
+
+
+@pytest.mark.filterwarnings("ignore:.* longer than 16 tokens")
+@pytest.mark.parametrize(("to", "base"), [("unicloze", "quickstart"), ("bart", "bart-base")])
+def test_a_source_of_two_parts_is_the_row_of_the_task(to: str, base: str, tmp_path: Path) -> None:
+    """One [EOS] joins its parts, also where two are between the texts of a pair (RoBERTa)."""
+    start = nlu_toys.start(base, use__separators=2)
+    asked = {"generation.source": ["context", "question"], "task.max_length": 32, "decoding.max_length": 8}
+    recipe = task_recipe(load_recipe("generation", asked), start, list(asked))
+    network = build_model(recipe, start.tokenizer.vocabulary.size).for_use().eval()
+    model = dataclasses.replace(start, model=network, recipe=recipe)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(verbs.export(model, to, tmp_path / "out").out)
+    layout = generation_format_of(recipe, model.tokenizer.vocabulary)
+    for context in ("anna sees", "anna sees berlin and the old cat leaves " * 4):
+        record = nlu_toys.record(context=context, question="who leaves")
+        (row,) = encoded([record], recipe, model.tokenizer, answers=False).rows
+        source = layout.row(row.source).tolist()
+        found = tokenizer(context, "who leaves", truncation=True)
+        assert found["input_ids"] == source
+        assert not any(found.get("token_type_ids", [])), "the second part is not the target"
 
 
 @pytest.mark.parametrize(

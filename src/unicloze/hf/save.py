@@ -19,7 +19,7 @@ from unicloze.hf.models import UniclozeConfig, UniclozeForMaskedLM, UniclozeMode
 from unicloze.interop.card import Export
 from unicloze.interop.check import Peer, compare_models, quietly, transformers_library
 from unicloze.interop.read import open_model
-from unicloze.interop.stock import longest_source, not_said
+from unicloze.interop.stock import layout_of, not_said, source_format
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
 from unicloze.tasks.rows import TextFormat
 from unicloze.training.loading import LoadedModel
@@ -34,10 +34,10 @@ AUTO: Mapping[type[UniclozePreTrainedModel], Any] = {
 
 def form_of(loaded: LoadedModel) -> TextFormat:
     """The rows of a text or a pair; of a source, if the model was fine-tuned to generate."""
-    form = dataclasses.replace(text_format(loaded), segments=(0, 1))
-    return (
-        dataclasses.replace(form, longest=longest_source(loaded)) if loaded.recipe.task.kind == "generation" else form
-    )
+    layout = layout_of(loaded)
+    if loaded.recipe.task.kind and layout is not None:
+        return source_format(loaded, layout)
+    return dataclasses.replace(text_format(loaded), segments=(0, 1))
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:

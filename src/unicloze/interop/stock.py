@@ -360,10 +360,20 @@ def _form(family: Family, loaded: LoadedModel) -> TextFormat:
         return dataclasses.replace(form, segments=(0, int(form.segments[0] != form.segments[1])))
     if layout is None:
         return dataclasses.replace(form, segments=(0, 1), longest=loaded.model.max_positions)
-    end = (loaded.tokenizer.vocabulary.eos,) if layout.ends_source else ()
-    shares = loaded.recipe.task.kind or layout.decoder_only  # the positions of source and target
-    longest = longest_source(loaded) if shares else loaded.model.max_positions
-    return dataclasses.replace(form, start=layout.start, end=end, longest=longest)
+    return source_format(loaded, layout)
+
+
+def source_format(loaded: LoadedModel, layout: GenerationFormat) -> TextFormat:
+    """The rows of a source, all of one segment; those of a task have one [EOS] between their parts."""
+    form, stop, task = inputs.text_format(loaded), (layout.stop,), loaded.recipe.task.kind
+    shares = task or layout.decoder_only  # the positions of source and target
+    return TextFormat(
+        start=layout.start,
+        between=stop if task else form.between,
+        end=stop if layout.ends_source else (),
+        segments=(0, 0),
+        longest=longest_source(loaded) if shares else loaded.model.max_positions,
+    )
 
 
 def _task_config(family: Family, loaded: LoadedModel) -> dict[str, object]:
