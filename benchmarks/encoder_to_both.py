@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from frame import fill_in, options, parsed_known
-from json_lines import once, read_lines
+from json_lines import cell, once, read_lines
 from real_tasks import first_lines, scores_of, text_of
 from short_runs import CAUSAL, figures, finetuned
-from table_6 import cell
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.recipes import parse_options

@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 
 from frame import fill_in, options, parsed
-from json_lines import once, read_lines
-from table_6 import against, cell
+from json_lines import against, cell, once, read_lines
 from unicloze import verbs
 from unicloze.evaluation.metrics.labels import calibration
 from unicloze.evaluation.metrics.result import MetricResult

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from json_lines import differences, evenly_spaced, once
+from json_lines import cell, evenly_spaced, once
 from short_runs import finetuned
 
 FILES = {
@@ -56,7 +56,7 @@ def main() -> None:
     asked = parser.parse_args()
     shape = {"model": asked.model.resolve().name, "records": asked.records, "test records": asked.test_records}
     shape["epochs"] = asked.epochs
-    scores: dict[tuple[str, str, str], list[float]] = {}
+    scores: dict[tuple[str, str, str], dict[int, float]] = {}
     with tempfile.TemporaryDirectory() as name:
         files: dict[str, tuple[Path, Path]] = {}
         for task in asked.tasks:
@@ -76,10 +76,10 @@ def main() -> None:
             }  # fmt: skip
             key = {"task": task, "system": system, "rate": rate, "seed": seed, **shape}
             line = once(asked.out, key, functools.partial(ran, task, asked.model, settings, files[task]))
-            scores.setdefault((task, system, rate), []).append(line["score"])
+            scores.setdefault((task, system, rate), {})[seed] = line["score"]
     for (task, system, rate), values in scores.items():
-        base = scores.get((task, "all", rate), values)
-        print(f"{task:6} {system:9} {rate:7} {differences(values, base)}")
+        base = None if system == "all" else scores.get((task, "all", rate))
+        print(f"{task:6} {system:9} {rate:7} {cell(values, base)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Results as JSON lines that a repeated command continues: one line for each finished run."""
+"""Results as JSON lines that a repeated command continues, one for each finished run, and cells of their tables."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,19 @@ def evenly_spaced(source: Path, target: Path, count: int, *, header: bool) -> Pa
     return target
 
 
-def differences(values: Sequence[float], base: Sequence[float]) -> str:
-    """Mean of some values, and their difference from paired ones, with its standard error where there are several."""
-    each = [value - other for value, other in zip(values, base, strict=True)]
-    error = f" ± {statistics.stdev(each) / len(each) ** 0.5:.1f}" if len(each) > 1 else ""
-    return f"{statistics.mean(values):6.1f}  {statistics.mean(each):+6.1f}{error}"
+def cell(values: Mapping[int, float], base: Mapping[int, float] | None) -> str:
+    """Mean and standard deviation over the seeds, and the difference from the base, see `against`."""
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values.values()):.1f}" if len(values) > 1 else ""
+    differs = against(values, base or {})
+    return f"{statistics.fmean(values.values()):.1f}{spread}" + (f" ({differs})" if differs else "")
+
+
+def against(values: Mapping[int, float], base: Mapping[int, float]) -> str:
+    """The mean difference from the base on the same seeds, with its standard error; empty without such seeds."""
+    differences = [values[seed] - base[seed] for seed in values if seed in base]
+    if not differences:
+        return ""
+    error = f" ± {statistics.stdev(differences) / len(differences) ** 0.5:.1f}" if len(differences) > 1 else ""
+    return f"{statistics.fmean(differences):+.1f}{error}"

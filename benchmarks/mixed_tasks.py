@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from json_lines import differences, evenly_spaced, once
+from json_lines import cell, evenly_spaced, once
 from unicloze import verbs
 from unicloze.finetuning.seeds import FinetuneSummary
 
@@ -89,14 +89,14 @@ def main() -> None:
         for part, (train, test, header) in FILES.items():
             for side, source, count in (("train", train, asked.records), ("test", test, asked.test_records)):
                 evenly_spaced(asked.glue / source, folder / f"{part}-{side}", count, header=header)
-        scores: dict[tuple[str, str], list[float]] = {}
+        scores: dict[tuple[str, str], dict[int, float]] = {}
         for seed, system in itertools.product(range(asked.seeds), SYSTEMS):
             key = {"system": system, "seed": seed, **shape}
             line = once(asked.out, key, functools.partial(ran, asked.model, SYSTEMS[system], folder, asked, seed))
             for part, score in line["scores"].items():
-                scores.setdefault((part, system), []).append(score)
+                scores.setdefault((part, system), {})[seed] = score
     for (part, system), values in scores.items():
-        print(f"{part:6} {system:6} {differences(values, scores[part, part])}")
+        print(f"{part:6} {system:6} {cell(values, None if system == part else scores[part, part])}")
 
 
 if __name__ == "__main__":

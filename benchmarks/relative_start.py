@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from json_lines import differences, once, read_lines
+from json_lines import cell, once, read_lines
 from short_runs import figures
 
 RESULTS = Path(__file__).parent / "results" / "relative_start.jsonl"
@@ -43,9 +43,9 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             ("PAR", "perplexity", "par"),
             ("words, %", "content_words", "top_5"),
         ):
-            zero, neighbours = ([of[seed, start][kind][part] for seed in seeds] for start in STARTS)
+            zero, neighbours = ({seed: of[seed, start][kind][part] for seed in seeds} for start in STARTS)
             if seeds:
-                said = f"zero {differences(zero, zero)[:8]}  neighbours {differences(neighbours, zero)}"
+                said = f"zero {cell(zero, None)}  neighbours {cell(neighbours, zero)}"
                 rows.append(f"{corpus}, {steps} steps, {len(seeds)} seeds, {name}:  {said}")
     return "\n".join(rows)
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from frame import fill_in, options, parsed_known
-from json_lines import once, read_lines
+from json_lines import cell, once, read_lines
 from real_tasks import first_lines, split_articles, text_of
 from short_runs import finetuned
 from unicloze import verbs
@@ -190,24 +190,6 @@ def values_of(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], 
             if scores.get(column) is not None:
                 found.setdefault((line["equal"], line["recipe"], column), {})[line["seed"]] = scores[column]
     return found
-
-
-def cell(values: Mapping[int, float], base: Mapping[int, float] | None) -> str:
-    """Mean and standard deviation over the seeds, and the difference from the base, see `against`."""
-    if not values:
-        return "-"
-    spread = f" ± {statistics.stdev(values.values()):.1f}" if len(values) > 1 else ""
-    differs = against(values, base or {})
-    return f"{statistics.fmean(values.values()):.1f}{spread}" + (f" ({differs})" if differs else "")
-
-
-def against(values: Mapping[int, float], base: Mapping[int, float]) -> str:
-    """The mean difference from the base on the same seeds, with its standard error; empty without such seeds."""
-    differences = [values[seed] - base[seed] for seed in values if seed in base]
-    if not differences:
-        return ""
-    error = f" ± {statistics.stdev(differences) / len(differences) ** 0.5:.1f}" if len(differences) > 1 else ""
-    return f"{statistics.fmean(differences):+.1f}{error}"
 
 
 def table(lines: Sequence[Mapping[str, Any]], equal: str) -> str:

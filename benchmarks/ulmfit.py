@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from json_lines import differences, once
+from json_lines import cell, once
 from unicloze import verbs
 from unicloze.files import LEDGER
 from unicloze.finetuning.data import open_records
@@ -149,7 +149,7 @@ def main() -> None:
         {"stage": "general", **shape},
         functools.partial(language_model, "ulmfit", asked.general, general, sizes, asked.steps),
     )
-    scores: dict[tuple[str, str], list[float]] = {}
+    scores: dict[tuple[str, str], dict[int, float]] = {}
     for task in asked.tasks:
         train, test = sentiment(asked.sst) if task == "sentiment" else topics(asked.textbooks)
         files = (
@@ -176,9 +176,10 @@ def main() -> None:
                 settings |= {"finetuning.layer_decay": 1.0, "finetuning.unfreeze_epochs": None}
             key = {"stage": "classifier", "task": task, "system": system, "seed": seed, **shape}
             line = once(asked.lines, key, functools.partial(accuracy, start, files, settings))
-            scores.setdefault((task, system), []).append(line["accuracy"])
+            scores.setdefault((task, system), {})[seed] = line["accuracy"]
     for (task, system), values in scores.items():
-        print(f"{task:10} {system:11} {differences(values, scores[task, BASELINE])}")
+        base = None if system == BASELINE else scores[task, BASELINE]
+        print(f"{task:10} {system:11} {cell(values, base)}")
 
 
 if __name__ == "__main__":
