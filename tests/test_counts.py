@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from itertools import pairwise, product
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from corpora import write_corpus
 from decoding_toys import wordpiece
 from toys import EOS, UNK, token_source, vocabulary
+from unicloze.arrays import Float64s, Int64s
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import counts as counts_module
 from unicloze.text.counts import (
@@ -38,6 +38,13 @@ VOCABULARY = vocabulary(15)
 
 def source(path: Path, documents: list[list[int]], chosen: list[int] | None = None) -> TokenSource:
     return token_source(path.parent, documents, name=path.stem, vocab_size=50, chosen=chosen)
+
+
+def trigram_nats(counts: Counts, text: Int64s) -> Float64s:
+    """Nats of each token of a text after [EOS]. *Shape:* (tokens,)"""
+    before = np.concatenate([[ABSENT, counts.vocabulary.eos], text])
+    nats: Float64s = -np.log(counts.following(before[:-2], before[1:-1], text))
+    return nats
 
 
 def pairs_of(documents: list[list[int]]) -> list[tuple[int, int]]:
@@ -145,7 +152,6 @@ def test_probabilities_of_a_text_counted_on_paper(tmp_path: Path) -> None:
     # Each three occurs twice, D = 1 / (2 * 3 + 3), and (8 7) is followed by 9 alone.
     three = (2 - 1 / 9 + 1 / 9 * two) / 2
     assert counts.following(*np.array([[8], [7], [9]])) == pytest.approx([three])
-    assert counts.left_to_right(np.array([7, 8, 7, 9]))[3] == pytest.approx(-math.log(three))
 
 
 def test_counts_of_a_large_text_are_kept_and_those_that_are_damaged_are_not_used(

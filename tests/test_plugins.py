@@ -41,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     for registry in (OBJECTIVES, TASKS):
         monkeypatch.setattr(registry, "_added", {})
-    monkeypatch.setattr(plugins, "_registered", {})
+    monkeypatch.setattr(plugins, "_registered", set())
     before = dict(METRICS)
     yield tmp_path
     METRICS.clear()

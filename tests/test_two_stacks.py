@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,10 @@ import torch
 from torch import Tensor
 
 import toys
-from corpora import write_corpus
 from objective_toys import row_of
 from unicloze.decoding.steppers import Branches
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Examples, collate
-from unicloze.files import CHECKPOINTS
 from unicloze.model.adapters import LowRankLinear
 from unicloze.model.inference_model import IncrementalModel
 from unicloze.model.initialization import add_low_rank
@@ -25,11 +22,7 @@ from unicloze.model.model import UnifiedModel
 from unicloze.objectives.causal import CausalSettings, causal
 from unicloze.objectives.denoising import MaskedSpanSettings
 from unicloze.objectives.seq2seq import PrefixSettings, SourceTarget, generates, prefix
-from unicloze.pretraining.run import pretrain_run
-from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import FinetuningSettings, ModelSettings
-from unicloze.training.checkpoint import list_checkpoints
-from unicloze.training.loading import average_checkpoints, load_model
 
 T5 = {"norm": "pre", "norm_kind": "rms", "biases": False, "scale_scores": False, "positions": "none", "gated": True}
 MODELS: Mapping[str, tuple[SourceTarget, dict[str, Any]]] = {
@@ -161,22 +154,3 @@ def test_t5_draws_every_matrix_by_the_width_of_its_input() -> None:
     query_key_value = weights["backbone.layers.0.attention.qkv.weight"].chunk(3)
     deviations = [float(each.std()) for each in query_key_value]
     assert deviations == pytest.approx([(64 * 32) ** -0.5, 64**-0.5, 64**-0.5], rel=0.05)
-
-
-@pytest.mark.whole
-def test_checkpoints_are_averaged(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "text")
-    settings = {
-        **toy_overrides(), "data.corpus": [str(tmp_path / "text")], "model.decoder_layers": 1, "training.steps": 3,
-        "training.save_every": 1, "training.keep_checkpoints": 3, "training.warmup_steps": 0,
-    }  # fmt: skip
-    recipe = load_recipe("transformer-base", settings)
-    pretrain_run(recipe, tmp_path / "run", progress=False)
-    states = [load_model(path).model.state_dict() for path in list_checkpoints(tmp_path / "run" / CHECKPOINTS)]
-    averaged = average_checkpoints(tmp_path / "run", 2).model.state_dict()
-    assert len(states) == 3
-    for name, weight in averaged.items():
-        torch.testing.assert_close(weight, (states[1][name] + states[2][name]) / 2)
-    assert any(not torch.equal(averaged[name], states[2][name]) for name in averaged)
-    with pytest.raises(UsageError, match=r"last is 4, and .* has 3 checkpoints"):
-        average_checkpoints(tmp_path / "run", 4)

@@ -28,8 +28,8 @@ from unicloze.tasks.task import Task
 TABLES: Mapping[str, type] = {"OBJECTIVES": Objective, "TASKS": Task, "METRICS": Metric}
 """The mappings that a plugin may have, and the type of their values."""
 
-_registered: dict[str, str] = {}
-"""Each plugin by the name of its module."""
+_registered: set[str] = set()
+"""Names of the plugins' modules."""
 
 
 def register(plugin: str | os.PathLike[str]) -> None:
@@ -59,12 +59,7 @@ def register(plugin: str | os.PathLike[str]) -> None:
             raise UsageError(f"--plugin {said}: {table} has {taken!r}, which already exists: give it another name.")
     for table, registry in registries.items():
         registry.update(tables[table])
-    _registered[name] = str(Path(said).resolve()) if is_file else said
-
-
-def registered() -> list[str]:
-    """The plugins of this process, to register them in another one."""
-    return list(_registered.values())
+    _registered.add(name)
 
 
 def _from_file(file: Path, name: str) -> ModuleType:

@@ -189,12 +189,6 @@ class Counts:
         result[two] = self._three.of(pair, right, self._two.of(left, right, self._lowest[right]))
         return result
 
-    def left_to_right(self, tokens: Int64s) -> Float64s:
-        """Nats of each ordinary token of a text after [EOS]. *Shape:* (tokens,) both"""
-        before = np.concatenate([[ABSENT, self.vocabulary.eos], tokens]).astype(np.int64)
-        nats: Float64s = -np.log(self.following(before[:-2], before[1:-1], before[2:]))
-        return nats
-
     def blanks(self, around: Neighbours) -> Iterator[Float64s]:
         """p(w | l2 l1 _ r1 r2) of each id w, for one blank after the other. *Shape:* (vocabulary,) each"""
         size, ordinary = self.vocabulary.size, self.vocabulary.ordinary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -264,23 +263,6 @@ def _left_out(checkpoint: Checkpoint, opens: Open) -> Mapping[str, Tensor]:
     opened = opens(place)
     start.check(checkpoint.path, place, fingerprint(opened.tokenizer, opened.model.state_dict()))
     return opened.model.state_dict()
-
-
-def average_checkpoints(run: str | os.PathLike[str], last: int) -> LoadedModel:
-    """A model whose weights are the mean of those of a run's last checkpoints.
-
-    The run must have kept as many: `training.keep_checkpoints`. `unicloze.interop.read.write_model` saves the model.
-    Fine-tuning averages by itself with `finetuning.average_last`.
-    """
-    found = list_checkpoints(Path(run) / CHECKPOINTS)
-    if not 1 <= last <= len(found):
-        raise UsageError(
-            f"last is {last}, and {run} has {len(found)} checkpoints: give a number from 1 to that, or keep more with "
-            "--training.keep_checkpoints"
-        )
-    newest = load_model(found[-1])
-    newest.model.load_state_dict(_mean(load_model(path).model.state_dict() for path in found[-last:]))
-    return dataclasses.replace(newest, path=Path(run))
 
 
 @contextmanager
