@@ -348,6 +348,7 @@ def as_the_card_says(folder: Path, **texts: str) -> str:
     return said.getvalue()
 
 
+@pytest.mark.filterwarnings("ignore:sources longer than")
 @pytest.mark.parametrize("imported", [True, False])
 def test_a_prompt_made_as_the_card_says_is_that_of_the_model(imported: bool, tmp_path: Path) -> None:
     """A prompt of the imported GPT-2 begins with its text, one of ours with [SOS]."""
@@ -357,29 +358,56 @@ def test_a_prompt_made_as_the_card_says_is_that_of_the_model(imported: bool, tmp
     asked = {"decoding.no_repeat_ngram": 2, "decoding.max_length": 6}
     model = dataclasses.replace(model, recipe=with_overrides(model.recipe, asked))
     folder = verbs.export(model, "unicloze", tmp_path / "out").out
-    for text in ("anna sees", "the theory of it", "q"):
+    for text in ("anna sees", "the theory of it", "q", "the old cat sees a bird " * 9):
         (own,) = verbs.generate(model, text, quiet=True, overrides=asked)
         assert as_the_card_says(folder, TEXT=text) == own["prediction"] + "\n"
 
 
 @pytest.mark.filterwarnings("ignore:.* longer than 16 tokens")
-@pytest.mark.parametrize(("to", "base"), [("unicloze", "quickstart"), ("bart", "bart-base")])
-def test_a_source_of_two_parts_is_the_row_of_the_task(to: str, base: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("to", "base", "keep"),
+    [("unicloze", "quickstart", "beginning"), ("unicloze", "quickstart", "end"), ("bart", "bart-base", "end")],
+)
+def test_a_source_of_two_parts_is_the_row_of_the_task(to: str, base: str, keep: str, tmp_path: Path) -> None:
     """One [EOS] joins its parts, also where two are between the texts of a pair (RoBERTa)."""
-    start = nlu_toys.start(base, use__separators=2)
-    asked = {"generation.source": ["context", "question"], "task.max_length": 32, "decoding.max_length": 8}
-    recipe = task_recipe(load_recipe("generation", asked), start, list(asked))
-    network = build_model(recipe, start.tokenizer.vocabulary.size).for_use().eval()
-    model = dataclasses.replace(start, model=network, recipe=recipe)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(verbs.export(model, to, tmp_path / "out").out)
+    asked = {"generation.source": ["context", "question"], "generation.keep": keep}
+    model = for_generation(nlu_toys.start(base, use__separators=2), **asked)
+    result, recipe = verbs.export(model, to, tmp_path / "out"), model.recipe
+    assert not any("too long" in each for each in result.said)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(result.out)
     layout = generation_format_of(recipe, model.tokenizer.vocabulary)
     for context in ("anna sees", "anna sees berlin and the old cat leaves " * 4):
         record = nlu_toys.record(context=context, question="who leaves")
         (row,) = encoded([record], recipe, model.tokenizer, answers=False).rows
-        source = layout.row(row.source).tolist()
         found = tokenizer(context, "who leaves", truncation=True)
-        assert found["input_ids"] == source
+        assert found["input_ids"] == layout.row(row.source).tolist()
         assert not any(found.get("token_type_ids", [])), "the second part is not the target"
+
+
+def for_generation(start: LoadedModel, **settings: Any) -> LoadedModel:
+    """A newly initialised model of a generation task."""
+    asked = {"task.max_length": 32, "decoding.max_length": 8, **settings}
+    recipe = task_recipe(load_recipe("generation", asked), start, list(asked))
+    network = build_model(recipe, start.tokenizer.vocabulary.size).for_use().eval()
+    return dataclasses.replace(start, model=network, recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (
+            {"generation.source": ["context", "question"], "generation.keep": "chunk"},
+            "beginning of each part of a source that is too long, unicloze the chunk of context and the chunk of question",
+        ),
+        (
+            {"generation.source": ["context", "history"]},
+            "beginning of each part of a source that is too long, unicloze the beginning of context and the end of history",
+        ),
+    ],
+)
+def test_parts_that_the_tokenizer_cuts_otherwise_are_reported(asked: dict[str, Any], says: str, tmp_path: Path) -> None:
+    result = verbs.export(for_generation(nlu_toys.start("quickstart"), **asked), "unicloze", tmp_path / "out")
+    assert f"the tokenizer keeps the {says}" in result.said
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,15 @@ def test_an_exported_gpt2_writes_as_its_recipe_says(tmp_path: Path) -> None:
     assert found[0, inputs["input_ids"].shape[1] :].tolist() == own.candidates[0].tokens
 
 
+def test_the_tokenizer_of_an_exported_gpt2_keeps_the_end_of_a_prompt(tmp_path: Path) -> None:
+    folders.gpt2(tmp_path / "theirs")
+    loaded, text = open_model(tmp_path / "theirs"), " ".join(folders.TEXTS) * 3
+    verbs.export(loaded, "gpt2", tmp_path / "ours")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    last = loaded.tokenizer.encode(text)[-20:].tolist()
+    assert tokenizer(text, truncation=True)["input_ids"] == last, "half of the 40 positions are left to the target"
+
+
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
 def test_gpt2_is_exported_bit_by_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
     peer = folders.gpt2(tmp_path / "theirs", **changes)

@@ -373,7 +373,15 @@ def source_format(loaded: LoadedModel, layout: GenerationFormat) -> TextFormat:
         end=stop if layout.ends_source else (),
         segments=(0, 0),
         longest=longest_source(loaded) if shares else loaded.model.max_positions,
+        keep="end" if {*_kept(loaded, layout)} == {"end"} else "beginning",
     )
+
+
+def _kept(loaded: LoadedModel, layout: GenerationFormat) -> list[generation.Keep]:
+    """What is kept of each part of a source that is too long."""
+    if loaded.recipe.task.kind:
+        return generation.kept_parts(loaded.recipe)
+    return ["end" if layout.decoder_only else "beginning"]
 
 
 def _task_config(family: Family, loaded: LoadedModel) -> dict[str, object]:
@@ -467,7 +475,10 @@ def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
 def not_said(loaded: LoadedModel) -> list[str]:
     """How `generate` differs from the recipe's `decoding`, as sentences without a full stop."""
     decoding, guard = loaded.recipe.decoding, inputs.repetition_guard(loaded)
-    alpha = f"{decoding.length_penalty:g}"
+    alpha, layout = f"{decoding.length_penalty:g}", layout_of(loaded)
+    assert layout is not None
+    keep, kept = source_format(loaded, layout).keep, _kept(loaded, layout)
+    of_parts = (f"the {how} of {role}" for role, how in zip(loaded.recipe.generation.source, kept, strict=False))
     said = {
         f"`generate` ranks beams by log p / n^{alpha}, unicloze by log p / ((5 + n) / 6)^{alpha}: with short texts they may "
         "choose differently (`length_penalty=0.0` is the same in both)": decoding.beams > 1 and decoding.length_penalty,
@@ -477,6 +488,8 @@ def not_said(loaded: LoadedModel) -> list[str]:
         f"unicloze lets so small a model repeat no {guard} tokens (`no_repeat_ngram_size={guard}`)":
             guard and not decoding.no_repeat_ngram,
         "`generate` writes one token at a time, unicloze `decoding.parallel` at once": decoding.parallel is not None,
+        f"the tokenizer keeps the {keep} of each part of a source that is too long, unicloze {' and '.join(of_parts)}":
+            {*kept} != {keep},
     }  # fmt: skip
     return [sentence for sentence, holds in said.items() if holds]
 

@@ -120,6 +120,7 @@ def write_tokenizer(
         values["pad_token"] = tokenizer.tokens([int(ids[pad])])[0]
     asked = ["input_ids", *(["token_type_ids"] if takes_segments else []), "attention_mask"]
     values |= {"model_max_length": form.longest, "model_input_names": asked, "padding_side": "right"}
+    values["truncation_side"] = "left" if form.keep == "end" else "right"
     replace_file(config, json.dumps(values, ensure_ascii=False, indent=2) + "\n")
 
 

@@ -192,6 +192,11 @@ def room(recipe: Recipe) -> tuple[int, int]:
     return min(generation.max_source or longest, longest - target), target
 
 
+def kept_parts(recipe: Recipe) -> list[Keep]:
+    """What is kept of each part of a source that is too long."""
+    return ["end" if role == HISTORY else recipe.generation.keep for role in recipe.generation.source]
+
+
 class Generation(Task):
     """Generates text from text."""
 
@@ -209,7 +214,7 @@ class Generation(Task):
         targets = [targets_of(record, task) if has_target(record, task) else [] for record in records]
         answers = iter(tokenizer.encode_batch([text for several in targets for text in several]))
         for_source, for_target = room(recipe)
-        keep: list[Keep] = ["end" if role == HISTORY else generation.keep for role in generation.source]
+        keep = kept_parts(recipe)
         choosing = None
         if generation.chunk_by is not None:
             choosing = [number for number, role in enumerate(generation.source) if role in generation.chunk_by]

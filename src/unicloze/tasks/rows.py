@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -162,19 +162,21 @@ class TextFormat:
     end: tuple[int, ...]  # tokens after the last text
     segments: tuple[int, int]  # segments of the first and the second text; of tokens, that of the text they follow
     longest: int  # most tokens of a row
+    keep: Literal["beginning", "end"] = "beginning"  # what is kept of a text that is too long
 
     def specials(self, texts: int = 1) -> int:
         """Tokens of a row beside its texts."""
         return len(self.start) + len(self.between) * (texts - 1) + len(self.end)
 
     def fit(self, texts: Sequence[Int32s], spare: int = 0) -> tuple[Int32s, ...]:
-        """A text or a pair, shortened from its ends to a row of `longest` tokens less `spare`.
+        """A text or a pair, shortened to a row of `longest` tokens less `spare`.
 
         Of a pair the longer text is cut until both are equally long, then both; an odd token is left to the text that was
         longer, as in the truncation of `tokenizers`.
         """
         sizes = sizes_within([len(text) for text in texts], self.longest - spare - self.specials(len(texts)))
-        return tuple(text[:size] for text, size in zip(texts, sizes, strict=True))
+        cut = zip(texts, sizes, strict=True)
+        return tuple(text[:size] if self.keep == "beginning" else text[len(text) - size :] for text, size in cut)
 
     def row(self, texts: Sequence[Int32s]) -> tuple[Int32s, Int32s]:
         """Tokens and segments of the row of a text or a pair. *Shape:* (slots,) each"""
