@@ -19,9 +19,9 @@ from unicloze.report.example_view import (
     ExampleView,
     example_of,
     example_title,
-    inspect_example,
     part_of,
     spell,
+    tokens_of,
     view_of,
 )
 from unicloze.settings import Recipe
@@ -123,10 +123,12 @@ def test_the_papers_example_as_matrix_and_text() -> None:
 
 
 def test_padding_and_groups_without_slots_are_left_out() -> None:
-    examples, tokenizer = inspect_example(recipe(**PLAIN), WORDS, 0, whitespace_tokenizer(WORDS))
+    tokenizer = whitespace_tokenizer(WORDS)
+    words = tokenizer.encode(WORDS)
+    examples = example_of(recipe(**PLAIN), words, 0, tokenizer)
     view = ExampleView.of(examples, tokenizer)
     assert examples.input_ids.shape[1] > examples.lengths[0] == len(view.slots) == len(view.visible)
-    alone = ExampleView.of(*inspect_example(recipe(objective__targets=["ae"]), WORDS, 0, tokenizer))
+    alone = ExampleView.of(example_of(recipe(objective__targets=["ae"]), words, 0, tokenizer), tokenizer)
     assert alone.groups == [("C", 9)] and alone.visible.all()
 
 
@@ -140,28 +142,34 @@ def test_every_masked_position_counts_as_a_mask_whatever_token_it_shows() -> Non
 
 
 def test_the_seed_names_the_draws() -> None:
-    one, same, other = (ExampleView.of(*inspect_example(recipe(), LONG, seed, _long())).to_dict() for seed in (1, 1, 2))
+    tokenizer = _long()
+    words = tokenizer.encode(LONG)
+    one, same, other = (view_of(recipe(), words, seed, tokenizer).to_dict() for seed in (1, 1, 2))
     assert one == same != other
 
 
 def test_a_long_text_is_cut_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    examples, _ = inspect_example(recipe(data__window=16), LONG, 0, _long())
-    assert examples.text_tokens.tolist() == [16]
+    short, tokenizer = recipe(data__window=16), _long()
+    words, _ = tokens_of(short, LONG, tokenizer)
+    assert example_of(short, words, 0, tokenizer).text_tokens.tolist() == [16]
     said = capsys.readouterr().err
     assert "60 tokens" in said and "room for 13" in said
-    inspect_example(recipe(data__window=64), LONG, 0, _long())
+    tokens_of(recipe(data__window=64), LONG, tokenizer)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("text", ["", "   ", "one"])
 def test_a_text_of_too_few_tokens_is_refused(text: str) -> None:
+    tokenizer = whitespace_tokenizer("one")
     with pytest.raises(UsageError, match="2 segment"):
-        inspect_example(recipe(), text, 0, whitespace_tokenizer("one"))
+        example_of(recipe(), tokenizer.encode(text), 0, tokenizer)
 
 
 def test_special_names_in_the_text_are_never_predicted() -> None:
     text = "[MASK] a [EOS] b"
-    examples, tokenizer = inspect_example(recipe(objective__mask_rate=1.0), text, 0, whitespace_tokenizer(text))
+    masked = recipe(objective__mask_rate=1.0)
+    token_ids, tokenizer = tokens_of(masked, text, whitespace_tokenizer(text))
+    examples = example_of(masked, token_ids, 0, tokenizer)
     answers = ExampleView.of(examples, tokenizer).targets["ae"]
     assert sorted(answers.labels) == ["a", "b"]
 

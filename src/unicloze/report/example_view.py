@@ -268,10 +268,8 @@ def part_of(recipe: Recipe, label: str) -> Recipe:
     return dataclasses.replace(recipe, name=f"{recipe.name}, {label}", objective=known[label])
 
 
-def inspect_example(
-    recipe: Recipe, text: str, seed: int = 0, tokenizer: Tokenizer | None = None
-) -> tuple[Examples, Tokenizer]:
-    """Make one example of a text, as a run of the recipe would; cuts and replacements are reported on stderr."""
+def tokens_of(recipe: Recipe, text: str, tokenizer: Tokenizer | None = None) -> tuple[npt.NDArray[np.int32], Tokenizer]:
+    """Token ids of a text to show, and the tokenizer; on stderr, if there was none and if the text will be cut."""
     if tokenizer is None:
         print("this recipe has no tokenizer yet: the text is split on white space", file=sys.stderr)
         tokenizer = whitespace_tokenizer(text, recipe.tokenizer.extra_tokens)
@@ -280,11 +278,11 @@ def inspect_example(
     if len(token_ids) > room:
         has = f"the text has {len(token_ids)} tokens, but a window of {recipe.data.window} has room for {room}"
         print(f"{has}: the rest is cut off (--data.window)", file=sys.stderr)
-    return example_of(recipe, token_ids, seed, tokenizer), tokenizer
+    return token_ids, tokenizer
 
 
 def example_of(recipe: Recipe, token_ids: npt.NDArray[np.int32], seed: int, tokenizer: Tokenizer) -> Examples:
-    """One row made of token ids without special tokens; see `inspect_example`."""
+    """One row made of token ids without special tokens, as a run of the recipe would make it."""
     segments = recipe.data.segments
     if len(token_ids) < segments:
         has = f"the text has {len(token_ids)} token(s), but the window has {segments} segment(s)"

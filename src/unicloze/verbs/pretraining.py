@@ -334,7 +334,7 @@ def inspect(
     from unicloze.mixtures import parts
     from unicloze.recipes import load_recipe
     from unicloze.recipes.validation import given_settings, refuse_beyond, refuse_unread
-    from unicloze.report.example_view import inspect_example, part_of, view_of
+    from unicloze.report.example_view import part_of, tokens_of, view_of
 
     check_seed(seed)
     if picture is not None:
@@ -344,14 +344,13 @@ def inspect(
         check_file(picture, begins=BEGINNINGS, option="--picture")
     settings, given = load_recipe(recipe, overrides), given_settings(overrides)
     refuse_beyond("inspect", given, "leave it out")
-    tokenizer = _find_tokenizer(settings, out)
     chosen = settings if part is None else part_of(settings, part)
     number = 0 if part is None else [one.label for one in parts(settings.objective)].index(part)
     # Neither phases nor other parts of the mixture are shown.
     shown = settings.changed("objective", mixture=settings.objective.mixture[number : number + 1])
     refuse_unread([shown.changed("training", phases=[])], given)
-    _, tokenizer = inspect_example(chosen, text, seed, tokenizer)
-    view = view_of(chosen, tokenizer.encode_batch([text])[0], seed, tokenizer)
+    token_ids, tokenizer = tokens_of(chosen, text, _find_tokenizer(settings, out))
+    view = view_of(chosen, token_ids, seed, tokenizer)
     if picture is not None:
         save_picture(view, picture)
         return dataclasses.replace(view, picture=Path(picture))
