@@ -410,6 +410,20 @@ def test_parts_that_the_tokenizer_cuts_otherwise_are_reported(asked: dict[str, A
     assert f"the tokenizer keeps the {says}" in result.said
 
 
+@pytest.mark.parametrize(("size", "ends"), [(1, False), (2, True)])
+def test_a_bart_whose_tokens_may_not_repeat_never_ends(size: int, ends: bool, tmp_path: Path) -> None:
+    """Its target begins with the [EOS] that would end it."""
+    model = nlu_toys.start("bart-base", model__decoder_layers=1, model__head_bias=True)
+    model = dataclasses.replace(model, recipe=model.recipe.changed("decoding", max_length=6, no_repeat_ngram=size))
+    end = model.tokenizer.vocabulary.eos
+    with torch.no_grad():
+        model.model.token_head.bias[end] += 50
+    result = verbs.export(model, "bart", tmp_path / "out")
+    (written,) = transformers.AutoModelForSeq2SeqLM.from_pretrained(result.out).generate(torch.tensor([[3, 9, 4]]))
+    assert (end in written[1:]) == ends
+    assert any("never writes [EOS]" in each for each in result.said) != ends
+
+
 @pytest.mark.parametrize(
     ("decoding", "config", "says"),
     [

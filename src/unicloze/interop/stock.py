@@ -323,11 +323,7 @@ def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
             writing |= {"forced_bos_token_id": forced, "suppress_tokens": kept or None, "bad_words_ids": [[forced]]}
             for limit in {"max_new_tokens", "min_new_tokens"} & writing.keys():
                 writing[limit] += 1
-        said += not_said(loaded)
-        if layout.decoder_only and recipe.decoding.no_repeat_ngram:
-            said.append("`generate` repeats no n-gram of the prompt either, which unicloze allows")
-        if layout.decoder_only:
-            said.append(f"prompts have at most {longest_source(loaded)} tokens: let the tokenizer truncate longer ones")
+        said += [*not_said(loaded), *_not_said_of_stock(loaded, layout)]
     return StockExport(
         loaded=loaded,
         family=family,
@@ -490,6 +486,18 @@ def not_said(loaded: LoadedModel) -> list[str]:
         "`generate` writes one token at a time, unicloze `decoding.parallel` at once": decoding.parallel is not None,
         f"the tokenizer keeps the {keep} of each part of a source that is too long, unicloze {' and '.join(of_parts)}":
             {*kept} != {keep},
+    }  # fmt: skip
+    return [sentence for sentence, holds in said.items() if holds]
+
+
+def _not_said_of_stock(loaded: LoadedModel, layout: GenerationFormat) -> list[str]:
+    """How `generate` of a stock class differs further."""
+    size, begun = loaded.recipe.decoding.no_repeat_ngram, layout.row([]) if layout.decoder_only else layout.opening
+    said = {
+        "`generate` repeats no n-gram of the prompt either, which unicloze allows": layout.decoder_only and size,
+        "`generate` never writes [EOS] with `no_repeat_ngram_size=1`, since what it continues contains one: every text has "
+        "`max_new_tokens` tokens": size == 1 and layout.stop in begun,
+        f"prompts have at most {longest_source(loaded)} tokens: let the tokenizer truncate longer ones": layout.decoder_only,
     }  # fmt: skip
     return [sentence for sentence, holds in said.items() if holds]
 
