@@ -424,6 +424,19 @@ def test_a_bart_whose_tokens_may_not_repeat_never_ends(size: int, ends: bool, tm
     assert any("never writes [EOS]" in each for each in result.said) != ends
 
 
+def test_a_t5_with_more_decoder_layers_generates_without_a_cache(tmp_path: Path) -> None:
+    """Transformers makes a cache of as many layers as the encoder has."""
+    model = nlu_toys.start("t5-base", model__num_layers=1, model__decoder_layers=2)
+    result = verbs.export(model, "t5", tmp_path / "out")
+    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(result.out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(result.out)
+    prompt = tokenizer("anna sees berlin", return_tensors="pt")
+    written = peer.generate(**prompt, max_new_tokens=8)[0, 1:].tolist()
+    (own,) = generate(model, ["anna sees berlin"], DecodingSettings(max_length=8))
+    assert written == own.candidates[0].tokens and len(written) == 8
+    assert any("without a cache" in each for each in result.said)
+
+
 @pytest.mark.parametrize(
     ("decoding", "config", "says"),
     [

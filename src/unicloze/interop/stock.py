@@ -323,6 +323,9 @@ def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
             writing |= {"forced_bos_token_id": forced, "suppress_tokens": kept or None, "bad_words_ids": [[forced]]}
             for limit in {"max_new_tokens", "min_new_tokens"} & writing.keys():
                 writing[limit] += 1
+        if family.name == "t5" and settings.decoder_layers > settings.num_layers:
+            writing["use_cache"] = False
+            said.append("`generate` runs without a cache, since Transformers' has only as many layers as T5's encoder")
         said += [*not_said(loaded), *_not_said_of_stock(loaded, layout)]
     return StockExport(
         loaded=loaded,
