@@ -204,7 +204,7 @@ def test_examples_that_would_take_minutes_are_sound(
 
     monkeypatch.setattr(verbs, name, only_read)
     for example in cli.VERBS[name].examples:
-        assert command(*words_of(example)).sentence == "as far as this test goes."
+        assert command(*words_of(example)).sentence == "as far as this test goes"
 
 
 def test_examples_of_serving_are_sound(

@@ -73,7 +73,7 @@ def test_debug_shows_the_traceback(words: list[str], command: Command, monkeypat
     monkeypatch.setattr(verbs, "recipes", raising(UniclozeError("mend this")))
     said = command(*words)
     assert said.code == 1 and said.err.startswith("Traceback")
-    assert said.err.endswith("unicloze: error: mend this.\n")
+    assert said.err.endswith("unicloze: error: mend this\n")
 
 
 def test_a_warning_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

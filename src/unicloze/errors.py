@@ -27,11 +27,6 @@ class UsageError(UniclozeError):
     exit_code = 2
 
 
-def ended(message: str) -> str:
-    """A message with the full stop that it may lack."""
-    return message if message.endswith((".", "?", "!")) else f"{message}."
-
-
 def check_at_least(least: int, **values: int | None) -> None:
     """Refuse a number below the least; None is not checked."""
     for name, value in values.items():

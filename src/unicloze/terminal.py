@@ -20,7 +20,7 @@ from json import dumps
 from typing import Any, TextIO
 
 from unicloze import cores
-from unicloze.errors import FailedElsewhere, UniclozeError, ended
+from unicloze.errors import FailedElsewhere, UniclozeError
 from unicloze.files import finite
 from unicloze.verbs.options import Result
 
@@ -170,7 +170,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, FailedElsewhere) and cores.rank():
         return "", error.exit_code
     if isinstance(error, UniclozeError):
-        return ended(str(error)), error.exit_code
+        return str(error), error.exit_code
     if isinstance(error, Terminated):
         return f"Stopped by {signal.Signals(error.number).name}.", 128 + error.number
     if isinstance(error, KeyboardInterrupt):

@@ -79,7 +79,7 @@ def check_settings(settings: DecodingSettings, layout: GenerationFormat) -> None
     least = dict.fromkeys(("beams", "max_length", "num_results", "batch_size", "top_k", "parallel"), 1)
     for name, lowest in {**least, "min_length": 0, "no_repeat_ngram": 0}.items():
         if (value := getattr(settings, name)) is not None and value < lowest:
-            raise UsageError(f"{name} is {value}: give {lowest} or more")
+            raise UsageError(f"{name} is {value}: give {lowest} or more.")
     wrong = {
         f"temperature is {settings.temperature}: give more than 0, or set sample to false":
             settings.sample and not 0 < settings.temperature < math.inf,
@@ -95,7 +95,7 @@ def check_settings(settings: DecodingSettings, layout: GenerationFormat) -> None
     }  # fmt: skip
     for message, holds in wrong.items():
         if holds:
-            raise UsageError(message)
+            raise UsageError(f"{message}.")
 
 
 def contradictions(own: DecodingSettings) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -18,8 +18,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from unicloze.errors import ended
-
 LONGEST_OUTPUT = 512
 """Maximum number of tokens to generate."""
 MOST_TEXTS_OUT = 16
@@ -65,7 +63,7 @@ class Refused(Exception):
 
 def sentence_of(message: str) -> str:
     """A message of the package as a sentence."""
-    return ended(message[:1].upper() + message[1:])
+    return message[:1].upper() + message[1:] + ("" if message.endswith((".", "?", "!")) else ".")
 
 
 def check_texts(texts: Sequence[str], most: int, characters: int) -> None:
