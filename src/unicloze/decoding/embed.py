@@ -14,7 +14,16 @@ import numpy.typing as npt
 import torch
 
 from unicloze.arrays import Int64s
-from unicloze.decoding.inputs import by_length, check_numbers, cut, each_block, objective_of, one_segment, read_as
+from unicloze.decoding.inputs import (
+    by_length,
+    check_numbers,
+    cut,
+    each_block,
+    objective_of,
+    one_segment,
+    passes_at_once,
+    read_as,
+)
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.files import write_file
@@ -146,10 +155,10 @@ def embed(
             pooled.append((states.sum(axis=0, dtype=np.float64), len(states)))
         return pooled
 
-    blocks = list(by_length([len(piece) for piece in pieces], batch_size))
-    for block, pooled in zip(blocks, each_block(model, sums_of, blocks), strict=True):
-        for i, (states, count) in zip(block, pooled, strict=True):
-            sums[pieces[i].text] += states
+    blocks = list(by_length([len(piece) for piece in pieces], batch_size, passes=passes_at_once(model)))
+    for block, found in zip(blocks, each_block(model, sums_of, blocks), strict=True):
+        for i, (total, count) in zip(block, found, strict=True):
+            sums[pieces[i].text] += total
             counts[pieces[i].text] += count
     vectors = sums / counts[:, None]
     if model.recipe.use.normalize:

@@ -20,7 +20,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch, Examples, Memory, Target, collate
 from unicloze.files import BEST, CHECKPOINTS
 from unicloze.mixtures import longest_window, parts, phases
-from unicloze.model.flops import linear_flops
+from unicloze.model.flops import TRAINING, Amounts
 from unicloze.model.heads import cross_entropy
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import OBJECTIVES, Ability, defined, seq2seq
@@ -34,9 +34,9 @@ from unicloze.training.loading import LoadedModel
 
 T = TypeVar("T")
 OPERATIONS_OF_A_THREAD = 1e8
-"""Operations of a forward pass below which a second thread waits for as long as it helps."""
+"""Operations of a forward pass below which a second thread does not make it faster."""
 PASSES_AT_ONCE = 4
-"""Forward passes whose activations are in memory at once on a CPU."""
+"""Most forward passes whose activations are in memory at once on a CPU."""
 
 
 def objective_of(recipe: Recipe) -> ObjectiveSettings:
@@ -244,7 +244,7 @@ SPECIALS_OF_A_WINDOW = 2
 """[SOS] and [EOS]."""
 
 _PAIRS_AT_ONCE = 1 << 21
-"""Pairs of a query and a key in one forward pass: a relative position bias takes about 400 bytes for each."""
+"""Pairs of a query and a key in forward passes at once: a relative position bias takes about 400 bytes for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,10 +328,18 @@ def logits_of(
         Logits, *Shape:* (rows, predictions, vocabulary), and labels, *Shape:* (rows, predictions).
     """
     batch = batch_of(model, examples, memory, updates=updates)
-    small = linear_flops(model.model) * batch.input_ids.numel() < OPERATIONS_OF_A_THREAD
-    with model.compute.autocast(), _threads(1 if small else torch.get_num_threads()):
+    few = _operations(model, batch) < OPERATIONS_OF_A_THREAD
+    with model.compute.autocast(), _threads(1 if few else torch.get_num_threads()):
         ((name, logits),) = model.model.logits(batch).items()
     return logits, batch.targets[name].labels
+
+
+def _operations(model: LoadedModel, batch: Batch) -> float:
+    """Operations of a forward pass if every slot reads its whole row."""
+    rows, slots = batch.input_ids.shape
+    counts = {name: target.labels.numel() for name, target in batch.targets.items()}
+    amounts = Amounts(rows=rows, slots=rows * slots, keys=slots, predictions=counts, predicting_slots=counts)
+    return model.model.flops(amounts) / TRAINING
 
 
 @torch.inference_mode()
@@ -403,13 +411,13 @@ def rows_to_ask(
     )
 
 
-def rows_at_once(slots: int, batch_size: int) -> int:
-    """Rows per forward pass: `batch_size`, or fewer if rows of `slots` slots would take too much memory."""
-    return max(1, min(batch_size, _PAIRS_AT_ONCE // slots**2))
+def rows_at_once(slots: int, batch_size: int, passes: int = 1) -> int:
+    """Rows per forward pass: `batch_size`, or fewer if rows of `slots` slots would take too much memory in all passes."""
+    return max(1, min(batch_size, _PAIRS_AT_ONCE // passes // slots**2))
 
 
 def by_length(
-    lengths: Sequence[int] | npt.NDArray[np.integer], batch_size: int, *, slots_per_token: int = 1
+    lengths: Sequence[int] | npt.NDArray[np.integer], batch_size: int, *, slots_per_token: int = 1, passes: int = 1
 ) -> Iterator[Int64s]:
     """Indices of the items, longest first, in blocks of one forward pass each."""
     if batch_size < 1:
@@ -419,19 +427,26 @@ def by_length(
     first = 0
     while first < len(order):
         slots = (int(each[order[first]]) + SPECIALS_OF_A_WINDOW) * slots_per_token
-        rows = rows_at_once(slots, batch_size)
+        rows = rows_at_once(slots, batch_size, passes)
         yield order[first : first + rows]
         first += rows
+
+
+def passes_at_once(model: LoadedModel) -> int:
+    """Number of forward passes that use a CPU's threads best; each has the same number of threads."""
+    if model.compute.device.type != "cpu":
+        return 1
+    threads = torch.get_num_threads()
+    return max(count for count in range(1, PASSES_AT_ONCE + 1) if threads % count == 0)
 
 
 def each_block(model: LoadedModel, work: Callable[[Int64s], T], blocks: Sequence[Int64s]) -> list[T]:
     """What a forward pass finds for each block.
 
-    On a CPU the threads divide the blocks among them: those that share a pass wait for each other at every operation.
+    On a CPU the threads divide many blocks among them: those that share a pass wait for each other at every operation.
     """
-    threads = torch.get_num_threads()
-    passes = min(threads, len(blocks), PASSES_AT_ONCE) if model.compute.device.type == "cpu" else 1
-    if passes < 2:
+    threads, passes = torch.get_num_threads(), passes_at_once(model)
+    if len(blocks) < 2 * passes:
         return [work(block) for block in blocks]
     with _threads(threads // passes), ThreadPoolExecutor(passes) as pool:
         return [*pool.map(work, blocks)]
@@ -439,7 +454,7 @@ def each_block(model: LoadedModel, work: Callable[[Int64s], T], blocks: Sequence
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Compute with this number of threads."""
+    """Compute with this number of threads; a thread of Python that first computes elsewhere meanwhile keeps it, too."""
     before = torch.get_num_threads()
     if count != before:
         torch.set_num_threads(count)
