@@ -462,9 +462,15 @@ def test_a_card_names_datasets_of_the_hub_and_no_folders(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("clients/acme").mkdir(parents=True)
     of_the_hub = ["hf:ann/tales:train:body", "hf:my.org/tales/short"]
-    folders = ["hf:clients/acme", "hf:~/private/tales", "hf:/private/tales:train:body", "/private/tales.txt"]
+    folders = [
+        "hf:clients/acme",
+        "hf:~/private/tales",
+        "hf:~nobody-here/tales",
+        "hf:/private/tales:train:body",
+        "/private/tales.txt",
+    ]
     recipe = without_places(load_recipe("quickstart", {"data.corpus": [*of_the_hub, *folders]}))
-    assert recipe.data.corpus == [*of_the_hub, "acme", "tales", "tales", "tales.txt"]
+    assert recipe.data.corpus == [*of_the_hub, "acme", "tales", "tales", "tales", "tales.txt"]
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,7 +153,10 @@ def test_a_prompt_over_the_limit_is_refused_or_cut_on_request(model: Any, room: 
         assert client.post("/generate", {"text": "a " * 20}).error == f"{reads} 20: {cure}."
         for truncate in (False, True):
             refused = client.post("/generate", {"text": "a", "max_length": 99, "truncate": truncate})
-            assert refused.status == 400 and "give a max_length of at most 29" in refused.error
+            assert refused.status == 400 and "ask for at most 29 tokens" in refused.error
+        with pytest.raises(openai.BadRequestError, match="ask for at most 29 tokens") as raised:
+            made.completions.create(model=name, prompt="a", max_tokens=99)
+        assert raised.value.code == "context_length_exceeded"
         assert client.post("/generate", {"text": prompt, "max_length": 4}).status == 400
         assert client.post("/generate", {"text": prompt, "max_length": 4, "truncate": True}).status == 200
         asking = hub.InferenceClient(base_url=client.url)

@@ -280,7 +280,10 @@ def ready(
     positions = positions_of(model.model)
     room = layout.room(positions, settings.max_length)
     if room < 1:
-        raise UsageError(without_room(model, settings.max_length))
+        raise UsageError(
+            f"max_length is {settings.max_length}, but the model has {positions} positions for source and target: give a "
+            f"max_length of at most {most_written(model)}"
+        )
     tokens: list[Ids] = list(model.tokenizer.encode_batch(sources))
     long = {number for number, ids in enumerate(tokens) if len(ids) > room}
     keep = keep or ("end" if layout.decoder_only else "beginning")
@@ -293,12 +296,10 @@ def ready(
     return layout, [ids[-room:] if keep == "end" else ids[:room] for ids in tokens], long
 
 
-def without_room(model: LoadedModel, max_length: int) -> str:
-    """Why there is no source before a target of at most `max_length` tokens."""
+def most_written(model: LoadedModel) -> int:
+    """Most tokens of a target that leave room for a source."""
     layout, positions = generation_format_of(model.recipe, model.tokenizer.vocabulary), positions_of(model.model)
-    most = positions - len(layout.opening) if layout.restarts else layout.room(positions, 1)
-    has = f"the model has {positions} positions for source and target"
-    return f"max_length is {max_length}, but {has}: give a max_length of at most {most}"
+    return positions - len(layout.opening) if layout.restarts else layout.room(positions, 1)
 
 
 def with_token_ids(layout: GenerationFormat, settings: DecodingSettings, tokenizer: Tokenizer) -> GenerationFormat:

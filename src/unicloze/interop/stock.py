@@ -477,7 +477,10 @@ def not_said(loaded: LoadedModel) -> list[str]:
     alpha, layout = f"{decoding.length_penalty:g}", layout_of(loaded)
     assert layout is not None
     keep, kept = source_format(loaded, layout).keep, _kept(loaded, layout)
-    of_parts = (f"the {how} of {role}" for role, how in zip(loaded.recipe.generation.source, kept, strict=False))
+    of_parts = (
+        f"the piece of {role} that shares most with the others" if how == "chunk" else f"the {how} of {role}"
+        for role, how in zip(loaded.recipe.generation.source, kept, strict=False)
+    )
     said = {
         f"`generate` ranks beams by log p / n^{alpha}, unicloze by log p / ((5 + n) / 6)^{alpha}: with short texts they may "
         "choose differently (`length_penalty=0.0` is the same in both)": decoding.beams > 1 and decoding.length_penalty,

@@ -170,7 +170,9 @@ class Health(BaseModel):
     )
     reads: list[str] = Field(description="Names of the texts that /generate or /predict reads.")
     example: str = Field(description="A text to try: a held-out sentence of its run, if that has one.")
-    longest_text: int = Field(description="Tokens it reads at once.")
+    longest_text: int = Field(
+        description="Tokens of a text it reads to predict or to generate; without a task, at once."
+    )
     vectors: str = Field(description="Precision in which vectors are computed: fp32 or bf16.")
     waiting: int = Field(description="Requests that wait.")
 

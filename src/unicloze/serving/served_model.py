@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from unicloze.decoding import inputs
 from unicloze.decoding.embed import embed
-from unicloze.decoding.generate import Candidate, Continuation, Part, Spelling, candidate_of, stream_text, without_room
+from unicloze.decoding.generate import Candidate, Continuation, Part, Spelling, candidate_of, most_written, stream_text
 from unicloze.decoding.infill import FillResult, ToFill, fill_together, filled_row, ready_to_fill
 from unicloze.decoding.likelihood import TextScore, defines, score
 from unicloze.decoding.steppers import generates
@@ -30,7 +30,7 @@ from unicloze.report.example_view import ExampleView
 from unicloze.report.page import example_texts
 from unicloze.report.picture import draw_mask, groups_in_words
 from unicloze.serving.batching import Batcher
-from unicloze.serving.guard import TOO_LONG, Limits, Refused, check_texts, sentence_of
+from unicloze.serving.guard import TOO_LONG, Limits, Refused, check_texts
 from unicloze.settings import Order, Pooling, TrainingSettings
 from unicloze.tasks.columns import roles_of
 from unicloze.tasks.task import Prediction
@@ -294,7 +294,8 @@ class ServedModel:
         longest = model.recipe.decoding.max_length
         room, most = (inputs.room_for_source(model, count) for count in (longest, 1))
         if room < 1:
-            raise Refused(400, sentence_of(without_room(model, longest)), code=TOO_LONG)
+            has = f"The model has {inputs.positions_of(model.model)} positions for source and target"
+            raise Refused(400, f"{has}: ask for at most {most_written(model)} tokens.", code=TOO_LONG)
         for parts in () if truncate else [_parts([source]) for source in sources]:
             count = self.count_tokens(parts) + len(parts) - 1
             if count > room:

@@ -165,12 +165,12 @@ class DatasetSource:
 
 
 def base_name(place: str) -> str:
-    """Base name of a file, folder or entry; that of a dataset on the Hub is the whole entry."""
+    """Base name of a file, folder or entry; an entry of the Hub's form that is no folder here stays whole."""
     if not place.startswith(PREFIX) or is_url(place):
         return Path(place).name
     try:
         on_hub = DatasetSource.of(place).folder is None
-    except UsageError:  # a folder that is not here
+    except (UsageError, RuntimeError):  # a folder that is not here, or the home of an unknown user
         on_hub = False
     return place if on_hub else Path(place.split(":")[1]).name
 
