@@ -213,6 +213,7 @@ def test_without_a_word_in_common_the_rationale_is_the_span() -> None:
     assert closest_span("three", "one two. one", 0, 8) == (0, 8)
     assert closest_span("three", "one two. one", 0, 12) is None
     assert closest_span("one", "one two. one", 4, 12) == (9, 12)
+    assert closest_span("one", "one two. one", 0, 12) == (0, 3)  # the first of equals
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -51,6 +51,7 @@ def test_what_a_file_leaves_out_keeps_its_default(write: Any) -> None:
     assert recipe.training == dataclasses.replace(Recipe().training, learning_rate=1e-4)
     assert isinstance(recipe.training.learning_rate, float)
     assert recipe.model == ModelSettings()
+    assert type(recipe.objective) is OBJECTIVES["unilmv2"].settings
     assert recipe.name == "mine"
 
 

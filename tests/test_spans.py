@@ -288,6 +288,8 @@ def test_a_token_belongs_to_the_first_span_it_shares_a_character_with() -> None:
     spans = Spans(found=((-3, 4, "entity"), (6, 9, "entity"), (8, 12, "phrase"), (9, 20, "entity")), gives=frozenset())
     offsets = np.array([[0, 3], [3, 5], [5, 7], [7, 8], [8, 10], [10, 12], [12, 12], [19, 21], [30, 31]])
     assert marks_of(spans, offsets).tolist() == [2, 2, 0, 2, 2, 1, 2, 2, 0]
+    begins = Spans(found=((0, 4, "entity"),), gives=frozenset())
+    assert marks_of(begins, offsets[:3]).tolist() == [0, 2, 0]
 
 
 @pytest.mark.whole

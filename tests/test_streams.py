@@ -334,6 +334,7 @@ def test_each_stream_is_read_token_by_token(prepared: Prepared, direction: str) 
             backward = windows.backward is not None and bool(windows.backward[row])
             found.append(tokens[1:-1][::-1] if backward else tokens[1:-1])
             first, last = sorted((read, read + len(tokens) - 3), reverse=backward)
+            assert windows.index[row] == single.index[lane + read * BESIDE] // 20  # the window that names its place
             read += len(tokens) - 2
             ends = {0: cut[first, 0], len(tokens) - 1: cut[last, 2]}
             assert np.flatnonzero(windows.cut[row]).tolist() == [column for column, is_cut in ends.items() if is_cut]

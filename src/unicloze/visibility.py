@@ -180,9 +180,7 @@ def compensated_rows(
     return _rows_by_group(context, row, of_context, (originals, (0, first, masks, end), queries), capacity=capacity)
 
 
-def block_diffusion_rows(
-    lengths: npt.NDArray[np.integer], block_size: int, *, copies: int = 1, capacity: int
-) -> Intervals:
+def block_diffusion_rows(lengths: npt.NDArray[np.integer], block_size: int, *, copies: int, capacity: int) -> Intervals:
     """BD3-LM's rows: clean tokens by block, then noised copies of them by block; the last block may be shorter.
 
     A clean token reads clean blocks up to and including its own; a noised token reads earlier clean blocks and the noised

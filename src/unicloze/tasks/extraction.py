@@ -534,7 +534,7 @@ def _rationale(record: Record, passage: Passage, settings: TaskSettings) -> tupl
 
 
 def closest_span(answer: str, text: str, start: int, end: int) -> tuple[int, int] | None:
-    """Start and end, in characters, of the span whose words have the highest F1 with an answer; the shortest of equals.
+    """Start and end, in characters, of the span whose words have the highest F1 with an answer; the first of the shortest.
 
     Articles are ignored. Without common words, the result is the searched range, or None if that is the whole text.
     """

@@ -460,7 +460,6 @@ class Preparation:
 
     def run(self) -> Path:
         """Make the folder; `lineage.json` is written last."""
-        self.scratch.mkdir(exist_ok=True)
         for part in ("train", "heldout"):
             (self.folder / part).mkdir(parents=True)
         path, tokenizer = self.tokenizer_settings.path, None
