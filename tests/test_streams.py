@@ -306,11 +306,12 @@ def sampler_of(
 
 
 def test_lengths_are_drawn_around_the_window_and_around_half_of_it() -> None:
-    lengths = lengths_of(np.arange(20_000), 70, 1)
+    lengths = lengths_of(np.arange(100_000), 70, 1)
     whole, halved = lengths[lengths >= 52], lengths[lengths < 52]
     assert len(halved) / len(lengths) == pytest.approx(0.05, abs=0.01)
     assert (whole.mean(), whole.std()) == pytest.approx((69.5, 5), abs=0.2)
     assert halved.mean() == pytest.approx(34.5, abs=1)
+    assert lengths.max() == 70 + 4 * 5, "cut at four deviations"
     assert (lengths_of(np.arange(2_000), 6, 1) >= 5).all()
     assert not np.array_equal(lengths[:50], lengths_of(np.arange(50), 70, 2))
 

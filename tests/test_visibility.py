@@ -51,6 +51,13 @@ def test_packed_texts_do_not_read_each_other(reads: visibility.TextVisibility) -
         assert follows(row, slots, lambda q, k: q.group == k.group and rule(q, k))
 
 
+@pytest.mark.parametrize("name", ["pseudo_masked", "permuted", "compensated"])
+def test_a_last_row_without_masked_tokens_is_only_its_context(name: str) -> None:
+    rows, none = getattr(visibility, f"{name}_rows"), np.zeros(1, dtype=int)
+    found = rows(np.array([2, 3]), none, none, none + 1, capacity=5)
+    assert follows(found[1], group("x", 3), lambda q, k: True)
+
+
 LENGTHS = [(0, 6), (2, 6), (0, 3), (1, 5), (5, 6), (6, 6)]
 """First real slot of a row of 6 and the one after the last."""
 

@@ -106,21 +106,23 @@ def pseudo_masked_rows(
         capacity: Slots per row, padding included.
     """
     first, masked = context[row], np.bincount(row, minlength=len(context))[row]
-    originals = (0, first + ends, 0, 0)
     second = first + masked
-    pseudos = (0, first + starts, second + starts, second + ends)
-    return _rows_by_group(context, row, (0, context, 0, 0), (originals, pseudos), capacity=capacity)
+    pseudos = (first + starts, second + starts, second + ends)
+    return _rows_by_group(context, row, (context,), ((first + ends,), pseudos), capacity=capacity)
 
 
 def _rows_by_group(
     context: npt.NDArray[np.integer],
     row: npt.NDArray[np.integer],
-    of_context: tuple[Any, Any, Any, Any],
-    groups: Sequence[tuple[Any, Any, Any, Any]],
+    of_context: Sequence[npt.NDArray[np.integer]],
+    groups: Sequence[Sequence[npt.NDArray[np.integer]]],
     *,
     capacity: int,
 ) -> Intervals:
-    """Rows of a context followed by groups with one slot per masked token; padding after them reads only itself."""
+    """Rows of a context followed by groups with one slot per masked token; padding after them reads only itself.
+
+    A rule is the end of its first interval, which begins at 0, and both bounds of its second if it has one.
+    """
     masked = np.bincount(row, minlength=len(context))
     slot = np.arange(capacity, dtype=np.int32)
     in_context = slot < context[:, None].astype(np.int32)
@@ -128,14 +130,12 @@ def _rows_by_group(
     result = np.zeros((len(context), capacity, 4), dtype=np.int32)
     for column, bound in enumerate((slot, slot + 1)):
         np.copyto(result[:, :, column], bound, where=in_padding)
-    for column, bound in enumerate(of_context):
-        if np.ndim(bound):
-            np.copyto(result[:, :, column], bound[:, None], where=in_context)
+    for column, bound in enumerate(of_context, 1):
+        np.copyto(result[:, :, column], bound[:, None], where=in_context)
     place = 4 * (row * capacity + context[row] + ranks(row, len(context)))
     for group in groups:
-        for column, bound in enumerate(group):
-            if np.ndim(bound):
-                result.reshape(-1)[place + column] = bound.astype(np.int32)
+        for column, bound in enumerate(group, 1):
+            result.reshape(-1)[place + column] = bound.astype(np.int32)
         place = place + 4 * masked[row]
     return result
 
@@ -154,8 +154,7 @@ def permuted_rows(
     itself.
     """
     first = context[row]
-    groups = ((0, first + ends, 0, 0), (0, first + starts, 0, 0))
-    return _rows_by_group(context, row, (0, context, 0, 0), groups, capacity=capacity)
+    return _rows_by_group(context, row, (context,), ((first + ends,), (first + starts,)), capacity=capacity)
 
 
 def compensated_rows(
@@ -174,10 +173,10 @@ def compensated_rows(
     counts = np.bincount(row, minlength=len(context))
     first, masked = context[row], counts[row]
     masks, end = first + masked, first + 2 * masked
-    of_context = (0, context, context + counts, context + 2 * counts)
-    originals = (0, first + ends, masks + ends, end)
-    queries = (0, first + starts, masks + starts, end)
-    return _rows_by_group(context, row, of_context, (originals, (0, first, masks, end), queries), capacity=capacity)
+    of_context = (context, context + counts, context + 2 * counts)
+    originals = (first + ends, masks + ends, end)
+    queries = (first + starts, masks + starts, end)
+    return _rows_by_group(context, row, of_context, (originals, (first, masks, end), queries), capacity=capacity)
 
 
 def block_diffusion_rows(lengths: npt.NDArray[np.integer], block_size: int, *, copies: int, capacity: int) -> Intervals:
