@@ -264,13 +264,23 @@ def test_correlation_by_hand() -> None:
         correlation([1, math.nan], [1, 2])
 
 
+SAMPLES: dict[str, tuple[Any, Any]] = {
+    "labels": ([0, 1], [0, 1]),
+    "numbers": ([0, 1], [0, 1]),
+    "tags": ([["B-X"]], [["B-X"]]),
+    "texts": (["a b"], [["a b"]]),
+    "squad": ({"q": "a"}, {"q": ["a"]}),
+    "coqa": ({Turn("s", 1): "a"}, {Turn("s", 1): Gold(answers=["a"])}),
+}
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_is_listed_and_gives_its_headline(name: str) -> None:
     one = METRICS[name]
     listed = str(MetricTable(METRICS))
     assert f"{name} " in listed and "\nlambada       percentage of right last words (texts)" in listed
-    if one.compares in ("labels", "numbers"):
-        assert one.headline in one([0, 1], [0, 1]).values
+    if one.extra is None and name != "rouge-perl":  # the others need a library or a program
+        assert one.headline in one(*SAMPLES[one.compares]).values
 
 
 def test_entities_as_conlleval_finds_them() -> None:

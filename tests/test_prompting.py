@@ -99,6 +99,8 @@ def test_an_answer_that_cannot_be_scored_is_named() -> None:
         fill_blanks(model, [Blank(before="the", answer=" list" * 40, place="f.txt, line 3")])
     with pytest.raises(UsageError, match="the answer of a text is empty"):
         fill_blanks(model, [Blank(before="the", answer=" ")])
+    with pytest.raises(UniclozeError, match="a text: the answer ' \u200b' has no tokens: give it a word"):
+        fill_blanks(model, [Blank(before="the", answer=" \u200b")])
     with pytest.raises(UsageError, match="does not define the likelihood of an answer"):
         fill_blanks(decoding_toys.loaded(name="masked", targets=["ae"]), [Blank(before="the", answer=" list")])
     unknown = fill_blanks(model, [Blank(before="the", answer=" zebra list")])[0]
