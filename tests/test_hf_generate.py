@@ -397,7 +397,7 @@ def for_generation(start: LoadedModel, **settings: Any) -> LoadedModel:
     [
         (
             {"generation.source": ["context", "question"], "generation.keep": "chunk"},
-            ["the chunk of context and the chunk of question"],
+            [" and ".join(f"the piece of {role} that shares most with the others" for role in ("context", "question"))],
         ),
         (
             {"generation.source": ["context", "history"]},

@@ -131,7 +131,9 @@ def test_units_are_masked_whole_and_rows_stop_at_the_rate(name: str, rate: float
             assert unit == "word" or len(places) <= span
     each = draw_steps(windows, dataclasses.replace(settings, factorization="token"), np.full(200, rate), vocabulary())
     assert np.array_equal(each >= 0, steps >= 0)
-    assert all(np.array_equal(np.sort(row[row >= 0]), np.arange((row >= 0).sum())) for row in each), "one token per step"
+    assert all(np.array_equal(np.sort(row[row >= 0]), np.arange((row >= 0).sum())) for row in each), (
+        "one token per step"
+    )
     assert (name, unit) != ("token", "token") or np.array_equal(each, steps), "single tokens have an order already"
 
 

@@ -106,7 +106,7 @@ def with_a_token_too_many(folder: Path) -> None:
 def padded_on_the_left(folder: Path) -> None:
     """BERT counts positions from the beginning of the row, padding or not."""
     file = folder / "tokenizer_config.json"
-    file.write_text(file.read_text().replace('"right"', '"left"'))
+    file.write_text(file.read_text().replace('"padding_side": "right"', '"padding_side": "left"'))
 
 
 @pytest.mark.parametrize(("kind", "spoil", "message"), [

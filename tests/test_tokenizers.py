@@ -413,7 +413,8 @@ def test_padding_is_an_id_that_means_nothing_or_changes_places(
 def test_the_configuration_of_an_exported_tokenizer(tmp_path: Path) -> None:
     write_tokenizer(wordpiece(), tmp_path, plain_format(wordpiece(), 77))
     assert read(tmp_path)[1] == {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 77, "padding_side": "right",
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 77,
+        "padding_side": "right", "truncation_side": "right",
         "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[SOS]", "sep_token": "[EOS]", "mask_token": "[MASK]",
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"], "clean_up_tokenization_spaces": False,
     }  # fmt: skip
