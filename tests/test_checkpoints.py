@@ -236,17 +236,32 @@ def test_the_files_of_a_checkpoint(tmp_path: Path) -> None:
 
 def test_how_many_are_kept(tmp_path: Path) -> None:
     (tmp_path / ".building-step-00000009").mkdir()
+    (tmp_path / ".building-step-00000010").write_text("cannot be removed as a folder")
     (tmp_path / "step-00000001-bert").mkdir()
     (tmp_path / "step-00000005").write_text("a file")
     for step in (1, 2, 3):
         save(tmp_path, step)
-    assert names(tmp_path) == ["step-00000001-bert", "step-00000002", "step-00000003", "step-00000005"]
+    kept = ["step-00000001-bert", "step-00000002", "step-00000003", "step-00000005"]
+    assert names(tmp_path) == [".building-step-00000010", *kept]
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
     save(tmp_path, 4, keep=0)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000004"]
     before = (tmp_path / "step-00000004" / "manifest.json").stat().st_mtime_ns
     assert save(tmp_path, 4, state={"text_tokens": 5}) == tmp_path / "step-00000004"
     assert (tmp_path / "step-00000004" / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+
+    def sync(path: Path) -> None:
+        assert path.exists() and (path == tmp_path) == (tmp_path / "step-00000001").exists()
+        synced.append(path)
+
+    monkeypatch.setattr(checkpoint, "sync", sync)
+    made, building = save(tmp_path, 1), tmp_path / ".building-step-00000001"
+    assert synced[-2:] == [building, tmp_path]
+    assert sorted(synced[:-2]) == [building / name for name in names(made)]
 
 
 FULL = "the disk is full; earlier checkpoints are unchanged: free some space and run"

@@ -72,7 +72,9 @@ def test_a_blank_is_filled_as_one_token_at_a_time(name: str) -> None:
         for answer in (" playing", " empty items", " x")
         for after in ("", " is a list")
     ]
-    found = fill_blanks(model, blanks, batch_size=5)
+    counts: list[int] = []
+    found = fill_blanks(model, blanks, batch_size=5, progress=counts.append)
+    assert sum(counts) == len(blanks) and max(counts) == 5
     for blank, filled in zip(blanks, found, strict=True):
         logs, greedy = one_at_a_time(model, blank.before, blank.answer, blank.after)
         np.testing.assert_allclose(filled.logs, logs, atol=2e-5)
