@@ -344,9 +344,9 @@ def test_a_run_without_development_file(start: LoadedModel, tmp_path: Path, caps
 
 def test_warnings_of_a_run(start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = words_at(tmp_path / "train.jsonl", 8)
-    frozen = "the lowest 3 of 4 layers stay frozen: one layer is unfrozen every 1.5 epochs, and training lasts 1"
+    frozen = "the lowest 3 of 4 layers stay frozen: one layer is unfrozen every 1 epochs, and training lasts 1"
     with pytest.warns(UserWarning, match=frozen):
-        finetuned(one_step(start, finetuning__unfreeze_epochs=1.5), start, train, None, tmp_path / "frozen")
+        finetuned(one_step(start, finetuning__unfreeze_epochs=1.0), start, train, None, tmp_path / "frozen")
     monkeypatch.setattr(module.initial, "too_low_a_rate", lambda *_: "too low")
     with pytest.warns(UserWarning, match="^too low$"):
         finetuned(one_step(start), start, train, None, tmp_path / "low")
