@@ -332,6 +332,15 @@ def test_the_best_spans_are_those_of_brute_force(tokens: int, longest: int, most
     np.testing.assert_allclose(scores, [score for score, _, _ in wanted])
 
 
+def test_a_question_is_cut_if_it_is_longer_than_allowed(start: LoadedModel) -> None:
+    record = questions(1)[0]
+    size = len(start.tokenizer.encode(record["question"]))
+    whole, shorter = (recipe_for(start, "squad-v2", task__max_question=room) for room in (size, size - 1))
+    assert [window.cut for window in windows_of([record], start, whole)] == [False]
+    with pytest.warns(UserWarning, match=f"of 1 records 1 questions are longer than {size - 1} tokens"):
+        assert [window.cut for window in windows_of([record], start, shorter)] == [True]
+
+
 def test_the_best_of_all_windows_are_those_of_brute_force(start: LoadedModel) -> None:
     recipe = recipe_for(start, "squad-v2", task__max_length=20, task__max_question=4, task__stride=4)
     record = {"id": "0", "context": " ".join(questions()[n]["context"] for n in range(3)), "question": "who?"}
