@@ -260,6 +260,7 @@ def test_correlation_by_hand() -> None:
     # ranks 1 2 4 3 and 1 2 3 4: 1 - 6 (0 + 0 + 1 + 1) / (4 (16 - 1))
     assert correlation(found, right).values["spearman"] == pytest.approx(100 * (1 - 6 * 2 / 60))
     assert correlation(found, right).values["pearson"] == pytest.approx(100 * np.corrcoef(found, right)[0, 1])
+    assert METRICS["pearson"](found, right) == correlation(found, right, metric="pearson") != correlation(found, right)
     with pytest.raises(UniclozeError, match="Prediction 2 is nan"):
         correlation([1, math.nan], [1, 2])
 
