@@ -128,8 +128,8 @@ def _rows_by_group(
     in_context = slot < context[:, None].astype(np.int32)
     in_padding = slot >= (context + len(groups) * masked)[:, None].astype(np.int32)
     result = np.zeros((len(context), capacity, 4), dtype=np.int32)
-    for column, bound in enumerate((slot, slot + 1)):
-        np.copyto(result[:, :, column], bound, where=in_padding)
+    for column, own in enumerate((slot, slot + 1)):
+        np.copyto(result[:, :, column], own, where=in_padding)
     for column, bound in enumerate(of_context, 1):
         np.copyto(result[:, :, column], bound[:, None], where=in_context)
     place = 4 * (row * capacity + context[row] + ranks(row, len(context)))
