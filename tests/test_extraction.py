@@ -57,12 +57,14 @@ def laid_out(windows: Any, start: LoadedModel, recipe: Recipe) -> Examples:
 
 
 def random_outputs(windows: Any, seed: int) -> list[dict[str, np.ndarray]]:
-    """Random scores of each window's slots as the start and the end of an answer."""
+    """Random scores of each window's slots as the start and the end of an answer, and high ones of the padding."""
     draw = np.random.default_rng(seed)
-    return [
-        {name: draw.normal(size=(1, window.last - window.first + 1)).astype(np.float32) for name in ("start", "end")}
-        for window in windows
-    ]
+
+    def scores(window: Any) -> np.ndarray:
+        found = draw.normal(size=(1, window.last - window.first + 1)).astype(np.float32)
+        return np.pad(found, ((0, 0), (0, 2)), constant_values=9.0)
+
+    return [{name: scores(window) for name in ("start", "end")} for window in windows]
 
 
 @pytest.fixture(scope="module")
