@@ -134,6 +134,7 @@ def test_a_setting_of_several_objectives_or_tasks_is_of_one_type(section: str, k
     ("data:\n  corpus: {a: b}\n", 2, ("data.corpus is [{'a': 'b'}]", "a list, each item text")),
     ("training:\n  compile: maybe\n", 2, ("'maybe'", "true or false, or null")),
     ("objective:\n  targets: [ar]\n", 2, ("['ar']", "'ae', 'par', 'nsp', 'sop'")),
+    ("objective:\n  name: permuted\n  targets: [par, ae]\n", 3, ("['par', 'ae']", "'par', 'nsp', 'sop'")),
     ("training:\n  seed: 1\ndata: {}\ntraining: {}\n", 4, ("training is given twice", "line 1")),
     ("objective:\n  mixture:\n  - {share: 1, label: b, share: 2}\n", 3, ("duplicate key share",)),
     ("task:\n  fields:\n    text: one\n    text: two\n", 4, ("duplicate key text",)),
