@@ -132,6 +132,7 @@ def test_weights_pass_evenly_over_a_source(tmp_path: Path, weight: float, epochs
     light = make_source(tmp_path, [10] * 10, name="light")
     sampler = make_sampler(heavy, light, window=13, weights=[weight, 1.0])
     assert sampler.epoch_size == round(weight * 20) + 10
+    assert sampler.rows_of_a_pass == sampler.epoch_size / max(weight, 1.0)
     windows = sampler.read(0, epochs * sampler.epoch_size)
     counts = np.bincount(windows.index[windows.source == 0], minlength=20)
     assert (counts == round(weight * epochs)).all()
@@ -148,6 +149,7 @@ def test_special_tokens_in_the_text_are_not_maskable(tmp_path: Path) -> None:
     windows = make_sampler(source, window=8, segments=1).read(0, 1)
     assert windows.token_ids[0].tolist() == [SOS, 10, UNK, 11, EOS, 12, EOS, PAD]
     assert windows.maskable[0].tolist() == [False, True, False, True, False, True, False, False]
+    assert windows.marks is None, "spans are only read if they are asked for"
 
 
 def test_sequential_is_spread_and_fixed(tmp_path: Path) -> None:
@@ -279,6 +281,8 @@ def test_an_empty_source_beside_a_full_one(tmp_path: Path) -> None:
     assert [(warning.filename, str(warning.message)) for warning in found] == [(__file__, expected)]
     assert set(sampler.read(0, sampler.epoch_size).source.tolist()) == {1}
     assert make_sampler(empty, full).num_windows == sampler.num_windows, "and without weights no warning"
+    one = make_sampler(empty, make_source(tmp_path, [2], name="g"))
+    assert one.rows_of_a_pass == one.num_windows == 1
 
 
 def test_lines_of_windows(tmp_path: Path) -> None:
