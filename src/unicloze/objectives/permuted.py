@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unicloze import visibility
+from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.objectives import masking
 from unicloze.objectives.groups import Corruption, Masking, Pairs, PseudoToken
@@ -107,6 +108,8 @@ def lay_out_permuted(
         most: Minimum capacity of a row in predicted tokens.
     """
     masked, compensates = MaskedTokens.of(steps), shown is not None
+    if (masked.counts >= windows.lengths).any():
+        raise UsageError("every token of a window is to be predicted: leave at least [SOS] as context")
     most = max(most, int(masked.counts.max(initial=0)))
     capacity = windows.token_ids.shape[1] + (1 + compensates) * most
     rows = RowBuilder(windows, masked, vocabulary, capacity)
