@@ -146,6 +146,7 @@ def test_the_tokenizer_of_an_exported_gpt2_keeps_the_end_of_a_prompt(tmp_path: P
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     last = loaded.tokenizer.encode(text)[-20:].tolist()
     assert tokenizer(text, truncation=True)["input_ids"] == last, "half of the 40 positions are left to the target"
+    assert open_model(tmp_path / "ours").recipe.data.window == loaded.recipe.data.window == 40, "a text has them all"
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])

@@ -65,7 +65,8 @@ def imported_recipe(
     allow: Sequence[str],
 ) -> Recipe:
     """Make the recipe of an imported model whose rows have `window` tokens at most; default: as many as its files say."""
-    window = _longest_row(place, model.max_positions or 1) if window is None else window
+    if window is None:
+        window = _longest_row(place, model.max_positions or 1, prompts=family.name == "gpt2")
     objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
     if family.name in _OBJECTIVES and ("token" in heads or not family.queries):
         objective = _OBJECTIVES[family.name]
@@ -209,9 +210,15 @@ def _prompt(place: Path) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
-def _longest_row(place: Path, positions: int) -> int:
-    """Longest row of a checkpoint: that of sentence-transformers or of its tokenizer, at most its positions."""
-    for name, key in (("sentence_bert_config.json", "max_seq_length"), (TOKENIZER_CONFIG, "model_max_length")):
+def _longest_row(place: Path, positions: int, *, prompts: bool) -> int:
+    """Longest row of a checkpoint: that of sentence-transformers or of its tokenizer, at most its positions.
+
+    A tokenizer of `prompts` may leave room for what the model writes after them.
+    """
+    limits = {"sentence_bert_config.json": "max_seq_length"} | (
+        {} if prompts else {TOKENIZER_CONFIG: "model_max_length"}
+    )
+    for name, key in limits.items():
         file = inside(place, name)
         longest = None if file is None else read_json(file).get(key)
         if isinstance(longest, int) and not isinstance(longest, bool) and longest >= 3:
