@@ -8,12 +8,14 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from nlu_toys import events_of, finetuned, recipe_for, start, write
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.evaluation.metrics.labels import calibration
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import CHECKPOINTS
 from unicloze.finetuning import initial
@@ -238,12 +240,14 @@ def test_a_fitted_head_is_calibrated_by_the_development_file(tmp_path: Path) -> 
     found = []
     for loaded in (kept, plain):
         data = open_records(dev, loaded.recipe, loaded.tokenizer)
-        logits = outputs_of(loaded, data.rows)
-
-        def said(softer: float, data: Any = data, logits: Any = logits) -> Any:
-            return predicted(data, [{"label": row["label"] / softer} for row in logits], kept.recipe)
-
-        found.append(temperature(said, data.records, loaded.recipe))
+        outputs = outputs_of(loaded, data.rows)
+        found.append(temperature(np.concatenate([row["label"] for row in outputs]), data.records, loaded.recipe.task))
+        losses = []
+        for softer in (found[-1], found[-1] * 1.05, max(1.0, found[-1] / 1.05)):
+            said = predicted(data, [{"label": row["label"] / softer} for row in outputs], loaded.recipe)
+            shares, right = [one["probabilities"] for one in said], [one["label"] for one in wrong]
+            losses.append(calibration(shares, right).values["log_loss"])
+        assert losses[0] <= min(losses) + 1e-5
     assert found[0] < 1.1 and found[1] > 1.5
     if kept.step == plain.step:
         divided, whole = (each.model.task_heads["label"].output.weight for each in (kept, plain))

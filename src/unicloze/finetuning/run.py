@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from unicloze.errors import UniclozeError, UsageError
@@ -32,7 +33,7 @@ from unicloze.files import (
 from unicloze.finetuning import data as labelled
 from unicloze.finetuning import initial, scores
 from unicloze.finetuning.data import Mixture, Origin, OwnTeacher, TaskData, finetuning_steps
-from unicloze.finetuning.predict import as_json_lines, outputs_of, predict, predicted, target_loss
+from unicloze.finetuning.predict import as_json_lines, outputs_of, predict, target_loss
 from unicloze.finetuning.scores import BaselineScores, Evaluation, headline, measure
 from unicloze.interop.read import open_model
 from unicloze.progress import say
@@ -389,16 +390,12 @@ class _Run(RunProcess):
     @contextmanager
     def _calibrated(self) -> Iterator[None]:
         """Divide the logits of a head fitted to few labels by their temperature within this context."""
-        if self.measured is None or not self._fitted or not isinstance(self.recipe.task, Labelled):
+        data, task = self.measured, self.recipe.task
+        if data is None or not self._fitted or not isinstance(task, Labelled):
             yield
             return
-        data, recipe = self.measured, self.recipe
-        logits = outputs_of(self.model, data.rows)
-
-        def said(softer: float) -> list[Prediction]:
-            return predicted(data, [{name: one / softer for name, one in row.items()} for row in logits], recipe)
-
-        softer = self.world.only_first(lambda: scores.temperature(said, data.records, recipe))
+        logits = np.concatenate([row["label"] for row in outputs_of(self.model, data.rows)])  # a row for each record
+        softer = self.world.only_first(lambda: scores.temperature(logits, data.records, task))
         weights = self.state.model.state_dict().items()
         with given_weights(
             self.state.model, {name: one / softer for name, one in weights if name.startswith(initial.FITTED)}

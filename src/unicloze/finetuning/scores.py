@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.answers import Gold, best_threshold, exact_match, normalise, token_f1
 from unicloze.evaluation.metrics.files import Item, check_match, read_items, value_of
-from unicloze.evaluation.metrics.labels import calibration
+from unicloze.evaluation.metrics.labels import LEAST, calibration
 from unicloze.evaluation.metrics.registry import BY_ID, METRICS, measurable, metric, of_lists, standard_errors
 from unicloze.evaluation.metrics.result import Compared, MetricResult
 from unicloze.files import Plain
@@ -251,18 +252,21 @@ TEMPERATURES = np.geomspace(1, 100, 93)
 """What logits may be divided by: training on few labels makes them too large."""
 
 
-def temperature(said: Callable[[float], Sequence[Prediction]], records: Sequence[Record], recipe: Recipe) -> float:
+def temperature(logits: npt.NDArray[np.floating], records: Sequence[Record], settings: Labelled) -> float:
     """The temperature that makes the right classes most likely (Guo et al. 2017, Section 4.2).
 
     Args:
-        said: Returns the predictions with logits divided by a number.
+        logits: Those of each record. *Shape:* (records, classes)
         records: The records that are predicted.
-        recipe: Recipe of a task with classes.
+        settings: Settings of a task with classes.
     """
-    right = _references(records, recipe.task)
+    below = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    right = [(settings.labels or []).index(label) for label in _references(records, settings)]
 
     def loss(softer: float) -> float:
-        return calibration([one["probabilities"] for one in said(softer)], right).values["log_loss"]
+        powers = np.exp(below / softer)
+        given = powers[np.arange(len(right)), right] / powers.sum(axis=1)
+        return -float(np.log(np.maximum(given, LEAST)).mean())
 
     return float(min(TEMPERATURES, key=loss))
 
