@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -59,10 +60,15 @@ class Worker:
             [sys.executable, "-W", "ignore", str(script), "--worker", json.dumps(spec)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout,
         )  # fmt: skip
-        self.facts = self._answer()
+
+    @functools.cached_property
+    def facts(self) -> dict[str, Any]:
+        """What the process says once it is ready; processes started together get ready side by side."""
+        return self._answer()
 
     def ask(self, line: str = "go") -> dict[str, Any]:
         """The answer to a line."""
+        _ = self.facts
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()

@@ -60,9 +60,9 @@ def test_words_of_the_vocabulary_take_their_vectors_and_the_rest_stays(
     ("v.txt", line("katze", float("nan")), r"line 1: a number is not finite"),
     ("v.txt", line("xyz", 1), r"has no word of the vocabulary"),
     ("v.txt", "", r"has no word of the vocabulary"),
-    ("v.txt", "a" * (2**20 + 1), r"line 1: it has more than 1,048,576 bytes"),
+    pytest.param("v.txt", "a" * (2**20 + 1), r"line 1: it has more than 1,048,576 bytes", id="long"),
     ("none.txt", None, r"is .*none\.txt, which does not exist: give"),
-    ("cut.gz", gzip.compress(line("katze", 0.5).encode() * 99)[:-12], r"cut\.gz is cut off or damaged"),
+    ("cut.gz", gzip.compress(line("katze", 0.5).encode() * 99, mtime=0)[:-12], r"cut\.gz is cut off or damaged"),
 ])  # fmt: skip
 def test_a_malformed_file_is_refused(
     name: str, content: str | bytes | None, said: str, start: Any, tmp_path: Path
