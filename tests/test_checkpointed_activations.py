@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
     "model.hidden_size": 32, "model.num_heads": 4, "model.num_layers": 3, "model.intermediate_size": 64,
     "data.window": 32, "tokenizer.vocab_size": 200, "training.batch_size": 4, "training.micro_batch_size": 2,
     "training.steps": 100, "training.warmup_steps": 1, "training.precision": "fp32", "model.dropout": 0.2,
-    "model.attention_dropout": 0.2, "training.checkpoint_activations": True,
+    "model.attention_dropout": 0.2, "training.checkpoint_activations": True, "training.device": "cpu",
 }  # fmt: skip
 
 

@@ -126,6 +126,8 @@ def test_an_unknown_device_is_refused() -> None:
 ])  # fmt: skip
 def test_an_absent_device_is_refused(name: str, count: int, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda_devices(count, monkeypatch)
+    for other in (torch.xpu, torch.backends.mps):
+        monkeypatch.setattr(other, "is_available", lambda: False)
     says = f"device is {name}, but torch finds no such device here: give one of {there}$"
     with pytest.raises(UsageError, match=f"^{says}"):
         precision.named_device(name)
@@ -135,6 +137,8 @@ def test_an_absent_device_is_refused(name: str, count: int, there: str, monkeypa
 
 @pytest.mark.parametrize(("name", "device"), [("xpu", "xpu"), ("xpu:1", "xpu:1"), ("mps", "mps"), ("auto", "cpu")])
 def test_other_accelerators_are_used_if_named(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_devices(0, monkeypatch)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"^device is mps, but torch finds no such device here: give one of auto"):
         precision.named_device("mps")
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)

@@ -26,7 +26,7 @@ from unicloze.training.optimizers import build_optimizers
 SMALL: dict[str, Any] = {
     "model.hidden_size": 64, "model.num_heads": 4, "model.num_layers": 6, "model.intermediate_size": 256,
     "data.window": 32, "tokenizer.vocab_size": 500, "training.batch_size": 12, "training.micro_batch_size": 6,
-    "training.steps": 100, "training.warmup_steps": 1, "training.precision": "fp32",
+    "training.steps": 100, "training.warmup_steps": 1, "training.precision": "fp32", "training.device": "cpu",
 }  # fmt: skip
 
 
