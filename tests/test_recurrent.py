@@ -111,6 +111,20 @@ def test_a_layer_is_an_lstm_in_values_and_gradients(outputs: int, lengths: list[
         torch.testing.assert_close(weight.grad, gradients[name], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("outputs", [6, 4], ids=["plain", "projected"])
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 3, 1]], ids=["alike", "different"])
+def test_weight_drop_on_a_gpu_warns_of_nothing(outputs: int, lengths: list[int]) -> None:
+    layer = RecurrentLayer(3, 6, outputs, ModelSettings(kind="recurrent", weight_dropout=0.5)).cuda()
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(3, 5, 3, device="cuda"), torch.tensor(lengths), True)
+    x, running = (packed.data, packed.batch_sizes) if len(set(lengths)) > 1 else (packed.data.view(5, 3, 3), None)
+    rows = x.shape[0] if running is None else 3
+    state = torch.zeros(rows, outputs, device="cuda"), torch.zeros(rows, 6, device="cuda")
+    found, _ = layer(x, running, state, DropoutKey(7))
+    found.sum().backward()
+    assert all(weight.grad is not None for weight in layer.parameters())
+
+
 def test_weight_drop_by_hand() -> None:
     """Recurrent weights are dropped once for all steps; the equations of an LSTM give the outputs, step by step."""
     layer = RecurrentLayer(3, 5, 5, ModelSettings(kind="recurrent", weight_dropout=0.5))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,6 +67,18 @@ def lstm_step(gates: Tensor, c: Tensor, clip: float | None = None) -> State:
     return shown.sigmoid() * c.tanh(), c
 
 
+@contextlib.contextmanager
+def _no_word_of_layout() -> Iterator[None]:
+    """Silence a warning of torch's kernel on CUDA.
+
+    It warns at every call that the weights do not lie side by side. Those that are dropped anew for each pass cannot, without
+    the copy that cuDNN makes anyway.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
 class RecurrentLayer(nn.Module):
     """An LSTM with weight drop (Merity et al. 2018, Section 2).
 
@@ -109,17 +123,25 @@ class RecurrentLayer(nn.Module):
             flat.append(weights["weight_hr_l0"])
         if self.cell_clip is not None or self.projection_clip is not None:
             return self._clipped(x, running, state, flat)
+        is_new = x.is_cuda and recurrent is not weights["weight_hh_l0"]
+        with _no_word_of_layout() if is_new else contextlib.nullcontext():
+            return self._by_kernel(x, running, state, flat)
+
+    def _by_kernel(
+        self, x: Tensor, running: Tensor | None, state: State, weights: list[Tensor]
+    ) -> tuple[Tensor, State]:
+        """All steps by torch's kernel."""
         before = [part.unsqueeze(0) for part in state]
-        if running is None and len(flat) == 4:
-            output, h, c = torch.lstm(x, before, flat, True, 1, 0.0, self.training, False, True)
+        if running is None and len(weights) == 4:
+            output, h, c = torch.lstm(x, before, weights, True, 1, 0.0, self.training, False, True)
         elif running is None:  # oneDNN has no projections, and torch warns of it but for packed sequences
             every = torch.full((x.shape[1],), len(x))
             data, h, c = torch.lstm(
-                x.transpose(0, 1).flatten(0, 1), every, before, flat, True, 1, 0.0, self.training, False
+                x.transpose(0, 1).flatten(0, 1), every, before, weights, True, 1, 0.0, self.training, False
             )
             output = data.view(x.shape[1], len(x), -1).transpose(0, 1)
         else:
-            output, h, c = torch.lstm(x, running, before, flat, True, 1, 0.0, self.training, False)
+            output, h, c = torch.lstm(x, running, before, weights, True, 1, 0.0, self.training, False)
         return output, (h[0], c[0])
 
     def _clipped(self, x: Tensor, running: Tensor | None, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
