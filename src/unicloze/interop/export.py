@@ -200,17 +200,20 @@ def _files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
+_REPORT = "please report it with the model's recipe and what `pip list` prints"
+
+
 def _checked(export: Export, building: Path, folder: Path) -> dict[str, float]:
     """Differences between an export and its model; large ones are an error."""
     try:
         differences = dict(export.check(building))
     except UniclozeError as error:
-        raise UniclozeError(f"{error}: {folder} was not written; please report it with the model's recipe") from error
+        raise UniclozeError(f"{error}: {folder} was not written; {_REPORT}") from error
     kind = max(differences, key=differences.__getitem__)
     if differences[kind] > LARGEST_DIFFERENCE:
         raise UniclozeError(
             f"loaded back, the {export.architecture} differs from the model by {differences[kind]:.1e} on {kind}, more than "
-            f"{LARGEST_DIFFERENCE:.0e}: it was deleted and {folder} was not written; please report it with its recipe"
+            f"{LARGEST_DIFFERENCE:.0e}: it was deleted and {folder} was not written; {_REPORT}"
         )
     return differences
 
