@@ -207,8 +207,9 @@ class UniclozeForConditionalGeneration(UniclozePreTrainedModel, GenerationMixin)
         """Called by `generate` once before its loop; marks the prompt as source."""
         if input_ids is not None and model_kwargs.get("token_type_ids") is None:
             model_kwargs["token_type_ids"] = torch.zeros_like(input_ids)
-        expanded: tuple[Any, dict[str, Any]] = GenerationMixin._expand_inputs_for_generation(
-            self, expand_size, is_encoder_decoder, input_ids, **model_kwargs
+        mixin: Any = super()  # whose method was static in earlier releases
+        expanded: tuple[Any, dict[str, Any]] = mixin._expand_inputs_for_generation(
+            expand_size, is_encoder_decoder, input_ids, **model_kwargs
         )
         return expanded
 
