@@ -1,7 +1,8 @@
 """From an encoder to an encoder and a generator: one text after four objectives, then tasks of understanding and of writing.
 
     python benchmarks/encoder_to_both.py --model MINILM --corpus FILE... --glue FOLDER --questions TRAIN DEV
-        --abstracts TRAIN DEV --out FOLDER [--rows a b c d e] [--steps 500] [--lines FILE] [--page FILE]
+        --abstracts TRAIN DEV --out FOLDER [--rows a b c d e] [--tasks sst-2 sts-b questions summaries] [--steps 500]
+        [--batch-size 16] [--device cpu] [--lines FILE] [--page FILE]
     python benchmarks/encoder_to_both.py                                         # only the tables, of what is measured
 
 Row a is MINILM as it is, a model folder or run; b to e continue it with AE, PAR, AE+PAR and left-to-right prediction, on the
@@ -9,7 +10,8 @@ same windows in the same order. The new head learns at its own rate. Each row is
 of the tasks: SST-2 (the first 6,400 phrases), STS-B, questions (3,200 pairs of FairytaleQA, one epoch) and summaries
 (SciTLDR; LEAD-1 and LEAD-3 stand beside), rows a, b and d with three seeds. Nothing is chosen on the test records. FILE gets
 a JSON line for each training, and PAGE the tables; the same command continues after a stop. What needs an option that is
-absent is left out. Dotted settings apply to all pre-trainings.
+absent is left out. `--prepared FOLDER`, written by `unicloze prepare`, may replace `--corpus`. Dotted settings apply to all
+pre-trainings.
 """
 
 from __future__ import annotations
@@ -42,7 +44,6 @@ ROWS: Mapping[str, tuple[str, str, int]] = {
 AUTO = {
     "training.learning_rate": "auto",
     "training.batch_size": 16,
-    "training.device": "cpu",
     "training.precision": "fp32",
 }
 TASKS: Mapping[str, tuple[str, Mapping[str, Any], str, str]] = {
@@ -66,16 +67,18 @@ LEADS = 1, 3
 
 def continued(row: str, given: argparse.Namespace) -> dict[str, Any]:
     """Continue the encoder with the objective of a row; the new head has its own rate."""
-    text = given.out / "data"
-    verbs.prepare(
-        "unilmv2-ablation-ae", text, quiet=True,
-        overrides={"data.corpus": given.corpus, "tokenizer.path": str(given.tokenizer or given.model)},
-    )  # fmt: skip
+    text = given.prepared or given.out / "data"
+    if given.prepared is None:
+        verbs.prepare(
+            "unilmv2-ablation-ae", text, quiet=True,
+            overrides={"data.corpus": given.corpus, "tokenizer.path": str(given.tokenizer or given.model)},
+        )  # fmt: skip
     objective = {f"objective.{key}": value for key, value in CAUSAL.items()} if row == "e" else {}
     common = {
-        "data.prepared": str(text), "data.window": given.window, "training.batch_size": 16, "training.micro_batch_size": 16,
-        "training.device": "cpu", "training.precision": "fp32", "training.threads": 1, "training.schedule": "linear",
-        "training.clip_norm": 1.0, "training.evaluate_windows": 256, **objective, **given.settings,
+        "data.prepared": str(text), "data.window": given.window, "training.batch_size": given.batch_size,
+        "training.micro_batch_size": given.batch_size, "training.device": given.device, "training.precision": "fp32",
+        "training.threads": 1, "training.schedule": "linear", "training.clip_norm": 1.0, "training.evaluate_windows": 256,
+        **objective, **given.settings,
     }  # fmt: skip
     run = given.out / row
     own = {
@@ -116,7 +119,9 @@ def tuned(row: str, task: str, files: tuple[Path, Path], seed: int, given: argpa
     lengths = (
         {"generation.max_source": given.source} if given.source and recipe in ("xsum", TASKS["questions"][0]) else {}
     )
-    found = finetuned(recipe, model, files, {**AUTO, **settings, **lengths, "training.seed": seed})
+    found = finetuned(
+        recipe, model, files, {**AUTO, **settings, **lengths, "training.device": given.device, "training.seed": seed}
+    )
     return {"score": round(found["scores"][score], 2), **found}
 
 
@@ -130,11 +135,11 @@ def lead(test: Path, count: int) -> dict[str, Any]:
 
 def measure(given: argparse.Namespace) -> None:
     """Do what is missing and write its lines."""
-    for row in given.rows if given.corpus and given.model else ():
+    for row in given.rows if (given.corpus or given.prepared) and given.model else ():
         if row != "a":
             once(given.lines, {"row": row, "what": "text"}, functools.partial(continued, row, given))
     done = {line["row"] for line in read_lines(given.lines) if line["what"] == "text"} | {"a"}
-    for task in TASKS if given.model else ():
+    for task in given.tasks if given.model else ():
         with tempfile.TemporaryDirectory() as place:
             if (files := files_of(task, given, Path(place))) is None:
                 continue
@@ -190,17 +195,20 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--tokenizer", type=Path, help="folder of the model's tokenizer; default: the model's")
     parser.add_argument("--corpus", nargs="+")
+    parser.add_argument("--prepared", type=Path)
     parser.add_argument("--glue", type=Path)
     parser.add_argument("--questions", type=Path, nargs=2)
     parser.add_argument("--abstracts", type=Path, nargs=2)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rows", nargs="+", choices=tuple(ROWS), default=list(ROWS))
+    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--lines", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, help="write the table into this page")
     parser.add_argument("--rate", type=float, default=6e-4, help="learning rate of the encoder")
     parser.add_argument("--head-rate", type=float, default=5e-3, help="learning rate of the new head")
     numbers = {
-        "steps": 500, "window": 128, "seeds": 3, "phrases": 6400, "pairs": 3200, "test-pairs": 500,
+        "steps": 500, "batch-size": 16, "window": 128, "seeds": 3, "phrases": 6400, "pairs": 3200, "test-pairs": 500,
         "source": 200, "target": 40,
     }  # fmt: skip
     for name, default in numbers.items():
@@ -208,8 +216,8 @@ def main() -> None:
     small = "--steps 2 --seeds 1 --window 32 --phrases 8 --pairs 4 --test-pairs 2 --source 16 --target 8"
     given, extra = parsed_known(parser, f"{small} --rows a d")
     given.settings = parse_options(extra)
-    if given.corpus and given.out is None:
-        parser.error("--corpus needs --out")
+    if (given.corpus or given.prepared) and given.out is None:
+        parser.error("--corpus and --prepared need --out")
     measure(given)
     text = as_text(read_lines(given.lines), given.seeds)
     print(text)
