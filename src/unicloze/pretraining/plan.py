@@ -30,7 +30,7 @@ from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.vocabulary import Boundaries, Vocabulary
 from unicloze.training.batches import MicroBatch, training_steps
 from unicloze.training.gradients import Node, PartialSums, share
-from unicloze.training.loading import compiles, ready_model, shape_model, spell_tokens
+from unicloze.training.loading import ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.memory import MOMENTS, memory_of, shards
 from unicloze.training.optimizers import build_optimizers
@@ -128,7 +128,7 @@ def plan_run(recipe: Recipe, vocab_size: int, processes: int | None = None) -> P
     processes = cores.processes() if processes is None else processes
     device, teacher = choose_device(recipe.training), teacher_of(recipe)
     precision = choose_precision(recipe.training, device)
-    fixed = compiles(recipe.training, device) or device.type == "cuda"
+    fixed = bool(recipe.training.compile) or device.type == "cuda"
     compute = Compute(device=device, precision=precision, fixed_shape=fixed, soften=teacher)
     with shapes_only():
         model = shape_model(recipe, vocab_size)

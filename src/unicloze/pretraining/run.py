@@ -38,7 +38,7 @@ from unicloze.training.checkpoint import Checkpoint, load_newest
 from unicloze.training.copies import Copies
 from unicloze.training.initial import initialize_from, require_vectors, start_from_vectors
 from unicloze.training.ledger import Figure, read_ledger, stopped_by_error
-from unicloze.training.loading import compile_layers, compiles, ready_model, spell_tokens
+from unicloze.training.loading import compile_layers, ready_model, spell_tokens
 from unicloze.training.lock import FREE_AFTER_OUT_OF_MEMORY, free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState, evaluate
 from unicloze.training.memory import refuse_what_cannot_fit, shards
@@ -205,7 +205,7 @@ class _Run(RunProcess):
                 f"{out} holds a run with another distillation.teacher, or one that has changed since: give the run its own "
                 "teacher, or another --out"
             )
-        fixed, precision = compiles(training, device) or device.type == "cuda", training.precision
+        fixed, precision = bool(training.compile) or device.type == "cuda", training.precision
         compute = Compute(device=device, world=world, precision=precision, fixed_shape=fixed, soften=self.teacher)
         last = phases(recipe)[-1].recipe
         self.sampler = self._sampler(last)
@@ -276,7 +276,7 @@ class _Run(RunProcess):
         if self.state.step == 0:
             self._write_samples()
         model = self.state.model
-        if compiles(training, self.compute.device) and not self.world.sharded:
+        if training.compile and not self.world.sharded:
             compile_layers(model)
         hooks = {"evaluate": self._evaluate, "save": self._save, "describe": self._describe, "decide": self._decide}
         self.learn(self._steps(), training, **hooks)

@@ -28,7 +28,7 @@ from unicloze.model.layers import Layer
 from unicloze.model.model import UnifiedModel
 from unicloze.model.recurrent.layers import CharacterCnn
 from unicloze.recipes import load_recipe
-from unicloze.settings import Recipe, TrainingSettings
+from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import (
@@ -136,16 +136,12 @@ def attention_backend(recipe: Recipe, device: torch.device) -> Backend | None:
     return "flex" if device.type == "cuda" and plain and free else None
 
 
-def compiles(training: TrainingSettings, device: torch.device) -> bool:
-    """Whether pre-training compiles layers: as set, by default on a GPU."""
-    return device.type == "cuda" if training.compile is None else training.compile
-
-
-def compile_layers(model: Model) -> None:
+def compile_layers(model: Model, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile each layer. All but the last share one graph, so that the time does not grow with their number."""
+    torch._dynamo.config.suppress_errors = True  # a shape that the backend cannot compile runs as it is
     for module in model.modules():
         if isinstance(module, Layer):
-            module.compile()
+            module.compile(backend=backend)
 
 
 def check_smoothing(recipe: Recipe) -> None:
