@@ -208,7 +208,7 @@ def test_tables_of_the_pages_are_those_of_the_results(monkeypatch: pytest.Monkey
             r"<!-- made by benchmarks/(\w+)\.py -->\n\n(.*?)\n<!-- end -->", page.read_text(), re.DOTALL
         )
     ]
-    assert {script for _, script, _ in made} == {"every_system", "few_labels", "table_6"}
+    assert {script for _, script, _ in made} == {"encoder_to_both", "every_system", "few_labels", "table_6"}
     for page, script, text in made:
         assert text == importlib.import_module(script).tables(), f"run benchmarks/{script}.py --page {page}"
 
