@@ -20,7 +20,7 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.model.model import UnifiedModel
 from unicloze.objectives import make_examples, settings_of
 from unicloze.settings import TrainingSettings
-from unicloze.training.batches import MicroBatch
+from unicloze.training.batches import MicroBatch, Prefetch
 from unicloze.training.loop import (
     Compute,
     Hooks,
@@ -54,6 +54,20 @@ def state_of(settings: TrainingSettings, **model: Any) -> TrainState:
 def steps_of(count: int = 1, first: int = 0) -> Iterator[list[MicroBatch]]:
     for step in itertools.count(first):
         yield micro_batches(count, seed=step)
+
+
+@pytest.mark.parametrize(("batch", "ahead"), [(48, 10), (1000, 1)])
+def test_a_whole_number_of_steps_is_made_ahead(batch: int, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few hundred windows, and one step at least."""
+    settings, found = TrainingSettings(steps=1, warmup_steps=0, batch_size=batch), []
+
+    def noted(steps: Iterator[list[MicroBatch]], ahead: int) -> Prefetch[list[MicroBatch]]:
+        found.append((ahead, type(ahead)))
+        return Prefetch(steps, ahead)
+
+    monkeypatch.setattr("unicloze.training.loop.Prefetch", noted)
+    fit(state_of(settings), steps_of(), settings, CPU, nothing())
+    assert found == [(ahead, int)]
 
 
 def nothing(**changes: Any) -> Hooks:

@@ -100,6 +100,8 @@ def test_an_answer_that_cannot_be_scored_is_named() -> None:
     model = MODELS["causal"]()
     with pytest.raises(UniclozeError, match=r"f\.txt, line 3: the answer and what follows it have 40 tokens"):
         fill_blanks(model, [Blank(before="the", answer=" list" * 40, place="f.txt, line 3")])
+    with pytest.warns(UserWarning, match="than the 30 tokens the model reads at once and lose their beginning"):
+        assert len(fill_blanks(model, [Blank(before="the", answer=" list" * 30)])[0].logs) == 30
     with pytest.raises(UsageError, match="the answer of a text is empty"):
         fill_blanks(model, [Blank(before="the", answer=" ")])
     with pytest.raises(UniclozeError, match="a text: the answer ' \u200b' has no tokens: give it a word"):

@@ -105,7 +105,7 @@ class TokenHead(nn.Module):
     def transform(self, hidden: Tensor) -> Tensor:
         """The vectors multiplied with the output matrix. *Shape:* (predictions, hidden size) to (predictions, width)"""
         transformed: Tensor = self.norm(self.activation(self.dense(hidden)))
-        return transformed if self.factor == 1 else transformed * self.factor
+        return transformed * self.factor
 
     def forward(self, hidden: Tensor, embeddings: Tensor | None) -> Tensor:
         """Logits over the vocabulary.

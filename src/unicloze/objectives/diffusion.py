@@ -184,10 +184,7 @@ def _lay_out(
     unmasked = np.full((copies, 1), Kind.CONTEXT, dtype=np.uint8)
     unmasked[: copies > 1] = Kind.ORIGINAL
     join = Joined(windows.lengths, copies, window)
-    if copies > 1:
-        intervals = visibility.block_diffusion_rows(windows.lengths, block_size, copies=copies - 1, capacity=join.width)
-    else:
-        intervals = visibility.bidirectional_rows(windows.lengths, capacity=window)
+    intervals = visibility.block_diffusion_rows(windows.lengths, block_size, copies=copies - 1, capacity=join.width)
     row, place = np.nonzero(predicting >= 0)
     target = target_of(
         row,
