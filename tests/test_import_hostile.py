@@ -264,6 +264,8 @@ def test_without_weights_or_tokenizer(folder: Path) -> None:
     (folder / "vocab.txt").rename(folder.parent / "vocab.txt")
     refused(folder, "holds no tokenizer.json or vocab.txt: give its tokenizer with --tokenizer")
     assert len(import_checkpoint(folder, tokenizer=folder.parent / "vocab.txt").tokenizer) == 50
+    with pytest.raises(UniclozeError, match=r"holds no tokenizer\.json or vocab\.txt: give a tokenizer file"):
+        import_checkpoint(folder, tokenizer=folder)
     (folder / WEIGHTS).unlink()
     refused(folder, "holds no model.safetensors")
     assert not is_foreign(folder.parent)

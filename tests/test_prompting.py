@@ -236,7 +236,7 @@ def test_metrics_that_do_not_fit_a_prompt_are_refused_before_the_model_is_asked(
         ({"metrics": ["rouge"]}, "chooses answers, but rouge compares texts: name metrics of labels"),
         ({"metrics": ["accuracy"], "template": "{text}", "labels": {}}, "writes texts, but accuracy compares labels"),
         ({"metrics": ["f1"], "labels": {"a": "empty", "b": "given"}}, "No reference has the label 1"),
-        ({"metrics": ["rugue"]}, "There is no metric rugue: did you mean rouge"),
+        ({"metrics": ["rugue"]}, r"There is no metric rugue: did you mean rouge\? the metrics are \S+, "),
     ):
         with pytest.raises(UsageError, match=message):
             prompted("no model", prompt_file(tmp_path, **keys), records, progress=False)
