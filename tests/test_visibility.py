@@ -123,3 +123,19 @@ def test_block_mask_holds_the_same_pairs() -> None:
         assert np.array_equal(dense.numpy(), visibility.bool_mask(padded[row], capacity))
     covered = block.to_dense().repeat_interleave(128, 2).repeat_interleave(128, 3)[:, 0, :capacity, :capacity].bool()
     assert (covered.numpy() | ~visibility.bool_mask(padded, capacity)).all(), "no block with a visible pair is left out"
+
+
+def test_masks_are_made_on_the_device_of_what_they_are_of() -> None:
+    """On torch's device without data, which refuses tensors of another device."""
+    real = torch.ones(2, 5, dtype=torch.bool, device="meta")
+    slots = torch.zeros(2, 3, dtype=torch.long, device="meta")
+    made = [
+        masks.real_rows(real, both_ways=True, width=1),
+        masks.source_mask(real, both_ways=False),
+        masks.continuation_mask(real, slots == 0, earlier=2, both_ways=True),
+        masks.nearby_mask(slots, slots, 1),
+        masks.hypothesis_mask(real, real[:, None]),
+        masks.filling_mask(real, 2, 1),
+        masks.in_place_of(real[:, :, None].expand(-1, -1, 5), slots),
+    ]
+    assert {each.device.type for each in made} == {"meta"}
