@@ -109,7 +109,7 @@ def test_evaluation_files_that_cannot_be_read(content: str | None, message: str,
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """40 documents in four files; two hold the question, 30 a common phrase."""
+    """40 documents in four files; two hold the question, one another text, 30 a common phrase."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     for number in range(4):
@@ -117,13 +117,16 @@ def corpus(tmp_path: Path) -> Path:
         texts = [f"{text} {COMMON} {prose(7000 + number * 10 + i)}" if i < 8 else text for i, text in enumerate(texts)]
         if number in (1, 2):
             texts[9] = f"{prose(8000 + number)} {QUESTION.upper()} {prose(9000 + number)}"
+        if number == 3:
+            texts[9] = f"{prose(8000)} {ONCE} {prose(9000)}"
         (folder / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    asked = (QUESTION, COMMON, "Short one.")
+    asked = (QUESTION, ONCE, COMMON, "Short one.")
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps({"q": text}) + "\n" for text in asked))
     (tmp_path / "clean.txt").write_text("a b c d e f g h i j k l m n\n")
     return folder
 
 
+ONCE = "the lamps of the harbour burned all night for a boat that never came"
 COMMON = "all rights are reserved and no part of this text may be copied without leave"
 
 
@@ -140,14 +143,15 @@ def test_training_documents_are_cut_and_files_reported(
     plain = prepare(corpus, tmp_path / "plain")
     cut = prepare(corpus, tmp_path / "cut", tmp_path / "eval.jsonl", tmp_path / "clean.txt")
     said = capsys.readouterr().err
-    assert "eval.jsonl: 2 of 3 texts share 13 words with the training text (1 only common phrases" in said
-    assert "clean.txt: 0 of 1 texts" in said and "cut out of 2 training documents; 0 more" in said
+    assert "eval.jsonl: 3 of 4 texts share 13 words with the training text (1 only common phrases" in said
+    assert "clean.txt: 0 of 1 texts" in said and "cut out of 3 training documents; 0 more" in said
     report = cut.lineage["decontamination"]
-    assert [file["found"] for file in report["files"]] == [2, 0] and report["files"][0]["too_short"] == 1
+    assert [file["found"] for file in report["files"]] == [3, 0] and report["files"][0]["too_short"] == 1
     before, after = ("\n".join(texts_of(prepared, prepared.train)).lower() for prepared in (plain, cut))
     assert before.count("millers cross before") == 2 and "millers cross before" not in after
+    assert before.count(ONCE) == 1 and ONCE not in after
     assert after.count("no part of this text") == 32, "common phrases stay"
-    assert cut.train[0].num_documents == plain.train[0].num_documents + 2, "both pieces are documents"
+    assert cut.train[0].num_documents == plain.train[0].num_documents + 3, "both pieces are documents"
     assert cut.fingerprint != plain.fingerprint
     prepare(corpus, tmp_path / "jobs", tmp_path / "eval.jsonl", tmp_path / "clean.txt", jobs=2)
     assert content(tmp_path / "jobs") == content(tmp_path / "cut")
