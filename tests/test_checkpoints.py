@@ -186,7 +186,7 @@ def test_nothing_goes_on_in_the_background_once_a_failure_is_known() -> None:
         raise UniclozeError("the disk is full")
 
     background.start(fail, lambda: done.append("noted"))
-    background.start(lambda: done.append("copied"))
+    background.start(lambda: (threading.Event().wait(0.1), done.append("copied")))
     threading.Timer(0.01, begun.set).start()
     with pytest.raises(UniclozeError, match="the disk is full"):
         background.finish()

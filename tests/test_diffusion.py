@@ -51,7 +51,7 @@ def test_a_noised_row_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert predictions(example) == [(1, 11, 1.0), (2, 12, 1.0), (3, 13, 1.0)]
     assert example.targets["diffusion"].normaliser == 3
     assert example.visible(0).all()
-    assert (example.lengths.tolist(), example.mutual.tolist()) == ([5], [5])
+    assert (example.lengths.tolist(), example.mutual.tolist(), example.kinds.dtype) == ([5], [5], np.uint8)
 
 
 def test_a_row_of_blocks_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,10 @@ def test_a_whole_number_of_steps_is_made_ahead(batch: int, ahead: int, monkeypat
     assert found == [(ahead, int)]
 
 
+def test_only_the_numbers_of_a_cpu_are_read_at_once() -> None:
+    assert not CPU.queues and Compute(device=torch.device("cuda"), precision="fp32").queues
+
+
 def nothing(**changes: Any) -> Hooks:
     silent: dict[str, Any] = {
         "log": lambda *_: None, "evaluate": lambda _: False, "save": lambda _: None, "describe": str,

@@ -170,7 +170,6 @@ def write_sentence_files(folder: Path, recipe: Recipe, *, longest: int) -> None:
     ]
     if use.normalize:
         modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
-        (folder / "2_Normalize").mkdir(exist_ok=True)
     flags = {f"pooling_mode_{name}": mode == use.pooling for name, mode in POOLING.items()}
     (folder / "1_Pooling").mkdir(exist_ok=True)
     prompts = {"prompts": {"text": use.prompt}, "default_prompt_name": "text"} if use.prompt else {}
