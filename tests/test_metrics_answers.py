@@ -280,6 +280,7 @@ def test_every_metric_is_listed_and_gives_its_headline(name: str) -> None:
     one = METRICS[name]
     listed = str(MetricTable(METRICS))
     assert f"{name} " in listed and "\nlambada       percentage of right last words (texts)" in listed
+    assert "F1 of one class, and accuracy (labels; positive)" in listed
     if one.extra is None and name != "rouge-perl":  # the others need a library or a program
         assert one.headline in one(*SAMPLES[one.compares]).values
 
