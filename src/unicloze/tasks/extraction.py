@@ -112,7 +112,7 @@ class Window:
     # The answer for each target of the task; `start` and `end` are choices. None if unknown.
     labels: Mapping[str, int] | None
     slots: int  # length of its row
-    cut: bool = False  # whether the question lacks its end
+    cut: bool  # whether the question lacks its end
 
 
 def window_bounds(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
