@@ -21,6 +21,7 @@ import toys
 from conftest import slow_except
 from toys import random_windows, vocabulary
 from unicloze import devices
+from unicloze.errors import UniclozeError
 from unicloze.example import Examples, collate
 from unicloze.model import heads
 from unicloze.model.dropout import DropoutKey
@@ -32,7 +33,7 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.training import loop
 from unicloze.training.ledger import read_ledger
-from unicloze.training.loading import attention_backend, compile_layers, load_model
+from unicloze.training.loading import attention_backend, load_model
 from unicloze.training.optimizers import Muon, orthogonalised
 from unicloze.visibility import bool_mask
 
@@ -105,23 +106,22 @@ def test_compiled_layers_give_the_losses_and_gradients_of_others(checkpoints: bo
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_layer_that_does_not_compile_runs_as_it_is() -> None:
-    plain, failed = toys.model(num_layers=3, dropout=0.0), []
+@pytest.mark.whole
+def test_a_run_whose_layers_do_not_compile_says_so_and_continues_without(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_layer = nn.Module.compile
 
-    def backend(graph: Any, _: Any) -> Any:
-        failed.append(graph)
+    def backend(*_: Any) -> Any:
         raise AssertionError("no such tile")
 
-    model = copy.deepcopy(plain)
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compile_layer(module, backend=backend))
+    given = {"training.device": "cpu", "training.steps": 1}
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(suppress_errors=False):
-        compile_layers(model, backend)
-        batch = collate(examples_of(short=True), fixed_shape=True)
-        one, other = (each(batch, DropoutKey(0)) for each in (plain, model))
+    with pytest.raises(UniclozeError, match=r"no such tile\): run the same command with --training\.compile false$"):
+        pretrained(corpus, tmp_path, **given, **{"training.compile": True})
     torch._dynamo.reset()
-    assert failed
-    for name, loss in one.items():
-        torch.testing.assert_close(other[name].total, loss.total)
+    pretrained(corpus, tmp_path, **given)
 
 
 def test_rows_of_fixed_shape_are_multiples_of_16_wide_and_padding_changes_no_loss() -> None:

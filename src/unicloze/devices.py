@@ -1,4 +1,4 @@
-"""Torch's devices, and copies of batches to them. Only the CPU has been tested, and CUDA's code paths."""
+"""Torch's devices, and copies of batches to them. CUDA has been tested on one GPU, xpu and mps never."""
 
 from __future__ import annotations
 

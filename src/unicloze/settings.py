@@ -488,8 +488,7 @@ class TrainingSettings:
             that of the relative position bias has no such order. It changes nothing on a CPU, where runs repeat bit for bit.
         checkpoint_activations: Keep only the input of each layer for the backward pass, which computes the layer again: less
             memory, more time, the same results. Transformers only.
-        compile: Compile each layer with torch.compile, in pre-training. A layer that torch cannot compile runs as it is.
-            Default: false.
+        compile: Compile each layer with torch.compile, in pre-training; default: false.
         evaluate_every: Steps between evaluations on the held-out windows; 0 evaluates at the end only.
         evaluate_windows: Number of held-out windows to evaluate on.
         log_every: Steps between ledger lines.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from unicloze.decoding.inputs import objective_of
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.example import collate, predicts_tokens, select_rows
 from unicloze.files import CHECKPOINTS, LEDGER, RECIPE, Plain, digest
 from unicloze.interop.read import open_model
@@ -279,7 +279,16 @@ class _Run(RunProcess):
         if training.compile and not self.world.sharded:
             compile_layers(model)
         hooks = {"evaluate": self._evaluate, "save": self._save, "describe": self._describe, "decide": self._decide}
-        self.learn(self._steps(), training, **hooks)
+        try:
+            self.learn(self._steps(), training, **hooks)
+        except RuntimeError as error:
+            if training.compile and isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                reason = " ".join(str(error).partition("\n\n")[0].split())
+                raise UniclozeError(
+                    f"torch cannot compile a layer of this model ({reason}): run the same command with "
+                    f"{option_of('training.compile')} false"
+                ) from error
+            raise
         if self.state.step < self.state.last_step(training):
             self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)

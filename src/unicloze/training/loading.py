@@ -136,12 +136,11 @@ def attention_backend(recipe: Recipe, device: torch.device) -> Backend | None:
     return "flex" if device.type == "cuda" and plain and free else None
 
 
-def compile_layers(model: Model, backend: str | Callable[..., Any] = "inductor") -> None:
+def compile_layers(model: Model) -> None:
     """Compile each layer. All but the last share one graph, so that the time does not grow with their number."""
-    torch._dynamo.config.suppress_errors = True  # a shape that the backend cannot compile runs as it is
     for module in model.modules():
         if isinstance(module, Layer):
-            module.compile(backend=backend)
+            module.compile()
 
 
 def check_smoothing(recipe: Recipe) -> None:
