@@ -134,6 +134,14 @@ def test_windows_without_the_rationale_say_unknown(start: LoadedModel) -> None:
         assert any(window.labels and window.labels["answer"] == kind_of(record.id) for window in mine)
 
 
+def test_a_rationale_without_tokens_is_no_evidence(start: LoadedModel) -> None:
+    recipe = recipe_for(start, "coqa-extractive")
+    fields = {"context": "Bo sees \u200b a tree .", "question": "does he?", "rationale": "\u200b", "answers": ["yes"]}
+    with pytest.warns(UserWarning, match="1 answers fit in no window"):
+        windows = TASK.encode([Record("0", fields, "here")], start.tokenizer, recipe)
+    assert [window.labels["answer"] for window in windows if window.labels] == [ANSWERS.index("unknown")]
+
+
 def test_the_window_with_most_of_a_rationale_learns_yes_or_no(start: LoadedModel) -> None:
     """If no window contains it entirely, an answer that is a span counts as out of reach."""
     recipe = recipe_for(start, "coqa-extractive", task__max_length=30, task__max_question=8, task__stride=6)
