@@ -229,8 +229,8 @@ def test_a_start_may_get_a_new_tokenizer_or_be_of_another_library(corpus: str, t
     assert recipe.tokenizer.path and (recipe.training.optimizer, recipe.training.learning_rate) == ("adamw", 1e-4)
     assert recipe.training.batch_size * recipe.data.window <= 2_048 and recipe.training.head_learning_rate is None
     _, reasons, recipe = chosen("BertModel")
-    assert (recipe.training.learning_rate, recipe.training.head_learning_rate) == (6e-4, 5e-3)
-    assert "rate: 0.0006 (adamw), 0.005 for the new head\n" in reasons
+    assert (recipe.training.learning_rate, recipe.training.head_learning_rate) == (2e-4, 5e-3)
+    assert "rate: 0.0002 (adamw), 0.005 for the new head\n" in reasons
     settings, _, recipe = chosen("BertForMaskedLM", **{"training.optimizer": "muon", "data.window": 32})
     assert (settings["training.learning_rate"], settings["training.muon_learning_rate"]) == (1e-4, None)
     assert recipe.training.batch_size == 64

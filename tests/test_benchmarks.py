@@ -74,6 +74,7 @@ RUNS: dict[str, str] = {
         "--model {run} --glue {glue} --tasks sst-2 --systems all lora --out {lines} --records 8 --test-records 4 --epochs 1 "
         "--seeds 1"
     ),
+    "kept_vectors": "--model {run} --data {shared} --prepared {run}/data --out {out} --lines {lines} --toy",
     "few_labels": "--model {bert} --data {shared} --out {lines} --toy --device cpu",
     "relative_start": "--results {lines}",
     "loss_against_compute": "--prepared {run}/data --out {out} --flops 5e10 --results {lines}",
@@ -133,6 +134,10 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (place / "questions.jsonl").write_text((json.dumps(record) + "\n") * 4)
     abstract = {"source": [f"{text} ." for text in sentences[:4]], "target": [f"{sentences[0]} ."]}
     (place / "abstracts.jsonl").write_text((json.dumps(abstract) + "\n") * 4)
+    (place / "shared" / "summarization").mkdir(parents=True)
+    (place / "shared" / "summarization" / "scitldr-A_dev.jsonl.gz").write_bytes(
+        gzip.compress((place / "abstracts.jsonl").read_bytes())
+    )
     answers = [{"text": sentences[0], "answer_start": 0}]
     articles = []
     for n in range(5):
@@ -208,7 +213,9 @@ def test_tables_of_the_pages_are_those_of_the_results(monkeypatch: pytest.Monkey
             r"<!-- made by benchmarks/(\w+)\.py -->\n\n(.*?)\n<!-- end -->", page.read_text(), re.DOTALL
         )
     ]
-    assert {script for _, script, _ in made} == {"encoder_to_both", "every_system", "few_labels", "table_6"}
+    assert {script for _, script, _ in made} == {
+        "encoder_to_both", "every_system", "few_labels", "kept_vectors", "table_6"
+    }  # fmt: skip
     for page, script, text in made:
         assert text == importlib.import_module(script).tables(), f"run benchmarks/{script}.py --page {page}"
 
