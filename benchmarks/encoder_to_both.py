@@ -1,17 +1,17 @@
 """From an encoder to an encoder and a generator: one text after four objectives, then tasks of understanding and of writing.
 
     python benchmarks/encoder_to_both.py --model MINILM --corpus FILE... --glue FOLDER --questions TRAIN DEV
-        --abstracts TRAIN DEV --out FOLDER [--rows a b c d e] [--tasks sst-2 sts-b questions summaries] [--steps 500]
+        --abstracts TRAIN DEV --out FOLDER [--rows a b c d e f] [--tasks sst-2 sts-b questions summaries] [--steps 500]
         [--batch-size 16] [--device cpu] [--lines FILE] [--page FILE]
     python benchmarks/encoder_to_both.py                                         # only the tables, of what is measured
 
-Row a is MINILM as it is, a model folder or run; b to e continue it with AE, PAR, AE+PAR and left-to-right prediction, on the
-same windows in the same order. The new head learns at its own rate. Each row is then fine-tuned by the defaults
-of the tasks: SST-2 (the first 6,400 phrases), STS-B, questions (3,200 pairs of FairytaleQA, one epoch) and summaries
-(SciTLDR; LEAD-1 and LEAD-3 stand beside), rows a, b and d with three seeds. Nothing is chosen on the test records. FILE gets
-a JSON line for each training, and PAGE the tables; the same command continues after a stop. What needs an option that is
-absent is left out. `--prepared FOLDER`, written by `unicloze prepare`, may replace `--corpus`. Dotted settings apply to all
-pre-trainings.
+Row a is MINILM as it is, a model folder or run; b to e continue it with AE, PAR, AE+PAR and left-to-right prediction, and f
+with AE+PAR at the lower rate of `auto`, on the same windows in the same order. The new head has its own rate. Each row is
+then fine-tuned by the defaults of the tasks: SST-2 (the first 6,400 phrases), STS-B, questions (3,200 pairs of FairytaleQA,
+one epoch) and summaries (SciTLDR; LEAD-1 and LEAD-3 stand beside), rows a, b, d and f with three seeds. Nothing is chosen
+on the test records. FILE gets a JSON line for each training, and PAGE the tables; the same command continues after a stop.
+What needs an option that is absent is left out. `--prepared FOLDER`, written by `unicloze prepare`, may replace `--corpus`.
+Dotted settings apply to all pre-trainings.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ def tuned(row: str, task: str, files: tuple[Path, Path], seed: int, given: argpa
     """Fine-tune a row's model on a task."""
     recipe, settings, score, _ = TASKS[task]
     model = given.model if row == "a" else given.out / row
+    if not model.exists():  # its line is there, of another machine
+        continued(row, given)
     lengths = (
         {"generation.max_source": given.source} if given.source and recipe in ("xsum", TASKS["questions"][0]) else {}
     )

@@ -14,6 +14,7 @@ to all.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import gzip
 import importlib
@@ -28,6 +29,7 @@ from frame import fill_in, options, parsed_known
 from json_lines import once, read_lines
 from short_runs import figures
 from unicloze import verbs
+from unicloze.interop.read import open_model
 from unicloze.recipes import parse_options
 
 RESULTS = Path(__file__).parent / "results" / "kept_vectors.jsonl"
@@ -69,12 +71,13 @@ def found_first(asked: np.ndarray[Any, Any], texts: np.ndarray[Any, Any]) -> flo
     return round(100 * float(np.mean((nearness >= np.diag(nearness)[:, None]).sum(axis=1) == 1)), 1)
 
 
-def searched(model: Path, folder: Path) -> dict[str, float]:
-    """How often each search finds the right text first."""
-    found = {}
+def searched(model: Path, given: argparse.Namespace) -> dict[str, float]:
+    """How often each search finds the right text first; longer texts are read in windows of the same length by all models."""
+    found, opened = {}, open_model(model)
+    reader = dataclasses.replace(opened, recipe=opened.recipe.changed("data", window=given.window))
     for name, pairs in SEARCHES.items():
-        asked, texts = pairs(folder)
-        rows = np.array(list(verbs.embed(model, asked + texts)))
+        asked, texts = pairs(given.data)
+        rows = np.array(list(verbs.embed(reader, asked + texts)))
         found[name] = found_first(rows[: len(asked)], rows[len(asked) :])
     return found
 
@@ -111,7 +114,7 @@ def continued(way: str, given: argparse.Namespace) -> dict[str, Any]:
     run = given.out / way.replace(", ", "_").replace(" ", "-")
     own = {**schedule(given.steps), **WAYS[way]}
     finish(verbs.pretrain(RECIPE, run, init=start, quiet=True, overrides={**common, **own}))
-    return {**figures(run), "search": searched(run, given.data)}
+    return {**figures(run), "search": searched(run, given)}
 
 
 def finish(result: Any) -> None:
@@ -157,7 +160,7 @@ def main() -> None:
         parser.error("--model needs --data, --prepared and --out")
     if given.model:
         once(given.lines, {"way": "TF-IDF"}, lambda: {"search": by_words(given.data)})
-        once(given.lines, {"way": "as it is"}, lambda: {"search": searched(given.model, given.data)})
+        once(given.lines, {"way": "as it is"}, lambda: {"search": searched(given.model, given)})
         for way in given.ways:
             once(given.lines, {"way": way}, functools.partial(continued, way, given))
     text = as_text(read_lines(given.lines))

@@ -100,7 +100,7 @@ def finetuned(task: str, model: Path, files: tuple[Path, Path], settings: Mappin
     with tempfile.TemporaryDirectory() as name:
         if verbs.finetune(task, model, files[0], None, name, quiet=True, overrides=settings).exit_code:
             raise SystemExit("stopped; the same command continues")
-        tuned = open_model(Path(name))
+        tuned = open_model(Path(name), settings.get("training.device"))
         data = open_records(files[1], tuned.recipe, tuned.tokenizer)
         results = measure(predict(tuned, data), data.records, tuned.recipe)
     return {

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from unicloze.decoding.inputs import objective_of
-from unicloze.errors import UniclozeError, UsageError, option_of
+from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import collate, predicts_tokens, select_rows
 from unicloze.files import CHECKPOINTS, LEDGER, RECIPE, Plain, digest
 from unicloze.interop.read import open_model
@@ -38,7 +38,7 @@ from unicloze.training.checkpoint import Checkpoint, load_newest
 from unicloze.training.copies import Copies
 from unicloze.training.initial import initialize_from, require_vectors, start_from_vectors
 from unicloze.training.ledger import Figure, read_ledger, stopped_by_error
-from unicloze.training.loading import compile_layers, ready_model, spell_tokens
+from unicloze.training.loading import compile_layers, failed_compiling, ready_model, spell_tokens
 from unicloze.training.lock import FREE_AFTER_OUT_OF_MEMORY, free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState, evaluate
 from unicloze.training.memory import refuse_what_cannot_fit, shards
@@ -279,20 +279,12 @@ class _Run(RunProcess):
         if training.compile and not self.world.sharded:
             compile_layers(model)
         hooks = {"evaluate": self._evaluate, "save": self._save, "describe": self._describe, "decide": self._decide}
-        try:
-            self.learn(self._steps(), training, **hooks)
-        except RuntimeError as error:
-            if training.compile and isinstance(error, torch._dynamo.exc.TorchDynamoException):
-                reason = " ".join(str(error).partition("\n\n")[0].split())
-                raise UniclozeError(
-                    f"torch cannot compile a layer of this model ({reason}): run the same command with "
-                    f"{option_of('training.compile')} false"
-                ) from error
-            raise
+        self.learn(self._steps(), training, **hooks)
         if self.state.step < self.state.last_step(training):
             self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
-        return self._finish(already=False)
+        with failed_compiling(training):
+            return self._finish(already=False)
 
     def _steps(self) -> Iterator[list[MicroBatch]]:
         def steps_of(recipe: Recipe, step: int) -> Iterator[list[MicroBatch]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from unicloze import keyed
 from unicloze.arrays import Int64s
 from unicloze.devices import widest_float
-from unicloze.errors import UniclozeError, UsageError
+from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.example import predicts_tokens
 from unicloze.files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER
 from unicloze.mixtures import all_targets, longest_row
@@ -28,7 +28,7 @@ from unicloze.model.layers import Layer
 from unicloze.model.model import UnifiedModel
 from unicloze.model.recurrent.layers import CharacterCnn
 from unicloze.recipes import load_recipe
-from unicloze.settings import Recipe
+from unicloze.settings import Recipe, TrainingSettings
 from unicloze.tasks import TASKS, task_heads
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import (
@@ -141,6 +141,21 @@ def compile_layers(model: Model) -> None:
     for module in model.modules():
         if isinstance(module, Layer):
             module.compile()
+
+
+@contextmanager
+def failed_compiling(settings: TrainingSettings) -> Iterator[None]:
+    """Say in one sentence what torch cannot compile: layers, or FlexAttention, which a GPU compiles always."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+            raise
+        reason = " ".join(str(error).partition("\n\n")[0].split())
+        what, cure = "FlexAttention", f"start a run with {option_of('training.attention')} sdpa"
+        if settings.compile:
+            what, cure = "a layer of this model", f"run the same command with {option_of('training.compile')} false"
+        raise UniclozeError(f"torch cannot compile {what} ({reason}): {cure}") from error
 
 
 def check_smoothing(recipe: Recipe) -> None:

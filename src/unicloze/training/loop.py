@@ -473,7 +473,8 @@ def numbers_of(tensors: Sequence[Tensor]) -> list[float]:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not allocate memory on a GPU or a CPU."""
+    """Whether torch could not allocate memory on a GPU or a CPU, perhaps while it compiled."""
+    error = getattr(error, "inner_exception", error)
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

@@ -35,7 +35,7 @@ from unicloze.training.checkpoint import (
 )
 from unicloze.training.divergence import Spikes, norm_of_all
 from unicloze.training.ledger import Ledger, read_ledger
-from unicloze.training.loading import fit_weights
+from unicloze.training.loading import failed_compiling, fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import NtAsgd, TensorwiseOptimizer, schedule_factor
 from unicloze.training.pace import decided
@@ -167,7 +167,8 @@ class RunProcess:
         """Train with a progress bar and further `Hooks`; sets `signal` to the signal that stopped it early, else 0."""
         every = Hooks(log=self.log, skipped=self.skip, may_skip=not self.recipe.finetuning.unlabelled, **hooks)
         last, done = self.state.last_step(settings), self.state.step
-        with Progress("", last, "steps", initial=done, show=self.progress) as self.bar:
+        bar = Progress("", last, "steps", initial=done, show=self.progress)
+        with failed_compiling(settings), bar as self.bar:
             self.signal = fit(self.state, steps, settings, self.compute, every).heeded
         self.finish_saving()
 
