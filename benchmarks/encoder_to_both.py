@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frame import fill_in, options, parsed_known
+from frame import options, parsed_known, show
 from json_lines import cell, once, read_lines
 from real_tasks import first_lines, scores_of, text_of
 from short_runs import CAUSAL, figures, finetuned
@@ -224,10 +224,7 @@ def main() -> None:
     if (given.corpus or given.prepared) and given.out is None:
         parser.error("--corpus and --prepared need --out")
     measure(given)
-    text = as_text(read_lines(given.lines), given.seeds)
-    print(text)
-    if given.page is not None:
-        fill_in(given.page, Path(__file__).name, text)
+    show(as_text(read_lines(given.lines), given.seeds), given.page, Path(__file__))
 
 
 if __name__ == "__main__":

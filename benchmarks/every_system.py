@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from frame import fill_in, options, parsed_known
+from frame import options, parsed_known, show
 from json_lines import once, read_lines
 from short_runs import CAUSAL
 from unicloze.comparison.contestants import contestants, contestants_at_budget, network
@@ -327,10 +327,7 @@ def main() -> None:
         parser.error("--corpus needs --out")
     for name in (name for name, system in SYSTEMS.items() if given.corpus and system.recipe in given.systems):
         once(given.lines, {"system": name}, functools.partial(ran, name, given))
-    text = as_text(read_lines(given.lines))
-    print(text)
-    if given.page is not None:
-        fill_in(given.page, Path(__file__).name, text)
+    show(as_text(read_lines(given.lines)), given.page, Path(__file__))
 
 
 if __name__ == "__main__":

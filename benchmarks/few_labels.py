@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from frame import fill_in, options, parsed
+from frame import options, parsed, show
 from json_lines import against, cell, once, read_lines
 from unicloze import verbs
 from unicloze.evaluation.metrics.labels import calibration
@@ -186,10 +186,7 @@ def main() -> None:
                 key = {"set": name, "labels": labels, "classes": given.classes, "test records": given.test_records,
                        "seed": seed}  # fmt: skip
                 once(given.out, key, functools.partial(compared, given, name, labels, seed))
-    text = table(read_lines(given.out))
-    print(text)
-    if given.page is not None:
-        fill_in(given.page, Path(__file__).name, text)
+    show(table(read_lines(given.out)), given.page, Path(__file__))
 
 
 if __name__ == "__main__":

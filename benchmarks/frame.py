@@ -36,9 +36,12 @@ def parsed_known(parser: argparse.ArgumentParser, toy: str) -> tuple[argparse.Na
     return parser.parse_known_args([*toy.split(), *given] if "--toy" in given else given)
 
 
-def fill_in(page: Path, script: str, text: str) -> None:
-    """Replace the text that a script made in a page, between `<!-- made by SCRIPT -->` and `<!-- end -->`."""
-    begin, end = f"<!-- made by benchmarks/{script} -->\n", "<!-- end -->"
+def show(text: str, page: Path | None, script: Path) -> None:
+    """Print a text, and replace what the script made in a page, between `<!-- made by SCRIPT -->` and `<!-- end -->`."""
+    print(text)
+    if page is None:
+        return
+    begin, end = f"<!-- made by benchmarks/{script.name} -->\n", "<!-- end -->"
     before, found, after = page.read_text(encoding="utf-8").partition(begin)
     if not found or end not in after:
         raise SystemExit(f"{page} has no text between {begin.strip()} and {end}")

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from frame import fill_in, options, parsed_known
+from frame import options, parsed_known, show
 from json_lines import once, read_lines
 from short_runs import figures
 from unicloze import verbs
@@ -163,10 +163,7 @@ def main() -> None:
         once(given.lines, {"way": "as it is"}, lambda: {"search": searched(given.model, given)})
         for way in given.ways:
             once(given.lines, {"way": way}, functools.partial(continued, way, given))
-    text = as_text(read_lines(given.lines))
-    print(text)
-    if given.page is not None:
-        fill_in(given.page, Path(__file__).name, text)
+    show(as_text(read_lines(given.lines)), given.page, Path(__file__))
 
 
 if __name__ == "__main__":

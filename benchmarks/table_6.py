@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from frame import fill_in, options, parsed_known
+from frame import options, parsed_known, show
 from json_lines import cell, once, read_lines
 from real_tasks import first_lines, split_articles, text_of
 from short_runs import finetuned
@@ -270,10 +270,7 @@ def main() -> None:
     given, extra = parsed_known(parser, small)
     given.settings = parse_options(extra)
     measure(given)
-    text = as_text(read_lines(given.lines), given.seeds)
-    print(text)
-    if given.page is not None:
-        fill_in(given.page, Path(__file__).name, text)
+    show(as_text(read_lines(given.lines), given.seeds), given.page, Path(__file__))
 
 
 if __name__ == "__main__":
