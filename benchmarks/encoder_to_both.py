@@ -27,7 +27,7 @@ from typing import Any
 from frame import options, parsed_known, show
 from json_lines import cell, once, read_lines
 from real_tasks import first_lines, scores_of, text_of
-from short_runs import CAUSAL, figures, finetuned
+from short_runs import CAUSAL, figures, finetuned, finished, pretrain
 from unicloze import verbs
 from unicloze.evaluation.metrics.registry import metric
 from unicloze.recipes import parse_options
@@ -42,8 +42,8 @@ ROWS: Mapping[str, tuple[str, str, int]] = {
     "f": ("+ AE+PAR, gently", "unilmv2-ablation-ae-par", 3),
 }
 """What is added to the encoder, its recipe, and the seeds of fine-tuning."""
-GENTLE = 2e-4
-"""Learning rate of the encoder in row f, as `auto` chooses it; its vectors keep more (`kept_vectors.py`)."""
+RATES = {"f": 2e-4}
+"""Learning rates of the encoder other than `--rate`: in row f that of `auto`, which keeps more (`kept_vectors.py`)."""
 AUTO = {
     "training.learning_rate": "auto",
     "training.batch_size": 16,
@@ -86,12 +86,10 @@ def continued(row: str, given: argparse.Namespace) -> dict[str, Any]:
     run = given.out / row
     own = {
         "training.steps": given.steps, "training.warmup_steps": max(1, given.steps // 10),
-        "training.evaluate_every": max(1, given.steps // 4), "training.learning_rate": GENTLE if row == "f" else given.rate,
+        "training.evaluate_every": max(1, given.steps // 4), "training.learning_rate": RATES.get(row, given.rate),
         "training.head_learning_rate": given.head_rate,
     }  # fmt: skip
-    result = verbs.pretrain(ROWS[row][1], run, init=given.model, quiet=True, overrides={**common, **own})
-    if getattr(result, "stopped_by", 0):
-        raise SystemExit("stopped; the same command continues")
+    pretrain(ROWS[row][1], run, init=given.model, overrides={**common, **own})
     return figures(run)
 
 
@@ -119,7 +117,7 @@ def tuned(row: str, task: str, files: tuple[Path, Path], seed: int, given: argpa
     """Fine-tune a row's model on a task."""
     recipe, settings, score, _ = TASKS[task]
     model = given.model if row == "a" else given.out / row
-    if not model.exists():  # its line is there, of another machine
+    if row != "a" and not finished(model):  # its line is of another machine
         continued(row, given)
     lengths = (
         {"generation.max_source": given.source} if given.source and recipe in ("xsum", TASKS["questions"][0]) else {}

@@ -27,7 +27,7 @@ import numpy as np
 
 from frame import options, parsed_known, show
 from json_lines import once, read_lines
-from short_runs import figures
+from short_runs import figures, pretrain
 from unicloze import verbs
 from unicloze.interop.read import open_model
 from unicloze.recipes import parse_options
@@ -110,17 +110,11 @@ def continued(way: str, given: argparse.Namespace) -> dict[str, Any]:
     if "head first" in way:
         start = given.out / "head"
         alone = {"training.frozen": ["backbone"], "training.learning_rate": 3e-3, **schedule(max(1, given.steps // 2))}
-        finish(verbs.pretrain(RECIPE, start, init=given.model, quiet=True, overrides={**common, **alone}))
+        pretrain(RECIPE, start, init=given.model, overrides={**common, **alone})
     run = given.out / way.replace(", ", "_").replace(" ", "-")
     own = {**schedule(given.steps), **WAYS[way]}
-    finish(verbs.pretrain(RECIPE, run, init=start, quiet=True, overrides={**common, **own}))
+    pretrain(RECIPE, run, init=start, overrides={**common, **own})
     return {**figures(run), "search": searched(run, given)}
-
-
-def finish(result: Any) -> None:
-    """End if a signal stopped the training."""
-    if getattr(result, "stopped_by", 0):
-        raise SystemExit("stopped; the same command continues")
 
 
 def as_text(lines: list[dict[str, Any]]) -> str:

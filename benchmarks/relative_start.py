@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from json_lines import cell, once, read_lines
-from short_runs import figures
+from short_runs import figures, pretrain
 
 RESULTS = Path(__file__).parent / "results" / "relative_start.jsonl"
 STARTS = ("zero", "neighbours")
@@ -24,9 +24,7 @@ STARTS = ("zero", "neighbours")
 
 def trained(run: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     """The figures of a run of the quickstart with one thread."""
-    from unicloze import verbs
-
-    verbs.pretrain("quickstart", run, quiet=True, overrides={"training.threads": 1, **overrides})
+    pretrain("quickstart", run, overrides={"training.threads": 1, **overrides})
     return figures(run)
 
 

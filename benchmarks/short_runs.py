@@ -19,6 +19,7 @@ import yaml
 
 from json_lines import read_lines
 from unicloze import verbs
+from unicloze.files import LEDGER
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import predict
 from unicloze.finetuning.scores import measure
@@ -32,6 +33,7 @@ from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.text.prepare import open_or_prepare
 from unicloze.training.batches import heldout_examples
+from unicloze.training.ledger import read_ledger
 
 CAUSAL = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "mixture": [], "coefficients": {}}
 """Objective of a causal phase."""
@@ -43,12 +45,24 @@ def trained(run: Path, budget: str, overrides: Mapping[str, Any], init: str | No
     Raises:
         SystemExit: if a signal stopped the training.
     """
-    result = verbs.pretrain(
-        "auto", run, init=init, budget=budget, quiet=True, overrides={"training.threads": 1, **overrides}
-    )
-    if getattr(result, "stopped_by", 0):
-        raise SystemExit("stopped; the same command continues")
+    pretrain("auto", run, init=init, budget=budget, overrides={"training.threads": 1, **overrides})
     return figures(run)
+
+
+def pretrain(recipe: str, run: Path, **given: Any) -> None:
+    """`unicloze pretrain`.
+
+    Raises:
+        SystemExit: if a signal stopped the training.
+    """
+    if getattr(verbs.pretrain(recipe, run, quiet=True, **given), "stopped_by", 0):
+        raise SystemExit("stopped; the same command continues")
+
+
+def finished(run: Path) -> bool:
+    """Whether a run is there and came to its end."""
+    events = read_ledger(run / LEDGER) if (run / LEDGER).is_file() else []
+    return any(event["event"] == "end" for event in events)
 
 
 def figures(run: Path) -> dict[str, Any]:

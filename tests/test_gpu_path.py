@@ -34,7 +34,7 @@ from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import TrainingSettings
 from unicloze.training import loop
 from unicloze.training.ledger import read_ledger
-from unicloze.training.loading import attention_backend, failed_compiling, load_model
+from unicloze.training.loading import attention_backend, explain_compile_errors, load_model
 from unicloze.training.optimizers import Muon, orthogonalised
 from unicloze.visibility import bool_mask
 
@@ -124,7 +124,7 @@ def test_a_run_whose_layers_do_not_compile_says_so_and_continues_without(
     torch._dynamo.reset()
     pretrained(corpus, tmp_path, **given)
     said = r"cannot compile FlexAttention \(no such tile\): start a run with --training\.attention sdpa$"
-    with pytest.raises(UniclozeError, match=said), failed_compiling(TrainingSettings()):
+    with pytest.raises(UniclozeError, match=said), explain_compile_errors(TrainingSettings()):
         raise torch._dynamo.exc.TorchDynamoException("no such tile\n\nand much more")
     full = torch._dynamo.exc.BackendCompilerFailed(backend, torch.OutOfMemoryError("of 80 GiB"), None)
     assert loop.is_out_of_memory(full) and not loop.is_out_of_memory(

@@ -38,7 +38,7 @@ from unicloze.training.checkpoint import Checkpoint, load_newest
 from unicloze.training.copies import Copies
 from unicloze.training.initial import initialize_from, require_vectors, start_from_vectors
 from unicloze.training.ledger import Figure, read_ledger, stopped_by_error
-from unicloze.training.loading import compile_layers, failed_compiling, ready_model, spell_tokens
+from unicloze.training.loading import compile_layers, explain_compile_errors, ready_model, spell_tokens
 from unicloze.training.lock import FREE_AFTER_OUT_OF_MEMORY, free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState, evaluate
 from unicloze.training.memory import refuse_what_cannot_fit, shards
@@ -283,7 +283,7 @@ class _Run(RunProcess):
         if self.state.step < self.state.last_step(training):
             self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
-        with failed_compiling(training):
+        with explain_compile_errors(training):
             return self._finish(already=False)
 
     def _steps(self) -> Iterator[list[MicroBatch]]:

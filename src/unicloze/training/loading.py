@@ -144,7 +144,7 @@ def compile_layers(model: Model) -> None:
 
 
 @contextmanager
-def failed_compiling(settings: TrainingSettings) -> Iterator[None]:
+def explain_compile_errors(settings: TrainingSettings) -> Iterator[None]:
     """Say in one sentence what torch cannot compile: layers, or FlexAttention, which a GPU compiles always."""
     try:
         yield
