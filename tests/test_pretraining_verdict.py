@@ -226,6 +226,16 @@ def test_advice_names_a_cost_by_the_runs_own_curve(losses: tuple[float, ...], sa
     assert f": by its own curve {said}" in verdict_on({"ae": figure("ae", 6.0)}, counts, None, seen, "")
 
 
+def test_a_run_that_started_from_a_model_is_not_told_to_start_from_one() -> None:
+    counts = {"ae": {"unigram": 900.0, "trigram": 100.0}}
+    for start, cure in ((None, "give more text, another model, or start from a trained one (--init)"),
+                        ("a/model", "give more text or another model")):  # fmt: skip
+        event = {"event": "start", "step": 0, "recipe": {"training": {"initialize_from": start}}}
+        seen = course(6.0, 6.05, 6.02, 6.01, 6.0)
+        seen.of_model = Course.of([event]).of_model
+        assert f"100 times the steps; {cure} (" in verdict_on({"ae": figure("ae", 6.0)}, counts, None, seen, "")
+
+
 def test_noise_is_neither_a_gain_nor_a_failure() -> None:
     noisy = figure("ae", math.log(320.0), deviation=3.0)
     assert noisy.error == pytest.approx(3 / math.sqrt(1000))

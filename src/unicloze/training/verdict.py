@@ -87,6 +87,7 @@ class Course:
     training: dict[int, list[Figure]] = field(default_factory=dict)  # figures of the steps in the ledger
     heldout: dict[int, list[Figure]] = field(default_factory=dict)  # figures of the evaluations
     seconds: float = 0.0  # running time
+    of_model: bool = False  # the run starts from a trained model
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Course:
@@ -99,6 +100,8 @@ class Course:
                 course.seconds += max(0.0, now - before)
             before = now
             if name == "start" and isinstance(step, int):
+                training = event.get("recipe", {}).get("training", {})
+                course.of_model = training.get("initialize_from") is not None
                 for losses in kept.values():
                     for later in [one for one in losses if one > step]:
                         del losses[later]
@@ -252,10 +255,9 @@ def _cost(best: Figure, rival: str, counts: Mapping[str, float], course: Course)
     last, per_fold = fall
     folds = _behind(best, counts["trigram"]) / per_fold if per_fold > 0 else math.inf
     if folds > math.log(MOST_TIMES):
-        return (
-            f"by its own curve it does not beat {COUNTED['trigram']} in {MOST_TIMES:g} times the steps; give more text, "
-            "another model, or start from a trained one (--init)"
-        )
+        cure = "give more text, another model, or start from a trained one (--init)"
+        cure = "give more text or another model" if course.of_model else cure
+        return f"by its own curve it does not beat {COUNTED['trigram']} in {MOST_TIMES:g} times the steps; {cure}"
     times, more = math.exp(folds), _more(math.exp(folds), course)
     unit = 10 ** max(0, math.floor(math.log10(times * last)) - 1)  # two digits
     steps = math.ceil(times * last / unit) * unit
