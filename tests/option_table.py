@@ -126,7 +126,7 @@ SETTINGS = {
         "training.learning_rate": "0.02", "training.betas": "0.5 0.6", "training.epsilon": "0.01",
         "training.weight_decay": "0.5", "training.schedule": "constant", "training.warmup_steps": "2",
         "training.final_rate": "0.5", "training.layer_decay": "0.5", "training.head_learning_rate": "0.05",
-        "training.clip_norm": "0.1",
+        "training.start": "counts", "training.clip_norm": "0.1",
         "training.label_smoothing": "0.2", "training.phases": "'[{share: 1}, {share: 1, objective.mask_rate: 0.5}]'",
         "training.initialize_from": "{RUN:masked}", "training.word_vectors": "{vectors.txt}",
         "training.frozen": "backbone.layers.0", "training.seed": "1", "training.device": "cuda:97",

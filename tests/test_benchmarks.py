@@ -76,7 +76,7 @@ RUNS: dict[str, str] = {
     ),
     "kept_vectors": "--model {run} --data {shared} --prepared {run}/data --out {out} --lines {lines} --toy",
     "few_labels": "--model {bert} --data {shared} --out {lines} --toy --device cpu",
-    "relative_start": "--results {lines}",
+    "starts": "--results {lines}",
     "loss_against_compute": "--prepared {run}/data --out {out} --flops 5e10 --results {lines}",
     "mixed_tasks": "--model {run} --glue {glue} --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1",
     "regret": "--results {lines}",

@@ -1,4 +1,4 @@
-"""Word vectors by path: which tokens take them, what is refused, and runs that start from them."""
+"""Word vectors by path or from counts: which tokens take them, what is refused, and runs that start from them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,9 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.initial import untrained
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
-from unicloze.training.initial import start_from_vectors, words_of
+from unicloze.text.count_vectors import REACH, information, neighbours_of, open_vectors, vectors_of
+from unicloze.text.prepare import Prepared, open_or_prepare
+from unicloze.training.initial import DEVIATION, start_from_vectors, words_of
 from unicloze.training.loading import LoadedModel, load_model
 
 WIDTH = 32
@@ -104,3 +107,69 @@ def test_a_run_keeps_or_trains_them(frozen: bool, tmp_path: Path, capsys: pytest
     (katze,) = (number for number, text in words_of(model.tokenizer).items() if text == "katze")
     row = model.model.backbone.embeddings.tokens.weight[katze]
     assert torch.equal(row, torch.full_like(row, 0.5)) is frozen
+
+
+@pytest.mark.parametrize("recipe", ["unilmv2-base", "spanbert-base"])
+def test_new_weights_may_start_from_counts_of_the_training_text(recipe: str, corpus: Path, tmp_path: Path) -> None:
+    states = []
+    for start in ("random", "counts"):
+        overrides = {
+            **toy_overrides(), "data.corpus": [str(corpus)], "training.steps": 1, "training.learning_rate": 1e-12,
+            "training.start": start,
+        }  # fmt: skip
+        pretrain_run(load_recipe(recipe, overrides), tmp_path / start, progress=False)
+        states.append({name: value.numpy() for name, value in load_model(tmp_path / start).model.state_dict().items()})
+    before, after = states
+    prepared = Prepared.load(tmp_path / "counts" / "data")
+    vocabulary, shards = prepared.tokenizer.vocabulary, [shard for source in prepared.train for shard in source.shards]
+    times = np.bincount(np.concatenate([shard.tokens for shard in shards]), minlength=vocabulary.size)
+    times[vocabulary.special] = 0
+    frequent, seen = np.flatnonzero(times >= 20), times > 0
+    biases = [name for name in after if name.endswith(("token_head.bias", "boundary_head.bias"))]
+    assert len(biases) == 1 + (recipe == "spanbert-base")
+    for bias in (after[name] for name in biases):
+        assert abs(bias[vocabulary.special]).max() < 1e-9 and abs(bias[vocabulary.ordinary].mean()) < 1e-5
+        expected = np.log(times[frequent])
+        np.testing.assert_allclose(bias[frequent] - bias[frequent[0]], expected - expected[0], atol=0.1)
+        assert bias[times == 0].max(initial=-9) < bias[frequent].min()
+    table, drawn = (state["backbone.embeddings.tokens.weight"] for state in (after, before))
+    vectors = vectors_of(prepared.train, vocabulary, table.shape[1])
+    np.testing.assert_allclose(table[seen], DEVIATION * vectors[seen], atol=1e-6)
+    np.testing.assert_allclose(table[~seen], drawn[~seen], atol=1e-9)
+    for name in after.keys() - {*biases, "backbone.embeddings.tokens.weight"}:
+        np.testing.assert_allclose(after[name], before[name], atol=1e-9, err_msg=name)
+
+
+def test_vectors_tell_the_company_of_tokens(corpus: Path, tmp_path: Path) -> None:
+    overrides = {**toy_overrides(), "data.corpus": [str(corpus)]}
+    recipe = load_recipe("unilmv2-base", overrides)
+    prepared = open_or_prepare(recipe.data, recipe.tokenizer, tmp_path / "data", progress=False)
+    vocabulary, size = prepared.tokenizer.vocabulary, prepared.tokenizer.vocabulary.size
+    ordinary, expected = set(vocabulary.ordinary.tolist()), np.zeros((size, 4 * size))
+    for source in prepared.train:
+        for shard in source.shards:
+            for text in (document.tolist() for document in shard.documents()):
+                for place, token in enumerate(text):
+                    for other in range(max(0, place - REACH), min(len(text), place + REACH + 1)):
+                        if other != place and {token, text[other]} <= ordinary:
+                            block = 2 * (abs(other - place) > 1) + (other < place)
+                            expected[token, block * size + text[other]] += 1
+    counts = neighbours_of(prepared.train, vocabulary)
+    np.testing.assert_array_equal(counts.toarray(), expected)
+    smoothed, of_tokens = expected.sum(axis=0) ** 0.75, expected.sum(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mutual = np.log(expected / of_tokens / (smoothed / smoothed.sum()))
+    mutual = np.where(expected > 0, np.maximum(mutual, 0), 0)
+    np.testing.assert_allclose(information(counts).toarray(), mutual, atol=1e-4)
+    seen = expected.any(axis=1)
+    left, values, _ = np.linalg.svd(mutual)
+    exact = left[seen, :8] * np.sqrt(values[:8])
+    exact -= exact.mean(axis=0)
+    found = vectors_of(prepared.train, vocabulary, 8)
+    assert not found[~seen].any() and found[seen].std() == pytest.approx(1, abs=1e-4)
+    products, of_exact = (rows @ rows.T for rows in (found[seen], exact))  # the signs of singular vectors are arbitrary
+    assert np.corrcoef(products.ravel(), of_exact.ravel())[0, 1] > 0.99
+    again = open_vectors(prepared, prepared.train, 8)
+    np.testing.assert_array_equal(again, found)
+    np.testing.assert_array_equal(open_vectors(prepared, prepared.train, 8), found)
+    assert len([*(tmp_path / "data" / "index").glob("vectors-*.npz")]) == 1

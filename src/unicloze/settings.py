@@ -472,6 +472,8 @@ class TrainingSettings:
             the steps (shares are scaled to sum to 1). Default: one phase with the recipe's settings.
         initialize_from: Run, checkpoint or Hugging Face model folder to take initial weights from, wherever name and shape
             match. The model then has that shape unless the command line overrides it.
+        start: How new token embeddings and output biases start: `random` and at 0, or by `counts` of the training text: at
+            vectors that tell the company of each token (Levy et al. 2015), and at the logarithms of the tokens' frequencies.
         word_vectors: File of word vectors from which the embeddings of a new model start: on each line a word and its
             numbers (GloVe's text format); it may be .gz. `frozen: [backbone.embeddings]` keeps them as they are.
         frozen: Parts of the model that are not trained, given as prefixes of weight names: `[generator]`,
@@ -528,6 +530,7 @@ class TrainingSettings:
     label_smoothing: float = setting(0.0, BELOW_ONE, TOKENS)
     phases: list[dict[str, Any]] = setting([], Derived("phases change the objective or the windows of pre-training"))
     initialize_from: str | None = setting(None, Derived("give --model"))
+    start: Literal["random", "counts"] = setting("random", Derived("a task has too little text to count in"))
     word_vectors: str | None = None
     frozen: list[str] = setting([])
     seed: int = setting(0, NOT_NEGATIVE)

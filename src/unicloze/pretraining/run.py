@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from unicloze.pretraining.data import as_prepared, build_sampler, open_data, phr
 from unicloze.progress import say
 from unicloze.recipes import load_recipe
 from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.text.count_vectors import open_vectors
+from unicloze.text.counts import open_counts
 from unicloze.text.lineage import read_lineage
 from unicloze.text.phrases import PhraseTable
 from unicloze.text.prepare import Prepared
@@ -36,7 +39,7 @@ from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch, check_vocabulary, check_windows, heldout_examples, training_steps
 from unicloze.training.checkpoint import Checkpoint, load_newest
 from unicloze.training.copies import Copies
-from unicloze.training.initial import initialize_from, require_vectors, start_from_vectors
+from unicloze.training.initial import initialize_from, require_vectors, start_from_counts, start_from_vectors
 from unicloze.training.ledger import Figure, read_ledger, stopped_by_error
 from unicloze.training.loading import compile_layers, explain_compile_errors, ready_model, spell_tokens
 from unicloze.training.lock import FREE_AFTER_OUT_OF_MEMORY, free_after, hold_run, refuse_changes
@@ -252,6 +255,10 @@ class _Run(RunProcess):
         model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, compute.device)
         spell_tokens(model, self.prepared.tokenizer.symbols)
         training = recipe.training
+        if training.start == "counts" and checkpoint is None:
+            copied, sources = training.initialize_from is not None, trained_sources(recipe, self.prepared)
+            vectors = None if copied else partial(open_vectors, self.prepared, sources)
+            compute.world.in_turn(lambda: start_from_counts(model, open_counts(self.prepared, sources), vectors))
         if training.initialize_from is not None and checkpoint is None:
             initialize_from(model, open_model(training.initialize_from), self.prepared.tokenizer, recipe)
         if training.word_vectors is not None and checkpoint is None:

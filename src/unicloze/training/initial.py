@@ -1,4 +1,4 @@
-"""Where the weights of a run come from: another model, or vectors of words."""
+"""Where the weights of a run come from: another model, vectors of words, or counts of the training text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import gzip
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import open_bytes
 from unicloze.mixtures import longest_row, parts, phases
 from unicloze.model.build import Model
+from unicloze.model.heads import BoundaryHead, TokenHead
 from unicloze.settings import Recipe
+from unicloze.text.counts import Counts
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.loading import LoadedModel
 
@@ -49,6 +51,34 @@ def start_from_vectors(model: Model, tokenizer: Tokenizer, path: Path) -> str:
         f"{len(vectors):,} of {len(words):,} tokens that begin a word ({100 * len(vectors) / len(words):.0f} %) take their "
         f"embeddings from {path}; the others are newly initialised"
     )
+
+
+DEVIATION = 0.1
+"""Standard deviation of embeddings that start from counts; with a fifth of it a quickstart gains far less (docs/log.md)."""
+
+
+def start_from_counts(model: Model, counts: Counts, vectors_of: Callable[[int], Floats] | None) -> None:
+    """Start output biases at the logarithms of the tokens' frequencies, less their mean, and token embeddings at vectors.
+
+    Args:
+        model: The model.
+        counts: Counts of the training text; the biases of special tokens are 0.
+        vectors_of: The vectors of a width; rows of zeros, and without it all embeddings, stay as they are drawn.
+    """
+    ordinary = counts.vocabulary.ordinary
+    logarithms = np.zeros(counts.vocabulary.size)
+    logarithms[ordinary] = np.log(counts.unigram[ordinary])
+    logarithms[ordinary] -= logarithms[ordinary].mean()
+    tables = {id(one): one for one in (network.backbone.embeddings.tokens for network in model.networks)}
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, TokenHead | BoundaryHead) and module.bias is not None:
+                module.bias.copy_(torch.from_numpy(logarithms))
+        for table in tables.values():
+            if isinstance(table, nn.Embedding) and vectors_of is not None:
+                vectors = vectors_of(table.embedding_dim)
+                known = torch.from_numpy(np.flatnonzero(vectors.any(axis=1)))
+                table.weight[known] = DEVIATION * torch.from_numpy(vectors).to(table.weight)[known]
 
 
 def require_vectors(path: Path) -> None:

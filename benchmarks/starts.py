@@ -1,10 +1,10 @@
-"""What a relative bias gains that starts at the neighbours (`model.relative_start`), in the quickstart with several seeds.
+"""What the quickstart gains from where its weights start (`model.relative_start`, `training.start`), with several seeds.
 
-    python benchmarks/relative_start.py --out FOLDER [--seeds 0 1 2] [--steps 1000] [--corpus FILE...] [--results FILE]
-    python benchmarks/relative_start.py                                                     # only the table
+    python benchmarks/starts.py --out FOLDER [--seeds 0 1 2] [--steps 1000] [--corpus FILE...] [--results FILE]
+    python benchmarks/starts.py                                                             # only the table
 
-The runs of a seed differ in this setting alone: same text, order, rates and steps. FILE gets one JSON line for each run; the
-same command continues after a stop.
+The runs of a seed differ in these settings alone: same text, order, rates and steps. FILE gets one JSON line for each run;
+the same command continues after a stop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from typing import Any
 from json_lines import cell, once, read_lines
 from short_runs import figures, pretrain
 
-RESULTS = Path(__file__).parent / "results" / "relative_start.jsonl"
-STARTS = ("zero", "neighbours")
+RESULTS = Path(__file__).parent / "results" / "starts.jsonl"
+STARTS = {
+    "zero": {"model.relative_start": "zero", "training.start": "random"},
+    "neighbours": {"model.relative_start": "neighbours", "training.start": "random"},
+    "counts": {"model.relative_start": "neighbours", "training.start": "counts"},
+}
+"""Settings of each start; each adds one to that before it."""
 
 
 def trained(run: Path, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -29,22 +34,23 @@ def trained(run: Path, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Means of each start, and the paired differences from zero."""
+    """Means of each start, and the paired differences from the one before it."""
     rows = []
     for steps, corpus in sorted({(line["steps"], line["corpus"]) for line in lines}):
         of = {
             (line["seed"], line["start"]): line for line in lines if (line["steps"], line["corpus"]) == (steps, corpus)
         }
-        seeds = sorted({seed for seed, _ in of if all((seed, start) in of for start in STARTS)})
         for name, kind, part in (
             ("AE", "perplexity", "ae"),
             ("PAR", "perplexity", "par"),
             ("words, %", "content_words", "top_5"),
         ):
-            zero, neighbours = ({seed: of[seed, start][kind][part] for seed in seeds} for start in STARTS)
-            if seeds:
-                said = f"zero {cell(zero, None)}  neighbours {cell(neighbours, zero)}"
-                rows.append(f"{corpus}, {steps} steps, {len(seeds)} seeds, {name}:  {said}")
+            before, cells = None, []
+            for start in STARTS:
+                values = {seed: line[kind][part] for (seed, one), line in sorted(of.items()) if one == start}
+                cells += [f"{start} {cell(values, before)}"] if values else []
+                before = values or before
+            rows.append(f"{corpus}, {steps} steps, {name}:  {'  '.join(cells)}")
     return "\n".join(rows)
 
 
@@ -65,7 +71,7 @@ def main() -> None:
                 overrides = {
                     "training.seed": seed,
                     "training.steps": options.steps,
-                    "model.relative_start": start,
+                    **STARTS[start],
                     **corpus,
                 }
                 if options.steps < 100:
