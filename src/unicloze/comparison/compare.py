@@ -323,7 +323,7 @@ def _row(
     return ContestantResult(
         name=recipe.name,
         objective=describe(recipe.objective),
-        network=network(recipe.model),
+        network=network(recipe),
         parameters=int(histories[0].start.get("parameters", 0)),
         steps=round(steps),
         text_tokens=statistics.fmean(tokens) if tokens else 0.0,

@@ -16,7 +16,7 @@ from unicloze.pretraining.data import build_sampler, phrases_for
 from unicloze.recipes import load_recipe
 from unicloze.recipes.schema import foreign_key, keys_of
 from unicloze.recipes.validation import refuse_not_of_pretraining, refuse_unread
-from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe
+from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.training.batches import check_windows
 
@@ -116,6 +116,7 @@ def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
     streams = _OF_STREAMS if own.model.memory or like.model.memory else ()
     settings |= {f"data.{name}": getattr(own.data, name) for name in (*_OWN, *streams)}
     settings |= {f"model.{name}": value for name, value in _sizes(like, own).items()}
+    settings["training.start"] = own.training.start
     if own.model.kind == "recurrent" and like.training.optimizer == "muon":  # which takes no gates of LSTMs
         settings |= {f"training.{name}": getattr(own.training, name) for name in _OF_OPTIMIZERS}
     changing = any("objective" in phase for phase in own.training.phases)
@@ -154,8 +155,9 @@ def _sizes(like: Recipe, own: Recipe) -> dict[str, Any]:
     return sizes
 
 
-def network(model: ModelSettings) -> str:
-    """A network in a few words: its size, and what makes it another kind than BERT's."""
+def network(recipe: Recipe) -> str:
+    """A network in a few words: its size, what makes it another kind than BERT's, and where it starts."""
+    model = recipe.model
     layers = f"{model.num_layers} + {model.decoder_layers}" if model.decoder_layers else f"{model.num_layers}"
     lstm = model.kind == "recurrent"
     features = {
@@ -171,6 +173,7 @@ def network(model: ModelSettings) -> str:
         "pre-norm": model.norm == "pre" and not lstm,
         "RMS norm": model.norm_kind == "rms",
         f"generator of {model.generator_size:g}": model.generator_size > 0,
+        "from counts of the text": recipe.training.start == "counts",
     }
     return ", ".join([f"{layers} x {model.hidden_size}", *(name for name, holds in features.items() if holds)])
 
