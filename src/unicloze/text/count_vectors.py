@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unicloze.arrays import Int64s
 from unicloze.files import digest
-from unicloze.text.counts import stretches
+from unicloze.text.counts import counted, stretches
 from unicloze.text.prepare import Prepared
 from unicloze.text.shards import TokenSource, kept_arrays
 from unicloze.text.vocabulary import Vocabulary
@@ -25,7 +26,7 @@ REACH = 4
 """Farthest neighbour that counts, in tokens."""
 SMOOTHING = 0.75
 """Power of the counts of contexts, which makes rare ones less surprising."""
-MOST_READ = 2**23
+MOST_READ = 2**22
 """Of longer texts, evenly spread stretches of about this many tokens are read."""
 Vectors = npt.NDArray[np.float32]
 
@@ -65,15 +66,18 @@ def neighbours_of(sources: Sequence[TokenSource], vocabulary: Vocabulary) -> Any
     sparse, size = importlib.import_module("scipy.sparse"), vocabulary.size
     ordinary = np.zeros(size, dtype=bool)
     ordinary[vocabulary.ordinary] = True
-    after = [sparse.csr_matrix((size, size), dtype=np.float32) for _ in ("next", "near")]
+    pairs: tuple[list[Int64s], list[Int64s]] = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # next, and near
     for tokens, begins in stretches(sources, MOST_READ):
         document = np.cumsum(begins)
         for distance in range(1, REACH + 1):
             left, right = tokens[:-distance], tokens[distance:]
             both = (document[distance:] == document[:-distance]) & ordinary[left] & ordinary[right]
-            ones = np.ones(int(both.sum()), np.float32)
-            after[distance > 1] += sparse.csr_matrix((ones, (left[both], right[both])), shape=(size, size))
-    return sparse.hstack([side for one in after for side in (one, one.T)], format="csr")
+            pairs[distance > 1].append(left[both] * size + right[both])
+    sides = []
+    for codes, times in map(counted, pairs):
+        after = sparse.csr_matrix((times.astype(np.float32), (codes // size, codes % size)), shape=(size, size))
+        sides += [after, after.T]
+    return sparse.hstack(sides, format="csr")
 
 
 def information(counts: Any) -> Any:

@@ -155,9 +155,9 @@ class Counts:
             ordinary = is_ordinary[tokens]
             pairs.append(pair[ordinary])
             threes.append((np.roll(pair, 1) * size + tokens)[ordinary & ~begins])
-        codes, times = _counted(pairs)
-        codes_of_threes, times_of_threes = _counted(threes)
-        continued, before = times.copy(), _counted([codes_of_threes % size**2])
+        codes, times = counted(pairs)
+        codes_of_threes, times_of_threes = counted(threes)
+        continued, before = times.copy(), counted([codes_of_threes % size**2])
         place, known = _found(codes, before[0])
         continued[place[known]] = before[1][known]
         return cls(
@@ -326,7 +326,7 @@ def open_counts(prepared: Prepared, sources: Sequence[TokenSource], most: int = 
     return Counts(vocabulary=vocabulary, **kept)
 
 
-def _counted(codes: list[Int64s]) -> tuple[Int64s, Int32s]:
+def counted(codes: list[Int64s]) -> tuple[Int64s, Int32s]:
     """Distinct values, sorted, and the count of each; empties the list."""
     values = np.concatenate(codes)
     codes.clear()
