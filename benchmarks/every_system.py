@@ -225,7 +225,7 @@ def ran(name: str, given: argparse.Namespace) -> dict[str, Any]:
     assert checkpoint is not None
     fit_weights(model, checkpoint)
     return {
-        "network": network(recipe.model),
+        "network": network(recipe),
         "window": system.window,
         "parameters": history.start["parameters"],
         "steps": history.step,

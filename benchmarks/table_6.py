@@ -116,7 +116,7 @@ def of_text(run: Path) -> dict[str, Any]:
         name: None if known["nats"][name] is None else round(math.exp(known["nats"][name]), 2) for name in PERPLEXITIES
     }
     return {
-        "network": network(load_recipe(run / RECIPE).model),
+        "network": network(load_recipe(run / RECIPE)),
         "parameters": history.start["parameters"],
         "steps": known["steps"],
         "text_tokens": round(history.curve("text_tokens")[-1][1]),
