@@ -45,12 +45,13 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             ("PAR", "perplexity", "par"),
             ("words, %", "content_words", "top_5"),
         ):
-            before, cells = None, []
-            for start in STARTS:
-                values = {seed: line[kind][part] for (seed, one), line in sorted(of.items()) if one == start}
-                cells += [f"{start} {cell(values, before)}"] if values else []
-                before = values or before
-            rows.append(f"{corpus}, {steps} steps, {name}:  {'  '.join(cells)}")
+            starts = [start for start in STARTS if any(one == start for _, one in of)]
+            seeds = sorted({seed for seed, _ in of if all((seed, start) in of for start in starts)})
+            values = [{seed: of[seed, start][kind][part] for seed in seeds} for start in starts]
+            cells = [
+                f"{start} {cell(one, old)}" for start, one, old in zip(starts, values, [None, *values], strict=False)
+            ]
+            rows.append(f"{corpus}, {steps} steps, {len(seeds)} seeds, {name}:  {'  '.join(cells)}")
     return "\n".join(rows)
 
 

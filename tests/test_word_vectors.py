@@ -19,7 +19,7 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.text.count_vectors import REACH, information, neighbours_of, open_vectors, vectors_of
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.training.initial import DEVIATION, start_from_vectors, words_of
+from unicloze.training.initial import LENGTH, start_from_vectors, words_of
 from unicloze.training.loading import LoadedModel, load_model
 
 WIDTH = 32
@@ -134,14 +134,18 @@ def test_new_weights_may_start_from_counts_of_the_training_text(recipe: str, cor
         assert bias[times == 0].max(initial=-9) < bias[frequent].min()
     table, drawn = (state["backbone.embeddings.tokens.weight"] for state in (after, before))
     vectors = vectors_of(prepared.train, vocabulary, table.shape[1])
-    np.testing.assert_allclose(table[seen], DEVIATION * vectors[seen], atol=1e-6)
+    np.testing.assert_allclose(table[seen], LENGTH / table.shape[1] ** 0.5 * vectors[seen], atol=1e-6)
     np.testing.assert_allclose(table[~seen], drawn[~seen], atol=1e-9)
     for name in after.keys() - {*biases, "backbone.embeddings.tokens.weight"}:
         np.testing.assert_allclose(after[name], before[name], atol=1e-9, err_msg=name)
 
 
 def test_vectors_tell_the_company_of_tokens(corpus: Path, tmp_path: Path) -> None:
-    overrides = {**toy_overrides(), "data.corpus": [str(corpus)]}
+    lines = [one for one in corpus.read_text(encoding="utf-8").splitlines() if one.strip()]
+    files = [tmp_path / f"{number}.txt" for number in range(40)]
+    for number, file in enumerate(files):  # more sources than a sample has stretches
+        file.write_text("\n".join(lines[number :: len(files)]), encoding="utf-8")
+    overrides = {**toy_overrides(), "data.corpus": [*map(str, files)], "data.heldout_share": 0}
     recipe = load_recipe("unilmv2-base", overrides)
     prepared = open_or_prepare(recipe.data, recipe.tokenizer, tmp_path / "data", progress=False)
     vocabulary, size = prepared.tokenizer.vocabulary, prepared.tokenizer.vocabulary.size
@@ -169,7 +173,26 @@ def test_vectors_tell_the_company_of_tokens(corpus: Path, tmp_path: Path) -> Non
     assert not found[~seen].any() and found[seen].std() == pytest.approx(1, abs=1e-4)
     products, of_exact = (rows @ rows.T for rows in (found[seen], exact))  # the signs of singular vectors are arbitrary
     assert np.corrcoef(products.ravel(), of_exact.ravel())[0, 1] > 0.99
+    assert not vectors_of([], vocabulary, 8).any()
     again = open_vectors(prepared, prepared.train, 8)
     np.testing.assert_array_equal(again, found)
     np.testing.assert_array_equal(open_vectors(prepared, prepared.train, 8), found)
     assert len([*(tmp_path / "data" / "index").glob("vectors-*.npz")]) == 1
+
+
+def test_what_is_trained_does_not_start_from_counts(corpus: Path, tmp_path: Path) -> None:
+    """Embeddings of a file or a model are kept, and with them the bias of a model that predicts tokens."""
+    (tmp_path / "vectors.txt").write_text(line("the", 0.5))
+    common = {
+        **toy_overrides(), "data.corpus": [str(corpus)], "training.steps": 1, "training.learning_rate": 1e-12,
+        "training.start": "counts",
+    }  # fmt: skip
+    pretrain_run(load_recipe("unilmv2-base", {**common, "training.start": "random"}), tmp_path / "a", progress=False)
+    given = {"training.word_vectors": str(tmp_path / "vectors.txt")}, {"training.initialize_from": str(tmp_path / "a")}
+    for name, setting in zip("bc", given, strict=True):
+        pretrain_run(load_recipe("unilmv2-base", {**common, **setting}), tmp_path / name, progress=False)
+    drawn, filed, copied = (load_model(tmp_path / name).model.state_dict() for name in "abc")
+    table, bias = "backbone.embeddings.tokens.weight", "token_head.bias"
+    differs = (filed[table] - drawn[table]).abs().amax(dim=1) > 1e-9
+    assert differs.sum() == 1 and filed[bias].std() > 0.1
+    torch.testing.assert_close(copied, drawn, atol=1e-9, rtol=0)

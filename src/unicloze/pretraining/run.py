@@ -255,12 +255,13 @@ class _Run(RunProcess):
         model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, compute.device)
         spell_tokens(model, self.prepared.tokenizer.symbols)
         training = recipe.training
-        if training.start == "counts" and checkpoint is None:
-            copied, sources = training.initialize_from is not None, trained_sources(recipe, self.prepared)
-            vectors = None if copied else partial(open_vectors, self.prepared, sources)
+        other = None if checkpoint or training.initialize_from is None else open_model(training.initialize_from)
+        if training.start == "counts" and not checkpoint and not (other and hasattr(other.model, "token_head")):
+            sources, trained = trained_sources(recipe, self.prepared), other or training.word_vectors
+            vectors = None if trained else partial(open_vectors, self.prepared, sources)
             compute.world.in_turn(lambda: start_from_counts(model, open_counts(self.prepared, sources), vectors))
-        if training.initialize_from is not None and checkpoint is None:
-            initialize_from(model, open_model(training.initialize_from), self.prepared.tokenizer, recipe)
+        if other is not None:
+            initialize_from(model, other, self.prepared.tokenizer, recipe)
         if training.word_vectors is not None and checkpoint is None:
             said = start_from_vectors(model, self.prepared.tokenizer, Path(training.word_vectors))
             if show:

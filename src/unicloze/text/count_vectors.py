@@ -35,7 +35,8 @@ def open_vectors(prepared: Prepared, sources: Sequence[TokenSource], width: int)
     """The vectors of the tokens in some training sources of prepared text, which are kept in its folder.
 
     Returns:
-        Zero for tokens without neighbours, with a standard deviation of 1 otherwise. *Shape:* (vocabulary, width)
+        Zero for tokens without neighbours; the others have a standard deviation of 1, as far as the text has so many
+            dimensions, and zeros beyond them. *Shape:* (vocabulary, width)
     """
     made_from = digest([SCHEMA, prepared.fingerprint, [source.name for source in sources], width])
     kept = kept_arrays(
@@ -49,12 +50,14 @@ def open_vectors(prepared: Prepared, sources: Sequence[TokenSource], width: int)
 def vectors_of(sources: Sequence[TokenSource], vocabulary: Vocabulary, width: int) -> Vectors:
     """The vectors of the tokens in some sources, as `open_vectors` returns them."""
     counts = neighbours_of(sources, vocabulary)
-    found = np.zeros((vocabulary.size, width), np.float32)
-    size = min(width, min(counts.shape) - 1)
-    left, values, _ = importlib.import_module("sklearn.utils.extmath").randomized_svd(
-        information(counts), size, n_iter=2, random_state=0
-    )
+    found, size = np.zeros((vocabulary.size, width), np.float32), min(width, vocabulary.size - 1)
     seen = np.flatnonzero(np.asarray(counts.sum(axis=1)).ravel())
+    if not len(seen):
+        return found
+    with importlib.import_module("threadpoolctl").threadpool_limits(1, "blas"):  # the same bits on any number of cores
+        left, values, _ = importlib.import_module("sklearn.utils.extmath").randomized_svd(
+            information(counts), size, n_iter=2, random_state=0
+        )
     vectors = left[seen] * np.sqrt(values)
     vectors -= vectors.mean(axis=0)
     found[seen, :size] = vectors / max(vectors.std(), np.finfo(np.float32).tiny)

@@ -58,7 +58,10 @@ def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Int64
     shards = [shard for source in sources for shard in source.shards]
     bounds = np.cumsum([0, *(-(-shard.num_tokens // STRETCH) for shard in shards)])
     total = int(bounds[-1])
-    for number in evenly_spaced(min(total, max(1, most // STRETCH)), total).tolist() if total else []:
+    whole = sum(shard.num_tokens for shard in shards) <= most
+    for number in (
+        evenly_spaced(total if whole else min(total, max(1, most // STRETCH)), total).tolist() if total else []
+    ):
         place = int(np.searchsorted(bounds, number, side="right")) - 1
         yield _stretch(shards[place], (number - int(bounds[place])) * STRETCH)
 

@@ -53,8 +53,8 @@ def start_from_vectors(model: Model, tokenizer: Tokenizer, path: Path) -> str:
     )
 
 
-DEVIATION = 0.1
-"""Standard deviation of embeddings that start from counts; with a fifth of it a quickstart gains far less (docs/log.md)."""
+LENGTH = 1.13
+"""Root mean square length of embeddings that start from counts, 0.1 in each of 128 dimensions: a fifth gains far less."""
 
 
 def start_from_counts(model: Model, counts: Counts, vectors_of: Callable[[int], Floats] | None) -> None:
@@ -63,22 +63,22 @@ def start_from_counts(model: Model, counts: Counts, vectors_of: Callable[[int], 
     Args:
         model: The model.
         counts: Counts of the training text; the biases of special tokens are 0.
-        vectors_of: The vectors of a width; rows of zeros, and without it all embeddings, stay as they are drawn.
+        vectors_of: The vectors of a width; rows of zeros, and without it all embeddings, stay as they are drawn. The others
+            get `LENGTH`, or the deviation of the drawn ones if that is larger (T5).
     """
     ordinary = counts.vocabulary.ordinary
     logarithms = np.zeros(counts.vocabulary.size)
     logarithms[ordinary] = np.log(counts.unigram[ordinary])
     logarithms[ordinary] -= logarithms[ordinary].mean()
-    tables = {id(one): one for one in (network.backbone.embeddings.tokens for network in model.networks)}
     with torch.no_grad():
-        for module in model.modules():
+        for name, module in model.named_modules():
             if isinstance(module, TokenHead | BoundaryHead) and module.bias is not None:
                 module.bias.copy_(torch.from_numpy(logarithms))
-        for table in tables.values():
-            if isinstance(table, nn.Embedding) and vectors_of is not None:
-                vectors = vectors_of(table.embedding_dim)
-                known = torch.from_numpy(np.flatnonzero(vectors.any(axis=1)))
-                table.weight[known] = DEVIATION * torch.from_numpy(vectors).to(table.weight)[known]
+            if isinstance(module, nn.Embedding) and name.endswith("embeddings.tokens") and vectors_of is not None:
+                vectors = torch.from_numpy(vectors_of(module.embedding_dim)).to(module.weight)
+                known = vectors.any(dim=1)
+                deviation = max(LENGTH / module.embedding_dim**0.5, float(module.weight.std()))
+                module.weight[known] = deviation * vectors[known]
 
 
 def require_vectors(path: Path) -> None:
