@@ -130,7 +130,7 @@ def recipe_of(system: System, given: argparse.Namespace) -> Recipe:
         "data.corpus": given.corpus, "data.heldout_share": given.heldout, "data.window": system.window,
         "training.batch_size": TOKENS // system.window,
         "training.evaluate_windows": 256, "training.precision": "fp32", "training.device": "cpu", "training.threads": 1,
-        "tokenizer.extra_tokens": 100,
+        "tokenizer.extra_tokens": 100, "training.start": "random",
     }  # fmt: skip
     overrides = {**common, **system.settings, **given.settings}
     (recipe,) = contestants([system.recipe], like="quickstart", overrides=overrides)

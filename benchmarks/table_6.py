@@ -91,7 +91,7 @@ def compared(folder: Path, given: argparse.Namespace, budget: str, seeds: int) -
         ["table-6"], budget, seeds=seeds, out=folder, like="quickstart",
         overrides={
             "data.corpus": given.corpus, "data.window": given.window, "training.precision": "fp32",
-            "training.evaluate_windows": 512, **given.settings,
+            "training.evaluate_windows": 512, "training.start": "random", **given.settings,
         },
     )  # fmt: skip
 

@@ -86,7 +86,8 @@ def train(options: argparse.Namespace) -> None:
             like="quickstart", blimp=options.blimp, blimp_limit=50,
             probes=[("glue-sst-2", phrases, options.glue / "SST-2" / "test.tsv.gz")],
             probe_overrides={"finetuning.epochs": 1, "training.learning_rate": 1e-3, "training.batch_size": 32},
-            overrides={"data.corpus": options.corpus, "tokenizer.lowercase": False, "training.threads": 1},
+            overrides={"data.corpus": options.corpus, "tokenizer.lowercase": False, "training.threads": 1,
+                       "training.start": "random"},
         )  # fmt: skip
 
 

@@ -116,7 +116,6 @@ def _shared_settings(like: Recipe, own: Recipe) -> dict[str, Any]:
     streams = _OF_STREAMS if own.model.memory or like.model.memory else ()
     settings |= {f"data.{name}": getattr(own.data, name) for name in (*_OWN, *streams)}
     settings |= {f"model.{name}": value for name, value in _sizes(like, own).items()}
-    settings["training.start"] = own.training.start
     if own.model.kind == "recurrent" and like.training.optimizer == "muon":  # which takes no gates of LSTMs
         settings |= {f"training.{name}": getattr(own.training, name) for name in _OF_OPTIMIZERS}
     changing = any("objective" in phase for phase in own.training.phases)
