@@ -43,6 +43,7 @@ def settings_of(prepared: Path, layers: int, width: int) -> dict[str, Any]:
     return {
         "data.prepared": str(prepared), "data.window": 128, "training.batch_size": 16, "model.num_layers": layers,
         "model.hidden_size": width, "model.num_heads": heads, "model.intermediate_size": 4 * width, "model.dropout": 0.0,
+        "training.start": "random",
     }  # fmt: skip
 
 

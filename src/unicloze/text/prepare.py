@@ -4,7 +4,7 @@
     FOLDER/train/SOURCE.ds ...    FOLDER/heldout/SOURCE.ds ...
     FOLDER/digests.json           SHA-256 of each block of these files
     FOLDER/lineage.json           what the folder was made from, with its fingerprint
-    FOLDER/index/                 sums over the documents of large sources, counts of large texts, and vectors; added when needed
+    FOLDER/index/                 sums over documents of large sources, counts of large texts, and vectors; added when needed
 
 The folder is created atomically: it is written under a temporary name and renamed. An existing folder is reused only if
 the corpus, the settings and the version of this code still yield its fingerprint. A large source is divided into portions,
