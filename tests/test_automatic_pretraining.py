@@ -285,15 +285,15 @@ def test_what_auto_expects_is_what_committed_runs_reached() -> None:
                 key = run["text"], str(run.get("flops", run.get("budget")))
                 best[key] = min(best.get(key, (0.0, math.inf)), (run["text_tokens"], ratio), key=lambda each: each[1])
                 words = {"top_5": 0.0, **(run.get("content_words") or {})}
-                assert words["top_5"] < words.get("counts_top_5", run["trigram"].get("top_5")), "auto says so"
+                assert words["top_5"] < run["trigram"].get("top_5", words.get("counts_top_5")), "auto says so"
     assert sorted(best.values()) == [*REACHED]
     assert expectation(2e6) == [
-        "expect: 0.9 to 2.2 times the perplexity of a Kneser-Ney trigram of the text, and fewer single words guessed, as 3 "
+        "expect: 0.9 to 1.2 times the perplexity of a Kneser-Ney trigram of the text, and fewer single words guessed, as 2 "
         "runs on record that read about as much",
         "advice: those that came level with it read 3.5M tokens or more: give 1.7 times the budget, or start from a trained "
         "encoder (--init)",
     ]
-    assert expectation(69_184.0)[0].startswith("expect: 8.8 times the perplexity of a Kneser-Ney trigram")
+    assert expectation(2e5)[0].startswith("expect: 3.7 times the perplexity of a Kneser-Ney trigram")
     assert expectation(1e7)[0].startswith("expect: 0.9 to 1.0 times") and len(expectation(1e7)) == 1
     for unknown in (1e3, 1e9):
         assert expectation(unknown) == [f"expect: unknown, no run on record read about {short(unknown)} tokens"]
