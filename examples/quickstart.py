@@ -23,11 +23,11 @@ BLANKS = {
 run = Path(sys.argv[1])
 after = unicloze.load_model(run)
 drawn = build_model(after.recipe, len(after.tokenizer)).for_use().eval()
-before = dataclasses.replace(after, model=drawn)
+random = dataclasses.replace(after, model=drawn)
 right = [text for text, word in BLANKS.items() if unicloze.fill(after, text).masks[0].token == word]
-print(f"Words it gets right, {len(right)} of {len(BLANKS)}, before training and after:")
+print(f"Words it gets right, {len(right)} of {len(BLANKS)}, drawn at random and trained:")
 for text in right[:3]:
-    guesses = [unicloze.fill(model, text).masks[0] for model in (before, after)]
+    guesses = [unicloze.fill(model, text).masks[0] for model in (random, after)]
     words = " -> ".join(f"{one.readable[0]} ({one.top[0][1]:.0%})" for one in guesses)
     print(f"  {text.replace('[MASK]', '____')}  {words}")
 events = [json.loads(line) for line in (run / "ledger.jsonl").read_text(encoding="utf-8").splitlines()]

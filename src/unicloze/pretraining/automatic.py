@@ -262,7 +262,7 @@ def _reasons(
         head = training.head_learning_rate
         why_rate = "gentler than from scratch" if head is None else f"{head:g} for the new head"
         said.append(f"rate: {training.learning_rate:g} ({training.optimizer}), {why_rate}")
-    if any(key.startswith(("objective.", "training.phases")) for key in given):
+    if any(key.startswith(("objective.", "training.phases", "training.start")) for key in given):
         return said
     if start is not None:
         return [*said, "objective: pseudo-masked from the first step, since the model is trained"]

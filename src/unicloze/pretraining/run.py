@@ -254,21 +254,29 @@ class _Run(RunProcess):
         """The state before the first step, or, for a run that resumes, the one to restore a checkpoint into."""
         model = ready_model(recipe, self.prepared.tokenizer.vocabulary.size, compute.device)
         spell_tokens(model, self.prepared.tokenizer.symbols)
-        training = recipe.training
-        other = None if checkpoint or training.initialize_from is None else open_model(training.initialize_from)
-        if training.start == "counts" and not checkpoint and not (other and hasattr(other.model, "token_head")):
-            sources, trained = trained_sources(recipe, self.prepared), other or training.word_vectors
+        if checkpoint is None:
+            self._start(model, recipe, compute.world, show=show)
+        if compute.world.sharded:
+            shard(model, compute.device, compute.world.size)
+        return TrainState(model, build_optimizers(model, recipe.training, layer_decay=recipe.training.layer_decay))
+
+    def _start(self, model: Model, recipe: Recipe, world: World, *, show: bool) -> None:
+        """Give weights the start that the recipe asks for: counts of the text, another model, vectors of words."""
+        training, sources = recipe.training, trained_sources(recipe, self.prepared)
+        other = None if training.initialize_from is None else open_model(training.initialize_from)
+        predicts = other is not None and hasattr(other.model, "token_head")
+        if training.start == "counts" and not predicts:
+            if show:
+                say("counting the tokens of the training text, where new weights start")
+            trained = other is not None or training.word_vectors is not None
             vectors = None if trained else partial(open_vectors, self.prepared, sources)
-            compute.world.in_turn(lambda: start_from_counts(model, open_counts(self.prepared, sources), vectors))
+            world.in_turn(lambda: start_from_counts(model, open_counts(self.prepared, sources), vectors))
         if other is not None:
             initialize_from(model, other, self.prepared.tokenizer, recipe)
-        if training.word_vectors is not None and checkpoint is None:
+        if training.word_vectors is not None:
             said = start_from_vectors(model, self.prepared.tokenizer, Path(training.word_vectors))
             if show:
                 say(said)
-        if compute.world.sharded:
-            shard(model, compute.device, compute.world.size)
-        return TrainState(model, build_optimizers(model, training, layer_decay=training.layer_decay))
 
     def train(self) -> RunResult:
         """Train to the last step, from the checkpoint if there is one, and evaluate."""

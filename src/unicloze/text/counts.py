@@ -41,7 +41,7 @@ from unicloze.text.shards import TokenShard, TokenSource, kept_arrays
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
 
-SCHEMA = 1
+SCHEMA = 2
 STRETCH = 2**18
 """Number of tokens read at once."""
 MOST_COUNTED = 2**25
@@ -59,9 +59,8 @@ def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Int64
     bounds = np.cumsum([0, *(-(-shard.num_tokens // STRETCH) for shard in shards)])
     total = int(bounds[-1])
     whole = sum(shard.num_tokens for shard in shards) <= most
-    for number in (
-        evenly_spaced(total if whole else min(total, max(1, most // STRETCH)), total).tolist() if total else []
-    ):
+    count = total if whole else min(total, max(1, most // STRETCH))
+    for number in evenly_spaced(count, total).tolist() if total else []:
         place = int(np.searchsorted(bounds, number, side="right")) - 1
         yield _stretch(shards[place], (number - int(bounds[place])) * STRETCH)
 

@@ -20,7 +20,6 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import open_bytes
 from unicloze.mixtures import longest_row, parts, phases
 from unicloze.model.build import Model
-from unicloze.model.heads import BoundaryHead, TokenHead
 from unicloze.settings import Recipe
 from unicloze.text.counts import Counts
 from unicloze.text.tokenizers import Tokenizer
@@ -70,15 +69,16 @@ def start_from_counts(model: Model, counts: Counts, vectors_of: Callable[[int], 
     logarithms = np.zeros(counts.vocabulary.size)
     logarithms[ordinary] = np.log(counts.unigram[ordinary])
     logarithms[ordinary] -= logarithms[ordinary].mean()
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            if isinstance(module, TokenHead | BoundaryHead) and module.bias is not None:
-                module.bias.copy_(torch.from_numpy(logarithms))
-            if isinstance(module, nn.Embedding) and name.endswith("embeddings.tokens") and vectors_of is not None:
-                vectors = torch.from_numpy(vectors_of(module.embedding_dim)).to(module.weight)
+    for network in model.networks:
+        weights = dict(network.named_parameters())
+        for name in filter(weights.__contains__, TOKEN_ROWS):
+            rows = weights[name].data
+            if name.endswith(".bias"):
+                rows.copy_(torch.from_numpy(logarithms))
+            elif "embeddings" in name and vectors_of is not None:
+                vectors = torch.from_numpy(vectors_of(rows.shape[1])).to(rows)
                 known = vectors.any(dim=1)
-                deviation = max(LENGTH / module.embedding_dim**0.5, float(module.weight.std()))
-                module.weight[known] = deviation * vectors[known]
+                rows[known] = vectors[known] * max(LENGTH / rows.shape[1] ** 0.5, float(rows.std()))
 
 
 def require_vectors(path: Path) -> None:
