@@ -17,7 +17,7 @@ from unicloze.files import Plain
 
 REQUIRED = (
     "torch", "numpy", "tokenizers", "safetensors", "jsonargparse", "pyyaml", "shtab", "tqdm", "pyarrow", "filelock",
-    "jinja2", "scikit-learn", "scipy",
+    "jinja2", "scikit-learn", "scipy", "threadpoolctl",
 )  # fmt: skip
 EXTRAS = {
     "hf": ("transformers",),
