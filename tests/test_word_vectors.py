@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.text.count_vectors import REACH, information, neighbours_of, open_vectors, vectors_of
 from unicloze.text.prepare import Prepared, open_or_prepare
-from unicloze.training.initial import LENGTH, start_from_vectors, words_of
-from unicloze.training.loading import LoadedModel, load_model
+from unicloze.training.initial import LENGTH, start_from_counts, start_from_vectors, words_of
+from unicloze.training.loading import LoadedModel, load_model, ready_model
 
 WIDTH = 32
 
@@ -138,6 +139,36 @@ def test_new_weights_may_start_from_counts_of_the_training_text(recipe: str, cor
     np.testing.assert_allclose(table[~seen], drawn[~seen], atol=1e-9)
     for name in after.keys() - {*biases, "backbone.embeddings.tokens.weight"}:
         np.testing.assert_allclose(after[name], before[name], atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize(("recipe", "starts"), [
+    ("t5-base", ["backbone.embeddings.tokens.weight"]),  # drawn wider, and without a bias
+    ("cove", ["backbone.embeddings.tokens.weight", "backbone.decoder.embeddings.tokens.weight", "token_head.bias"]),
+    ("electra-small", ["discriminator.backbone.embeddings.tokens.weight", "generator.token_head.bias"]),
+    ("elmo", ["token_head.bias"]),  # reads characters
+])  # fmt: skip
+def test_tensors_with_a_row_per_token_start_from_counts(recipe: str, starts: list[str]) -> None:
+    rng, size, special = np.random.default_rng(0), 512, 10
+    vocabulary = SimpleNamespace(size=size, ordinary=np.arange(special, size))
+    counts: Any = SimpleNamespace(vocabulary=vocabulary, unigram=rng.dirichlet(np.ones(size)))
+
+    def vectors(width: int) -> Any:
+        return np.vstack([np.zeros((special, width)), rng.standard_normal((size - special, width))]).astype(np.float32)
+
+    model = ready_model(load_recipe(recipe, toy_overrides()), size, torch.device("cpu"))
+    drawn = {name: weight.clone() for name, weight in model.state_dict().items()}
+    start_from_counts(model, counts, vectors)
+    changed = {name: weight for name, weight in model.state_dict().items() if not torch.equal(weight, drawn[name])}
+    assert list(changed) == starts
+    for name, weight in changed.items():
+        rows = weight[special:]
+        if name.endswith("bias"):
+            logarithms = np.log(counts.unigram[special:])
+            np.testing.assert_allclose(rows, logarithms - logarithms.mean(), atol=1e-5)
+        else:
+            length = max(LENGTH, float(drawn[name].std()) * rows.shape[1] ** 0.5)
+            assert float(rows.square().sum(dim=1).mean().sqrt()) == pytest.approx(length, rel=0.01)
+        assert torch.equal(weight[:special], drawn[name][:special])
 
 
 def test_vectors_tell_the_company_of_tokens(corpus: Path, tmp_path: Path) -> None:
