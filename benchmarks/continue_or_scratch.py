@@ -1,11 +1,13 @@
 """A small text of a domain: continued from a model that is there, or trained from scratch, in the same time?
 
-    python benchmarks/continue_or_scratch.py --text FILE... --field FIELD --init MODEL --out FOLDER [--budgets 3min 10min]
-        [--results FILE]
+    python benchmarks/continue_or_scratch.py --text FILE... [--field FIELD] --init MODEL... --out FOLDER
+        [--budgets 10min 30min] [--results FILE] [--page FILE]
+    python benchmarks/continue_or_scratch.py                                    # only the table, of what is measured
 
-Each run is `unicloze pretrain --data.corpus TEXT --budget TIME`, with `--init MODEL` or without; `auto` chooses everything
-else. The runs hold out the same documents. Bits per byte compare models with different tokenizers; perplexities do not.
-FILE gets one JSON line for each run; the same command continues after a stop.
+Each run is `unicloze pretrain --recipe auto --data.corpus TEXT --budget TIME` with one thread, from each MODEL (`--init`) and
+from scratch; `auto` chooses everything else. The text is what FIELD of the JSON lines holds, each once. The runs of a text
+hold out the same documents. Bits per byte compare models with different tokenizers; perplexities do not. FILE gets one JSON
+line for each run; the same command continues after a stop.
 """
 
 from __future__ import annotations
@@ -14,20 +16,24 @@ import argparse
 import functools
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from json_lines import once
+from frame import show
+from json_lines import once, read_lines
 from short_runs import trained
+from unicloze.pretraining.budget import Budget
 
 RESULTS = Path(__file__).parent / "results" / "continue_or_scratch.jsonl"
+SCRATCH = "scratch"
 
 
 def texts(files: Sequence[Path], field: str, target: Path) -> Path:
-    """Write the texts of a field, whose sentences may be listed, as JSON lines."""
+    """Write the different texts of a field, whose sentences may be listed, as JSON lines."""
     lines = [line for file in files for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
     found = (json.loads(line)[field] for line in lines)
-    joined = [text if isinstance(text, str) else " ".join(text) for text in found]
+    joined = dict.fromkeys(text if isinstance(text, str) else " ".join(text) for text in found)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(
         "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in joined), encoding="utf-8"
@@ -35,26 +41,60 @@ def texts(files: Sequence[Path], field: str, target: Path) -> Path:
     return target
 
 
+def table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The runs of each text and budget, the best first, as Markdown."""
+
+    def order(line: Mapping[str, Any]) -> tuple[Any, ...]:
+        return line["text"], Budget.parse(line["budget"]).amount, line["bits_per_byte"]["par"]
+
+    heads = ["text", "budget", "start", "weights", "text tokens", "AE, bits per byte", "PAR", "AE, perplexity (trigram)",
+             "PAR", "content words, % (trigram)"]  # fmt: skip
+    rows = ["| " + " | ".join(heads) + " |", "|---|---|---|" + "---:|" * (len(heads) - 3)]
+    for line in sorted(lines, key=order):
+        words, rival = line["content_words"], line.get("trigram", {})
+        cells = [line["text"], line["budget"], line["start"], f"{line['parameters'] / 1e6:.1f} M"]
+        cells += [
+            f"{line['text_tokens'] / 1e6:.2f} M",
+            *(f"{line['bits_per_byte'][name]:.3f}" for name in ("ae", "par")),
+        ]
+        cells += [
+            f"{line['perplexity'][name]:,.0f}" + (f" ({rival[name]:,.0f})" if name in rival else "")
+            for name in ("ae", "par")
+        ]
+        cells.append(f"{words['top_5']:.1f} ({rival.get('top_5', words['counts_top_5']):.1f})")
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def tables() -> str:
+    """What is measured, as text of a page."""
+    return table(read_lines(RESULTS))
+
+
 def main() -> None:
+    """Run what is missing, print the table and write it into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", nargs="+", type=Path, required=True)
+    parser.add_argument("--text", nargs="+", type=Path)
     parser.add_argument("--field", default="text")
-    parser.add_argument("--init", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--budgets", nargs="+", default=["3min", "10min"])
+    parser.add_argument("--init", nargs="*", default=[])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--budgets", nargs="+", default=["10min", "30min"])
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, help="write the table into this page")
     options = parser.parse_args()
-    corpus = texts(options.text, options.field, options.out / "text.jsonl")
-    pair = {"text": " ".join(file.name for file in options.text), "init": Path(options.init).name}
-    overrides = {"data.corpus": [str(corpus)], "training.seed": 1}
-    for budget in options.budgets:
-        for start, init in (("scratch", None), ("continued", options.init)):
-            run = options.out / f"{start}-{budget}"
-            once(
-                options.results,
-                {**pair, "start": start, "budget": budget},
-                functools.partial(trained, run, budget, overrides, init),
-            )
+    if options.text and options.out is None:
+        parser.error("--text needs --out")
+    if options.text:
+        name = options.text[0].name.partition(".")[0]
+        corpus = texts(options.text, options.field, options.out / name / "text.jsonl")
+        overrides = {"data.corpus": [str(corpus)], "training.seed": 1}
+        for budget in options.budgets:
+            for init in (None, *options.init):
+                start = SCRATCH if init is None else Path(init).name
+                run = options.out / name / f"{start}-{budget}"
+                key = {"text": name, "start": start, "budget": budget}
+                once(options.results, key, functools.partial(trained, run, budget, overrides, init))
+    show(table(read_lines(options.results)), options.page, Path(__file__))
 
 
 if __name__ == "__main__":

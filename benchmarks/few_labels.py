@@ -1,7 +1,7 @@
 """Fine-tuning with few labels beside what a user would take instead: TF-IDF, and frozen vectors with logistic regression.
 
     python benchmarks/few_labels.py --model DIR --data FOLDER --out FILE [--sets textbooks questions] [--labels 8 16 32 80]
-        [--classes 8] [--test-records 400] [--seeds 1] [--device auto] [--page FILE]
+        [--classes 8] [--test-records 2000] [--seeds 1] [--device auto] [--page FILE]
     python benchmarks/few_labels.py                                             # only the table, of what is measured
 
 FOLDER has `text/openstax_train.jsonl.gz` and `qa/squad-dev-v1.1.from-explorer.json.gz`. A sentence of a textbook is to be
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--labels", nargs="+", type=int, default=[8, 16, 32, 80])
     parser.add_argument("--classes", type=int, default=8)
-    parser.add_argument("--test-records", type=int, default=400)
+    parser.add_argument("--test-records", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--page", type=Path, help="write the table into this page")
