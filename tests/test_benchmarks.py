@@ -214,7 +214,7 @@ def test_tables_of_the_pages_are_those_of_the_results(monkeypatch: pytest.Monkey
         )
     ]
     assert {script for _, script, _ in made} == {
-        "encoder_to_both", "every_system", "few_labels", "kept_vectors", "table_6"
+        "continue_or_scratch", "encoder_to_both", "every_system", "few_labels", "kept_vectors", "table_6"
     }  # fmt: skip
     for page, script, text in made:
         assert text == importlib.import_module(script).tables(), f"run benchmarks/{script}.py --page {page}"
