@@ -26,7 +26,6 @@ from short_runs import trained
 from unicloze.pretraining.budget import Budget
 
 RESULTS = Path(__file__).parent / "results" / "continue_or_scratch.jsonl"
-SCRATCH = "scratch"
 
 
 def texts(files: Sequence[Path], field: str, target: Path) -> Path:
@@ -51,17 +50,11 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
              "PAR", "content words, % (trigram)"]  # fmt: skip
     rows = ["| " + " | ".join(heads) + " |", "|---|---|---|" + "---:|" * (len(heads) - 3)]
     for line in sorted(lines, key=order):
-        words, rival = line["content_words"], line.get("trigram", {})
+        bits, words = line["bits_per_byte"], line["content_words"]
         cells = [line["text"], line["budget"], line["start"], f"{line['parameters'] / 1e6:.1f} M"]
-        cells += [
-            f"{line['text_tokens'] / 1e6:.2f} M",
-            *(f"{line['bits_per_byte'][name]:.3f}" for name in ("ae", "par")),
-        ]
-        cells += [
-            f"{line['perplexity'][name]:,.0f}" + (f" ({rival[name]:,.0f})" if name in rival else "")
-            for name in ("ae", "par")
-        ]
-        cells.append(f"{words['top_5']:.1f} ({rival.get('top_5', words['counts_top_5']):.1f})")
+        cells += [f"{line['text_tokens'] / 1e6:.2f} M", f"{bits['ae']:.3f}", f"{bits['par']:.3f}"]
+        cells += [f"{line['perplexity'][name]:,.0f} ({line['trigram'][name]:,.0f})" for name in ("ae", "par")]
+        cells.append(f"{words['top_5']:.1f} ({words['counts_top_5']:.1f})")
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
 
@@ -90,7 +83,7 @@ def main() -> None:
         overrides = {"data.corpus": [str(corpus)], "training.seed": 1}
         for budget in options.budgets:
             for init in (None, *options.init):
-                start = SCRATCH if init is None else Path(init).name
+                start = "scratch" if init is None else Path(init).name
                 run = options.out / name / f"{start}-{budget}"
                 key = {"text": name, "start": start, "budget": budget}
                 once(options.results, key, functools.partial(trained, run, budget, overrides, init))
