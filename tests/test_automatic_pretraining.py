@@ -256,6 +256,7 @@ def test_an_encoder_decoder_is_no_start(corpus: str, tmp_path: Path) -> None:
             "both set the steps",
         ),
         ({"recipe": "auto", "overrides": {}}, "--recipe auto needs your text: give --data.corpus"),
+        ({"recipe": "auto", "overrides": {"data.corpus": "x", "training.start": "count"}}, "did you mean 'counts'"),
         ({"recipe": "auto", "budget": "soon"}, "budget is 'soon': give a time, as in 30min"),
     ],
 )

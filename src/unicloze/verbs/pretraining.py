@@ -240,8 +240,8 @@ def _chosen(
     if processes() > 1:
         cure = "start the run without torchrun, stop it with Ctrl-C, and resume it with torchrun"
         raise UsageError(f"--recipe auto measures one process: {cure} and `unicloze pretrain --out {folder}`.")
-    steps = load_recipe(AUTO, given).training.steps if "training.steps" in settings else None
-    allowed = Budget.parse(budget or "10min") if steps is None else Budget("steps", steps)
+    steps = load_recipe(AUTO, given).training.steps  # refuses wrong settings before the folder is made
+    allowed = Budget("steps", steps) if "training.steps" in settings else Budget.parse(budget or "10min")
     place = settings.get("training.initialize_from")
     start = None if place is None else open_model(place)
     with joined() as world, hold_run(folder, world):
