@@ -22,7 +22,14 @@ from unicloze.finetuning import initial
 from unicloze.finetuning.data import open_records
 from unicloze.finetuning.predict import outputs_of, predicted
 from unicloze.finetuning.run import finetune_run
-from unicloze.finetuning.scores import BaselineScores, baseline_scores, headline_error, temperature, verdict_on
+from unicloze.finetuning.scores import (
+    BaselineScores,
+    baseline_scores,
+    headline_error,
+    right_classes,
+    temperature,
+    verdict_on,
+)
 from unicloze.finetuning.seeds import finetune_seeds
 from unicloze.recipes import load_recipe, save_recipe, task_names
 from unicloze.records import read_records
@@ -233,7 +240,8 @@ def test_a_fitted_head_is_calibrated_by_the_development_file(tmp_path: Path) -> 
     train = write(tmp_path / "train.jsonl", rows)
     wrong = [{**one, "label": "no"} if number % 4 == 1 else one for number, one in enumerate(rows)]
     dev = write(tmp_path / "dev.jsonl", wrong)
-    recipe = recipe_for(model, "classification", training__learning_rate="auto", finetuning__epochs=1)
+    settings = {"training__learning_rate": 5e-4, "finetuning__epochs": 1, "finetuning__fit_head": True}
+    recipe = recipe_for(model, "classification", **settings)
     finetuned(recipe, model, train, dev, tmp_path / "run")
     kept = load_model(tmp_path / "run")
     plain = load_model(next((tmp_path / "run" / CHECKPOINTS).glob("step-*")))
@@ -241,12 +249,14 @@ def test_a_fitted_head_is_calibrated_by_the_development_file(tmp_path: Path) -> 
     for loaded in (kept, plain):
         data = open_records(dev, loaded.recipe, loaded.tokenizer)
         outputs = outputs_of(loaded, data.rows)
-        found.append(temperature(np.concatenate([row["label"] for row in outputs]), data.records, loaded.recipe.task))
+        logits = np.concatenate([row["label"] for row in outputs])
+        found.append(temperature(logits, right_classes(data.records, loaded.recipe.task))[0])
         losses = []
         for softer in (found[-1], found[-1] * 1.05, max(1.0, found[-1] / 1.05)):
             said = predicted(data, [{"label": row["label"] / softer} for row in outputs], loaded.recipe)
             shares, right = [one["probabilities"] for one in said], [one["label"] for one in wrong]
-            losses.append(calibration(shares, right).values["log_loss"])
+            spread = -float(np.log(np.array([list(each.values()) for each in shares])).mean())
+            losses.append(len(right) * calibration(shares, right).values["log_loss"] + spread)
         assert losses[0] <= min(losses) + 1e-5
     assert found[0] < 1.1 and found[1] > 1.5
     if kept.step == plain.step:

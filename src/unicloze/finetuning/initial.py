@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from unicloze.decoding.inputs import objective_of
@@ -18,6 +18,7 @@ from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.registry import measurable
 from unicloze.finetuning.data import TaskData, auxiliary_objective, check_views
 from unicloze.finetuning.predict import outputs_of, ready_to_generate
+from unicloze.finetuning.scores import temperature
 from unicloze.mixtures import positions
 from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.model.task_heads import LinearHead
@@ -34,6 +35,9 @@ from unicloze.tasks.task import Headed, Labelled, Paired, Passages
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions, start_from_vectors
 from unicloze.training.loading import LoadedModel, build_model, spell_tokens
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 def untrained(network: Recipe, task: Recipe, train: Path, *, progress: bool = True) -> LoadedModel:
@@ -87,6 +91,10 @@ NOT_FITTED = (
     f"each class, {FEW_ROWS:,} rows at most, and no class weights, averaged weights, LoRA, adapters or unlabelled text"
 )
 MOST_FOLDS = 5
+STRENGTHS = np.logspace(-3, 2, 11)
+"""Inverse strengths of the regularisation of a fitted head, for features at distance 1 of their mean."""
+FITTED_TEMPERATURES = np.geomspace(1e-3, 10, 81)
+"""What the logits of a fitted head may be divided by: strong regularisation makes them small."""
 LINEAR = 0.3
 """Root mean square of the inputs of a fitted head's tanh, which bends them by 3 %."""
 LEFT_OUT = "generator_size", "memory", "pooler"
@@ -261,8 +269,8 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
 def fit_head(model: LoadedModel, data: TaskData) -> bool:
     """Fit the head of a classification or regression on frozen features, by logistic or ridge regression.
 
-    The dense layer becomes a multiple of the identity, small enough that tanh is nearly linear; the strength of the
-    regularisation is that of the best cross-validated likelihood. Few labels teach such a head more than gradient steps.
+    The dense layer becomes a multiple of the identity, small enough that tanh is nearly linear. Few labels teach such a head
+    more than gradient steps.
     """
     head = dict(model.model.task_heads.items()).get("label")
     answers = np.array([row.targets["label"].labels[0] for row in data.rows if "label" in getattr(row, "targets", ())])
@@ -284,19 +292,15 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     if dense is not None:
         scale = LINEAR / max(float(np.sqrt(np.mean(features**2))), 1e-6)
         features = np.tanh(scale * features)
-    size = max(float(np.linalg.norm(features, axis=1).mean()), 1e-6)
-    linear = importlib.import_module("sklearn.linear_model")
-    if classes:
-        strengths = np.logspace(-1, 3, 9)
-        fitted = linear.LogisticRegressionCV(Cs=strengths, cv=folds, scoring="neg_log_loss", max_iter=1000)
-    else:
-        fitted = linear.RidgeCV(alphas=np.logspace(-3, 2, 11))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of parameters that the next version of scikit-learn renames
-        fitted.fit(features / size, answers)
-    weight, bias = np.atleast_2d(fitted.coef_) / size, np.atleast_1d(fitted.intercept_)
-    if classes and len(weight) == 1:
-        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+    if classes:  # directions tell classes apart better than lengths do, on the few rows that are fitted
+        lengths = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-6)
+        features *= lengths.mean() / lengths
+    centre = features.mean(axis=0)
+    spread = max(float(np.linalg.norm(features - centre, axis=1).mean()), 1e-6)
+    features = (features - centre) / spread
+    weight, bias = _logistic(features, answers, folds) if classes else _ridge(features, answers)
+    weight = weight / spread
+    bias = bias - weight @ centre
     with torch.no_grad():
         output.weight.copy_(torch.from_numpy(weight))
         output.bias.copy_(torch.from_numpy(bias))
@@ -304,6 +308,39 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
             dense.weight.copy_(scale * torch.eye(len(dense.weight)))
             dense.bias.zero_()
     return True
+
+
+def _logistic(features: Floats, answers: Ints, folds: int) -> tuple[Floats, Floats]:
+    """Weight and bias of a logistic regression, whose strength and temperature are the likeliest of a cross-validation.
+
+    Without a temperature the likelihood asks for weak regularisation, since strong regularisation makes the logits small.
+    """
+    linear, selection = (importlib.import_module(f"sklearn.{name}") for name in ("linear_model", "model_selection"))
+    fitted = linear.LogisticRegression(max_iter=1000, warm_start=True)
+
+    def logits(of: Floats) -> Floats:
+        found = fitted.decision_function(of)
+        return found if found.ndim == 2 else np.stack([-found, found], axis=1) / 2
+
+    held_out = np.zeros((len(STRENGTHS), len(answers), int(answers.max()) + 1))
+    for train, held in selection.StratifiedKFold(folds).split(features, answers):
+        for place, strength in enumerate(STRENGTHS):
+            fitted.set_params(C=strength).fit(features[train], answers[train])
+            held_out[place, held] = logits(features[held])
+    temperatures = [temperature(each, answers, FITTED_TEMPERATURES) for each in held_out]
+    best = int(np.argmin([loss for _, loss in temperatures]))
+    fitted.set_params(C=STRENGTHS[best]).fit(features, answers)
+    weight, bias = fitted.coef_, fitted.intercept_
+    if len(weight) == 1:
+        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+    return weight / temperatures[best][0], bias / temperatures[best][0]
+
+
+def _ridge(features: Floats, answers: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Weight and bias of a ridge regression, whose strength is chosen by leaving one out."""
+    fitted = importlib.import_module("sklearn.linear_model").RidgeCV(alphas=np.logspace(-3, 2, 11))
+    fitted.fit(features, answers)
+    return np.atleast_2d(fitted.coef_), np.atleast_1d(fitted.intercept_)
 
 
 def unchanged(model: torch.nn.Module, start: LoadedModel) -> frozenset[str]:

@@ -395,7 +395,8 @@ class _Run(RunProcess):
             yield
             return
         logits = np.concatenate([row["label"] for row in outputs_of(self.model, data.rows)])  # a row for each record
-        softer = self.world.only_first(lambda: scores.temperature(logits, data.records, task))
+        right = scores.right_classes(data.records, task)
+        softer, _ = self.world.only_first(lambda: scores.temperature(logits, right))
         weights = self.state.model.state_dict().items()
         with given_weights(
             self.state.model, {name: one / softer for name, one in weights if name.startswith(initial.FITTED)}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.answers import Gold, best_threshold, exact_match, normalise, token_f1
 from unicloze.evaluation.metrics.files import Item, check_match, read_items, value_of
-from unicloze.evaluation.metrics.labels import LEAST, calibration
+from unicloze.evaluation.metrics.labels import calibration
 from unicloze.evaluation.metrics.registry import BY_ID, METRICS, measurable, metric, of_lists, standard_errors
 from unicloze.evaluation.metrics.result import Compared, MetricResult
 from unicloze.files import Plain
@@ -252,23 +252,34 @@ TEMPERATURES = np.geomspace(1, 100, 93)
 """What logits may be divided by: training on few labels makes them too large."""
 
 
-def temperature(logits: npt.NDArray[np.floating], records: Sequence[Record], settings: Labelled) -> float:
-    """The temperature that makes the right classes most likely (Guo et al. 2017, Section 4.2).
+def temperature(
+    logits: npt.NDArray[np.floating], right: npt.ArrayLike, among: npt.NDArray[np.floating] = TEMPERATURES
+) -> tuple[float, float]:
+    """The temperature that makes the right classes most likely (Guo et al. 2017, Section 4.2), and their mean -log p with it.
+
+    One more record counts for which every class is right to the same degree: few records that are all right do not ask for
+    certainty (as Platt 1999 smooths two classes).
 
     Args:
         logits: Those of each record. *Shape:* (records, classes)
-        records: The records that are predicted.
-        settings: Settings of a task with classes.
+        right: Place of the right class of each record.
+        among: Temperatures to choose from.
     """
     below = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    right = [(settings.labels or []).index(label) for label in _references(records, settings)]
+    rows = np.arange(len(below))
 
     def loss(softer: float) -> float:
-        powers = np.exp(below / softer)
-        given = powers[np.arange(len(right)), right] / powers.sum(axis=1)
-        return -float(np.log(np.maximum(given, LEAST)).mean())
+        scaled = below / softer
+        nats = np.log(np.exp(scaled).sum(axis=1, keepdims=True)) - scaled
+        return float((nats[rows, right].sum() + nats.mean()) / (len(rows) + 1))
 
-    return float(min(TEMPERATURES, key=loss))
+    least, best = min((loss(softer), softer) for softer in among)
+    return float(best), least
+
+
+def right_classes(records: Sequence[Record], settings: Labelled) -> list[int]:
+    """Place of the right class of each record among the task's."""
+    return [(settings.labels or []).index(label) for label in _references(records, settings)]
 
 
 @dataclass(frozen=True)
