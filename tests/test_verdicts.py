@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegressionCV
+from sklearn.metrics import log_loss
 
 from nlu_toys import events_of, finetuned, recipe_for, start, write
 from unicloze import verbs
@@ -232,6 +234,34 @@ def test_a_head_is_fitted_on_frozen_features_before_anything_learns(tmp_path: Pa
     assert [one["results"] for one in found["again"]] == [one["results"] for one in found["run"]]
     assert found["fixed"][0]["step"] > 0
     assert kind == "classification" or not any("error" in one for one in found["run"]), "no probabilities need it"
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_fitted_head_beats_a_cross_validated_likelihood_on_few_rows(classes: int) -> None:
+    """With eight rows per class of noisy features its answers are more often right and likelier; few rows give no certainty."""
+    found = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        means = 0.3 * rng.normal(size=(classes, 64))
+        right = np.arange(2_000) % classes
+        features = means[right] + rng.normal(size=(2_000, 64))
+        rows, tested = slice(8 * classes), slice(8 * classes, None)
+        features = (features - features[rows].mean(axis=0)) / np.linalg.norm(features[rows], axis=1).mean()
+        rival = LogisticRegressionCV(
+            Cs=13, cv=5, scoring="neg_log_loss", max_iter=1000, use_legacy_attributes=False, l1_ratios=(0,)
+        )
+        rival.fit(features[rows], right[rows])
+        weight, bias = initial.logistic(features[rows], right[rows], 5)
+        for shares in (
+            torch.from_numpy(features[tested] @ weight.T + bias).softmax(-1).numpy(),
+            rival.predict_proba(features[tested]),
+        ):
+            found.append((np.mean(shares.argmax(1) == right[tested]), log_loss(right[tested], shares)))
+    own, theirs = np.mean(found[::2], axis=0), np.mean(found[1::2], axis=0)
+    assert own[0] > theirs[0] and own[1] < theirs[1]
+    weight, bias = initial.logistic(means.repeat(2, axis=0), np.arange(classes).repeat(2), 2)
+    sure = torch.from_numpy(means @ weight.T + bias).softmax(-1).diagonal().numpy()
+    assert np.all(sure > 1 / classes) and np.all(sure < 0.95)
 
 
 def test_a_fitted_head_is_calibrated_by_the_development_file(tmp_path: Path) -> None:

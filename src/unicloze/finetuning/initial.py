@@ -298,7 +298,7 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     centre = features.mean(axis=0)
     spread = max(float(np.linalg.norm(features - centre, axis=1).mean()), 1e-6)
     features = (features - centre) / spread
-    weight, bias = _logistic(features, answers, folds) if classes else _ridge(features, answers)
+    weight, bias = logistic(features, answers, folds) if classes else ridge(features, answers)
     weight = weight / spread
     bias = bias - weight @ centre
     with torch.no_grad():
@@ -310,7 +310,7 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     return True
 
 
-def _logistic(features: Floats, answers: Ints, folds: int) -> tuple[Floats, Floats]:
+def logistic(features: Floats, answers: Ints, folds: int) -> tuple[Floats, Floats]:
     """Weight and bias of a logistic regression, whose strength and temperature are the likeliest of a cross-validation.
 
     Without a temperature the likelihood asks for weak regularisation, since strong regularisation makes the logits small.
@@ -336,7 +336,7 @@ def _logistic(features: Floats, answers: Ints, folds: int) -> tuple[Floats, Floa
     return weight / temperatures[best][0], bias / temperatures[best][0]
 
 
-def _ridge(features: Floats, answers: npt.ArrayLike) -> tuple[Floats, Floats]:
+def ridge(features: Floats, answers: npt.ArrayLike) -> tuple[Floats, Floats]:
     """Weight and bias of a ridge regression, whose strength is chosen by leaving one out."""
     fitted = importlib.import_module("sklearn.linear_model").RidgeCV(alphas=np.logspace(-3, 2, 11))
     fitted.fit(features, answers)
