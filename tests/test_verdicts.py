@@ -238,7 +238,7 @@ def test_a_head_is_fitted_on_frozen_features_before_anything_learns(tmp_path: Pa
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_the_fitted_head_beats_a_cross_validated_likelihood_on_few_rows(classes: int) -> None:
-    """With eight rows per class of noisy features its answers are more often right and likelier; few rows give no certainty."""
+    """From eight noisy rows per class its answers are right more often and likelier; few rows give no certainty."""
     found = []
     for seed in range(3):
         rng = np.random.default_rng(seed)
