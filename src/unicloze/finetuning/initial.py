@@ -91,9 +91,9 @@ NOT_FITTED = (
     f"each class, {FEW_ROWS:,} rows at most, and no class weights, averaged weights, LoRA, adapters or unlabelled text"
 )
 MOST_FOLDS = 5
-STRENGTHS = np.logspace(-3, 2, 11)
+STRENGTHS = np.logspace(-1, 2, 7)
 """Inverse strengths of the regularisation of a fitted head, for features at distance 1 of their mean."""
-FITTED_TEMPERATURES = np.geomspace(1e-3, 10, 81)
+TEMPERATURES = np.geomspace(1e-2, 10, 61)
 """What the logits of a fitted head may be divided by: strong regularisation makes them small."""
 LINEAR = 0.3
 """Root mean square of the inputs of a fitted head's tanh, which bends them by 3 %."""
@@ -298,7 +298,8 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     centre = features.mean(axis=0)
     spread = max(float(np.linalg.norm(features - centre, axis=1).mean()), 1e-6)
     features = (features - centre) / spread
-    weight, bias = logistic(features, answers, folds) if classes else ridge(features, answers)
+    with importlib.import_module("threadpoolctl").threadpool_limits(1, "blas"):  # the same bits on any number of cores
+        weight, bias = logistic(features, answers, folds) if classes else ridge(features, answers)
     weight = weight / spread
     bias = bias - weight @ centre
     with torch.no_grad():
@@ -313,27 +314,27 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
 def logistic(features: Floats, answers: Ints, folds: int) -> tuple[Floats, Floats]:
     """Weight and bias of a logistic regression, whose strength and temperature are the likeliest of a cross-validation.
 
-    Without a temperature the likelihood asks for weak regularisation, since strong regularisation makes the logits small.
+    Without a temperature the likelihood asks for weak regularisation, since strong regularisation makes weights small. It
+    does not divide the bias, which is not regularised.
     """
     linear, selection = (importlib.import_module(f"sklearn.{name}") for name in ("linear_model", "model_selection"))
     fitted = linear.LogisticRegression(max_iter=1000, warm_start=True)
 
-    def logits(of: Floats) -> Floats:
-        found = fitted.decision_function(of)
-        return found if found.ndim == 2 else np.stack([-found, found], axis=1) / 2
+    def found() -> tuple[Floats, Floats]:
+        weight, bias = fitted.coef_, fitted.intercept_
+        return (weight, bias) if len(weight) > 1 else (np.vstack([-weight, weight]) / 2, np.append(-bias, bias) / 2)
 
-    held_out = np.zeros((len(STRENGTHS), len(answers), int(answers.max()) + 1))
+    logits, biases = np.zeros((2, len(STRENGTHS), len(answers), int(answers.max()) + 1))
     for train, held in selection.StratifiedKFold(folds).split(features, answers):
         for place, strength in enumerate(STRENGTHS):
             fitted.set_params(C=strength).fit(features[train], answers[train])
-            held_out[place, held] = logits(features[held])
-    temperatures = [temperature(each, answers, FITTED_TEMPERATURES) for each in held_out]
-    best = int(np.argmin([loss for _, loss in temperatures]))
+            weight, biases[place, held] = found()
+            logits[place, held] = features[held] @ weight.T
+    softer = [temperature(one, answers, TEMPERATURES, other) for one, other in zip(logits, biases, strict=True)]
+    best = int(np.argmin([loss for _, loss in softer]))
     fitted.set_params(C=STRENGTHS[best]).fit(features, answers)
-    weight, bias = fitted.coef_, fitted.intercept_
-    if len(weight) == 1:
-        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
-    return weight / temperatures[best][0], bias / temperatures[best][0]
+    weight, bias = found()
+    return weight / softer[best][0], bias
 
 
 def ridge(features: Floats, answers: npt.ArrayLike) -> tuple[Floats, Floats]:

@@ -248,12 +248,13 @@ def headline(results: Mapping[str, MetricResult], recipe: Recipe) -> float:
     return value if has_parts(recipe.task) or metric(recipe.task.metrics[0]).higher_is_better else -value
 
 
+Floats = npt.NDArray[np.floating]
 TEMPERATURES = np.geomspace(1, 100, 93)
 """What logits may be divided by: training on few labels makes them too large."""
 
 
 def temperature(
-    logits: npt.NDArray[np.floating], right: npt.ArrayLike, among: npt.NDArray[np.floating] = TEMPERATURES
+    logits: Floats, right: npt.ArrayLike, among: Floats = TEMPERATURES, bias: Floats | float = 0.0
 ) -> tuple[float, float]:
     """The temperature that makes the right classes most likely (Guo et al. 2017, Section 4.2), and their mean -log p with it.
 
@@ -261,15 +262,16 @@ def temperature(
     certainty (as Platt 1999 smooths two classes).
 
     Args:
-        logits: Those of each record. *Shape:* (records, classes)
+        logits: Those of each record, which are divided. *Shape:* (records, classes)
         right: Place of the right class of each record.
         among: Temperatures to choose from.
+        bias: What is added to the divided logits. *Shape:* (records, classes), or one number
     """
-    below = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    rows = np.arange(len(below))
+    rows = np.arange(len(logits))
 
     def loss(softer: float) -> float:
-        scaled = below / softer
+        scaled = logits.astype(np.float64) / softer + bias
+        scaled -= scaled.max(axis=1, keepdims=True)
         nats = np.log(np.exp(scaled).sum(axis=1, keepdims=True)) - scaled
         return float((nats[rows, right].sum() + nats.mean()) / (len(rows) + 1))
 
