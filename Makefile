@@ -34,7 +34,7 @@ quickstart: .venv/.small-en ## Use the small English model; train a toy world, t
 	@echo "  $(BIN)/unicloze pretrain --recipe quickstart --data.corpus YOUR_TEXT --out runs/mine"
 	@echo "  $(BIN)/unicloze recipes"
 
-small-en: .venv/.small-en ## Install the small English model that comes with unicloze
+small-en: .venv/.small-en ## Install the small English model of this repository
 	@echo "Try:"
 	@echo "  $(BIN)/unicloze fill --model unicloze-small-en --text 'She opened the [MASK] and looked out.'"
 	@echo "  $(BIN)/unicloze score --model unicloze-small-en --text 'They were tired.'"
