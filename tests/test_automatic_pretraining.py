@@ -104,7 +104,10 @@ def test_the_size_is_the_largest_that_reads_enough_text(corpus: str, tmp_path: P
     assert not any("times the budget" in line for line in choice.reasons), "it would change nothing"
 
 
-def test_nothing_is_expected_of_another_objective(corpus: str, tmp_path: Path) -> None:
+def test_nothing_is_expected_of_another_objective_or_start(corpus: str, tmp_path: Path) -> None:
+    random = {"training.start": "random"}
+    choice = choose({"data.corpus": corpus, **QUIET, **random}, Budget("steps", 3), tmp_path, progress=False)
+    assert choice.reasons[-1].startswith("objective: left to right")
     other = {"objective.name": "masked", "objective.targets": ["ae"], "objective.mixture": [], "training.phases": []}
     choice = choose({"data.corpus": corpus, **QUIET, **other}, Budget("steps", 3), tmp_path, progress=False)
     assert not any(line.startswith("expect: ") for line in choice.reasons)

@@ -195,6 +195,7 @@ def test_like_takes_sizes_and_leaves_the_network(name: str, kept: str, expected:
     (recipe,) = contestants([name], like="quickstart", overrides={})
     own, quick = load_recipe(name), load_recipe("quickstart")
     assert network(recipe) == f"{expected}, from counts of the text"
+    assert network(recipe.changed("training", initialize_from="run")) == expected
     assert all(getattr(recipe.model, setting) == getattr(own.model, setting) for setting in kept.split())
     assert recipe.objective.name == own.objective.name and recipe.training.batch_size == quick.training.batch_size
     assert recipe.data.window == quick.data.window and recipe.tokenizer.vocab_size == quick.tokenizer.vocab_size

@@ -474,7 +474,8 @@ class TrainingSettings:
             match. The model then has that shape unless the command line overrides it.
         start: How new token embeddings and output biases start in pre-training: `random` and at 0, or by `counts` of the
             training text: at vectors that tell the company of each token (Levy et al. 2015), and at the logarithms of the
-            tokens' frequencies. Embeddings of `initialize_from` and `word_vectors` stay as they are.
+            tokens' frequencies. Embeddings of `initialize_from` and `word_vectors` stay as they are, and so do the output
+            biases of a model that predicts tokens.
         word_vectors: File of word vectors from which the embeddings of a new model start: on each line a word and its
             numbers (GloVe's text format); it may be .gz. `frozen: [backbone.embeddings]` keeps them as they are.
         frozen: Parts of the model that are not trained, given as prefixes of weight names: `[generator]`,

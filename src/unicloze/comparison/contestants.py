@@ -172,7 +172,7 @@ def network(recipe: Recipe) -> str:
         "pre-norm": model.norm == "pre" and not lstm,
         "RMS norm": model.norm_kind == "rms",
         f"generator of {model.generator_size:g}": model.generator_size > 0,
-        "from counts of the text": recipe.training.start == "counts",
+        "from counts of the text": recipe.training.start == "counts" and recipe.training.initialize_from is None,
     }
     return ", ".join([f"{layers} x {model.hidden_size}", *(name for name, holds in features.items() if holds)])
 

@@ -262,12 +262,12 @@ def _reasons(
         head = training.head_learning_rate
         why_rate = "gentler than from scratch" if head is None else f"{head:g} for the new head"
         said.append(f"rate: {training.learning_rate:g} ({training.optimizer}), {why_rate}")
-    if any(key.startswith(("objective.", "training.phases", "training.start")) for key in given):
+    if any(key.startswith(("objective.", "training.phases")) for key in given):
         return said
     if start is not None:
         return [*said, "objective: pseudo-masked from the first step, since the model is trained"]
     said.append("objective: left to right for a third of the steps, then pseudo-masked")
-    return said + expectation(tokens, "text" if limited else "budget")
+    return said if "training.start" in given else said + expectation(tokens, "text" if limited else "budget")
 
 
 def expectation(tokens: float, limit: Literal["budget", "text"] = "budget") -> list[str]:
