@@ -298,10 +298,17 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     centre = features.mean(axis=0)
     spread = max(float(np.linalg.norm(features - centre, axis=1).mean()), 1e-6)
     features = (features - centre) / spread
-    with importlib.import_module("threadpoolctl").threadpool_limits(1, "blas"):  # the same bits on any number of cores
-        weight, bias = logistic(features, answers, folds) if classes else ridge(features, answers)
-    weight = weight / spread
-    bias = bias - weight @ centre
+
+    def fitted() -> list[list[Any]]:
+        with importlib.import_module("threadpoolctl").threadpool_limits(
+            1, "blas"
+        ):  # the same bits on any number of cores
+            weight, bias = logistic(features, answers, folds) if classes else ridge(features, answers)
+        return [weight.tolist(), bias.tolist()]
+
+    weight, bias = map(np.array, model.world.only_first(fitted))
+    weight /= spread
+    bias -= weight @ centre
     with torch.no_grad():
         output.weight.copy_(torch.from_numpy(weight))
         output.bias.copy_(torch.from_numpy(bias))
