@@ -284,25 +284,17 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     folds = min(MOST_FOLDS, int(np.bincount(answers, minlength=head.width).min())) if classes else MOST_FOLDS
     if folds < 2 or (head.dense is not None and head.dense.in_features != head.dense.out_features):
         return False
-    output, scale = head.output, 1.0
-    head.output = torch.nn.Identity()  # type: ignore[assignment]
-    dense, head.dense = head.dense, None
-    features = np.concatenate([each["label"] for each in outputs_of(model, data.rows)]).astype(np.float64)
-    head.output, head.dense = output, dense
-    if dense is not None:
-        scale = LINEAR / max(float(np.sqrt(np.mean(features**2))), 1e-6)
-        features = np.tanh(scale * features)
+    features, scale = _features(model, head, data)
     if classes:  # directions tell classes apart better than lengths do, on the few rows that are fitted
         lengths = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-6)
         features *= lengths.mean() / lengths
     centre = features.mean(axis=0)
     spread = max(float(np.linalg.norm(features - centre, axis=1).mean()), 1e-6)
     features = (features - centre) / spread
+    limited = importlib.import_module("threadpoolctl").threadpool_limits
 
     def fitted() -> list[list[Any]]:
-        with importlib.import_module("threadpoolctl").threadpool_limits(
-            1, "blas"
-        ):  # the same bits on any number of cores
+        with limited(1, "blas"):  # the same bits on any number of cores
             weight, bias = logistic(features, answers, folds) if classes else ridge(features, answers)
         return [weight.tolist(), bias.tolist()]
 
@@ -310,12 +302,24 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     weight /= spread
     bias -= weight @ centre
     with torch.no_grad():
-        output.weight.copy_(torch.from_numpy(weight))
-        output.bias.copy_(torch.from_numpy(bias))
-        if dense is not None:
-            dense.weight.copy_(scale * torch.eye(len(dense.weight)))
-            dense.bias.zero_()
+        head.output.weight.copy_(torch.from_numpy(weight))
+        head.output.bias.copy_(torch.from_numpy(bias))
+        if head.dense is not None:
+            head.dense.weight.copy_(scale * torch.eye(len(head.dense.weight)))
+            head.dense.bias.zero_()
     return True
+
+
+def _features(model: LoadedModel, head: LinearHead, data: TaskData) -> tuple[Floats, float]:
+    """What the output layer of a head reads of each row if its dense layer multiplies by a number, and that number."""
+    output, dense = head.output, head.dense
+    head.output, head.dense = torch.nn.Identity(), None  # type: ignore[assignment]
+    features = np.concatenate([each["label"] for each in outputs_of(model, data.rows)]).astype(np.float64)
+    head.output, head.dense = output, dense
+    if dense is None:
+        return features, 1.0
+    scale = LINEAR / max(float(np.sqrt(np.mean(features**2))), 1e-6)
+    return np.tanh(scale * features), scale
 
 
 def logistic(features: Floats, answers: Ints, folds: int) -> tuple[Floats, Floats]:
