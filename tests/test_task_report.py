@@ -207,4 +207,4 @@ def test_the_page_says_when_the_likeliest_checkpoint_is_kept(tmp_path: Path) -> 
     run = History.read(tmp_path)
     assert run.best_step == 0 and run.values("accuracy") == {"accuracy": 60.0}
     words = Page(build_report(tmp_path).read_text()).words
-    assert "selected the best checkpoint, the likeliest of those within a standard error of its highest." in words
+    assert "selected the best checkpoint, by likelihood within two standard errors of its highest." in words

@@ -84,8 +84,8 @@ class FinetuneResult(Plain):
         chosen_by: Value of the first metric that selected the checkpoint; empty if nothing was evaluated.
         baselines: Scores of baselines without a model, the simplest first; empty if nothing was evaluated.
         verdict: Interpretation of the scores, in words.
-        likeliest: Whether the checkpoint is the likeliest of those within a standard error of the best value, as after a
-            head fitted to few labels, and not the one of the best value.
+        likeliest: Whether the checkpoint was kept by likelihood within two standard errors of the best value, as after a
+            head fitted to few labels, and is not the one of the best value.
     """
 
     out: Path
@@ -296,8 +296,7 @@ class _Run(RunProcess):
 
     def _judge(self, measured: TaskData) -> str:
         """Add standard errors to the scores of the best checkpoint; the verdict on them."""
-        lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        predictions, records = list(map(json.loads, lines)), measured.records
+        predictions, records = self._best_predictions(), measured.records
         self.scores = {**self.scores, **measure(predictions, records, self.recipe, errors=True)}
         answers = [one["prediction"] for one in predictions]
 
@@ -315,7 +314,8 @@ class _Run(RunProcess):
             evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
             for step, event in sorted(evaluations.items()):
                 results = {name: MetricResult(**values) for name, values in event["results"].items()}
-                self._compare(Evaluation(step, event["headline"], event.get("error", 0.0), _log_loss(results)), results)
+                errors = event.get("error", 0.0), event.get("loss_error", 0.0)
+                self._compare(Evaluation(step, event["headline"], errors[0], _log_loss(results), errors[1]), results)
         except MALFORMED as error:
             raise UniclozeError(f"{self.out / LEDGER} is damaged ({error}): start again in another --out") from error
         self._drop_other_bests()
@@ -426,11 +426,15 @@ class _Run(RunProcess):
         value = self.world.only_first(lambda: headline(results, self.recipe))
         if TASKS[self.recipe.task.kind].generates:
             results = {**results, "loss": target_loss(self.model, dev)}
-        loss, error = _log_loss(results), 0.0
-        if loss is not None and self._fitted:  # see `kept`
+        loss, errors, task = _log_loss(results), {}, self.recipe.task
+        if loss is not None and self._fitted and isinstance(task, Labelled):  # see `kept`
             answers = [one["prediction"] for one in predictions]
-            error = scores.headline_error(answers, records, self.recipe) or 0.0
-        if better := self._compare(Evaluation(step, value, error, loss), results):
+            errors["error"] = scores.headline_error(answers, records, self.recipe) or 0.0
+            if self.best is not None:
+                errors["loss_error"] = self.world.only_first(
+                    lambda: scores.loss_error(predictions, self._best_predictions(), records, task)
+                )
+        if better := self._compare(Evaluation(step, value, loss=loss, **errors), results):
             self._keep_best(recipe, predictions, records)
         threshold = getattr(recipe.task, "no_answer_threshold", None)
         self.ledger.write(  # only now: a resumed run assumes that recorded evaluations are saved
@@ -438,7 +442,7 @@ class _Run(RunProcess):
             step=step,
             headline=value,
             kept=better,
-            **({"error": error} if error else {}),
+            **{name: error for name, error in errors.items() if error},
             results={name: result.to_dict() for name, result in results.items()},
             records=len(predictions),
             **({} if recipe is self.recipe else {"no_answer_threshold": threshold}),
@@ -476,6 +480,11 @@ class _Run(RunProcess):
         self.write_checkpoint(BEST, [], folder / RECIPE, self._facts(), keep=2, more=more)  # two until saved
         for file in more if self.world.first else ():
             file.replace(self.out / file.name)
+
+    def _best_predictions(self) -> list[Prediction]:
+        """The predictions of the best checkpoint."""
+        lines = (self.out / DEV_PREDICTIONS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        return list(map(json.loads, lines))
 
     def _show_best(self) -> None:
         """Restore the predictions of the best checkpoint, which an unrecorded evaluation may have overwritten."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from unicloze.errors import UsageError, option_of
 from unicloze.evaluation.metrics.answers import Gold, best_threshold, exact_match, normalise, token_f1
 from unicloze.evaluation.metrics.files import Item, check_match, read_items, value_of
-from unicloze.evaluation.metrics.labels import calibration
+from unicloze.evaluation.metrics.labels import LEAST, calibration
 from unicloze.evaluation.metrics.registry import BY_ID, METRICS, measurable, metric, of_lists, standard_errors
 from unicloze.evaluation.metrics.result import Compared, MetricResult
 from unicloze.files import Plain
@@ -173,6 +173,18 @@ def measure(
     return results
 
 
+def loss_error(
+    one: Sequence[Prediction], other: Sequence[Prediction], records: Sequence[Record], task: Labelled
+) -> float:
+    """Standard error of the difference between the means of -log p of two predictions of the same records."""
+    right = list(map(str, _references(records, task)))
+    given = np.array(
+        [[each["probabilities"][label] for each, label in zip(side, right, strict=True)] for side in (one, other)]
+    )
+    own, theirs = np.log(np.maximum(given, LEAST))
+    return float(np.std(own - theirs, ddof=1) / math.sqrt(len(right))) if len(right) > 1 else 0.0
+
+
 def check_answers(records: Sequence[Record], recipe: Recipe) -> None:
     """Reject a development file without references, or with references that the metrics cannot compare."""
     for scorer in scorers(records, recipe):
@@ -292,22 +304,25 @@ class Evaluation:
     value: float  # of the metric that selects the checkpoint; higher is better
     error: float = 0.0  # its standard error
     loss: float | None = None  # mean of -log p of the right class; None if the model gives no probabilities
+    loss_error: float = 0.0  # standard error of its difference from that of the evaluation kept until then
 
 
 def kept(evaluations: Sequence[Evaluation]) -> Evaluation:
     """The evaluation whose weights are kept: the highest value so far.
 
-    After a head fitted to few labels, the most likely one of those within a standard error of the highest value: so few
-    records hardly tell values apart. One that was passed over is not taken up when the one kept falls behind: its weights are
-    gone, so the highest value is kept.
+    After a head fitted to few labels, the one kept gives way only to one that is clearly likelier, and not clearly behind the
+    highest value, or if it is clearly behind itself; two standard errors are clear. The best of many on few records is often
+    best by chance. One that was passed over is not taken up later: its weights are gone.
     """
     best = highest = evaluations[0]
     fitted = best.step == 0
     for one in evaluations[1:]:
         highest = one if one.value > highest.value else highest
         if fitted and one.loss is not None and best.loss is not None:
-            least = highest.value - highest.error
-            better = one.value >= least and (best.value < least or one.loss < best.loss)
+            least = highest.value - STANDARD_ERRORS * highest.error
+            better = one.value >= least and (
+                best.value < least or one.loss < best.loss - STANDARD_ERRORS * one.loss_error
+            )
         else:
             better = one.value > best.value
         best = one if better else best

@@ -91,7 +91,7 @@ def _scores(run: History) -> str | dict[str, Any]:
     lead = "In percent unless a unit is given; the value in bold selected the best checkpoint"
     headlines = [number(event.get("headline")) for event in run.evaluations.values()]
     if number(run.best.get("headline")) != max((value for value in headlines if value is not None), default=None):
-        lead += ", the likeliest of those within a standard error of its highest"
+        lead += ", by likelihood within two standard errors of its highest"
     lead += "."
     steps = f"best, step {run.best_step:,}", "standard error", f"last, step {last_step:,}"
     heads = ["metric", "value", *steps, *(str(event.get("name")) for event in run.rivals)]
