@@ -93,7 +93,7 @@ NOT_FITTED = (
 MOST_FOLDS = 5
 STRENGTHS = np.logspace(-1, 2, 7)
 """Inverse strengths of the regularisation of a fitted head, for features at distance 1 of their mean."""
-TEMPERATURES = np.geomspace(1e-2, 10, 61)
+FITTED_TEMPERATURES = np.geomspace(1e-2, 10, 61)
 """What the logits of a fitted head may be divided by: strong regularisation makes them small."""
 LINEAR = 0.3
 """Root mean square of the inputs of a fitted head's tanh, which bends them by 3 %."""
@@ -341,7 +341,7 @@ def logistic(features: Floats, answers: Ints, folds: int) -> tuple[Floats, Float
             fitted.set_params(C=strength).fit(features[train], answers[train])
             weight, biases[place, held] = found()
             logits[place, held] = features[held] @ weight.T
-    softer = [temperature(one, answers, TEMPERATURES, other) for one, other in zip(logits, biases, strict=True)]
+    softer = [temperature(one, answers, FITTED_TEMPERATURES, other) for one, other in zip(logits, biases, strict=True)]
     best = int(np.argmin([loss for _, loss in softer]))
     fitted.set_params(C=STRENGTHS[best]).fit(features, answers)
     weight, bias = found()

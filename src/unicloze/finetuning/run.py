@@ -215,6 +215,7 @@ class _Run(RunProcess):
             if checkpoint is None and self.progress:
                 say(initial.what_learns(model))
         self.evaluations: list[Evaluation] = []
+        self.best: Evaluation | None = None  # whose weights are kept
         self.scores: Mapping[str, MetricResult] = {}
         self.baselines: Sequence[BaselineScores] = ()
         if self.measured is not None:
@@ -314,8 +315,9 @@ class _Run(RunProcess):
             evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
             for step, event in sorted(evaluations.items()):
                 results = {name: MetricResult(**values) for name, values in event["results"].items()}
-                errors = event.get("error", 0.0), event.get("loss_error", 0.0)
-                self._compare(Evaluation(step, event["headline"], errors[0], _log_loss(results), errors[1]), results)
+                errors = {name: event.get(name, 0.0) for name in ("error", "loss_error")}
+                evaluation = Evaluation(step, event["headline"], loss=_log_loss(results), **errors)
+                self._add(evaluation, results, better=event["kept"])
         except MALFORMED as error:
             raise UniclozeError(f"{self.out / LEDGER} is damaged ({error}): start again in another --out") from error
         self._drop_other_bests()
@@ -332,22 +334,16 @@ class _Run(RunProcess):
             warnings.warn(f"{self.out} is already fully trained: give another --out to train again", stacklevel=2)
         return done, done and ended
 
-    @property
-    def best(self) -> Evaluation | None:
-        """The evaluation whose weights are kept."""
-        return scores.kept(self.evaluations) if self.evaluations else None
-
     def _is_enough(self) -> bool:
         """Whether patience is over, which does not count a head fitted before training."""
         patience, trained = self.recipe.finetuning.patience, [one.value for one in self.evaluations if one.step > 0]
         return patience is not None and bool(trained) and len(trained) > trained.index(max(trained)) + patience
 
-    def _compare(self, evaluation: Evaluation, results: Mapping[str, MetricResult]) -> bool:
-        """Add an evaluation; returns whether it is the best."""
+    def _add(self, evaluation: Evaluation, results: Mapping[str, MetricResult], *, better: bool) -> None:
+        """Add an evaluation, which may be better than the best so far."""
         self.evaluations.append(evaluation)
-        if self.best is evaluation:
-            self.scores = results
-        return self.best is evaluation
+        if better:
+            self.best, self.scores = evaluation, results
 
     def _write_start(self) -> None:
         unlabelled = self.train_data.unlabelled
@@ -434,7 +430,10 @@ class _Run(RunProcess):
                 errors["loss_error"] = self.world.only_first(
                     lambda: scores.loss_error(predictions, self._best_predictions(), records, task)
                 )
-        if better := self._compare(Evaluation(step, value, loss=loss, **errors), results):
+        evaluation = Evaluation(step, value, loss=loss, **errors)
+        better = scores.kept([*self.evaluations, evaluation]) is evaluation
+        self._add(evaluation, results, better=better)
+        if better:
             self._keep_best(recipe, predictions, records)
         threshold = getattr(recipe.task, "no_answer_threshold", None)
         self.ledger.write(  # only now: a resumed run assumes that recorded evaluations are saved
