@@ -144,6 +144,21 @@ def stop_behind(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(loop, "set_learning", set_learning)
 
 
+def test_a_resumed_run_keeps_the_checkpoint_that_its_ledger_marks(
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version may choose by another rule; the weights that this one would choose are gone."""
+    headlines(monkeypatch, 5.0, 1.0, 1.0, 1.0)
+    with monkeypatch.context() as patch:
+        stop_behind(patch, 7)
+        assert tune(finetuning__epochs=4).best_step == 3
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    events = [json.loads(line) for line in ledger.read_text().splitlines()]
+    changed = [{**one, "headline": 9.0} if one["event"] == "evaluate" and one["step"] == 6 else one for one in events]
+    ledger.write_text("".join(json.dumps(one) + "\n" for one in changed))
+    assert tune(finetuning__epochs=4).best_step == 3 and load_model(tmp_path / "run").step == 3
+
+
 @pytest.mark.parametrize(("owner", "name", "when"), [
     (Ledger, "write", lambda _, event, step=0, **__: event == "evaluate" and step == 9),  # before it is recorded
     (room._Run, "_save", lambda _, state: state.step == 9),  # recorded, but not saved
