@@ -24,7 +24,7 @@ from unicloze.finetuning import run as module
 from unicloze.finetuning.data import TaskData, finetuning_steps, open_records
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
-from unicloze.finetuning.scores import Evaluation, headline, kept
+from unicloze.finetuning.scores import Evaluation, headline, is_better
 from unicloze.packing import bucket_sizes
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
@@ -249,14 +249,22 @@ def test_records_without_labels_or_with_unseen_ones_are_named(start: LoadedModel
     ([(0, 60, 1.0), (4, 62, 0.3), (8, 51, 0.1)], 4), ([(0, 60, 1.0), (4, 51, 0.3), (8, 62, 2.0)], 8),
     ([(0, 60, 1.0), (4, 62, 0.6), (8, 63, 0.3)], 8),
     ([(4, 60, 1.0), (8, 61, 2.0), (12, 61, 0.5)], 8), ([(0, 60, None), (4, 61, None)], 4),
-    ([(0, 60, 0.5), (4, 64, 0.7), (8, 71, 0.9)], 8),
+    ([(0, 60, 0.5), (4, 64, 0.7), (8, 71, 0.9)], 8), ([(0, 95, 0.1), (4, 100, 0.3)], 0),
 ])  # fmt: skip
 def test_after_a_fitted_head_what_is_clearly_likelier_or_better_is_kept(
     evaluations: list[tuple[int, float, float | None]], step: int
 ) -> None:
-    """Without one, the highest value. Standard errors are 5 and 0.3 everywhere."""
-    found = [Evaluation(number, value, 5.0, loss, 0.3) for number, value, loss in evaluations]
-    assert kept(found).step == step
+    """Without one, the highest value. Standard errors are 5 and 0.3 everywhere, but 0 where all are right."""
+    found = [Evaluation(number, value, 5.0 * (value < 100), loss, 0.3) for number, value, loss in evaluations]
+    best = found[0]
+    for number, one in enumerate(found[1:], start=1):
+        best = one if is_better(one, best, found[:number]) else best
+    assert best.step == step
+
+
+def test_a_single_development_record_does_not_replace_a_fitted_head() -> None:
+    first, later = Evaluation(0, 0.0, loss=0.7), Evaluation(4, 100.0, loss=0.6)
+    assert not is_better(later, first, [first])
 
 
 # Exact texts, keys and warnings of fine-tuning runs.

@@ -147,8 +147,8 @@ def stop_behind(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 def test_a_resumed_run_keeps_the_checkpoint_that_its_ledger_marks(
     tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another version may choose by another rule; the weights that this one would choose are gone."""
-    headlines(monkeypatch, 5.0, 1.0, 1.0, 1.0)
+    """Another version may choose by another rule; the weights that this one would choose are gone, and beat no later ones."""
+    headlines(monkeypatch, 5.0, 1.0, 7.0, 1.0)
     with monkeypatch.context() as patch:
         stop_behind(patch, 7)
         assert tune(finetuning__epochs=4).best_step == 3
@@ -156,7 +156,7 @@ def test_a_resumed_run_keeps_the_checkpoint_that_its_ledger_marks(
     events = [json.loads(line) for line in ledger.read_text().splitlines()]
     changed = [{**one, "headline": 9.0} if one["event"] == "evaluate" and one["step"] == 6 else one for one in events]
     ledger.write_text("".join(json.dumps(one) + "\n" for one in changed))
-    assert tune(finetuning__epochs=4).best_step == 3 and load_model(tmp_path / "run").step == 3
+    assert tune(finetuning__epochs=4).best_step == 9 and load_model(tmp_path / "run").step == 9
 
 
 @pytest.mark.parametrize(("owner", "name", "when"), [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,8 @@ FITTED = "task_heads.label.output."
 FEW_ROWS = 5_000
 """Most training rows for which a head is fitted first."""
 NOT_FITTED = (
-    "finetuning.fit_head is true, but no head is fitted: it takes a new dense or plain head that learns, two rows or more of "
-    f"each class, {FEW_ROWS:,} rows at most, and no class weights, averaged weights, LoRA, adapters or unlabelled text"
+    "finetuning.fit_head is true, but no head is fitted: it takes a new dense or plain head that learns, two texts of each "
+    f"class, {FEW_ROWS:,} rows at most, and no class weights, averaged weights, LoRA, adapters or unlabelled text"
 )
 MOST_FOLDS = 5
 STRENGTHS = np.logspace(-1, 2, 7)
@@ -281,8 +282,10 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     if not 2 <= len(answers) <= FEW_ROWS or finetuning.few or finetuning.unlabelled or weighted or not learns:
         return False
     classes = head.head.kind == "classes"
-    folds = min(MOST_FOLDS, int(np.bincount(answers, minlength=head.width).min())) if classes else MOST_FOLDS
-    if folds < 2 or (head.dense is not None and head.dense.in_features != head.dense.out_features):
+    seen: dict[bytes, int] = {}
+    texts = np.array([seen.setdefault(row.input_ids.tobytes(), number) for number, row in enumerate(data.rows)])
+    splits = folds(answers, texts, head.width) if classes else []
+    if classes != bool(splits) or (head.dense is not None and head.dense.in_features != head.dense.out_features):
         return False
     features, scale = _features(model, head, data)
     if classes:  # directions tell classes apart better than lengths do, on the few rows that are fitted
@@ -295,12 +298,11 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
 
     def fitted() -> list[list[Any]]:
         with limited(1, "blas"):  # the same bits on any number of cores
-            weight, bias = logistic(features, answers, folds) if classes else ridge(features, answers)
-        return [weight.tolist(), bias.tolist()]
+            weight, bias = logistic(features, answers, splits) if classes else ridge(features, answers, texts)
+            weight = weight / spread
+            return [weight.tolist(), (bias - weight @ centre).tolist()]
 
     weight, bias = map(np.array, model.world.only_first(fitted))
-    weight /= spread
-    bias -= weight @ centre
     with torch.no_grad():
         head.output.weight.copy_(torch.from_numpy(weight))
         head.output.bias.copy_(torch.from_numpy(bias))
@@ -322,36 +324,52 @@ def _features(model: LoadedModel, head: LinearHead, data: TaskData) -> tuple[Flo
     return np.tanh(scale * features), scale
 
 
-def logistic(features: Floats, answers: Ints, folds: int) -> tuple[Floats, Floats]:
+def folds(answers: Ints, texts: Ints, classes: int) -> list[tuple[Ints, Ints]]:
+    """Training and held-out rows of a stratified cross-validation that holds equal texts out together.
+
+    `texts` has the first row with the same text for each row. Empty if a class has a single text.
+    """
+    first, rows = np.unique(texts), np.arange(len(texts))
+    number = min(MOST_FOLDS, int(np.bincount(answers[first], minlength=classes).min()))
+    if number < 2:
+        return []
+    split = importlib.import_module("sklearn.model_selection").StratifiedKFold(number).split
+    held = [np.isin(texts, first[each]) for _, each in split(first, answers[first])]
+    return [(rows[~each], rows[each]) for each in held]
+
+
+def logistic(features: Floats, answers: Ints, splits: Sequence[tuple[Ints, Ints]]) -> tuple[Floats, Floats]:
     """Weight and bias of a logistic regression, whose strength and temperature are the likeliest of a cross-validation.
 
     Without a temperature the likelihood asks for weak regularisation, since strong regularisation makes weights small. It
     does not divide the bias, which is not regularised.
     """
-    linear, selection = (importlib.import_module(f"sklearn.{name}") for name in ("linear_model", "model_selection"))
-    fitted = linear.LogisticRegression(max_iter=1000, warm_start=True)
+    fitted = importlib.import_module("sklearn.linear_model").LogisticRegression(max_iter=1000, warm_start=True)
 
-    def found() -> tuple[Floats, Floats]:
+    def fit(rows: Any, strength: float) -> tuple[Floats, Floats]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The number of unique classes")  # of few records each
+            fitted.set_params(C=strength).fit(features[rows], answers[rows])
         weight, bias = fitted.coef_, fitted.intercept_
         return (weight, bias) if len(weight) > 1 else (np.vstack([-weight, weight]) / 2, np.append(-bias, bias) / 2)
 
     logits, biases = np.zeros((2, len(STRENGTHS), len(answers), int(answers.max()) + 1))
-    for train, held in selection.StratifiedKFold(folds).split(features, answers):
+    for train, held in splits:
         for place, strength in enumerate(STRENGTHS):
-            fitted.set_params(C=strength).fit(features[train], answers[train])
-            weight, biases[place, held] = found()
+            weight, biases[place, held] = fit(train, strength)
             logits[place, held] = features[held] @ weight.T
     softer = [temperature(one, answers, FITTED_TEMPERATURES, other) for one, other in zip(logits, biases, strict=True)]
     best = int(np.argmin([loss for _, loss in softer]))
-    fitted.set_params(C=STRENGTHS[best]).fit(features, answers)
-    weight, bias = found()
+    weight, bias = fit(slice(None), STRENGTHS[best])
     return weight / softer[best][0], bias
 
 
-def ridge(features: Floats, answers: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Weight and bias of a ridge regression, whose strength is chosen by leaving one out."""
+def ridge(features: Floats, answers: npt.ArrayLike, texts: Ints) -> tuple[Floats, Floats]:
+    """Weight and bias of a ridge regression, whose strength is chosen by leaving out one text, with all of its rows."""
+    first, of_text, counts = np.unique(texts, return_inverse=True, return_counts=True)
+    means = np.bincount(of_text, np.asarray(answers, float)) / counts
     fitted = importlib.import_module("sklearn.linear_model").RidgeCV(alphas=np.logspace(-3, 2, 11))
-    fitted.fit(features, answers)
+    fitted.fit(features[first], means, sample_weight=counts)
     return np.atleast_2d(fitted.coef_), np.atleast_1d(fitted.intercept_)
 
 

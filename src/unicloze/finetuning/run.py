@@ -315,7 +315,7 @@ class _Run(RunProcess):
             evaluations = {event["step"]: event for event in events if event["event"] == "evaluate"}
             for step, event in sorted(evaluations.items()):
                 results = {name: MetricResult(**values) for name, values in event["results"].items()}
-                errors = {name: event.get(name, 0.0) for name in ("error", "loss_error")}
+                errors = {name: event[name] for name in ("error", "loss_error") if name in event}
                 evaluation = Evaluation(step, event["headline"], loss=_log_loss(results), **errors)
                 self._add(evaluation, results, better=event["kept"])
         except MALFORMED as error:
@@ -423,15 +423,16 @@ class _Run(RunProcess):
         if TASKS[self.recipe.task.kind].generates:
             results = {**results, "loss": target_loss(self.model, dev)}
         loss, errors, task = _log_loss(results), {}, self.recipe.task
-        if loss is not None and self._fitted and isinstance(task, Labelled):  # see `kept`
+        if loss is not None and self._fitted and len(records) > 1 and isinstance(task, Labelled):  # see `is_better`
             answers = [one["prediction"] for one in predictions]
-            errors["error"] = scores.headline_error(answers, records, self.recipe) or 0.0
+            if (error := scores.headline_error(answers, records, self.recipe)) is not None:
+                errors["error"] = error
             if self.best is not None:
                 errors["loss_error"] = self.world.only_first(
                     lambda: scores.loss_error(predictions, self._best_predictions(), records, task)
                 )
         evaluation = Evaluation(step, value, loss=loss, **errors)
-        better = scores.kept([*self.evaluations, evaluation]) is evaluation
+        better = self.best is None or scores.is_better(evaluation, self.best, self.evaluations)
         self._add(evaluation, results, better=better)
         if better:
             self._keep_best(recipe, predictions, records)
@@ -441,7 +442,7 @@ class _Run(RunProcess):
             step=step,
             headline=value,
             kept=better,
-            **{name: error for name, error in errors.items() if error},
+            **errors,
             results={name: result.to_dict() for name, result in results.items()},
             records=len(predictions),
             **({} if recipe is self.recipe else {"no_answer_threshold": threshold}),

@@ -182,7 +182,7 @@ def loss_error(
         [[each["probabilities"][label] for each, label in zip(side, right, strict=True)] for side in (one, other)]
     )
     own, theirs = np.log(np.maximum(given, LEAST))
-    return float(np.std(own - theirs, ddof=1) / math.sqrt(len(right))) if len(right) > 1 else 0.0
+    return float(np.std(own - theirs, ddof=1) / math.sqrt(len(right))) if len(right) > 1 else math.inf
 
 
 def check_answers(records: Sequence[Record], recipe: Recipe) -> None:
@@ -302,31 +302,23 @@ class Evaluation:
 
     step: int
     value: float  # of the metric that selects the checkpoint; higher is better
-    error: float = 0.0  # its standard error
+    error: float = math.inf  # its standard error, infinite if it is not known
     loss: float | None = None  # mean of -log p of the right class; None if the model gives no probabilities
-    loss_error: float = 0.0  # standard error of its difference from that of the evaluation kept until then
+    loss_error: float = math.inf  # standard error of its difference from that of the evaluation kept until then
 
 
-def kept(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """The evaluation whose weights are kept: the highest value so far.
+def is_better(one: Evaluation, best: Evaluation, former: Sequence[Evaluation]) -> bool:
+    """Whether an evaluation replaces the best of the former ones: if its value is higher.
 
-    After a head fitted to few labels, the one kept gives way only to one that is clearly likelier, and not clearly behind the
-    highest value, or if it is clearly behind itself; two standard errors are clear. The best of many on few records is often
-    best by chance. One that was passed over is not taken up later: its weights are gone.
+    After a head fitted to few labels, only if it is clearly likelier and not clearly behind the highest value, or if the best
+    is clearly behind; two standard errors are clear. The best of many on few records is often best by chance.
     """
-    best = highest = evaluations[0]
-    fitted = best.step == 0
-    for one in evaluations[1:]:
-        highest = one if one.value > highest.value else highest
-        if fitted and one.loss is not None and best.loss is not None:
-            least = highest.value - STANDARD_ERRORS * highest.error
-            better = one.value >= least and (
-                best.value < least or one.loss < best.loss - STANDARD_ERRORS * one.loss_error
-            )
-        else:
-            better = one.value > best.value
-        best = one if better else best
-    return best
+    if former[0].step > 0 or one.loss is None or best.loss is None:
+        return one.value > best.value
+    highest = max(one, *former, key=lambda each: each.value)
+    least = highest.value - STANDARD_ERRORS * max(each.error for each in (one, best, highest))  # 0 where all are right
+    likelier = one.loss < best.loss - STANDARD_ERRORS * one.loss_error
+    return one.value >= least and (best.value < least or likelier)
 
 
 @dataclass(frozen=True)
@@ -455,7 +447,7 @@ def _course(headlines: Sequence[float], error: float | None) -> str:
     if last == best and last - max(headlines[:-1]) >= max(RISE, error):
         return "still improving at the last evaluation: raise finetuning.epochs"
     if best - last >= max(FALL, error):
-        return f"the last evaluation is {best - last:.2f} below the best one: fewer epochs are enough"
+        return f"the last evaluation is {best - last:.2f} below the highest one: fewer epochs are enough"
     return ""
 
 
