@@ -208,6 +208,13 @@ def test_packed_sequences_read_themselves_only(start: LoadedModel) -> None:
     assert examples.mutual.tolist() == [0, 2] and examples.lengths.tolist() == [7, 2]
 
 
+def test_a_development_file_of_one_class_gets_a_warning(start: LoadedModel, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", pairs(4))
+    dev = write(tmp_path / "dev.jsonl", [one for one in pairs(8) if one["label"] == "yes"])
+    with pytest.warns(UserWarning, match="^all [2-9] development records have the label 'yes', so"):
+        finetuned(recipe_for(start, finetuning__epochs=1), start, train, dev, tmp_path / "run")
+
+
 def test_a_long_record_is_cut_with_a_warning(start: LoadedModel, tmp_path: Path) -> None:
     records = [*pairs(3), {"text": "cat " * 10_000, "pair": "dog", "label": "yes"}]
     train = write(tmp_path / "train.jsonl", records)

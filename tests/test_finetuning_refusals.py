@@ -235,6 +235,10 @@ def test_a_refusal_names_the_setting_that_others_follow_from() -> None:
     )
     with pytest.raises(UsageError, match=r"^out holds a run with finetuning\.epochs 1.*, but this one has 3[^a]*: "):
         refuse_changes(former, asked, Path("out"), "leave it out")
+    with pytest.raises(
+        UsageError, match=r"^out holds a run of pre-training, and this is one of classification: give it a"
+    ):
+        refuse_changes(load_recipe("quickstart"), asked, Path("out"), "leave it out")
 
 
 # What fine-tuning refuses before training: metrics, settings and files that do not fit together.

@@ -109,6 +109,17 @@ def test_a_causal_model_is_asked_for_the_next_token(relative: bool) -> None:
         assert "causal does not define a pseudo-log-likelihood" in result.note and "mask rates" not in result.note
 
 
+def test_a_mask_in_the_text_and_an_encoder_without_a_head_are_named() -> None:
+    model = loaded()
+    (result,) = score(model, ["the [MASK] of items"])
+    assert "[MASK] is scored as plain text: `unicloze fill` predicts" in (result.note or "")
+    del model.model.token_head
+    with pytest.raises(
+        UsageError, match="a model without a head for tokens cannot score texts; it turns texts into vectors"
+    ):
+        score(model, [TEXT])
+
+
 def test_of_a_mixture_the_first_part_that_defines_it_answers() -> None:
     masked = {"name": "masked", "targets": ["ae"]}
     ae, chain = score(loaded(), [TEXT])[0].pseudo_per_token, score(loaded(**CAUSAL), [TEXT])[0].chain_per_token

@@ -353,8 +353,7 @@ def ready_to_fill(
         raise UsageError(f"top_k is {top_k}: give 1 or more")
     inputs.check_text(text, "the text")
     objective = objective_of(model.recipe)
-    if model.recipe.task.kind:
-        inputs.check_predicts_tokens(model, "fill masks")
+    inputs.check_predicts_tokens(model, "fill masks")
     at_once, in_order = part_with(objective, "cloze"), part_with(objective, "stepwise")
     if in_order is None and at_once is None:
         orders = ", ".join(get_args(Order))

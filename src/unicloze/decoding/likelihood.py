@@ -174,11 +174,10 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> 
         batch_size: Maximum number of rows per forward pass.
 
     Raises:
-        UsageError: A text is blank, or `batch_size` is below 1.
+        UsageError: A text is blank, `batch_size` is below 1, or the model has no head for tokens.
         UniclozeError: The model predicts nan.
     """
-    if model.recipe.task.kind:
-        inputs.check_predicts_tokens(model, "score texts")
+    inputs.check_predicts_tokens(model, "score texts")
     tokens, pieces = inputs.cut(model, texts)
     special, objective = model.tokenizer.vocabulary.special, inputs.objective_of(model.recipe)
     logs: dict[Measure, list[inputs.Logs] | None] = dict.fromkeys(_ASKS)
@@ -188,7 +187,8 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> 
     scores, windows = [], Counter(piece.text for piece in pieces)
     for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
         unscored = int(np.isin(ids, special).sum())
-        note = _note(objective, unscored, windows[i], model.model.settings.memory)
+        mask = next((mask for mask in model.tokenizer.masks if mask in text), None)
+        note = _note(objective, unscored, windows[i], model.model.settings.memory, mask)
         terms = {measure: None if every is None else every[i] for measure, every in logs.items()}
         spelled = None if unscored else [text]
         scores.append(
@@ -305,7 +305,7 @@ def _of_logs(
     )
 
 
-def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int) -> str | None:
+def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int, mask: str | None = None) -> str | None:
     able = [part.settings for part in parts(objective) if defined(part.settings).causal is not None]
     masks = bool(able) and OBJECTIVES[able[0].name].causal_masks
     highest = max((max(one.rates) for one in able if one.rates is not None), default=1.0) if masks else 1.0
@@ -317,6 +317,7 @@ def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int
             highest < 0.8,
         f"{unscored} tokens not in the vocabulary are not scored": unscored,
         f"the text was cut into {windows} windows, {read}": windows > 1,
+        f"{mask} is scored as plain text: `unicloze fill` predicts what it stands for": bool(mask),
     }  # fmt: skip
     return "; ".join(note for note, holds in notes.items() if holds) or None
 

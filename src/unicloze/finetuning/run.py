@@ -123,6 +123,7 @@ def finetune_run(
         development = None if dev is None else labelled.open_records(dev, recipe, start.tokenizer)
         if development is not None:
             scores.check_answers(development.records, recipe)
+            scores.note_one_class(development.records, recipe.task)
         must_fit = recipe.finetuning.fit_head is True
         recipe = _chosen(recipe, start, training, former, progress)
         taught_by = recipe.distillation.teacher

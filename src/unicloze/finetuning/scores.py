@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,6 +290,14 @@ def temperature(
 
     least, best = min((loss(softer), softer) for softer in among)
     return float(best), least
+
+
+def note_one_class(records: Sequence[Record], settings: TaskSettings) -> None:
+    """Warn of a development file whose records all have one class."""
+    found = set(_references(records, settings)) if settings.kind == "classification" else set()
+    if len(found) == 1 and len(records) > 1:
+        said = f"all {len(records):,} development records have the label '{found.pop()}'"
+        warnings.warn(f"{said}, so their score tells little: add some of other classes", stacklevel=3)
 
 
 def right_classes(records: Sequence[Record], settings: Labelled) -> list[int]:

@@ -79,9 +79,12 @@ def refuse_changes(
     changed = [key for key in changed if not key.startswith("provenance.")]
     if recipe.task.kind:
         changed = [key for key in changed if key not in DECIDED_IN_A_TASK] or changed  # these determine the others
+    if former.task.kind != recipe.task.kind:
+        theirs, own = (one.task.kind or "pre-training" for one in (former, recipe))
+        raise UsageError(f"{out} holds a run of {theirs}, and this is one of {own}: give it another --out")
     if changed:
-        first = changed[0]
-        others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        first, more = changed[0], len(changed) - 1
+        others = f", and {more} more setting{'s differ' if more > 1 else ' differs'}" if more else ""
         raise UsageError(
             f"{out} holds a run with {first} {old.get(first)}, but this one has {new.get(first)}{others}: give the new run "
             f"another --out, or {instead}"
