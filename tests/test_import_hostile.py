@@ -186,7 +186,7 @@ def test_links_out_of_the_folder(folder: Path, name: str) -> None:
     refused(folder, "is a link to a file that is not there")
     (folder / name).unlink()
     (folder / name).mkdir()
-    refused(folder, "is not a regular file|no checkpoint")
+    refused(folder, "is not a regular file|holds no model")
 
 
 def test_links_within_the_folder_and_of_a_cache_are_followed(folder: Path) -> None:
