@@ -36,7 +36,7 @@ def test_a_bad_corpus(name: str | None, content: bytes, says: str, tmp_path: Pat
     said = command("pretrain", *words)
     assert said.code == 1 and says in said.sentence
     assert str(corpus) in said.sentence, "the message names the file"
-    assert not (tmp_path / "run" / "data").exists()
+    assert not (tmp_path / "run").exists(), "nothing was written"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ WRITTEN = (
 
 @contextmanager
 def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
-    """Lock the directory of a run for this process, and create it if it does not exist."""
+    """Lock the directory of a run for this process; a new one is created, and removed if nothing was written."""
     if world is not None and not world.first:
         yield
         return
@@ -39,9 +40,14 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
             raise UniclozeError(
                 f"{folder / foreign} was not written by a run, but this run would replace it: give another --out, or move it"
             )
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    with files.hold(folder / LOCK, folder, "wait for it, stop it, or give this run another --out", keep=True):
-        yield
+    try:
+        with files.hold(folder / LOCK, folder, "wait for it, stop it, or give this run another --out", keep=True):
+            yield
+    finally:
+        if made and {file.name for file in folder.iterdir()} <= {LOCK, HOLDER}:
+            shutil.rmtree(folder)
 
 
 FREE_TO_CHANGE = {
