@@ -40,7 +40,7 @@ from unicloze.objectives.unilmv2 import unilmv2
 from unicloze.pretraining.budget import Budget, Cost, measure_slots, with_steps
 from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.run import RunResult, pretrain_run
-from unicloze.recipes import load_recipe, recipes_of
+from unicloze.recipes import load_recipe, recipes_of, save_recipe
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
 from unicloze.text.counts import Counts
@@ -408,6 +408,48 @@ def test_recipes_share_one_text(corpus: Path, tmp_path: Path) -> None:
     other.write_text(f"base: {NAMES[1]}\nname: other\ndata: {{deduplicate: false}}\n")
     with pytest.raises(UsageError, match=f"{NAMES[0]} and other differ in data.deduplicate"):
         run(corpus, tmp_path / "c", "steps=2", names=(NAMES[0], str(other)))
+    own = [load_recipe(NAMES[0], {"name": name, "tokenizer.vocab_size": 400 + len(name)}) for name in ("a", "of_b")]
+    own[1] = own[1].changed("data", deduplicate=False, window=16)
+    message = (
+        r"differ in tokenizer.vocab_size and data.deduplicate, .* --tokenizer.vocab_size and --data.deduplicate for"
+    )
+    with pytest.raises(UsageError, match=f"^a and of_b {message} all"):
+        compare._check_one_text(own)
+    own = [one.changed("tokenizer", path="vocab.txt").changed("data", deduplicate=True) for one in own]
+    compare._check_one_text(own)  # a vocabulary that is loaded has its own size
+    with pytest.raises(UsageError, match=r"differ in tokenizer.path, .* or --tokenizer.path for all\.$"):
+        compare._check_one_text([own[0], own[1].changed("tokenizer", path=None)])
+
+
+def test_runs_are_named_by_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("mine", "x/seed-0", "y/seed-0", "runs/data", "runs/gpt", ".hidden"):
+        Path(folder).mkdir(parents=True)
+        save_recipe(load_recipe("quickstart", {"name": "auto"}), Path(folder, "recipe.yaml"))
+    Path("own").mkdir()
+    Path("own/recipe.yaml").write_text("base: quickstart\nname: auto\n")
+
+    def named(*words: str, noted: tuple[str, ...] = (), like: str | None = None) -> list[str]:
+        found = contestants(recipes_of(words), like=like, overrides={}, noted=noted)
+        return [recipe.name for recipe in found]
+
+    assert named("mine", "x/seed-0", "y/seed-0", ".hidden") == ["mine", "x-seed-0", "y-seed-0", "hidden"]
+    assert named("gpt", "runs/*", "own", like="mine") == ["gpt", "runs-data", "runs-gpt", "auto"]
+    assert named("mine", "y/seed-0", noted=("auto", "seed-0")) == ["auto", "seed-0"], "resumed as it began"
+    for words, noted, message in (
+        (("mine", str(tmp_path / "mine")), (), f"mine and {tmp_path / 'mine'} are both named"),
+        (("own", "mine"), ("auto", "auto"), "own/recipe.yaml and mine are both named auto: leave one out"),
+        (("runs",), (), r"runs is no run, since it has no recipe.yaml: .* `unicloze pretrain` writes runs\.$"),
+        (("runs/gpd",), (), r"no recipe or run is named 'runs/gpd': .* writes runs; did you mean 'runs/gpt'\?$"),
+        (("gtp",), (), r"no recipe or run is named 'gtp': .* did you mean 'gpt'\?$"),
+        (("classification",), (), "recipe classification is of a task, but `compare` trains .* --probe TASK TRAIN DEV"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            named(*words, noted=noted)
+    save_recipe(load_recipe("classification"), Path("mine/recipe.yaml"))
+    for like in (None, "mine"):
+        with pytest.raises(UsageError, match=r"^mine is a fine-tuning run, but `compare` trains recipes for pre-"):
+            named("gpt", *["mine"] * (like is None), like=like)
 
 
 def test_a_budget_is_a_unit_and_a_number_above_zero() -> None:
@@ -425,7 +467,7 @@ def test_a_loss_that_overflows_is_an_infinite_perplexity() -> None:
 
 
 @pytest.mark.parametrize(("names", "budget", "more", "message"), [
-    ((NAMES[0], NAMES[0]), "steps=2", {}, "two recipes are named"),
+    ((NAMES[0], NAMES[0]), "steps=2", {}, "are both named"),
     (NAMES[:1], "steps=2", {"data.heldout_share": 0.0}, "no text is held out to measure on"),
     (NAMES[:1], "tokens=3", {}, r"a step costs .* tokens, more than the budget tokens=3 allows"),
     (NAMES, "steps=2", {"name": "x"}, "--name: each recipe keeps its own"),

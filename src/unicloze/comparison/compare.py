@@ -10,7 +10,6 @@ OUT/table.md, OUT/index.html
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import statistics
 import time
@@ -48,6 +47,7 @@ from unicloze.pretraining.budget import Budget
 from unicloze.pretraining.count_baselines import trained_sources
 from unicloze.pretraining.data import build_sampler
 from unicloze.report.history import History
+from unicloze.rules import listed
 from unicloze.settings import Recipe
 from unicloze.text.counts import open_counts
 from unicloze.text.prepare import Prepared, open_or_prepare
@@ -124,7 +124,8 @@ def compare_recipes(
     Several processes may call this for one folder: each run is done by one of them, and all return the same comparison.
     """
     check_at_least(1, seeds=seeds)
-    recipes = contestants(names, like=like, overrides=overrides or {})
+    noted = _noted_names(out / COMPARISON_FILE)
+    recipes = contestants(names, like=like, overrides=overrides or {}, noted=noted)
     _check_one_text(recipes)
     wanted = {"schema": SCHEMA, "recipes": [recipe.to_dict() for recipe in recipes], "budget": str(budget)}
     _refuse_foreign(out)
@@ -205,17 +206,31 @@ def _alone(out: Path) -> AbstractContextManager[None]:
     return hold(out / LOCK, out, "waiting for it", keep=True, wait=True)
 
 
+def _noted_names(path: Path) -> list[str]:
+    """The names in the plan of a comparison; none if there is no plan, or a damaged one."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return [entry["name"] for entry in json.loads(path.read_text(encoding="utf-8"))["plan"]]
+    return []
+
+
 def _check_one_text(recipes: Sequence[Recipe]) -> None:
     """Reject recipes that would not train on the same tokens."""
     first = recipes[0]
     for recipe in recipes[1:]:
-        texts = [dataclasses.asdict(one.data) for one in (first, recipe)]
-        differ = ["tokenizer"] * (recipe.tokenizer != first.tokenizer)
-        if differ := differ + [f"data.{name}" for name in OF_THE_TEXT if texts[0][name] != texts[1][name]]:
+        one, other = _of_the_text(first), _of_the_text(recipe)
+        if differ := [key for key in one if key in other and one[key] != other[key]]:
             raise UsageError(
-                f"{first.name} and {recipe.name} differ in {differ[0]}, but only scores on one text and its tokens are "
-                f"comparable: give --like RECIPE, or --{differ[0]} for all."
+                f"{first.name} and {recipe.name} differ in {listed(differ, 'and')}, but only scores on one text and its "
+                f"tokens are comparable: give --like RECIPE, or {listed([f'--{key}' for key in differ], 'and')} for all."
             )
+
+
+def _of_the_text(recipe: Recipe) -> dict[str, Any]:
+    """The settings that determine the tokens, by dotted name: of a loaded tokenizer only the path."""
+    settings = recipe.flat("tokenizer", "data")
+    trained = recipe.tokenizer.path is None
+    of_tokenizer = [key for key in settings if key.startswith("tokenizer.")] if trained else ["tokenizer.path"]
+    return {key: settings[key] for key in (*of_tokenizer, *(f"data.{name}" for name in OF_THE_TEXT))}
 
 
 def _prepare(recipes: list[Recipe], out: Path, progress: bool) -> tuple[Prepared, int]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, folder_meant
+from unicloze.files import RECIPE
 from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES
 from unicloze.pretraining.budget import Budget, cost_of_a_step, with_steps
 from unicloze.pretraining.data import build_sampler, phrases_for
-from unicloze.recipes import load_recipe
+from unicloze.recipes import RecipeFiles, read_recipe, recipe_names, task_names
 from unicloze.recipes.schema import foreign_key, keys_of
 from unicloze.recipes.validation import refuse_not_of_pretraining, refuse_unread
 from unicloze.settings import ObjectiveSettings, Recipe
@@ -50,8 +53,13 @@ class Contestant:
     flops_per_step: float  # average floating-point operations per step
 
 
-def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[str, Any]) -> list[Recipe]:
-    """The recipes to compare, on the same backbone if `like` is given."""
+def contestants(
+    names: Sequence[str], *, like: str | None, overrides: Mapping[str, Any], noted: Sequence[str] = ()
+) -> list[Recipe]:
+    """The recipes to compare, on the same backbone if `like` is given.
+
+    `noted` are the names in the plan of a comparison that resumes.
+    """
     for key in ("training.steps", "training.decay_steps", "training.seed", "data.prepared"):
         if overrides.get(key) is not None:
             raise UsageError(f"option --{key}: the comparison sets this, from its budget, its seeds and its text.")
@@ -62,7 +70,9 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
     if "name" in overrides:
         raise UsageError("option --name: each recipe keeps its own name, which also names its row and folder.")
     refuse_not_of_pretraining("compare", overrides, "probe.")
-    own = [load_recipe(name) for name in names]
+    opened = [_opened(name) for name in names]
+    folders = [folder for _, folder in opened]
+    own = _named([files.recipe() for files, _ in opened], folders, noted)
     for recipe in own:
         if recipe.name in RESERVED_NAMES:
             raise UsageError(
@@ -72,18 +82,20 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
             raise UsageError(
                 f"recipe {recipe.name} sets distillation.teacher, a model that no budget trains: compare it without."
             )
-    repeated = [recipe.name for recipe in own if [r.name for r in own].count(recipe.name) > 1]
-    if repeated:
-        raise UsageError(f"two recipes are named {repeated[0]}: give one of them another name.")
+        same = [folders[number] or name for number, name in enumerate(names) if own[number].name == recipe.name]
+        if len(same) > 1:
+            raise UsageError(
+                f"{same[0]} and {same[1]} are both named {recipe.name}: leave one out, or set another `name` in its file."
+            )
     extra = max(recipe.tokenizer.extra_tokens for recipe in own)
     sizing = {key: value for key, value in overrides.items() if key in _SIZING}
-    model = None if like is None else load_recipe(like, sizing)
+    model = None if like is None else _opened(like)[0].recipe(sizing)
     found = []
-    for name, recipe in zip(names, own, strict=True):
+    for (files, _), recipe in zip(opened, own, strict=True):
         shared = {} if model is None else _shared_settings(model, recipe)
         shared |= {"tokenizer.extra_tokens": extra, **_those_of(recipe, overrides), "training.copy_to": None}
         try:
-            found.append(load_recipe(name, shared))
+            found.append(dataclasses.replace(files.recipe(shared), name=recipe.name))
         except UsageError as error:
             if model is None:
                 raise
@@ -92,6 +104,48 @@ def contestants(names: Sequence[str], *, like: str | None, overrides: Mapping[st
     for key in overrides:
         refuse_unread([recipe for recipe in found if key in _those_of(recipe, overrides)], [key])
     return found
+
+
+def _opened(name: str) -> tuple[RecipeFiles, Path | None]:
+    """The files of a recipe for pre-training, and the folder of the run that wrote it, if one did."""
+    path, shipped = Path(name), name in (*recipe_names(), *task_names())
+    if not shipped and (path / RECIPE).is_file():
+        path /= RECIPE
+    if not (shipped or path.is_file() or path.suffix in (".yaml", ".yml")):
+        what = f"{name} is no run, since it has no {RECIPE}" if path.is_dir() else f"no recipe or run is named '{name}'"
+        meant = "." if path.is_dir() else folder_meant(name, recipe_names())
+        raise UsageError(f"{what}: `unicloze recipes` lists the recipes, and `unicloze pretrain` writes runs{meant}")
+    files = read_recipe(path)
+    folder = path.parent if path.name == RECIPE and files.files[-1].of_a_run else None
+    recipe = files.recipe()
+    if recipe.task.kind:
+        what = f"recipe {recipe.name} is of a task" if folder is None else f"{folder} is a fine-tuning run"
+        raise UsageError(
+            f"{what}, but `compare` trains recipes for pre-training: leave it out, and give --probe TASK TRAIN DEV to "
+            "fine-tune every model on a task."
+        )
+    return files, folder
+
+
+def _named(own: Sequence[Recipe], folders: Sequence[Path | None], noted: Sequence[str]) -> list[Recipe]:
+    """Name each run by the shortest end of its path that no other contestant or file of the comparison is named.
+
+    A comparison that earlier versions began with the names of the runs' recipes keeps them.
+    """
+    kept, former = [recipe.name for recipe in own], dict(enumerate(noted))
+    paths = {
+        number: Path(os.path.abspath(folder)).parts[1:]
+        for number, folder in enumerate(folders)
+        if folder is not None and former.get(number) != kept[number]
+    }
+    taken = {*RESERVED_NAMES, *(name for number, name in enumerate(kept) if number not in paths)}
+    for number, path in paths.items():
+        others = [other for another, other in paths.items() if another != number]
+        ends = [path[-length:] for length in range(1, len(path) + 1)]
+        distinct = [end for end in ends if all(other[-len(end) :] != end for other in others)]
+        names = ["-".join(end).lstrip(".") for end in distinct or ends[-1:]]
+        kept[number] = next((name for name in names if name not in taken), names[-1])
+    return [dataclasses.replace(recipe, name=name) for recipe, name in zip(own, kept, strict=True)]
 
 
 def _those_of(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:

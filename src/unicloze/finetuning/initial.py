@@ -348,7 +348,7 @@ def logistic(features: Floats, answers: Ints, splits: Sequence[tuple[Ints, Ints]
 
     def fit(rows: Any, strength: float) -> tuple[Floats, Floats]:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The number of unique classes")  # of few records each
+            warnings.simplefilter("ignore", UserWarning)  # of many classes with few rows each
             fitted.set_params(C=strength).fit(features[rows], answers[rows])
         weight, bias = fitted.coef_, fitted.intercept_
         return (weight, bias) if len(weight) > 1 else (np.vstack([-weight, weight]) / 2, np.append(-bias, bias) / 2)

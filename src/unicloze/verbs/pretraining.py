@@ -443,12 +443,12 @@ def compare(
 
     Args:
         recipes: Recipe names or files, runs, patterns of these ('unilmv2-ablation-*', 'runs/*'), or table-6 for the rows of
-            that table of the UniLMv2 paper.
+            that table of the UniLMv2 paper. A run is trained anew, and named by its folder.
         budget: Budget of each run: steps=N, tokens=N of text, flops=N or time=SECONDS, which ends a run that is late.
         seeds: Number of runs of each recipe.
         out: Folder of the comparison; default: runs/compare.
-        like: Take sizes, tokenizer, text and training settings of all runs from this recipe. The kind of the network
-            (LSTM, two stacks, memory, shared layers, relative bias, norm) stays that of each recipe; the table shows it.
+        like: Take sizes, tokenizer, text and training settings of all runs from this recipe or run. The kind of the
+            network (LSTM, two stacks, memory, shared layers, relative bias, norm) stays each recipe's; the table shows it.
         blimp: Folder or archive of BLiMP, to evaluate every model on.
         blimp_limit: Use only the first N pairs of each set.
         probes: Fine-tune and evaluate every model on a task, outside the budget and as its own recipe declares (use): task
