@@ -56,6 +56,7 @@ def test_the_program_explains_itself(command: Command) -> None:
     assert command("--version").out.strip() == f"unicloze {__version__}"
     nothing = command()
     assert (nothing.code, nothing.out) == (2, said.out)
+    assert command("help").out == said.out and command("help", "fill").out == command("fill", "--help").out
 
 
 @pytest.mark.parametrize("name", cli.VERBS)

@@ -174,6 +174,7 @@ def test_vectors_are_written_and_printed(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in str(vectors).split("\n")]
     assert [line["text"] for line in lines] == texts and lines == vectors.to_dict()
     np.testing.assert_array_equal(np.array([line["vector"] for line in lines], dtype=np.float32), np.asarray(vectors))
+    assert str(verbs.embed(model, texts[:1], out=tmp_path / "v.npy")) == f"{tmp_path / 'v.npy'}: 1 vector of 32"
     kept = verbs.embed(model, file=file, out=tmp_path / "v.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy", allow_pickle=False), vectors)
     assert str(kept) == f"{tmp_path / 'v.npy'}: 2 vectors of 32"

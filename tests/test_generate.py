@@ -187,7 +187,7 @@ def test_a_batch_is_its_sources_one_at_a_time(settings: dict[str, Any]) -> None:
 
 
 def test_what_a_model_cannot_read_is_refused() -> None:
-    with pytest.raises(UsageError, match="give a source of at most 28"):
+    with pytest.raises(UsageError, match=r"a source of 29 tokens and .* give a source of at most 28"):
         generate_tokens(toys.model().eval(), sources(29), DecodingSettings(max_length=10), PSEUDO_LAYOUT)
     distances = toys.model(encoding="transformer_xl", relative_bias=False).eval()
     with pytest.raises(UsageError, match=r"model\.positions transformer_xl cannot generate a target step by step"):

@@ -288,7 +288,7 @@ def test_a_measure_that_the_objective_lacks_is_none_and_refused(target: str, mea
 def test_an_unknown_token_is_read_and_not_scored() -> None:
     """Its bytes would count in the bits per byte, but not its surprisal."""
     whole, part, nothing = score(loaded(wordpiece()), ["the list", "the zzz list", "zzz"])
-    assert part.tokens == ["the", "[UNK]", "list"] and "1 tokens not in the vocabulary" in str(part.note)
+    assert part.tokens == ["the", "[UNK]", "list"] and "1 token not in the vocabulary is not scored" in str(part.note)
     for terms in (part.chain_per_token, part.pseudo_per_token):
         assert terms is not None and [term is None for term in terms] == [False, True, False]
     assert whole.pseudo_per_token and part.pseudo_per_token

@@ -451,7 +451,8 @@ def test_broken_lines(tmp_path: Path, predictions: str, references: str, compare
     ("p_jsonl", '{"id": 2, "prediction": "a"}', r"p.jsonl, line 1 has the id 2, but .*r.jsonl, line 1 the id 1"),
     ("p_tsv", "index\tlabel\n0\ta\n",
      r"p.tsv, line 2: the field 'prediction' is missing \(it has index, label; the first line"),
-    ("p_tsv", "id\tprediction\n0\n", r"p.tsv, line 2: 1 columns where 2 are expected"),
+    ("p_tsv", "id\tprediction\n0\n",
+     r"p.tsv, line 2: 1 column where .* has 2 \(id, prediction\): give each line as many, or remove tabs"),
     ("p_csv", "a\n", r"p.csv is not of a known kind: give a file that ends in .txt, .tsv, .jsonl"),
 ])  # fmt: skip
 def test_broken_files(tmp_path: Path, name: str, text: str, message: str) -> None:

@@ -71,7 +71,7 @@ def test_the_files_of_every_task(
 
 
 @pytest.mark.parametrize(("task", "content", "message"), [
-    ("cola", "gj04\t0\t*\tHe ran.\ngj04\t0\tHe ran.\n", r"line 2: 3 columns where 4 are expected"),
+    ("cola", "gj04\t0\t*\tHe ran.\ngj04\t0\tHe ran.\n", r"line 2: 3 columns where 4 are expected: mend"),
     ("sts-b", "g\tf\t2012\t1\t5.000\tA\tB\ng\tf\n", r"line 2: 2 columns where 7 or 9 are expected"),
     ("rte", "index\tsentence1\tsentence2\tlabel\n0\tP.\tH.\n", r"line 2: 3 columns where 4 are expected"),
     ("rte", "0\tP.\tH.\tentailment\n", r"line 1: the columns 0, P., H., entailment are not those of GLUE's rte"),

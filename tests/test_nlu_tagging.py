@@ -57,9 +57,9 @@ def test_conllu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("format_", "content", "message"), [
-    ("conll", "Eva NNP O\nsees O\n", "line 2: 2 columns where 3 are expected"),
+    ("conll", "Eva NNP O\nsees O\n", "line 2: 2 columns where the first line has 3: give each"),
     ("conllu", "1\tde\tADP\n", "line 1: 3 columns where CoNLL-U has 10"),
-    ("conllu", "Eva NNP O\n", "line 1: 1 columns where CoNLL-U has 10"),
+    ("conllu", "Eva NNP O\n", "line 1: 1 column where CoNLL-U has 10: separate .* --task.format"),
     ("conll", "\n\n", "contains no records"),
     ("conll", '{"tokens": ["Eva"], "tags": ["O"]}\n', "line 1: this is JSON, .* --task.format jsonl"),
 ])  # fmt: skip

@@ -63,6 +63,8 @@ def question(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("recipe", "name", "text", "message"), [
     ("classification", "a.jsonl", "[" * 100_000, "line 1: this is not JSON"),
     ("classification", "a.csv", "text,label,text\nx,a,y\n", "line 1: two columns have the name 'text'"),
+    ("classification", "a.csv", "text;label\nx\n",
+     r"line 2: 1 column where .* \(text, label\): .* or quote fields that contain ';'"),
     ("regression", "a.jsonl", '{"text": "x", "label": 1' + "0" * 400 + "}", "line 1: the label 10+.* is not a number"),
     ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is not a number"),
     ("regression", "a.jsonl", '{"text": "x", "label": true}', "line 1: the label True is not a number"),

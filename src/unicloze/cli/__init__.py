@@ -102,6 +102,7 @@ def _run(words: list[str]) -> int:
         shown = strange.replace("\0", "[NUL]")
         raise UsageError(f"{shown!r} holds a NUL character, which no name can: give another.")
     words = _register_plugins(words)
+    words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     first = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     program = _program_parser()
     program.parse_args(words[:first])

@@ -66,7 +66,7 @@ class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
         if self.texts is None:
             return str(np.asarray(self))
         if self.out is not None:
-            return f"{self.out}: {len(self.texts):,} vectors of {self.shape[1]}"
+            return f"{self.out}: {len(self.texts):,} vector{'s' * (len(self.texts) != 1)} of {self.shape[1]}"
         return self.json_lines().removesuffix("\n")
 
     def json_lines(self) -> str:

@@ -305,17 +305,20 @@ def _of_logs(
     )
 
 
-def _note(objective: ObjectiveSettings, unscored: int, windows: int, memory: int, mask: str | None = None) -> str | None:
+def _note(
+    objective: ObjectiveSettings, unscored: int, windows: int, memory: int, mask: str | None = None
+) -> str | None:
     able = [part.settings for part in parts(objective) if defined(part.settings).causal is not None]
     masks = bool(able) and OBJECTIVES[able[0].name].causal_masks
     highest = max((max(one.rates) for one in able if one.rates is not None), default=1.0) if masks else 1.0
     read = f"each reads {memory:,} tokens of memory" if memory else "each scored by itself"
+    missing = "1 token not in the vocabulary is" if unscored == 1 else f"{unscored} tokens not in the vocabulary are"
     notes = {
         **{inputs.lacks(objective, *asks): not defines(objective, measure) for measure, asks in _ASKS.items()},
         f"the chain rule masks the whole text, but the model was trained at mask rates of at most {highest:.0%} "
         "(a part of objective.mixture can have a higher one): the first tokens have far less context than in training":
             highest < 0.8,
-        f"{unscored} tokens not in the vocabulary are not scored": unscored,
+        f"{missing} not scored": unscored,
         f"the text was cut into {windows} windows, {read}": windows > 1,
         f"{mask} is scored as plain text: `unicloze fill` predicts what it stands for": bool(mask),
     }  # fmt: skip

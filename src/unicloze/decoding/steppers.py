@@ -56,8 +56,8 @@ class Sources:
         tokens, most = max(map(len, sources)), layout.room(model.max_positions, max_length)
         if tokens > most:
             raise UsageError(
-                f"a source of {tokens} tokens and {max_length} of target are more than the model's {model.max_positions} "
-                f"positions hold: give a source of at most {most}, or a smaller max_length"
+                f"a source of {tokens} token{'s' * (tokens != 1)} and {max_length} of target are more than the model's "
+                f"{model.max_positions} positions hold: give a source of at most {most}, or a smaller max_length"
             )
         self.model, self.layout = model, layout
         self._lengths = torch.tensor([len(row) for row in rows], device=model.device)

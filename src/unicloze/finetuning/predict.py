@@ -219,7 +219,7 @@ def generated(
     longest = max(map(len, sources.values()), default=0)
     if longest > layout.room(positions, decoding.max_length):
         left = positions - len(layout.opening) if layout.restarts else layout.room(positions, longest)
-        has = f"with a source of {longest} tokens the model has positions for {left}"
+        has = f"with a source of {longest} token{'s' * (longest != 1)} the model has positions for {left}"
         raise UsageError(f"decoding.max_length is {decoding.max_length}, but {has}: give no more")
     tokens = list(sources.values())
     return generate_parts(model.model, tokens, decoding, layout, first=first, progress=progress, draws=draws)

@@ -119,8 +119,9 @@ def separated(text: str, path: Path, *, delimiter: str, quoted: bool, blank: boo
             if twice is not None:
                 raise UniclozeError(f"{path}, line {line}: two columns have the name '{twice}': rename one")
         elif len(row) != len(names):
-            expected = f"{len(names)} are expected ({', '.join(names)})"
-            raise UniclozeError(f"{path}, line {line}: {len(row)} columns where {expected}")
+            has = f"{len(row)} column{'s' * (len(row) != 1)} where the header, the first line, has {len(names)}"
+            cure = f"quote fields that contain {delimiter!r}" if quoted else "remove tabs within fields"
+            raise UniclozeError(f"{path}, line {line}: {has} ({', '.join(names)}): give each line as many, or {cure}")
         else:
             yield line, dict(zip(names, row, strict=True))
 
@@ -182,7 +183,9 @@ def read_conllu(text: str, path: Path) -> Lines:
     body = "\n".join("#" if line.startswith("#") else line for line in text.split("\n"))
     for line, columns in _sentences(body, path, lambda row: row.split("\t"), re.compile(r"#|\d+[-.]\d+")):
         if len(columns) != len(CONLLU_COLUMNS):
-            raise UniclozeError(f"{path}, line {line}: {len(columns)} columns where CoNLL-U has {len(CONLLU_COLUMNS)}")
+            has = f"{len(columns)} column{'s' * (len(columns) != 1)} where CoNLL-U has {len(CONLLU_COLUMNS)}"
+            cure = f"separate them by tabs, with _ for no value, or choose another {option_of('task.format')}"
+            raise UniclozeError(f"{path}, line {line}: {has}: {cure}")
         fields: dict[str, Any] = dict(zip(CONLLU_COLUMNS, columns, strict=True))
         yield line, fields | {"tokens": fields["form"], "tags": fields["upos"]}
 
@@ -211,7 +214,9 @@ def _sentences(
             continue
         width = width or len(cells)
         if len(cells) != width:
-            raise UniclozeError(f"{path}, line {number}: {len(cells)} columns where {width} are expected")
+            has = f"{len(cells)} column{'s' * (len(cells) != 1)} where the first line has {width}"
+            cure = "give each line as many, separated by tabs if a word contains spaces"
+            raise UniclozeError(f"{path}, line {number}: {has}: {cure}")
         start = start if rows else number
         rows.append(cells)
 

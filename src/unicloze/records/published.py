@@ -87,8 +87,8 @@ def read_glue(text: str, path: Path, *, task: str) -> Lines:
         elif layout.drops_broken and "label" in roles[len(first)].values():
             broken.append(number)
         else:
-            expected = " or ".join(map(str, known))
-            raise UniclozeError(f"{path}, line {number}: {len(cells)} columns where {expected} are expected")
+            has = f"{len(cells)} column{'s' * (len(cells) != 1)} where {' or '.join(map(str, known))} are expected"
+            raise UniclozeError(f"{path}, line {number}: {has}: mend the line, or choose another format (task.format)")
     if broken:
         named = ", ".join(map(str, broken[:NAMED])) + (", ..." if len(broken) > NAMED else "")
         warnings.warn(f"{path}: {len(broken)} broken lines are skipped ({named})", stacklevel=2)

@@ -41,7 +41,8 @@ class Served(Plain):
     refused: int  # requests answered with an error
 
     def __str__(self) -> str:
-        return f"{self.model} at {self.url}: answered {self.answered:,} requests, refused {self.refused:,}"
+        requests = f"request{'s' * (self.answered != 1)}"
+        return f"{self.model} at {self.url}: answered {self.answered:,} {requests}, refused {self.refused:,}"
 
 
 def token_of(file: Path | None, host: str) -> str | None:

@@ -11,7 +11,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterator
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +26,15 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.settings import PYTHON_DOCS, DataSettings
 from unicloze.storage import File, is_url
 from unicloze.text import python_docs
-from unicloze.text.documents import Document, Tally, find_files, local_files_at, mended_document, read_documents
+from unicloze.text.documents import (
+    Document,
+    Tally,
+    find_files,
+    local_files_at,
+    mended_document,
+    read_documents,
+    unpacked,
+)
 from unicloze.text.shards import AT_ONCE, TokenShard
 from unicloze.text.tokenizers import Tokenizer
 
@@ -225,13 +236,20 @@ SAMPLE = 200_000
 """Characters to read of each source."""
 COMPRESSED = 3
 """Assumed ratio of text to compressed bytes."""
+CODECS = {".gz": "gzip", ".zst": "zstd", ".parquet": "snappy"}
+"""How files with a suffix are compressed; other codecs of .parquet are rare."""
 LONGEST_MEAN_WORD = 20
-"""Mean characters between spaces above which a script is taken to be written without them."""
+"""Mean characters between spaces above which a text is taken to be written without them."""
+UNSPACED = "CJK ", "HIRAGANA ", "KATAKANA", "THAI ", "LAO ", "KHMER ", "MYANMAR ", "TIBETAN "
+"""Beginnings of the Unicode names of letters that are written without spaces between words."""
+MOST_UNSPACED = 0.1
+"""Largest share of such letters in a text written with spaces. With a tenth of Japanese letters in English text, BPE writes
+both languages in fewer tokens than WordPiece, without [UNK]."""
 
 
 def stored_text(file: File) -> int:
     """Roughly the bytes of text of a file."""
-    return file.stat().st_size * (COMPRESSED if file.name.endswith((".gz", ".zst", ".parquet")) else 1)
+    return file.stat().st_size * (COMPRESSED if file.suffix in CODECS else 1)
 
 
 @dataclass(frozen=True)
@@ -256,11 +274,31 @@ def survey(data: DataSettings) -> Survey:
         if kind == "built-in":
             known = sum(len(document.text) for document in python_docs.python_docs())
         else:
-            joined = "".join(sample)
-            known = round(sum(map(stored_text, find_files(corpus))) * len(joined) / max(1, len(joined.encode())))
+            known = _characters(find_files(corpus), "".join(sample))
         size = None if size is None else size + known
-    words = sum(len(text.split()) for text in texts)
-    return Survey(size, not words or sum(map(len, texts)) / words <= LONGEST_MEAN_WORD)
+    return Survey(size, _spaced("".join(texts)))
+
+
+def _characters(files: Sequence[File], sample: str) -> int:
+    """Number of characters of files that begin with a sample; estimated if it is not all."""
+    import pyarrow
+
+    if len(sample) < SAMPLE:
+        return len(sample)
+    stored = sample.encode()
+    if read_as(files[0]) == ".jsonl":
+        with unpacked(files[0], Tally()) as stream:
+            stored = json.dumps(sample, ensure_ascii=stream.read(SAMPLE).isascii()).encode()
+    codecs = [CODECS.get(file.suffix) for file in files]
+    sizes = {codec: len(pyarrow.compress(stored, codec) if codec else stored) for codec in set(codecs)}
+    samples = sum(file.stat().st_size / sizes[codec] for file, codec in zip(files, codecs, strict=True))
+    return round(samples * len(sample))
+
+
+def _spaced(text: str) -> bool:
+    letters = Counter(filter(str.isalpha, text))
+    unspaced = sum(count for one, count in letters.items() if unicodedata.name(one, "").startswith(UNSPACED))
+    return unspaced <= MOST_UNSPACED * letters.total() and len(text) <= LONGEST_MEAN_WORD * max(1, len(text.split()))
 
 
 def name_of(tokenizer: Tokenizer) -> str:
