@@ -96,6 +96,13 @@ def test_a_survey_extrapolates_large_files(tmp_path: Path, first: str, suffix: s
     assert survey(DataSettings(corpus=[str(file)])).size == pytest.approx(400_000, rel=0.02)
 
 
+def test_a_survey_reads_each_format_as_it_is_and_documents_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "Inhaltsverzeichnis"}) + "\n" for _ in range(150)))
+    assert survey(DataSettings(corpus=[str(tmp_path)])) == Survey(150 * 18, spaced=True)
+    (tmp_path / "b.txt").write_text("\u0430\u0431 \u0432\u0433\u0434.\n" * 40_000)
+    assert survey(DataSettings(corpus=[str(tmp_path)])).size == pytest.approx(323_150, rel=0.05)
+
+
 def test_the_size_of_a_dataset_is_unknown() -> None:
     assert survey(DataSettings(corpus=["hf:nobody/nothing"])) == Survey(None, spaced=True)
 

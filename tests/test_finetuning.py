@@ -269,9 +269,13 @@ def test_after_a_fitted_head_what_is_clearly_likelier_or_better_is_kept(
     assert best.step == step
 
 
-def test_a_single_development_record_does_not_replace_a_fitted_head() -> None:
+def test_an_unknown_error_neither_replaces_nor_protects_a_fitted_head() -> None:
+    """A single development record has none, nor has Matthews' coefficient of a model that always answers the same class."""
     first, later = Evaluation(0, 0.0, loss=0.7), Evaluation(4, 100.0, loss=0.6)
     assert not is_better(later, first, [first])
+    varied = Evaluation(4, 60.0, 5.0, 0.7, 0.3)
+    assert is_better(varied, first, [first])
+    assert not is_better(Evaluation(8, 0.0, loss=0.1, loss_error=0.01), varied, [first, varied])
 
 
 # Exact texts, keys and warnings of fine-tuning runs.

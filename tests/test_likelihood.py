@@ -259,7 +259,7 @@ def test_the_score_of_texts_together() -> None:
     ({"mask_rate": 0.79}, 0, 1, 0, ["at mask rates of at most 79% "]),
     ({"mask_rate": 0.8}, 0, 1, 0, []),
     ({"mixture": [{}, {"mask_rate": 1.0}]}, 0, 1, 0, []),
-    ({"mask_rate": 0.8}, 1, 3, 0, ["1 tokens not in the vocabulary", "cut into 3 windows, each scored by itself"]),
+    ({"mask_rate": 0.8}, 1, 3, 0, ["1 token not in the vocabulary is", "cut into 3 windows, each scored by itself"]),
     ({"mask_rate": 0.8}, 0, 2, 1234, ["cut into 2 windows, each reads 1,234 tokens of memory"]),
     ({"targets": ["ae"]}, 3, 1, 0,
      ["unilmv2 with the target ae does not define a log-likelihood by the chain rule", "3 tokens not in the vocabulary"]),

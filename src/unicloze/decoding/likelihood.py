@@ -312,6 +312,7 @@ def _note(
     masks = bool(able) and OBJECTIVES[able[0].name].causal_masks
     highest = max((max(one.rates) for one in able if one.rates is not None), default=1.0) if masks else 1.0
     read = f"each reads {memory:,} tokens of memory" if memory else "each scored by itself"
+    fills = (inputs.part_with(objective, "cloze") or inputs.part_with(objective, "stepwise")) is not None
     missing = "1 token not in the vocabulary is" if unscored == 1 else f"{unscored} tokens not in the vocabulary are"
     notes = {
         **{inputs.lacks(objective, *asks): not defines(objective, measure) for measure, asks in _ASKS.items()},
@@ -320,7 +321,7 @@ def _note(
             highest < 0.8,
         f"{missing} not scored": unscored,
         f"the text was cut into {windows} windows, {read}": windows > 1,
-        f"{mask} is scored as plain text: `unicloze fill` predicts what it stands for": bool(mask),
+        f"{mask} is scored as plain text" + ": `unicloze fill` predicts what it stands for" * fills: bool(mask),
     }  # fmt: skip
     return "; ".join(note for note, holds in notes.items() if holds) or None
 

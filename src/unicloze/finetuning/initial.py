@@ -348,7 +348,7 @@ def logistic(features: Floats, answers: Ints, splits: Sequence[tuple[Ints, Ints]
 
     def fit(rows: Any, strength: float) -> tuple[Floats, Floats]:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of many classes with few rows each
+            warnings.simplefilter("ignore", UserWarning)  # of many classes with few rows each, or a fit cut short
             fitted.set_params(C=strength).fit(features[rows], answers[rows])
         weight, bias = fitted.coef_, fitted.intercept_
         return (weight, bias) if len(weight) > 1 else (np.vstack([-weight, weight]) / 2, np.append(-bias, bias) / 2)

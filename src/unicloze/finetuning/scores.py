@@ -325,7 +325,8 @@ def is_better(one: Evaluation, best: Evaluation, former: Sequence[Evaluation]) -
     if former[0].step > 0 or one.loss is None or best.loss is None:
         return one.value > best.value
     highest = max(one, *former, key=lambda each: each.value)
-    least = highest.value - STANDARD_ERRORS * max(each.error for each in (one, best, highest))  # 0 where all are right
+    errors = [each.error for each in (one, best, highest) if math.isfinite(each.error)]  # 0 where all are right
+    least = highest.value - STANDARD_ERRORS * max(errors, default=math.inf)
     likelier = one.loss < best.loss - STANDARD_ERRORS * one.loss_error
     return one.value >= least and (best.value < least or likelier)
 

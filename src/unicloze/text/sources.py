@@ -276,23 +276,25 @@ def survey(data: DataSettings) -> Survey:
         else:
             known = _characters(find_files(corpus), "".join(sample))
         size = None if size is None else size + known
-    return Survey(size, _spaced("".join(texts)))
+    return Survey(size, _spaced("\n".join(texts)))
 
 
 def _characters(files: Sequence[File], sample: str) -> int:
     """Number of characters of files that begin with a sample; estimated if it is not all."""
-    import pyarrow
-
     if len(sample) < SAMPLE:
         return len(sample)
-    stored = sample.encode()
-    if read_as(files[0]) == ".jsonl":
-        with unpacked(files[0], Tally()) as stream:
-            stored = json.dumps(sample, ensure_ascii=stream.read(SAMPLE).isascii()).encode()
-    codecs = [CODECS.get(file.suffix) for file in files]
-    sizes = {codec: len(pyarrow.compress(stored, codec) if codec else stored) for codec in set(codecs)}
-    samples = sum(file.stat().st_size / sizes[codec] for file, codec in zip(files, codecs, strict=True))
-    return round(samples * len(sample))
+    import pyarrow
+
+    kinds = [(read_as(file), CODECS.get(file.suffix)) for file in files]
+    sizes = {}
+    for kind in set(kinds):
+        stored, codec = sample.encode(), kind[1]
+        if kind[0] == ".jsonl":
+            with unpacked(files[kinds.index(kind)], Tally()) as stream:
+                begin = stream.read(SAMPLE)
+            stored = json.dumps(sample, ensure_ascii=len(begin) > 0 and begin.isascii()).encode()
+        sizes[kind] = len(pyarrow.compress(stored, codec) if codec else stored)
+    return round(len(sample) * sum(file.stat().st_size / sizes[kind] for file, kind in zip(files, kinds, strict=True)))
 
 
 def _spaced(text: str) -> bool:

@@ -40,6 +40,7 @@ from unicloze.training.checkpoint import (
     load_checkpoint,
     load_newest,
 )
+from unicloze.training.lock import HOLDER
 from unicloze.training.loop import Compute
 from unicloze.training.parallel import World, as_stored
 
@@ -254,7 +255,7 @@ def load_model(path: str | os.PathLike[str], opens: Open | None = None) -> Loade
         inside = sorted(file.parent.name for file in place.glob("*/ledger.jsonl"))
         if inside:
             raise UniclozeError(f"{place} holds several runs: give one of its folders {', '.join(inside)}")
-        if (place / LEDGER).is_file():
+        if any((place / name).is_file() for name in (LEDGER, HOLDER)):
             raise UniclozeError(f"{place} holds no checkpoint yet: give the --out of a run that has saved one")
         cure = "give the --out of a pretrain run, or a folder of Transformers (with config.json, weights and tokenizer)"
         raise UniclozeError(f"{place} holds no model: {cure}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,17 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
         with files.hold(folder / LOCK, folder, "wait for it, stop it, or give this run another --out", keep=True):
             yield
     finally:
-        if made and {file.name for file in folder.iterdir()} <= {LOCK, HOLDER}:
-            shutil.rmtree(folder)
+        if made:
+            _remove_unused(folder)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the directory of a run that wrote nothing, unless another process holds it."""
+    with suppress(OSError, files.InUse):
+        if {file.name for file in folder.iterdir()} <= {LOCK, HOLDER}:
+            with files.hold(folder / LOCK, folder, ""):  # removes both files
+                pass
+            folder.rmdir()
 
 
 FREE_TO_CHANGE = {
