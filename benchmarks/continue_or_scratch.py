@@ -7,7 +7,8 @@
 Each run is `unicloze pretrain --recipe auto --data.corpus TEXT --budget TIME` with one thread, from each MODEL (`--init`) and
 from scratch; `auto` chooses everything else. The text is what FIELD of the JSON lines holds, each once. The runs of a text
 hold out the same documents. Bits per byte compare models with different tokenizers; perplexities do not. A tokenizer that
-lowers capitals leaves less to predict: the rival in the same tokens, a Kneser-Ney trigram, shows how much. FILE gets one JSON
+lowers capitals leaves less to predict, and one that fits the text helps: compare each start with its own rival, a Kneser-Ney
+trigram in the same tokens. FILE gets one JSON
 line for each run; the same command continues after a stop.
 """
 

@@ -435,6 +435,10 @@ def test_runs_are_named_by_their_folders(tmp_path: Path, monkeypatch: pytest.Mon
 
     assert named("mine", "x/seed-0", "y/seed-0", ".hidden") == ["mine", "x-seed-0", "y-seed-0", "hidden"]
     assert named("gpt", "runs/*", "own", like="mine") == ["gpt", "runs-data", "runs-gpt", "auto"]
+    for folder in ("p/a/b", "q/b", "p/a-b"):
+        Path(folder).mkdir(parents=True)
+        save_recipe(load_recipe("quickstart", {"name": "auto"}), Path(folder, "recipe.yaml"))
+    assert named("p/a/b", "q/b", "p/a-b") == ["a-b", "q-b", "p-a-b"]
     assert named("mine", "y/seed-0", noted=("auto", "seed-0")) == ["auto", "seed-0"], "resumed as it began"
     for words, noted, message in (
         (("mine", str(tmp_path / "mine")), (), f"mine and {tmp_path / 'mine'} are both named"),

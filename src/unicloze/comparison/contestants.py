@@ -145,6 +145,7 @@ def _named(own: Sequence[Recipe], folders: Sequence[Path | None], noted: Sequenc
         distinct = [end for end in ends if all(other[-len(end) :] != end for other in others)]
         names = ["-".join(end).lstrip(".") for end in distinct or ends[-1:]]
         kept[number] = next((name for name in names if name not in taken), names[-1])
+        taken.add(kept[number])
     return [dataclasses.replace(recipe, name=name) for recipe, name in zip(own, kept, strict=True)]
 
 

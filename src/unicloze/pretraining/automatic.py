@@ -37,7 +37,7 @@ MOST_PASSES = 16
 PASSES_WITHOUT_DROPOUT = 4
 """Most passes over the text that need no dropout; up to here they find repeated text to be nearly as good as new."""
 LITTLE_CHARACTERS = 10_000_000
-"""Corpora below this are better used to continue a trained model."""
+"""Corpora below this get advice on continuing a trained model."""
 CONTINUED_WINDOW, CONTINUED_TOKENS = 128, 2_048
 """Longest window of a run that starts from a model, and tokens of its steps: it has few steps, and small ones are more."""
 CONTINUED_RATE = 0.5
@@ -151,8 +151,8 @@ def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> 
     )
     if seen.size is not None and seen.size < LITTLE_CHARACTERS and recipe.training.initialize_from is None:
         reasons.append(
-            "advice: this is little text; in minutes of one core a small trained model (--init MODEL: a run, an installed "
-            "model or one of Hugging Face) was ahead of a new one on general English, and behind on abstracts of papers"
+            "advice: this is little text; in minutes of one core a small trained model (--init MODEL: a run or an installed "
+            "model) was ahead of a new one on general English, and behind on abstracts of papers"
         )
     return chosen
 
