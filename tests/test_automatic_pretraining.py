@@ -96,6 +96,20 @@ def test_a_survey_extrapolates_large_files(tmp_path: Path, first: str, suffix: s
     assert survey(DataSettings(corpus=[str(file)])).size == pytest.approx(400_000, rel=0.02)
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet"])
+def test_a_survey_counts_the_text_alone(tmp_path: Path, suffix: str) -> None:
+    rng = np.random.default_rng(0)
+    records = [{"text": "".join(rng.choice(list("abcdefgh "), 20)), "other": "".join(rng.choice(list("abcd"), 70))}
+               for _ in range(20_000)]  # fmt: skip
+    file = tmp_path / f"records{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), file)
+    else:
+        with pyarrow.output_stream(str(file)) as stream:
+            stream.write("".join(json.dumps(one) + "\n" for one in records).encode())
+    assert survey(DataSettings(corpus=[str(file)])).size == pytest.approx(400_000, rel=0.02)
+
+
 def test_a_survey_reads_each_format_as_it_is_and_documents_apart(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "Inhaltsverzeichnis"}) + "\n" for _ in range(150)))
     assert survey(DataSettings(corpus=[str(tmp_path)])) == Survey(150 * 18, spaced=True)

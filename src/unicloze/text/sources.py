@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
+import itertools
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,6 +33,7 @@ from unicloze.text.documents import (
     local_files_at,
     mended_document,
     read_documents,
+    read_file,
     unpacked,
 )
 from unicloze.text.shards import AT_ONCE, TokenShard
@@ -236,8 +237,8 @@ SAMPLE = 200_000
 """Characters to read of each source."""
 COMPRESSED = 3
 """Assumed ratio of text to compressed bytes."""
-CODECS = {".gz": "gzip", ".zst": "zstd", ".parquet": "snappy"}
-"""How files with a suffix are compressed; other codecs of .parquet are rare."""
+CODECS = {".gz": "gzip", ".zst": "zstd"}
+"""How files with a suffix are compressed."""
 LONGEST_MEAN_WORD = 20
 """Mean characters between spaces above which a text is taken to be written without them."""
 UNSPACED = "CJK ", "HIRAGANA ", "KATAKANA", "THAI ", "LAO ", "KHMER ", "MYANMAR ", "TIBETAN "
@@ -248,8 +249,8 @@ both languages in fewer tokens than WordPiece, without [UNK]."""
 
 
 def stored_text(file: File) -> int:
-    """Roughly the bytes of text of a file."""
-    return file.stat().st_size * (COMPRESSED if file.suffix in CODECS else 1)
+    """Roughly the bytes of text of a file, to divide work and to show progress."""
+    return file.stat().st_size * (COMPRESSED if file.suffix in {*CODECS, ".parquet"} else 1)
 
 
 @dataclass(frozen=True)
@@ -274,27 +275,51 @@ def survey(data: DataSettings) -> Survey:
         if kind == "built-in":
             known = sum(len(document.text) for document in python_docs.python_docs())
         else:
-            known = _characters(find_files(corpus), "".join(sample))
+            known = _characters(find_files(corpus), data.text_field, "".join(sample))
         size = None if size is None else size + known
     return Survey(size, _spaced("\n".join(texts)))
 
 
-def _characters(files: Sequence[File], sample: str) -> int:
+def _characters(files: Sequence[File], text_field: str, sample: str) -> int:
     """Number of characters of files that begin with a sample; estimated if it is not all."""
     if len(sample) < SAMPLE:
         return len(sample)
-    import pyarrow
+    alike: dict[tuple[str, str], list[File]] = {}
+    for file in files:
+        alike.setdefault((read_as(file), file.suffix), []).append(file)
+    return round(sum(_estimated(some, text_field) for some in alike.values()))
 
-    kinds = [(read_as(file), CODECS.get(file.suffix)) for file in files]
-    sizes = {}
-    for kind in set(kinds):
-        stored, codec = sample.encode(), kind[1]
-        if kind[0] == ".jsonl":
-            with unpacked(files[kinds.index(kind)], Tally()) as stream:
-                begin = stream.read(SAMPLE)
-            stored = json.dumps(sample, ensure_ascii=len(begin) > 0 and begin.isascii()).encode()
-        sizes[kind] = len(pyarrow.compress(stored, codec) if codec else stored)
-    return round(len(sample) * sum(file.stat().st_size / sizes[kind] for file, kind in zip(files, kinds, strict=True)))
+
+def _estimated(files: Sequence[File], text_field: str) -> float:
+    """Number of characters of files of one format, as their first documents have characters for each stored byte."""
+    characters, stored = 0, 0.0
+    for file in files:
+        found, size = _stored(file, text_field, SAMPLE - characters)
+        characters, stored = characters + found, stored + size
+        if characters >= SAMPLE:
+            break
+    return characters * sum(file.stat().st_size for file in files) / max(1, stored)
+
+
+def _stored(file: File, text_field: str, most: int) -> tuple[int, float]:
+    """Characters of the first documents of a file, at least so many if it has them, and the bytes that store them."""
+    import pyarrow
+    import pyarrow.parquet
+
+    characters = line = 0
+    for document in read_file(file, text_field, Tally()):
+        characters, line = characters + len(document.text), document.line
+        if characters >= most:
+            break
+    if read_as(file) == ".parquet":
+        with file.open("rb") as raw, pyarrow.parquet.ParquetFile(raw) as table:
+            return characters, file.stat().st_size * line / max(1, table.metadata.num_rows)
+    with unpacked(file, Tally()) as stream:
+        stored = b"".join(itertools.islice(stream, line)) if read_as(file) == ".jsonl" else stream.read(SAMPLE)
+    if read_as(file) != ".jsonl":
+        characters = len(stored.decode(errors="ignore"))
+    codec = CODECS.get(file.suffix)
+    return characters, len(pyarrow.compress(stored, codec) if codec else stored)
 
 
 def _spaced(text: str) -> bool:
