@@ -22,6 +22,7 @@ from corpora import write_corpus
 from test_training import trained
 from unicloze import verbs
 from unicloze.errors import UniclozeError
+from unicloze.files import is_run
 from unicloze.settings import TrainingSettings
 from unicloze.training import checkpoint
 from unicloze.training.checkpoint import (
@@ -150,6 +151,15 @@ def test_one_process_per_directory(tmp_path: Path) -> None:
         (tmp_path / "recipe.yaml").write_text("ours")
     with hold_run(tmp_path):
         assert {"notes.txt", "recipe.yaml"} <= {*names(tmp_path)}
+
+
+def test_a_run_that_wrote_nothing_leaves_nothing(tmp_path: Path) -> None:
+    for folder, exists in ((tmp_path / "made", False), (tmp_path / "given", True)):
+        if exists:
+            folder.mkdir()
+        with hold_run(folder):
+            assert is_run(folder)
+        assert folder.exists() == exists and not is_run(folder)
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.json", "baselines.json"])

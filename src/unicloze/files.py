@@ -197,6 +197,8 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 LEDGER = "ledger.jsonl"
 """Events of the run, one per line."""
+LOCK, HOLDER = "lock", "lock.holder"
+"""Lock file of a run, and the file naming its holder, which remains as a sign that the folder is a run."""
 CHECKPOINTS = "checkpoints"
 BEST = "best"
 """Folder of the checkpoints of the best evaluation."""
@@ -251,6 +253,11 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run holds a folder or wrote to it."""
+    return any((folder / name).exists() for name in (LEDGER, LOCK, HOLDER))
 
 
 class InUse(UniclozeError):

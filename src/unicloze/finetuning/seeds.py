@@ -362,7 +362,6 @@ def _task(
     tried: list[tuple[dict[str, float], FinetuneSummary]] = []
     for number, changes in enumerate(settings):
         place = out / GLUE[task].name / (f"setting-{number}" if len(settings) > 1 else "")
-        place.mkdir(parents=True, exist_ok=True)
         summary = finetune_seeds(recipe_of(task, changes), start, train, dev, place, **how)
         if summary.runs[-1].stopped_by:
             return None, summary.runs[-1]

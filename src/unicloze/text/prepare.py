@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import LEDGER, LINEAGE, TOKENIZER, TOKENIZER_CONFIG, hold, sync, write_file
+from unicloze.files import LINEAGE, TOKENIZER, TOKENIZER_CONFIG, hold, is_run, sync, write_file
 from unicloze.progress import say
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import lineage
@@ -185,7 +185,7 @@ def prepare_data(
         lineage.check_lineage(out, data, settings, cure=cure, verify=verify)
         return Prepared.load(out, verify=verify, progress=progress)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        holds = "is the folder of a run" if (out / LEDGER).is_file() else "has files that `prepare` did not write"
+        holds = "is the folder of a run" if is_run(out) else "has files that `prepare` did not write"
         raise UniclozeError(f"{out} {holds}: give another --out.")
     work = out.parent / f".{out.name}.partial"
     try:

@@ -18,7 +18,7 @@ from unicloze.arrays import Int64s
 from unicloze.devices import widest_float
 from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.example import predicts_tokens
-from unicloze.files import BEST, CHECKPOINTS, LEDGER, MANIFEST, RECIPE, TOKENIZER
+from unicloze.files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER, is_run
 from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.attention import Backend
 from unicloze.model.backbone import Stack
@@ -40,7 +40,6 @@ from unicloze.training.checkpoint import (
     load_checkpoint,
     load_newest,
 )
-from unicloze.training.lock import HOLDER
 from unicloze.training.loop import Compute
 from unicloze.training.parallel import World, as_stored
 
@@ -255,7 +254,7 @@ def load_model(path: str | os.PathLike[str], opens: Open | None = None) -> Loade
         inside = sorted(file.parent.name for file in place.glob("*/ledger.jsonl"))
         if inside:
             raise UniclozeError(f"{place} holds several runs: give one of its folders {', '.join(inside)}")
-        if any((place / name).is_file() for name in (LEDGER, HOLDER)):
+        if is_run(place):
             raise UniclozeError(f"{place} holds no checkpoint yet: give the --out of a run that has saved one")
         cure = "give the --out of a pretrain run, or a folder of Transformers (with config.json, weights and tokenizer)"
         raise UniclozeError(f"{place} holds no model: {cure}")

@@ -13,8 +13,6 @@ from unicloze.recipes.validation import DECIDED_IN_A_TASK
 from unicloze.settings import Recipe
 from unicloze.training.parallel import World
 
-LOCK, HOLDER = "lock", "lock.holder"
-"""Lock file, and the file naming its holder, which remains as a sign that the folder is a run."""
 WRITTEN = (
     files.RECIPE, files.TOKENIZER, files.TOKENIZER_CONFIG, files.RESULTS, files.DEV_PREDICTIONS, files.DEV_SAMPLES,
     "baselines.json", "scores.json", "phrases/phrases.txt",
@@ -24,11 +22,11 @@ WRITTEN = (
 
 @contextmanager
 def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
-    """Lock the directory of a run for this process; a new one is created, and removed if nothing was written."""
+    """Lock the directory of a run for this process; a new one is created. If nothing was written, nothing is left."""
     if world is not None and not world.first:
         yield
         return
-    if not any((folder / name).exists() for name in (files.LEDGER, HOLDER, LOCK)):
+    if not files.is_run(folder):
         if (folder / files.LINEAGE).is_file():
             raise UniclozeError(
                 f"{folder} holds a prepared corpus, not a run: give another --out (to train on it: "
@@ -42,20 +40,20 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with files.hold(folder / LOCK, folder, "wait for it, stop it, or give this run another --out", keep=True):
+        with files.hold(folder / files.LOCK, folder, "wait for it, stop it, or give this run another --out", keep=True):
             yield
     finally:
-        if made:
-            _remove_unused(folder)
+        _remove_unused(folder, made)
 
 
-def _remove_unused(folder: Path) -> None:
-    """Remove the directory of a run that wrote nothing, unless another process holds it."""
+def _remove_unused(folder: Path, made: bool) -> None:
+    """Remove the lock of a run that wrote nothing, and its directory if it was made, unless another process holds it."""
     with suppress(OSError, files.InUse):
-        if {file.name for file in folder.iterdir()} <= {LOCK, HOLDER}:
-            with files.hold(folder / LOCK, folder, ""):  # removes both files
+        if {file.name for file in folder.iterdir()} <= {files.LOCK, files.HOLDER}:
+            with files.hold(folder / files.LOCK, folder, ""):  # removes both files
                 pass
-            folder.rmdir()
+            if made:
+                folder.rmdir()
 
 
 FREE_TO_CHANGE = {

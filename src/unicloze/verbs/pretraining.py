@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.cores import processes, tune_allocator
 from unicloze.errors import UniclozeError, UsageError, check_at_least, check_seed, options_begin_with
-from unicloze.files import LEDGER, RECIPE, TOKENIZER
+from unicloze.files import RECIPE, TOKENIZER, is_run
 from unicloze.verbs.options import (
     DEFAULT_RECIPE,
     JSON,
@@ -288,7 +288,7 @@ def _on_beginning(toy: Recipe, whole: Recipe, folder: Path) -> Recipe:
     choose_device(whole.training)
     if whole.tokenizer.path is not None:
         Tokenizer.load(whole.tokenizer.path)
-    own = not folder.exists() or (folder / LEDGER).is_file() or not any(folder.iterdir())
+    own = not folder.exists() or is_run(folder) or not any(folder.iterdir())
     beginning = beginning_of(toy.data, folder) if own else None  # a foreign folder is rejected later, untouched
     return toy if beginning is None else toy.changed("data", corpus=[str(beginning)])
 
