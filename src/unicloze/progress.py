@@ -39,6 +39,11 @@ def span(seconds: float) -> str:
     return f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{seconds:,.0f} s"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in the singular or plural, such as 1 step or 1,200 steps."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def say(line: str) -> None:
     """Print a line to stderr, above the progress bar if there is one; at a terminal it wraps at words."""
     width = _width() if at_terminal() else sys.maxsize

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from unicloze.files import Plain
 from unicloze.finetuning.seeds import OverSeeds
+from unicloze.progress import counted
 from unicloze.report.charts import Line, line_chart, short
 from unicloze.report.frame import render
 from unicloze.report.history import History
@@ -219,7 +220,7 @@ def caption(comparison: Comparison) -> str:
     """Explanation of the figures."""
     spread = "mean ± standard deviation over" if comparison.seeds > 1 else "of"
     return " ".join([
-        f"Budget {comparison.budget} for each run, {spread} {comparison.seeds} seed{'s' * (comparison.seeds != 1)}. "
+        f"Budget {comparison.budget} for each run, {spread} {counted(comparison.seeds, 'seed')}. "
         f"Measured on the same {comparison.windows:,} held-out windows of {comparison.window} tokens, with the same masks; "
         f"{NOT_DEFINED}: the objective does not define it, or it was not measured. FLOPs count slots and predictions; "
         "seconds cover the whole run with its evaluations.",

@@ -28,6 +28,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.files import write_file
 from unicloze.packing import bucket_cost, bucket_sizes, collate_buckets
+from unicloze.progress import counted
 from unicloze.settings import Pooling, Recipe
 from unicloze.text.windows import Windows, without_start
 from unicloze.training.loading import LoadedModel
@@ -66,7 +67,7 @@ class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
         if self.texts is None:
             return str(np.asarray(self))
         if self.out is not None:
-            return f"{self.out}: {len(self.texts):,} vector{'s' * (len(self.texts) != 1)} of {self.shape[1]}"
+            return f"{self.out}: {counted(len(self.texts), 'vector')} of {self.shape[1]}"
         return self.json_lines().removesuffix("\n")
 
     def json_lines(self) -> str:

@@ -22,6 +22,7 @@ from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import check_steps
 from unicloze.model.recurrent.model import RecurrentModel, RecurrentSteps, StepModel, TranslationModel, TranslationSteps
 from unicloze.objectives.generation_format import GenerationFormat
+from unicloze.progress import counted
 from unicloze.settings import ModelSettings
 from unicloze.visibility_masks import hypothesis_mask, source_mask, with_pseudo_masks
 
@@ -56,7 +57,7 @@ class Sources:
         tokens, most = max(map(len, sources)), layout.room(model.max_positions, max_length)
         if tokens > most:
             raise UsageError(
-                f"a source of {tokens} token{'s' * (tokens != 1)} and {max_length} of target are more than the model's "
+                f"a source of {counted(tokens, 'token')} and {max_length} of target are more than the model's "
                 f"{model.max_positions} positions hold: give a source of at most {most}, or a smaller max_length"
             )
         self.model, self.layout = model, layout

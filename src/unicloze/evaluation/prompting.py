@@ -32,7 +32,7 @@ from unicloze.errors import UniclozeError, UsageError, check_at_least, check_see
 from unicloze.evaluation.metrics.registry import metric, of_lists
 from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.files import Plain, read_bytes
-from unicloze.progress import Progress
+from unicloze.progress import Progress, counted
 from unicloze.recipes.schema import Setting, parsed
 from unicloze.records import read_records
 from unicloze.records.record import Record
@@ -103,7 +103,7 @@ class PromptResult(Plain):
     def __str__(self) -> str:
         how = {"chain": "by the chain rule", "par": "by PAR", "generation": "generated"}[self.by]
         each = {"sum": "", "token": ", log-likelihood per token", "byte": ", log-likelihood per byte"}[self.normalise]
-        shots = f"{self.shots} example{'s' * (self.shots != 1)}"
+        shots = counted(self.shots, "example")
         lines = [f"{self.task}, {self.records:,} records, {shots} in the prompt, {how}{each}"]
         lines += [f"  {line}" for result in self.scores.values() for line in str(result).split("\n")]
         if not self.scores:

@@ -20,7 +20,7 @@ from unicloze.evaluation.metrics.result import MetricResult
 from unicloze.example import Batch, Examples, collate
 from unicloze.files import write_file
 from unicloze.finetuning.data import TaskData, buckets_by_length
-from unicloze.progress import Progress
+from unicloze.progress import Progress, counted
 from unicloze.records.record import Record
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, generation
@@ -219,7 +219,7 @@ def generated(
     longest = max(map(len, sources.values()), default=0)
     if longest > layout.room(positions, decoding.max_length):
         left = positions - len(layout.opening) if layout.restarts else layout.room(positions, longest)
-        has = f"with a source of {longest} token{'s' * (longest != 1)} the model has positions for {left}"
+        has = f"with a source of {counted(longest, 'token')} the model has positions for {left}"
         raise UsageError(f"decoding.max_length is {decoding.max_length}, but {has}: give no more")
     tokens = list(sources.values())
     return generate_parts(model.model, tokens, decoding, layout, first=first, progress=progress, draws=draws)

@@ -25,6 +25,7 @@ from unicloze.finetuning.predict import predict, write_predictions
 from unicloze.finetuning.run import FinetuneResult, finetune_run
 from unicloze.finetuning.scores import measure
 from unicloze.interop.read import open_model
+from unicloze.progress import counted
 from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.training.loading import LoadedModel
@@ -160,7 +161,7 @@ def _refuse_others(out: Path, first: int, seeds: int) -> None:
     there = sorted(int(name) for name in names if name.isdecimal())
     others = [seed for seed in there if not first <= seed < first + seeds]
     if seeds == 1 and there:
-        what = f"{len(there)} run{'s' * (len(there) > 1)} of --seeds, in folders seed-N"
+        what = f"{counted(len(there), 'run')} of --seeds, in folders seed-N"
     elif seeds > 1 and (out / RECIPE).is_file():
         what = "a run without --seeds"
     elif seeds > 1 and not there and (out / RESULTS).exists():

@@ -33,6 +33,7 @@ from unicloze.interop.tables import Table
 from unicloze.interop.tokenizer_files import open_tokenizer, read_tokenizer
 from unicloze.model.build import shapes_only
 from unicloze.model.model import UnifiedModel
+from unicloze.progress import counted
 from unicloze.recipes import save_recipe
 from unicloze.settings import ModelSettings, Precision, TaskSettings, TokenizerSettings, TrainingSettings
 from unicloze.tasks import TASKS
@@ -95,7 +96,7 @@ def in_words(names: Iterable[str], notes: Mapping[str, str] | None = None) -> st
 
 
 def _counted(names: Collection[str]) -> str:
-    return f"{len(names):,} tensor{'s' if len(names) > 1 else ''}"
+    return counted(len(names), "tensor")
 
 
 def _size(shape: Sequence[int]) -> str:

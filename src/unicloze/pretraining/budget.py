@@ -21,6 +21,7 @@ from unicloze.mixtures import Phase, phases
 from unicloze.model.build import Model, shapes_only
 from unicloze.model.flops import Amounts
 from unicloze.pretraining.data import build_sampler, phrases_for, teacher_of
+from unicloze.progress import counted
 from unicloze.settings import Recipe
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
@@ -122,7 +123,7 @@ def with_steps(recipe: Recipe, budget: Budget, cost: Cost, given: Collection[str
     if "training.warmup_steps" not in given:
         warmup = min(warmup, max(1, steps // 10))
     elif 0 < steps < warmup:
-        few = f"the budget {budget} allows recipe {recipe.name} only {steps:,} step{'s' * (steps > 1)}: lower it"
+        few = f"the budget {budget} allows recipe {recipe.name} only {counted(steps, 'step')}: lower it"
         raise UsageError(f"training.warmup_steps is {warmup:,}, but {few}, or raise the budget.")
     if own.decay_steps is not None:  # the same share of the steps
         decay = min(max(1, round(own.decay_steps * steps / own.steps)), steps - warmup) or None

@@ -17,6 +17,7 @@ from typing import Any
 
 from unicloze.errors import UniclozeError, option_of
 from unicloze.files import LARGEST_FILE, read_bytes
+from unicloze.progress import counted
 from unicloze.settings import PYTHON_DOCS
 from unicloze.text.python_docs import summaries
 
@@ -119,7 +120,7 @@ def separated(text: str, path: Path, *, delimiter: str, quoted: bool, blank: boo
             if twice is not None:
                 raise UniclozeError(f"{path}, line {line}: two columns have the name '{twice}': rename one")
         elif len(row) != len(names):
-            has = f"{len(row)} column{'s' * (len(row) != 1)} where the header, the first line, has {len(names)}"
+            has = f"{counted(len(row), 'column')} where the header, the first line, has {len(names)}"
             cure = f"quote fields that contain {delimiter!r}" if quoted else "remove tabs within fields"
             raise UniclozeError(f"{path}, line {line}: {has} ({', '.join(names)}): give each line as many, or {cure}")
         else:
@@ -183,7 +184,7 @@ def read_conllu(text: str, path: Path) -> Lines:
     body = "\n".join("#" if line.startswith("#") else line for line in text.split("\n"))
     for line, columns in _sentences(body, path, lambda row: row.split("\t"), re.compile(r"#|\d+[-.]\d+")):
         if len(columns) != len(CONLLU_COLUMNS):
-            has = f"{len(columns)} column{'s' * (len(columns) != 1)} where CoNLL-U has {len(CONLLU_COLUMNS)}"
+            has = f"{counted(len(columns), 'column')} where CoNLL-U has {len(CONLLU_COLUMNS)}"
             cure = f"separate them by tabs, with _ for no value, or choose another {option_of('task.format')}"
             raise UniclozeError(f"{path}, line {line}: {has}: {cure}")
         fields: dict[str, Any] = dict(zip(CONLLU_COLUMNS, columns, strict=True))
@@ -214,7 +215,7 @@ def _sentences(
             continue
         width = width or len(cells)
         if len(cells) != width:
-            has = f"{len(cells)} column{'s' * (len(cells) != 1)} where the first line has {width}"
+            has = f"{counted(len(cells), 'column')} where the first line has {width}"
             cure = "give each line as many, separated by tabs if a word contains spaces"
             raise UniclozeError(f"{path}, line {number}: {has}: {cure}")
         start = start if rows else number

@@ -24,6 +24,7 @@ from typing import Any, cast
 from xml.etree import ElementTree
 
 from unicloze.errors import UniclozeError
+from unicloze.progress import counted
 from unicloze.records.files import Lines, Reader, comma_separated, jsonl, parse_json
 
 # Each line is a record with tab-separated columns; quotation marks are text. The header, or without one the number of
@@ -87,7 +88,7 @@ def read_glue(text: str, path: Path, *, task: str) -> Lines:
         elif layout.drops_broken and "label" in roles[len(first)].values():
             broken.append(number)
         else:
-            has = f"{len(cells)} column{'s' * (len(cells) != 1)} where {' or '.join(map(str, known))} are expected"
+            has = f"{counted(len(cells), 'column')} where {' or '.join(map(str, known))} are expected"
             raise UniclozeError(f"{path}, line {number}: {has}: mend the line, or choose another format (task.format)")
     if broken:
         named = ", ".join(map(str, broken[:NAMED])) + (", ..." if len(broken) > NAMED else "")

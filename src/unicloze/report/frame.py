@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from unicloze.errors import UniclozeError
 from unicloze.files import begins_like
+from unicloze.progress import counted
 from unicloze.report.history import History, mapping, moment, number
 
 PAGE_STYLE = "report/templates/page.css"
@@ -103,7 +104,7 @@ def cards_of_the_process(history: History) -> list[Card]:
     starts = f"over {history.processes} starts"
     once = "from the first start to the last entry"
     start, threads = history.start, history.start.get("threads")
-    parts = start.get("precision"), f"{threads} thread{'s' * (threads != 1)}" if threads else None
+    parts = start.get("precision"), counted(threads, "thread") if threads else None
     return [
         ("time", duration(history.seconds), starts if history.processes > 1 else once),
         ("device", str(start.get("device", "-")), ", ".join(str(part) for part in parts if part)),

@@ -18,6 +18,7 @@ import uvicorn
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import Plain
+from unicloze.progress import counted
 from unicloze.serving.app import build_app
 from unicloze.serving.guard import Connection, Guard, Limits, is_loopback
 from unicloze.serving.served_model import ServedModel, VectorPrecision
@@ -41,8 +42,7 @@ class Served(Plain):
     refused: int  # requests answered with an error
 
     def __str__(self) -> str:
-        requests = f"request{'s' * (self.answered != 1)}"
-        return f"{self.model} at {self.url}: answered {self.answered:,} {requests}, refused {self.refused:,}"
+        return f"{self.model} at {self.url}: answered {counted(self.answered, 'request')}, refused {self.refused:,}"
 
 
 def token_of(file: Path | None, host: str) -> str | None:
