@@ -81,7 +81,7 @@ COMMANDS: tuple[tuple[str, dict[str, Change]], ...] = (
         "--text": ("--text 'The [MASK] cat.'", "--text 'A [MASK].'"),
         "--file": ("--file {masked.txt}", "--file {masked.jsonl}"),
     }),
-    (f"{FILL} --file {{masked.jsonl}}", {"--text-field": "--text-field body"}),
+    (f"{FILL} --file {{masked.jsonl}}", {"--text-field": "--text-field body", "--quiet": "--quiet"}),
     (FILLED, {"--top-k": "--top-k 2", "--order": "--order confidence", "--device": NO_SUCH_DEVICE, "--json": "--json"}),
     *(
         change for verb in ("score", "embed") for change in (
@@ -90,7 +90,9 @@ COMMANDS: tuple[tuple[str, dict[str, Change]], ...] = (
                 "--text": ("--text 'The old cat.'", "--text 'The old dog.'"),
                 "--file": ("--file {texts.txt}", "--file {texts-3.txt}"),
             }),
-            (f"{verb} --model {{RUN:unilmv2}} --file {{masked.jsonl}}", {"--text-field": "--text-field body"}),
+            (f"{verb} --model {{RUN:unilmv2}} --file {{masked.jsonl}}", {
+                "--text-field": "--text-field body", "--quiet": "--quiet",
+            }),
             (f"{verb} --model {{RUN:unilmv2}} {OLD}", {"--device": NO_SUCH_DEVICE, "--json": "--json"}),
         )
     ),

@@ -166,6 +166,20 @@ def test_bad_input_is_refused(arguments: dict, message: str) -> None:
         embed(loaded(), **arguments)
 
 
+def test_the_progress_through_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, file = loaded(), tmp_path / "texts.txt"
+    file.write_text("the list\nthe [MASK]\n", encoding="utf-8")
+    for verb, said in ((verbs.embed, "embed: 2 of 2 windows"), (verbs.score, "score: 6 of 6 predictions")):
+        verb(model, file=file)
+        assert said in capsys.readouterr().err
+        verb(model, file=file, quiet=True)
+        verb(model, "the list" if verb is verbs.score else ["the list"])
+        assert not capsys.readouterr().err
+    file.write_text("the [MASK]\n", encoding="utf-8")
+    verbs.fill(model, file=file)
+    assert "fill: 1 of 1 texts" in capsys.readouterr().err
+
+
 def test_vectors_are_written_and_printed(tmp_path: Path) -> None:
     model, texts = loaded(), ["the list", "the"]
     file = tmp_path / "texts.txt"

@@ -66,11 +66,11 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._show and at_terminal():
-            counted = "{n_fmt} {unit} {elapsed}" if self.total is None else "{n_fmt}/{total_fmt} {elapsed}<{remaining}"
+            count = "{n_fmt} {unit} {elapsed}" if self.total is None else "{n_fmt}/{total_fmt} {elapsed}<{remaining}"
             self._bar = tqdm(
                 total=self.total, desc=self.what or None, unit=self.unit, initial=self.done, file=sys.stderr,
                 dynamic_ncols=True, mininterval=0.5, unit_scale=self.unit == "bytes",
-                bar_format=("{desc}: " * bool(self.what) + counted if self.total is None else "{l_bar}{bar}| " + counted)
+                bar_format=("{desc}: " * bool(self.what) + count if self.total is None else "{l_bar}{bar}| " + count)
                 + "{postfix}",
             )  # fmt: skip
         self._began = self._last = time.monotonic()
@@ -105,11 +105,11 @@ class Progress:
             self._bar.set_postfix_str(text, refresh=False)
 
     def _say(self) -> None:
-        counted = f"{self.done:,}" if self.unit != "bytes" else short(self.done)
+        count = f"{self.done:,}" if self.unit != "bytes" else short(self.done)
         if self.total is not None:
-            counted += f" of {self.total:,}" if self.unit != "bytes" else f" of {short(self.total)}"
+            count += f" of {self.total:,}" if self.unit != "bytes" else f" of {short(self.total)}"
         spent = time.monotonic() - self._began
-        line = f"{self.what}: {counted} {self.unit}" if self.what else f"{counted} {self.unit}"
+        line = f"{self.what}: {count} {self.unit}" if self.what else f"{count} {self.unit}"
         say(", ".join(filter(None, [line, self._note, f"{spent:,.0f} s" + self._left(spent)])))
         self._said, self._last = self.done, time.monotonic()
 

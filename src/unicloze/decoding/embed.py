@@ -28,7 +28,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.files import write_file
 from unicloze.packing import bucket_cost, bucket_sizes, collate_buckets
-from unicloze.progress import counted
+from unicloze.progress import Progress, counted
 from unicloze.settings import Pooling, Recipe
 from unicloze.text.windows import Windows, without_start
 from unicloze.training.loading import LoadedModel
@@ -101,6 +101,7 @@ def embed(
     pooling: Pooling | None = None,
     batch_size: int = 32,
     truncate: bool = False,
+    progress: bool = False,
 ) -> npt.NDArray[np.float32]:
     """Embed each text, read unmasked in the direction set by the model's recipe (`use.visibility`).
 
@@ -115,6 +116,7 @@ def embed(
             recipe.
         batch_size: Maximum number of rows per forward pass.
         truncate: Read only the first window of each text.
+        progress: Show progress.
 
     Returns:
         Of length 1 if the recipe says so (`use.normalize`). *Shape:* (texts, hidden size)
@@ -157,10 +159,12 @@ def embed(
         return pooled
 
     blocks = list(by_length([len(piece) for piece in pieces], batch_size, passes=passes_at_once(model)))
-    for block, found in zip(blocks, each_block(model, sums_of, blocks), strict=True):
-        for i, (total, count) in zip(block, found, strict=True):
-            sums[pieces[i].text] += total
-            counts[pieces[i].text] += count
+    with Progress("embed", len(pieces), "windows", show=progress) as bar:
+        for block, found in zip(blocks, each_block(model, sums_of, blocks), strict=True):
+            for i, (total, count) in zip(block, found, strict=True):
+                sums[pieces[i].text] += total
+                counts[pieces[i].text] += count
+            bar.update(len(block))
     vectors = sums / counts[:, None]
     if model.recipe.use.normalize:
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(min=1e-12)

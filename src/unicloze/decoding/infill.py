@@ -22,6 +22,7 @@ from unicloze.errors import UsageError
 from unicloze.example import Examples
 from unicloze.files import Plain, PlainList
 from unicloze.objectives import Ability
+from unicloze.progress import Progress
 from unicloze.settings import Order
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import MASK, Vocabulary
@@ -204,7 +205,13 @@ def fill(model: LoadedModel, text: str, *, top_k: int = 5, order: Order | Sequen
 
 
 def fill_texts(
-    model: LoadedModel, texts: Sequence[str], *, top_k: int = 5, order: Order | None = None, place: str = "texts"
+    model: LoadedModel,
+    texts: Sequence[str],
+    *,
+    top_k: int = 5,
+    order: Order | None = None,
+    place: str = "texts",
+    progress: bool = False,
 ) -> FillResults:
     """Fill several texts as `fill` does, together."""
     asked = []
@@ -213,8 +220,12 @@ def fill_texts(
             asked.append(ready_to_fill(model, text, top_k=top_k, order=order))
         except UsageError as error:
             raise UsageError(f"{place}:{number}: {error}") from error
-    blocks = (asked[first : first + _TEXTS_AT_ONCE] for first in range(0, len(asked), _TEXTS_AT_ONCE))
-    return FillResults(result for block in blocks for result in _filled(model, block))
+    filled: list[FillResult] = []
+    with Progress("fill", len(asked), "texts", show=progress) as bar:
+        for first in range(0, len(asked), _TEXTS_AT_ONCE):
+            filled += _filled(model, asked[first : first + _TEXTS_AT_ONCE])
+            bar.update(len(filled) - first)
+    return FillResults(filled)
 
 
 def _filled(model: LoadedModel, asked: Sequence[ToFill]) -> list[FillResult]:

@@ -440,16 +440,17 @@ def passes_at_once(model: LoadedModel) -> int:
     return max(count for count in range(1, PASSES_AT_ONCE + 1) if threads % count == 0)
 
 
-def each_block(model: LoadedModel, work: Callable[[Int64s], T], blocks: Sequence[Int64s]) -> list[T]:
+def each_block(model: LoadedModel, work: Callable[[Int64s], T], blocks: Sequence[Int64s]) -> Iterator[T]:
     """What a forward pass finds for each block.
 
     On a CPU the threads divide many blocks among them: those that share a pass wait for each other at every operation.
     """
     threads, passes = torch.get_num_threads(), passes_at_once(model)
     if len(blocks) < 2 * passes:
-        return [work(block) for block in blocks]
+        yield from map(work, blocks)
+        return
     with _threads(threads // passes), ThreadPoolExecutor(passes) as pool:
-        return [*pool.map(work, blocks)]
+        yield from pool.map(work, blocks)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from unicloze.files import Plain, PlainList
 from unicloze.mixtures import parts
 from unicloze.model.model import perplexity
 from unicloze.objectives import OBJECTIVES, Ability, defined
+from unicloze.progress import Progress
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.training.loading import LoadedModel
 
@@ -82,7 +83,7 @@ def _remember(model: LoadedModel, pieces: Sequence[inputs.ReadWindow], memory: M
 
 
 Measure = Literal["pseudo", "chain"]
-Progress = Callable[[int], object]
+Report = Callable[[int], object]
 
 _ASKS: dict[Measure, tuple[Ability, str]] = {
     "pseudo": ("cloze", "a pseudo-log-likelihood"),
@@ -161,7 +162,7 @@ class Scores(PlainList[TextScore]):
         return "\n".join(map(str, [*self, together(self)] if len(self) > 1 else self))
 
 
-def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> list[TextScore]:
+def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32, progress: bool = False) -> list[TextScore]:
     """Score texts: the chain rule takes one batch row per window, masking each token alone takes one row per token.
 
     A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never
@@ -172,6 +173,7 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> 
         model: The model.
         texts: The texts; names of special tokens in them are plain text.
         batch_size: Maximum number of rows per forward pass.
+        progress: Show progress.
 
     Raises:
         UsageError: A text is blank, `batch_size` is below 1, or the model has no head for tokens.
@@ -181,9 +183,13 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32) -> 
     tokens, pieces = inputs.cut(model, texts)
     special, objective = model.tokenizer.vocabulary.special, inputs.objective_of(model.recipe)
     logs: dict[Measure, list[inputs.Logs] | None] = dict.fromkeys(_ASKS)
-    for measure in (name for name in _ASKS if defines(objective, name)):
-        found = log_probabilities(model, pieces, measure, batch_size=batch_size)
-        logs[measure] = np.split(np.concatenate([np.empty(0), *found]), np.cumsum([len(ids) for ids in tokens])[:-1])
+    measures = [name for name in _ASKS if defines(objective, name)]
+    asked = len(measures) * sum(int((~np.isin(ids, special)).sum()) for ids in tokens)
+    with Progress("score", asked, "predictions", show=progress) as bar:
+        for measure in measures:
+            found = log_probabilities(model, pieces, measure, batch_size=batch_size, progress=bar.update)
+            ends = np.cumsum([len(ids) for ids in tokens])[:-1]
+            logs[measure] = np.split(np.concatenate([np.empty(0), *found]), ends)
     scores, windows = [], Counter(piece.text for piece in pieces)
     for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
         unscored = int(np.isin(ids, special).sum())
@@ -217,7 +223,7 @@ def log_probabilities(
     measure: Measure,
     *,
     batch_size: int,
-    progress: Progress = lambda _: None,
+    progress: Report = lambda _: None,
 ) -> list[inputs.Logs]:
     """log p of each token of each piece; nan for tokens that are not scored."""
     check_defines(inputs.objective_of(model.recipe), measure)
@@ -235,7 +241,7 @@ def log_probabilities(
 
 
 def _ask(
-    loaded: LoadedModel, pieces: Sequence[inputs.ReadWindow], measure: Measure, batch_size: int, progress: Progress,
+    loaded: LoadedModel, pieces: Sequence[inputs.ReadWindow], measure: Measure, batch_size: int, progress: Report,
     memory: Memory | None, *, fills: bool = False,
 ) -> list[inputs.Logs]:  # fmt: skip
     """One row per piece by the chain rule, one per token that is masked alone; `memory` has one per piece."""

@@ -47,6 +47,7 @@ def fill(
     device: Device = "auto",
     file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
     text_field: Field = "text",
+    quiet: bool = False,
 ) -> FillResult | FillResults:
     """Fill the [MASK]s of a text: candidates for all masks at once, or one mask after the other.
 
@@ -61,6 +62,7 @@ def fill(
             stays where it is.
         file: File of texts, one per row: the lines of a .txt, or the records of a .jsonl or .parquet, also .gz, .zst.
         text_field: Field of a .jsonl or column of a .parquet that holds the text.
+        quiet: Show no progress through a file.
 
     Returns:
         The filled text; for a file a list, one per row.
@@ -80,8 +82,8 @@ def fill(
 
     _check_source(text, file, text_field, "fill")
     if file is not None:
-        texts = _texts(file, text_field)
-        return infill.fill_texts(open_model(model, device), texts, top_k=top_k, order=order, place=str(file))
+        texts, loaded = _texts(file, text_field), open_model(model, device)
+        return infill.fill_texts(loaded, texts, top_k=top_k, order=order, place=str(file), progress=not quiet)
     if not isinstance(text, str):
         raise UsageError(f"text is of type {type(text).__name__}: give a single string.")
     return infill.fill(open_model(model, device), text, top_k=top_k, order=order)
@@ -93,6 +95,7 @@ def score(
     file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
     device: Device = "auto",
     text_field: Field = "text",
+    quiet: bool = False,
 ) -> Scores:
     """Compute the log-likelihood of a text by the chain rule, and its pseudo-log-likelihood.
 
@@ -104,6 +107,7 @@ def score(
         file: As of `fill`.
         device: As of `fill`.
         text_field: As of `fill`.
+        quiet: As of `fill`.
 
     Examples:
         unicloze score --model runs/quickstart --text "Return a copy of the list."
@@ -123,7 +127,8 @@ def score(
     if strange is not None or not texts:
         given = "no text" if strange is None else f"a value of type {type(strange).__name__}"
         raise UsageError(f"the texts to score contain {given}: give strings.")
-    return likelihood.Scores(likelihood.score(open_model(model, device), texts))
+    shown = text is None and not quiet
+    return likelihood.Scores(likelihood.score(open_model(model, device), texts, progress=shown))
 
 
 def _check_source(text: object, file: object, text_field: str, verb: str) -> None:
@@ -168,6 +173,7 @@ def embed(
     file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
     out: File | None = None,
     text_field: Field = "text",
+    quiet: bool = False,
 ) -> Vectors:
     """Embed texts: pool the encoder's last hidden states to one vector per text.
 
@@ -184,6 +190,7 @@ def embed(
         out: File to write: .npy, an array with one row per text, or .jsonl, one JSON object per line (default: print JSON
             lines).
         text_field: As of `fill`.
+        quiet: As of `fill`.
 
     Returns:
         *Shape:* (texts, hidden size)
@@ -205,7 +212,8 @@ def embed(
     check_ending(out)
     check_file(out, file, begins=[] if out is None else [BEGINNINGS[Path(out).suffix]])
     given = texts if texts is not None else _texts(file, text_field)
-    found = embedding.embed(open_model(model, device, precision), given, pooling=pooling, batch_size=batch_size)
+    loaded, shown = open_model(model, device, precision), texts is None and not quiet
+    found = embedding.embed(loaded, given, pooling=pooling, batch_size=batch_size, progress=shown)
     vectors = Vectors.of(found, given, out)
     if out is not None:
         write_vectors(vectors, Path(out))
