@@ -96,6 +96,7 @@ COMMANDS: tuple[tuple[str, dict[str, Change]], ...] = (
             (f"{verb} --model {{RUN:unilmv2}} {OLD}", {"--device": NO_SUCH_DEVICE, "--json": "--json"}),
         )
     ),
+    (f"score --model {{RUN:unilmv2}} {OLD}", {"--mode": "--mode chain"}),
     (f"embed --model {{RUN:unilmv2}} {OLD}", {
         "--out": ("--out a.npy", "--out b.jsonl"), "--pooling": "--pooling last", "--batch-size": "--batch-size 1",
         "--precision": "--precision bf16",

@@ -285,6 +285,17 @@ def test_a_measure_that_the_objective_lacks_is_none_and_refused(target: str, mea
         log_probabilities(model, [], measure, batch_size=2)
 
 
+@pytest.mark.parametrize("mode", ["chain", "pseudo"])
+def test_one_measure_alone_is_the_same_number(mode: Any) -> None:
+    model = loaded()
+    (both,), (alone,) = score(model, [TEXT]), score(model, [TEXT], mode=mode)
+    assert score(model, [TEXT], mode="both") == [both]
+    for name in ("chain", "pseudo"):
+        expected = getattr(both, f"{name}_per_token") if name == mode else None
+        assert getattr(alone, f"{name}_per_token") == expected
+    assert len(str(alone).split("\n")) < len(str(both).split("\n"))
+
+
 def test_an_unknown_token_is_read_and_not_scored() -> None:
     """Its bytes would count in the bits per byte, but not its surprisal."""
     whole, part, nothing = score(loaded(wordpiece()), ["the list", "the zzz list", "zzz"])

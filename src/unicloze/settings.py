@@ -46,7 +46,7 @@ Order = Literal["confidence", "left-to-right", "span"]
 """Order in which masks are filled: most confident first, left to right, or one span of adjacent masks at a time."""
 
 Mode = Literal["pseudo", "chain", "both"]
-"""How sentences are compared: by pseudo-log-likelihood, by the chain rule, or by both."""
+"""How texts are scored: by pseudo-log-likelihood, by the chain rule, or by both."""
 
 Pooling = Literal["mean", "first", "last"]
 """Which last hidden states become the vector of a text: the mean of all, or that of the first or last token."""

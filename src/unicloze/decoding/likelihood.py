@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from unicloze.mixtures import parts
 from unicloze.model.model import perplexity
 from unicloze.objectives import OBJECTIVES, Ability, defined
 from unicloze.progress import Progress
-from unicloze.settings import ObjectiveSettings, Recipe
+from unicloze.settings import Mode, ObjectiveSettings, Recipe
 from unicloze.training.loading import LoadedModel
 
 
@@ -162,7 +162,14 @@ class Scores(PlainList[TextScore]):
         return "\n".join(map(str, [*self, together(self)] if len(self) > 1 else self))
 
 
-def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32, progress: bool = False) -> list[TextScore]:
+def score(
+    model: LoadedModel,
+    texts: Sequence[str],
+    *,
+    mode: Mode | None = None,
+    batch_size: int = 32,
+    progress: bool = False,
+) -> list[TextScore]:
     """Score texts: the chain rule takes one batch row per window, masking each token alone takes one row per token.
 
     A text's score depends neither on the other texts nor on `batch_size`, up to rounding. Tokens the model never
@@ -172,18 +179,19 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32, pro
     Args:
         model: The model.
         texts: The texts; names of special tokens in them are plain text.
+        mode: What to compute; default: all that the objective defines.
         batch_size: Maximum number of rows per forward pass.
         progress: Show progress.
 
     Raises:
-        UsageError: A text is blank, `batch_size` is below 1, or the model has no head for tokens.
+        UsageError: A text is blank, `batch_size` is below 1, or the model does not define what `mode` asks for.
         UniclozeError: The model predicts nan.
     """
     inputs.check_predicts_tokens(model, "score texts")
     tokens, pieces = inputs.cut(model, texts)
     special, objective = model.tokenizer.vocabulary.special, inputs.objective_of(model.recipe)
     logs: dict[Measure, list[inputs.Logs] | None] = dict.fromkeys(_ASKS)
-    measures = [name for name in _ASKS if defines(objective, name)]
+    measures = measures_of(objective, mode)
     asked = len(measures) * sum(int((~np.isin(ids, special)).sum()) for ids in tokens)
     with Progress("score", asked, "predictions", show=progress) as bar:
         for measure in measures:
@@ -206,6 +214,18 @@ def score(model: LoadedModel, texts: Sequence[str], *, batch_size: int = 32, pro
 def defines(objective: ObjectiveSettings, measure: Measure) -> bool:
     """Whether the objective defines a measure."""
     return inputs.part_with(objective, _ASKS[measure][0]) is not None
+
+
+def measures_of(objective: ObjectiveSettings, mode: Mode | None) -> list[Measure]:
+    """The measures of a mode, all of which the objective must define; by default those that it defines."""
+    if mode is None:
+        return [name for name in _ASKS if defines(objective, name)]
+    if mode not in get_args(Mode):
+        raise UsageError(f"mode is {mode!r}: give one of {', '.join(get_args(Mode))}")
+    measures: list[Measure] = [*_ASKS] if mode == "both" else [mode]
+    for measure in measures:
+        check_defines(objective, measure)
+    return measures
 
 
 def check_defines(objective: ObjectiveSettings, measure: Measure) -> None:

@@ -22,12 +22,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from unicloze.decoding.inputs import objective_of, pieces_of
-from unicloze.decoding.likelihood import Measure, check_defines, defines, log_probabilities
-from unicloze.errors import UniclozeError, UsageError, check_at_least
+from unicloze.decoding.likelihood import Measure, defines, log_probabilities, measures_of
+from unicloze.errors import UniclozeError, check_at_least
 from unicloze.files import Plain, read_bytes
 from unicloze.progress import Progress
 from unicloze.records.files import decoded, jsonl, read_text
-from unicloze.settings import DataSettings, Mode, ObjectiveSettings
+from unicloze.settings import DataSettings, Mode
 from unicloze.text.documents import Document
 from unicloze.text.lineage import read_lineage
 from unicloze.text.sources import documents_of
@@ -277,10 +277,10 @@ def blimp(
     progress: bool = True,
 ) -> BlimpResult:
     """Compare the sentences of all pairs."""
-    if mode is not None and mode not in get_args(Mode):
-        raise UsageError(f"mode is {mode!r}: give one of {', '.join(get_args(Mode))}")
     check_at_least(1, limit=limit)
-    sets, measures = read_pairs(path), _measures(objective_of(model.recipe), mode)
+    objective = objective_of(model.recipe)
+    measures = measures_of(objective, mode or ("pseudo" if defines(objective, "pseudo") else "chain"))
+    sets = read_pairs(path)
     if filter_by is not None:
         wanted = {word for one in sets for pair in one.pairs for text in pair for word in words_of(text)}
         if filter_by == CORPUS:
@@ -309,22 +309,13 @@ def accuracies(
     model: LoadedModel, path: str | Path, *, limit: int | None = None, progress: bool = True
 ) -> dict[str, float | None]:
     """Mean accuracy over all sets in percent: `blimp_pseudo` and `blimp_chain`, None if the objective does not define it."""
-    known: list[Measure] = [m for m in get_args(Measure) if defines(objective_of(model.recipe), m)]
+    known = measures_of(objective_of(model.recipe), None)
     result: dict[str, float | None] = {f"blimp_{measure}": None for measure in get_args(Measure)}
     if known:
         mode: Mode = "both" if len(known) == 2 else known[0]
         judged = blimp(model, path, mode=mode, limit=limit, progress=progress)
         result |= {f"blimp_{measure}": 100 * value for measure, value in judged.accuracy.items()}
     return result
-
-
-def _measures(objective: ObjectiveSettings, mode: Mode | None) -> list[Measure]:
-    if mode is None:
-        mode = "pseudo" if defines(objective, "pseudo") else "chain"
-    measures: list[Measure] = ["pseudo", "chain"] if mode == "both" else [mode]
-    for measure in measures:
-        check_defines(objective, measure)
-    return measures
 
 
 def _score(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from unicloze.errors import UniclozeError, UsageError, check_at_least
-from unicloze.settings import Order, Pooling, Precision
+from unicloze.settings import Mode, Order, Pooling, Precision
 from unicloze.verbs.options import (
     Device,
     File,
@@ -95,6 +95,7 @@ def score(
     file: Annotated[PathLike, Option("FILE"), TEXTS] | None = None,
     device: Device = "auto",
     text_field: Field = "text",
+    mode: Mode | None = None,
     quiet: bool = False,
 ) -> Scores:
     """Compute the log-likelihood of a text by the chain rule, and its pseudo-log-likelihood.
@@ -107,15 +108,17 @@ def score(
         file: As of `fill`.
         device: As of `fill`.
         text_field: As of `fill`.
+        mode: Compute only the pseudo-log-likelihood, which takes a pass for each token, or only the chain rule, which
+            takes one for each window; default: all that the model defines.
         quiet: As of `fill`.
 
     Examples:
         unicloze score --model runs/quickstart --text "Return a copy of the list."
-        unicloze score --model runs/quickstart --file sentences.txt --json
+        unicloze score --model runs/quickstart --file sentences.txt --mode chain --json
 
     Raises:
-        UsageError: Neither or both of `text` and `file` are given, a text is blank or not a string, or there is no such
-            device.
+        UsageError: Neither or both of `text` and `file` are given, a text is blank or not a string, there is no such
+            device, or the model does not define what `mode` asks for.
         UniclozeError: There is no complete checkpoint, or the file holds no text or a blank row.
     """
     from unicloze.decoding import likelihood
@@ -128,7 +131,7 @@ def score(
         given = "no text" if strange is None else f"a value of type {type(strange).__name__}"
         raise UsageError(f"the texts to score contain {given}: give strings.")
     shown = text is None and not quiet
-    return likelihood.Scores(likelihood.score(open_model(model, device), texts, progress=shown))
+    return likelihood.Scores(likelihood.score(open_model(model, device), texts, mode=mode, progress=shown))
 
 
 def _check_source(text: object, file: object, text_field: str, verb: str) -> None:
