@@ -25,6 +25,7 @@ from unicloze.finetuning.data import TaskData, finetuning_steps, open_records
 from unicloze.finetuning.initial import task_recipe
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.finetuning.scores import Evaluation, headline, is_better
+from unicloze.finetuning.seeds import FinetuneSummary
 from unicloze.packing import bucket_sizes
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
@@ -118,6 +119,9 @@ def test_patience_counts_no_head_fitted_before_training(
     recipe = recipe_for(start, finetuning__patience=1, finetuning__evaluations=1, training__learning_rate="auto")
     result = finetuned(recipe, start, train, train, tmp_path / "run")
     assert (result.best_step, result.step, result.likeliest) == (0, 6, False)
+    assert "trained to step 6, best by accuracy at step 0, the fitted head" in str(
+        FinetuneSummary(result.out, [result], {})
+    )
 
 
 def test_seeds_give_mean_and_spread(start: LoadedModel, tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ class FinetuneSummary(Plain):
             said = {name: _with_errors(result) for name, result in run.scores.items()}
             values = _chosen_first(said, run.chosen_by)
             how = "kept by likelihood within two standard errors of the best" if run.likeliest else "best by"
-            kept = f", {how} {run.chosen_by} at step {run.best_step:,}" if values else ""
+            step = f"step {run.best_step:,}" + ", the fitted head" * (run.best_step == 0)
+            kept = f", {how} {run.chosen_by} at {step}" if values else ""
             lines.append(f"{run.out}: trained to step {run.step:,}{kept}{_in_line(values)}")
             if run.verdict:
                 lines.append(f"  {run.verdict}")
