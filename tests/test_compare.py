@@ -443,7 +443,7 @@ def test_runs_are_named_by_their_folders(tmp_path: Path, monkeypatch: pytest.Mon
     for words, noted, message in (
         (("mine", str(tmp_path / "mine")), (), f"mine and {tmp_path / 'mine'} are both named"),
         (("own", "mine"), ("auto", "auto"), "own/recipe.yaml and mine are both named auto: leave one out"),
-        (("runs",), (), r"runs is no run, since it has no recipe.yaml: .* `unicloze pretrain` writes runs\.$"),
+        (("runs",), (), r"'runs' is no run, since it has no recipe.yaml: .* `unicloze pretrain` writes runs\.$"),
         (("runs/gpd",), (), r"no recipe or run is named 'runs/gpd': .* writes runs; did you mean 'runs/gpt'\?$"),
         (("gtp",), (), r"no recipe or run is named 'gtp': .* did you mean 'gpt'\?$"),
         (("classification",), (), "recipe classification is of a task, but `compare` trains .* --probe TASK TRAIN DEV"),

@@ -144,7 +144,7 @@ def test_a_setting_of_several_objectives_or_tasks_is_of_one_type(section: str, k
     ("name: !!timestamp soon\n", 1, ("not a valid timestamp",)),
     ("a:\n\tb: 1\n", 2, ("not valid YAML", "'\\t'")),
     ("base: 3\n", 1, ("base is 3", "the name of a recipe")),
-    ("name: x\nbase: unilm\n", 2, ("base: No recipe", "'unilm'", "'unilmv2-base'")),
+    ("name: x\nbase: unilm\n", 2, ("base: no recipe or run", "'unilm'", "'unilmv2-base'")),
     ("base: quickstart\nname: ../evil\n", 2, ("name is '../evil'", "a run's folder")),
     ("schema: 3\nname: later\n", 1, ("schema is 3", "reads 2")),
     ("objective:\n  name: causal\n  mask_rate: 0.3\n", 3, ("mask_rate is not a setting of causal; unilmv2, masked",)),

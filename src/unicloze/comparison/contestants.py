@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unicloze.errors import UsageError, folder_meant
-from unicloze.files import RECIPE
+from unicloze.errors import UsageError
 from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES
 from unicloze.pretraining.budget import Budget, cost_of_a_step, with_steps
 from unicloze.pretraining.data import build_sampler, phrases_for
-from unicloze.recipes import RecipeFiles, read_recipe, recipe_names, task_names
+from unicloze.recipes import RecipeFiles, read_recipe
 from unicloze.recipes.schema import foreign_key, keys_of
 from unicloze.recipes.validation import refuse_not_of_pretraining, refuse_unread
 from unicloze.settings import ObjectiveSettings, Recipe
@@ -71,8 +70,8 @@ def contestants(
         raise UsageError("option --name: each recipe keeps its own name, which also names its row and folder.")
     refuse_not_of_pretraining("compare", overrides, "probe.")
     opened = [_opened(name) for name in names]
-    folders = [folder for _, folder in opened]
-    own = _named([files.recipe() for files, _ in opened], folders, noted)
+    folders = [files.run for files in opened]
+    own = _named([files.recipe() for files in opened], folders, noted)
     for recipe in own:
         if recipe.name in RESERVED_NAMES:
             raise UsageError(
@@ -89,9 +88,9 @@ def contestants(
             )
     extra = max(recipe.tokenizer.extra_tokens for recipe in own)
     sizing = {key: value for key, value in overrides.items() if key in _SIZING}
-    model = None if like is None else _opened(like)[0].recipe(sizing)
+    model = None if like is None else _opened(like).recipe(sizing)
     found = []
-    for (files, _), recipe in zip(opened, own, strict=True):
+    for files, recipe in zip(opened, own, strict=True):
         shared = {} if model is None else _shared_settings(model, recipe)
         shared |= {"tokenizer.extra_tokens": extra, **_those_of(recipe, overrides), "training.copy_to": None}
         try:
@@ -106,25 +105,17 @@ def contestants(
     return found
 
 
-def _opened(name: str) -> tuple[RecipeFiles, Path | None]:
-    """The files of a recipe for pre-training, and the folder of the run that wrote it, if one did."""
-    path, shipped = Path(name), name in (*recipe_names(), *task_names())
-    if not shipped and (path / RECIPE).is_file():
-        path /= RECIPE
-    if not (shipped or path.is_file() or path.suffix in (".yaml", ".yml")):
-        what = f"{name} is no run, since it has no {RECIPE}" if path.is_dir() else f"no recipe or run is named '{name}'"
-        meant = "." if path.is_dir() else folder_meant(name, recipe_names())
-        raise UsageError(f"{what}: `unicloze recipes` lists the recipes, and `unicloze pretrain` writes runs{meant}")
-    files = read_recipe(path)
-    folder = path.parent if path.name == RECIPE and files.files[-1].of_a_run else None
+def _opened(name: str) -> RecipeFiles:
+    """The files of a recipe for pre-training."""
+    files = read_recipe(name)
     recipe = files.recipe()
     if recipe.task.kind:
-        what = f"recipe {recipe.name} is of a task" if folder is None else f"{folder} is a fine-tuning run"
+        what = f"recipe {recipe.name} is of a task" if files.run is None else f"{files.run} is a fine-tuning run"
         raise UsageError(
             f"{what}, but `compare` trains recipes for pre-training: leave it out, and give --probe TASK TRAIN DEV to "
             "fine-tune every model on a task."
         )
-    return files, folder
+    return files
 
 
 def _named(own: Sequence[Recipe], folders: Sequence[Path | None], noted: Sequence[str]) -> list[Recipe]:

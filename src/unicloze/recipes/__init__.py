@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from unicloze.errors import UsageError, did_you_mean
+from unicloze.errors import UsageError, folder_meant
 from unicloze.files import RECIPE, read_bytes, write_file
 from unicloze.recipes import schema
 from unicloze.recipes.schema import parse_options
@@ -72,7 +72,8 @@ def load_recipe(name_or_file: str | os.PathLike[str], overrides: Mapping[str, An
 
 def read_recipe(name_or_file: str | os.PathLike[str]) -> RecipeFiles:
     """Read a recipe's files, from which a command builds the recipe with any overrides."""
-    return RecipeFiles(tuple(_files(_find(name_or_file), ())))
+    path = _find(name_or_file)
+    return RecipeFiles(path, tuple(_files(path, ())))
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,15 @@ class _File:
 
 @dataclass(frozen=True)
 class RecipeFiles:
-    """A recipe as it is written: the files of its bases, then its own."""
+    """A recipe as it is written."""
 
-    files: tuple[_File, ...]
+    path: Path  # its own file
+    files: tuple[_File, ...]  # those of its bases, then its own
+
+    @property
+    def run(self) -> Path | None:
+        """The folder of the run that wrote it, if one did."""
+        return self.path.parent if self.path.name == RECIPE and self.files[-1].of_a_run else None
 
     def recipe(self, overrides: Mapping[str, Any] | None = None) -> Recipe:
         """The recipe with overrides; arguments and errors as for `load_recipe`."""
@@ -172,14 +179,12 @@ def _find(name_or_file: str | os.PathLike[str]) -> Path:
         return SHELF / f"{name}.yaml"
     if name in task_names():
         return SHELF / "tasks" / f"{name}.yaml"
-    path = Path(name)
+    path = Path(_file(name))
     if path.is_file():
         return path
-    if path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
-        cure = "this is a directory; name the recipe file in it" if path.is_dir() else "there is no such file"
-        raise UsageError(f"{path}: {cure}; `unicloze recipes` lists the built-in recipes.")
-    guess = did_you_mean(name, [*recipe_names(), *task_names()])
-    raise UsageError(f"No recipe is named '{name}'{guess} `unicloze recipes` lists all.")
+    what = f"'{name}' is no run, since it has no {RECIPE}" if path.is_dir() else f"no recipe or run is named '{name}'"
+    meant = "." if path.is_dir() else folder_meant(name, [*recipe_names(), *task_names()])
+    raise UsageError(f"{what}: `unicloze recipes` lists the recipes, and `unicloze pretrain` writes runs{meant}")
 
 
 def _files(path: Path, seen: tuple[Path, ...]) -> list[_File]:
@@ -278,7 +283,8 @@ def _expanded(word: str) -> list[str]:
 def _file(word: str) -> str:
     """The recipe file of a run; any other word unchanged."""
     path = Path(word)
-    return str(path / RECIPE) if word not in recipe_names() and (path / RECIPE).is_file() else word
+    shipped = word in (*recipe_names(), *task_names())
+    return str(path / RECIPE) if not shipped and (path / RECIPE).is_file() else word
 
 
 def kept_summaries() -> list[dict[str, Any]] | None:

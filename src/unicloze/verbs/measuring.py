@@ -242,7 +242,6 @@ def measure_task(
         UsageError: There is no such task, metric or option.
         UniclozeError: The files do not match.
     """
-    from unicloze.files import RECIPE
     from unicloze.finetuning.scores import measure_file
     from unicloze.recipes import load_recipe
     from unicloze.recipes.validation import given_settings
@@ -250,7 +249,7 @@ def measure_task(
     from unicloze.tasks.columns import check_fields
 
     check_fixed(overrides, OF_FILES)
-    recipe = load_recipe(Path(task) / RECIPE if Path(task).is_dir() else task, overrides)
+    recipe = load_recipe(task, overrides)
     if "task.fields" in given_settings(overrides):
         check_fields(recipe, TASKS.get(recipe.task.kind))
     return measure_file(Path(predictions), Path(references), recipe, metric, options or {})
