@@ -92,6 +92,9 @@ def test_a_cell_may_have_lines_and_be_long(tmp_path: Path) -> None:
     cells = ["one two\nthree", "word " * 30_000]
     (tmp_path / "e.csv").write_text(",".join(f'"{cell}"' for cell in cells), encoding="utf-8")
     assert [texts for _, texts in evaluation_texts([str(tmp_path / "e.csv")])] == [cells]
+    (tmp_path / "e.tsv").write_text('a\t"b\r\nc\td"\r\n', encoding="utf-8")
+    ((_, texts),) = evaluation_texts([str(tmp_path / "e.tsv")])
+    assert [text.strip() for text in texts if text.strip()] == ["a", '"b', "c", 'd"'], "a .tsv has no quoting"
 
 
 @pytest.mark.parametrize(("content", "message"), [

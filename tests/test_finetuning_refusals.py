@@ -122,12 +122,13 @@ def test_seeds_whose_metrics_have_other_values_have_those_in_common(
     def run(recipe: Recipe, *arguments: Any, **_: Any) -> FinetuneResult:
         values = {"f1": 50.0 + recipe.training.seed} | ({"f1_LOC": 0.0} if recipe.training.seed == 0 else {})
         scores = {"entity-f1": MetricResult(metric="entity-f1", values=values, items=2)}
-        return FinetuneResult(tmp_path, 1, 1, 0, scores)
+        return FinetuneResult(tmp_path, 1, 1, 15 * (recipe.training.seed == 2), scores)
 
     monkeypatch.setattr("unicloze.finetuning.seeds.finetune_run", run)
-    summary = finetune_seeds(recipe_for(start), start, tmp_path, None, tmp_path, seeds=2)
+    summary = finetune_seeds(recipe_for(start), start, tmp_path, None, tmp_path, seeds=4)
     assert list(summary.scores["entity-f1"]) == ["f1"]
-    assert summary.scores["entity-f1"]["f1"].mean == 50.5
+    assert summary.scores["entity-f1"]["f1"].mean == 50.5, "the seed that was stopped does not count"
+    assert len(summary.runs) == 3 and f"{tmp_path}: 2 seeds: f1 50.50" in str(summary)
 
 
 def test_a_seed_that_was_stopped_is_the_last_one(

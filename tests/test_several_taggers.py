@@ -19,12 +19,13 @@ from unicloze.finetuning.data import Mixture, TaskData, Turns, encoded, finetuni
 from unicloze.finetuning.initial import start_weights, untrained
 from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.model.recurrent.backbone import VIEWS
-from unicloze.recipes import load_recipe
+from unicloze.recipes import load_recipe, toy_overrides
 from unicloze.settings import Recipe
 from unicloze.tasks import task_heads
 from unicloze.tasks.columns import resolved
 from unicloze.tasks.rows import lay_out
 from unicloze.tasks.several import records_of
+from unicloze.tasks.tagging import word_tokens
 from unicloze.training.distillation import Teacher
 from unicloze.training.loading import LoadedModel, build_model, load_model
 
@@ -122,8 +123,16 @@ def test_a_step_is_of_one_tagger_drawn_by_the_root_of_its_rows(start: LoadedMode
 def test_from_scratch_the_tokenizer_learns_the_words_of_all(tmp_path: Path) -> None:
     files = folder(tmp_path)
     network = load_recipe("cvt", {"tokenizer.vocab_size": 200, "model.hidden_size": 16})
-    model = untrained(network, load_recipe("cvt-tagging", {"task.parts": [SIDE, SIZE]}), files)
+    task = load_recipe("cvt-tagging", {"task.parts": [SIDE, SIZE]})
+    model = untrained(network, task, files)
     assert all(len(model.tokenizer.encode(word)) < len(word) for word in WORDS)
+    given = {**toy_overrides(), "tokenizer.vocab_size": 400}
+    bytes_of = untrained(load_recipe("roberta-base", given), task, files).tokenizer
+    assert all(bytes_of.tokens(word)[0] != "\u0120" for word in word_tokens(WORDS, bytes_of))
+    table = tmp_path / "table.csv"
+    table.write_text("sentence,label\n" + "anna sees berlin and goes,pos\nwe go to dublin,neg\n" * 9, encoding="utf-8")
+    words = untrained(load_recipe("bert-base", given), load_recipe("classification"), table).tokenizer
+    assert len(words.encode("anna sees berlin")) == 3
 
 
 # Runs

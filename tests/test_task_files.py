@@ -65,6 +65,7 @@ def question(name: str) -> dict[str, Any]:
     ("classification", "a.csv", "text,label,text\nx,a,y\n", "line 1: two columns have the name 'text'"),
     ("classification", "a.csv", "text;label\nx\n",
      r"line 2: 1 column where .* \(text, label\): .* or quote fields that contain ';'"),
+    ("classification", "a.csv", 'label,text\npos,x\nneg,"y\npos,z\n', "line 3: unexpected end of data"),
     ("regression", "a.jsonl", '{"text": "x", "label": 1' + "0" * 400 + "}", "line 1: the label 10+.* is not a number"),
     ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is not a number"),
     ("regression", "a.jsonl", '{"text": "x", "label": true}', "line 1: the label True is not a number"),
@@ -85,6 +86,15 @@ def test_a_broken_file_is_refused(
     with pytest.raises(UniclozeError, match=message) as refused:
         opened(start, path, recipe)
     assert name in str(refused.value) and len(str(refused.value)) < 500
+
+
+def test_a_folder_has_linked_files_but_no_hidden_ones(tmp_path: Path) -> None:
+    for name in ("fold/a.jsonl", "fold/.ipynb_checkpoints/a-checkpoint.jsonl", "fold/.b.jsonl", "other/c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        nlu_toys.write(tmp_path / name, [{"text": name, "label": "x"}])
+    (tmp_path / "fold" / "sub").symlink_to(tmp_path / "other")
+    found = read_records(tmp_path / "fold", task_settings(kind="classification"))
+    assert [record.fields["text"] for record in found] == ["fold/a.jsonl", "other/c.jsonl"]
 
 
 @pytest.mark.parametrize(("given", "field", "ids"), [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from html import unescape
@@ -41,8 +42,8 @@ from unicloze.report.history import History
 from unicloze.report.task_page import task_page
 from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, task_settings
-from unicloze.tasks.columns import with_columns
-from unicloze.training.loading import load_model
+from unicloze.tasks.columns import resolved, with_columns
+from unicloze.training.loading import LoadedModel, load_model, ready_model
 
 
 def records(*fields: dict[str, Any]) -> list[Record]:
@@ -320,6 +321,30 @@ def test_a_fitted_head_is_calibrated_by_the_development_file(tmp_path: Path) -> 
     if kept.step == plain.step:
         divided, whole = (each.model.task_heads["label"].output.weight for each in (kept, plain))
         torch.testing.assert_close(divided * found[1], whole, rtol=0.05, atol=1e-5)
+
+
+def test_a_head_of_recurrent_states_is_fitted_on_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their lengths differ with the text, so that equal lengths would be other features."""
+    fitted, model = [], start("ulmfit")
+    logistic = initial.logistic
+
+    def noted(features: Any, *given: Any) -> Any:
+        weight, bias = logistic(features, *given)
+        fitted.append(features @ weight.T + bias)
+        return weight, bias
+
+    monkeypatch.setattr(initial, "logistic", noted)
+    texts = [{**one, "text": " ".join([one["text"]] * (1 + number % 5))} for number, one in enumerate(labelled(24))]
+    train = write(tmp_path / "train.jsonl", texts)
+    recipe = recipe_for(model, "classification", finetuning__fit_head=True, task__pooling="mean", task__head="plain")
+    recipe = dataclasses.replace(recipe, task=resolved(recipe.task, read_records(train, recipe.task)))
+    own = ready_model(recipe, model.model.vocab_size, torch.device("cpu"))
+    initial.start_weights(own, model, recipe.task)
+    begun = LoadedModel(own.for_use(), model.tokenizer, recipe, tmp_path, 0, "fp32")
+    data = open_records(train, recipe, model.tokenizer)
+    assert initial.fit_head(begun, data)
+    logits = np.concatenate([each["label"] for each in outputs_of(begun, data.rows)])
+    np.testing.assert_allclose(logits, fitted[0], atol=1e-3)
 
 
 def test_a_head_that_is_trained_frozen_or_weighted_is_not_fitted_anew(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from unicloze.recipes import load_recipe, task_names, with_overrides
 from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings, chosen
 from unicloze.tasks import TASKS, of_view
-from unicloze.tasks.columns import has_target, resolved, targets_of, texts_of
+from unicloze.tasks.columns import has_target, resolved, targets_of, texts_of, with_columns
 from unicloze.tasks.rows import pooling_of
 from unicloze.tasks.several import records_of
 from unicloze.tasks.tagging import TaggingSettings, taggers_of
@@ -49,7 +49,7 @@ def untrained(network: Recipe, task: Recipe, train: Path, *, progress: bool = Tr
         tokenizer = Tokenizer.load(network.tokenizer.path)
     else:
         records = records_of(train, task.task)
-        settings = resolved(task.task, records)
+        settings = resolved(with_columns(task.task, records), records)
         texts = [text for record in records for text in _texts(record, settings, task.generation.source)]
         tokenizer = Tokenizer.train(texts, network.tokenizer)
     model = build_model(network, len(tokenizer)).for_use()
@@ -66,7 +66,8 @@ def _texts(record: Record, settings: TaskSettings, source: Sequence[str]) -> Ite
     task = TASKS[settings.kind]
     for role in source if task.generates else task.texts:
         if record.get(settings, role) is not None:
-            yield from texts_of(record, settings, role)
+            texts = texts_of(record, settings, role)
+            yield from [f" {' '.join(texts)}"] if isinstance(settings, TaggingSettings) else texts
     if task.generates and has_target(record, settings):
         yield from targets_of(record, settings)
 
@@ -288,7 +289,7 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     if classes != bool(splits) or (head.dense is not None and head.dense.in_features != head.dense.out_features):
         return False
     features, scale = _features(model, head, data)
-    if classes:  # directions tell classes apart better than lengths do, on the few rows that are fitted
+    if classes and model.recipe.model.kind != "recurrent":  # after a final norm, directions tell more than lengths do
         lengths = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-6)
         features *= lengths.mean() / lengths
     centre = features.mean(axis=0)

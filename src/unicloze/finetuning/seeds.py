@@ -103,7 +103,8 @@ class FinetuneSummary(Plain):
                 units = self.runs[0].scores[name].units
                 spreads[name] = {key: one.shown(units.get(key, "%")) for key, one in of_values.items()}
             values = _chosen_first(spreads, self.runs[0].chosen_by)
-            lines.append(f"{self.out}: {len(self.runs)} seeds{_in_line(values)}")
+            finished = counted(sum(not run.stopped_by for run in self.runs), "seed")
+            lines.append(f"{self.out}: {finished}{_in_line(values)}")
             for name, each in spreads.items() if len(values) > FEW else ():
                 width = max(map(len, each), default=0)
                 lines += [f"  {name}", *(f"    {key:<{width}}  {spread}" for key, spread in each.items())]
@@ -150,7 +151,7 @@ def finetune_seeds(
         runs.append(finetune_run(seeded, start, train, dev, folder, progress=progress))
         if runs[-1].stopped_by:
             break
-    summary = FinetuneSummary(out, runs, _over_seeds(runs))
+    summary = FinetuneSummary(out, runs, _over_seeds([run for run in runs if not run.stopped_by]))
     if cores.rank() == 0:
         replace_file(out / RESULTS, json.dumps(summary.to_dict(), indent=1, ensure_ascii=False))
     return summary

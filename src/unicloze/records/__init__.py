@@ -17,11 +17,15 @@ from unicloze.records import files
 from unicloze.records.published import CHOICE_FORMATS, GLUE_FORMATS
 from unicloze.records.record import OPTION, Record, as_records, spelled
 from unicloze.settings import PYTHON_DOCS, TaskSettings
+from unicloze.text.documents import local_files_at
 
 
 def record_files(path: Path) -> list[Path]:
-    """The files of records at a path: the file itself, or all files in a folder and its subfolders, sorted by name."""
-    found = [path] if path.is_file() else sorted(file for file in path.rglob("[!.]*") if file.is_file())
+    """The files of records at a path: the file itself, or all files in a folder and its subfolders, sorted by name.
+
+    Links are followed. Hidden files and folders are ignored.
+    """
+    found = [path] if path.is_file() else local_files_at(path) if path.is_dir() else []
     if not found:
         what = "the folder contains no files" if path.is_dir() else "there is no such file"
         raise UniclozeError(f"{path}: {what}; give a file of labelled records, or a folder of such files")

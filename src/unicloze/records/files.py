@@ -135,7 +135,7 @@ def _rows(text: str, path: Path, delimiter: str, quoted: bool) -> Iterator[tuple
             yield number, line.split(delimiter) if line else []
         return
     csv.field_size_limit(LARGEST_FIELD)
-    rows, first = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 1
+    rows, first = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 1
     try:
         for row in rows:
             yield first, row

@@ -227,6 +227,12 @@ class Labelled(TaskSettings):
     labels: list[str] | None = setting(None, DISTINCT)
     class_weights: Literal["balanced"] | dict[str, float] | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.class_weights, dict):  # YAML reads the label 0 as a number
+            weights: dict[Any, float] = self.class_weights
+            spelled = {label if isinstance(label, bool) else str(label): each for label, each in weights.items()}
+            object.__setattr__(self, "class_weights", spelled)
+
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject classes that are not spelled as in records, and weights that are not positive or belong to no class."""
         yield from super().problems(recipe)
@@ -235,9 +241,13 @@ class Labelled(TaskSettings):
             yield "task.labels", f"{spaced[0]!r} begins or ends with white space, which does not count: leave it out"
         if not isinstance(self.class_weights, dict):
             return
-        if not all(0 < weight < math.inf for weight in self.class_weights.values()):
+        weights: dict[Any, float] = self.class_weights
+        if not all(0 < weight < math.inf for weight in weights.values()):
             yield "task.class_weights", "every weight must be above 0 and finite"
-        unknown = [label for label in self.class_weights if label not in (self.labels or self.class_weights)]
+        if any(isinstance(label, bool) for label in weights):
+            yield "task.class_weights", "YAML reads a label as true or false: write yes, no, true and false in quotes"
+            return
+        unknown = [label for label in weights if label not in (self.labels or weights)]
         if unknown:
             yield "task.class_weights", f"{unknown[0]!r} is not a label of the task ({', '.join(self.labels or ())})"
 

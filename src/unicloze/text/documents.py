@@ -173,7 +173,7 @@ MOST_REPLACED = 0.1
 LEAST_JUDGED = 256
 """Bytes of a .txt from which on that share tells another encoding from damage."""
 _CHUNK_BYTES = 2**20
-_BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
+_BLANK_LINE = re.compile(rb"\r?\n[ \t\r]*\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
 
@@ -416,6 +416,10 @@ def _document(text: str, path: File | str, line: int, tally: Tally, spans: Spans
 def _read_text(file: File, stream: BinaryIO, tally: Tally) -> Iterator[Document]:
     line, pending, searched = 1, bytearray(), 0
     first = True
+
+    def document(raw: bytes | bytearray) -> Iterator[Document]:
+        return _document(_text(bytes(raw.replace(b"\r\n", b"\n")), f"{file}:{line}", tally), file, line, tally)
+
     while block := stream.read(_CHUNK_BYTES):
         if first:
             first = False
@@ -426,8 +430,8 @@ def _read_text(file: File, stream: BinaryIO, tally: Tally) -> Iterator[Document]
         pending += block
         start = 0
         for blank in _BLANK_LINE.finditer(pending, searched):
-            if blank.start() > start and (raw := bytes(pending[start : blank.start()])).strip():
-                yield from _document(_text(raw, f"{file}:{line}", tally), file, line, tally)
+            if blank.start() > start and (raw := pending[start : blank.start()]).strip():
+                yield from document(raw)
             line += pending.count(b"\n", start, blank.end())
             start = blank.end()
         del pending[:start]
@@ -437,12 +441,12 @@ def _read_text(file: File, stream: BinaryIO, tally: Tally) -> Iterator[Document]
             line_end = pending.rfind(b"\n", LONGEST_DOCUMENT // 2, LONGEST_DOCUMENT)
             cut = (line_end if line_end > 0 else pending.rfind(b" ", 0, LONGEST_DOCUMENT)) + 1
             cut = cut or _start_of_a_character(pending, LONGEST_DOCUMENT)
-            yield from _document(_text(bytes(pending[:cut]), f"{file}:{line}", tally), file, line, tally)
+            yield from document(pending[:cut])
             line += pending.count(b"\n", 0, cut)
             del pending[:cut]
             searched = 0
     if pending.strip():
-        yield from _document(_text(bytes(pending), f"{file}:{line}", tally), file, line, tally)
+        yield from document(pending)
 
 
 def _refuse_other_bytes(file: File, beginning: bytes) -> None:

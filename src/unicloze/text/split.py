@@ -353,10 +353,11 @@ def _texts(file: File) -> Iterator[str]:
                 yield from _strings(parse_json(line)) if line.strip() else ()
             except ValueError as error:
                 raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from error
-    elif kind in (".csv", ".tsv"):
+    elif kind == ".csv":
         csv.field_size_limit(LARGEST_FILE)
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if kind == ".tsv" else ",")
-        yield from itertools.chain.from_iterable(rows)
+        yield from itertools.chain.from_iterable(csv.reader(io.StringIO(text, newline="")))
+    elif kind == ".tsv":
+        yield from itertools.chain.from_iterable(line.split("\t") for line in text.split("\n"))
     else:
         yield from text.splitlines()
 
