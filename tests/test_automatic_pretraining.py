@@ -138,17 +138,25 @@ def test_the_size_is_the_largest_that_reads_enough_text(corpus: str, tmp_path: P
     for said in (
         f"{MOST_PASSES} passes over the text are enough",
         "advice: this is little text",
-        "times the text, or start from a trained encoder (--init)",
+        "times the text",
         "expect: ",
     ):
         assert any(said in line for line in choice.reasons), said
     assert not any("times the budget" in line for line in choice.reasons), "it would change nothing"
 
 
+def test_given_steps_are_all_planned_for_whatever_the_passes(corpus: str, tmp_path: Path) -> None:
+    given = {"data.corpus": corpus, "training.steps": 2_000, **QUIET}
+    choice = choose(given, Budget("steps", 2_000), tmp_path / "run", progress=False)
+    assert choice.settings["training.evaluate_every"] == 250 and choice.settings["training.warmup_steps"] == 100
+    assert any(line.startswith("steps: 2,000 of 32 windows of 64 tokens within") for line in choice.reasons)
+
+
 def test_nothing_is_expected_of_another_objective_or_start(corpus: str, tmp_path: Path) -> None:
     random = {"training.start": "random"}
     choice = choose({"data.corpus": corpus, **QUIET, **random}, Budget("steps", 3), tmp_path, progress=False)
     assert choice.reasons[-1].startswith("objective: left to right")
+    assert any("embeddings: the smallest, though it reads only 0.0" in line for line in choice.reasons)
     other = {"objective.name": "masked", "objective.targets": ["ae"], "objective.mixture": [], "training.phases": []}
     choice = choose({"data.corpus": corpus, **QUIET, **other}, Budget("steps", 3), tmp_path, progress=False)
     assert not any(line.startswith("expect: ") for line in choice.reasons)
@@ -335,10 +343,9 @@ def test_what_auto_expects_is_what_committed_runs_reached() -> None:
     assert expectation(2e6) == [
         "expect: 0.8 to 1.3 times the perplexity of a Kneser-Ney trigram of the text, and fewer single words guessed, as 4 "
         "runs on record that read about as much",
-        "advice: all runs on record that read 4.3M tokens or more came level with it: give 2.1 times the budget, or start "
-        "from a trained encoder (--init)",
+        "advice: all runs on record that read 4.3M tokens or more came level with it: give 2.1 times the budget",
     ]
     assert expectation(2e5)[0].startswith("expect: 3.7 times the perplexity of a Kneser-Ney trigram")
-    assert expectation(1e7)[0].startswith("expect: 0.9 to 1.0 times") and len(expectation(1e7)) == 1
+    assert expectation(1e7)[0].startswith("expect: 0.8 to 1.0 times") and len(expectation(1e7)) == 1
     for unknown in (1e3, 1e9):
         assert expectation(unknown) == [f"expect: unknown, no run on record read about {short(unknown)} tokens"]

@@ -88,6 +88,14 @@ def test_a_chart_of_any_values_stays_on_its_sheet(values: list[float]) -> None:
         assert not re.search(r"\b(nan|inf)\b", chart)
 
 
+def test_a_long_name_leaves_room_for_the_curve() -> None:
+    name = "a name of eighty letters " * 3 + "twice"
+    chart = line_chart([Line(name=name, points=[(1.0, 3.0), (2.0, 12.5)])], title="t")
+    (first, last), (label,) = re.findall(r'cx="([-\d.]+)"', chart), re.findall(r"(a name[^<,]*) 12\.5<", chart)
+    assert 58 < float(first) < float(last) and float(last) > 200 and label.endswith("…")
+    assert f"{name}, step 2: 12.5" in chart
+
+
 def test_every_label_of_a_matrix_has_its_row_and_unknown_ones_come_last() -> None:
     chart = Page(confusion(["a", "b", "x"], ["a", "a", "b"], ["b", "a"]))
     names = [text for text in chart.texts if text in ("a", "b", "x")]

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -136,6 +137,13 @@ def test_the_ledger_survives_a_torn_line(tmp_path: Path) -> None:
     ledger.write("step", step=2)
     ledger.close()
     assert [event["step"] for event in read_ledger(path)] == [1, 2]
+
+
+def test_the_ledger_shows_names_that_are_not_utf8(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.write("start", step=0, file=os.fsdecode(b"caf\xe9.txt"))
+    ledger.close()
+    assert [event["file"] for event in read_ledger(tmp_path / "ledger.jsonl")] == ["caf?.txt"]
 
 
 @pytest.mark.whole

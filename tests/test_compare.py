@@ -329,6 +329,9 @@ def test_the_clock_of_a_run_goes_on_where_the_run_does(tmp_path: Path) -> None:
     (job.run / "checkpoints" / "step-00000025").mkdir(parents=True)
     resumed = clock_of(job, Budget.parse("time=600"))
     assert fresh.began - resumed.began == pytest.approx(130, abs=1) and resumed.planned and resumed.budget == 600
+    again = dataclasses.replace(job, run=make_run(tmp_path / "again", [*whole(), *whole()]))
+    (again.run / "checkpoints" / "step-00000025").mkdir(parents=True)
+    assert clock_of(again, Budget.parse("time=600")).began == pytest.approx(resumed.began, abs=1)
 
 
 @pytest.mark.whole

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from unicloze.errors import UsageError
+from unicloze.model.attention import RelativeBias
 from unicloze.recipes import load_recipe, toy_overrides
 
 LSTM_SIDES = r"model\.directions is 'bidirectional'; .* set it to forward"
@@ -64,6 +66,9 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("elmo", {"model.character_filters": [8, 0]}, r"model\.character_filters is \[8, 0\]; list a number of filters"),
     ("elmo", {"model.character_filters": [1] * 51}, "for each of up to 50 widths"),
     ("classification", {"training.optimizer": "adamax"}, r"training\.weight_decay is 0\.01; Adamax does not support"),
+    ("t5-base", {"model.relative_max_distance": 16}, r"is 16; it must exceed model\.relative_buckets 32 / 2"),
+    ("mpnet-base", {"model.relative_max_distance": 8}, r"is 8; it must exceed model\.relative_buckets 32 / 4"),
+    ("bert-base", {"data.corpus": ["caf\udce9.txt"]}, "cannot contain a name that is not UTF-8: rename the file, or give"),
     ("bert-base", {"model.embeddings": "characters"}, r"model\.embeddings is 'characters'; only LSTMs read characters"),
 ]  # fmt: skip
 
@@ -72,6 +77,15 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
 def test_settings_that_contradict_each_other_are_refused(name: str, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_recipe(name, (toy_overrides() if name == "xlnet-base" else {}) | overrides)
+
+
+@pytest.mark.parametrize(("name", "distance"), [("t5-base", 17), ("mpnet-base", 9)])
+def test_the_smallest_relative_distance_that_is_allowed_works(name: str, distance: int) -> None:
+    settings = load_recipe(name, {"model.relative_max_distance": distance}).model
+    bias = RelativeBias(settings, both_ways=not settings.decoder_layers)
+    buckets = bias.bucket(-torch.arange(40)).tolist()
+    assert buckets == sorted(buckets) and buckets[distance - 1] == distance - 1
+    assert {*buckets[distance:]} == {(settings.relative_buckets if settings.decoder_layers else 16) - 1}
 
 
 def test_a_tokenizer_of_ones_own_may_have_its_extra_tokens() -> None:

@@ -150,7 +150,9 @@ def test_a_resumed_run_repeats_the_decisions(kept: int, tmp_path: Path) -> None:
     assert recorded_decays(events, 30) == [Decay(6, 20), Decay(10, 15)] and not recorded_decays(events, 31)
     assert History.read(tmp_path / "whole").planned_steps == 15
     if kept == 0:
-        with pytest.warns(UserWarning, match="already trained to step 15"):
+        with pytest.warns(
+            UserWarning, match="already trained to step 15, where its time budget ended it; give more .* 30"
+        ):
             assert pretrain_run(recipe, tmp_path / "whole", progress=False).step == 15
         return
     cut = cut_after(tmp_path / "whole", kept)
@@ -169,11 +171,16 @@ def test_the_page_and_the_trainer_read_the_same_decisions(tmp_path: Path) -> Non
         ([start(300, None), decay], 200),
         ([start(300, None), decay, start(300, "step-00000100")], 200),
         ([start(300, None), decay, start(1000, "step-00000200")], 1000),
+        ([start(300, None), decay, start(1000, "step-00000200"), start(300, "step-00000240")], 300),
         ([start(300, None), decay, start(300, None)], 300),
     ):
         lines = [json.dumps({"schema": 1, "time": 0.0, "step": 0, **event}) for event in events]
         (tmp_path / "ledger.jsonl").write_text("\n".join(lines) + "\n")
-        assert History.read(tmp_path).planned_steps == expected
+        history = History.read(tmp_path)
+        decays = recorded_decays(read_ledger(tmp_path / "ledger.jsonl"), history.steps_of_recipe or 0)
+        assert history.planned_steps == expected
+        if events[-1].get("resumed_from", "the run"):  # else the trainer has left out the events before it
+            assert (decays[-1].end if decays else history.steps_of_recipe) == expected
 
 
 def test_a_schedule_of_ones_own_has_no_clock(tmp_path: Path) -> None:

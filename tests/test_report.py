@@ -76,6 +76,17 @@ def test_a_whole_run(run: Path, page: Page) -> None:
     assert build_report(run).read_bytes() == before, "the same ledger gives the same page"
 
 
+def test_a_run_without_held_out_text_that_its_budget_ended(tmp_path: Path) -> None:
+    """The page names what was measured, and suggests more steps than were planned, as the decay needs."""
+    events = [*whole(), event("decay", 40, planned=100, end=60)]
+    events = [{**one, "part": "training-text"} for one in events if one["step"] <= 60]
+    page = page_of(make_run(tmp_path / "run", events))
+    assert "steps 60 of 60 planned" in page.words and "--training.steps 200" in page.words
+    assert "No text is held out: every evaluation uses the same windows of the training text." in page.words
+    assert "Training-text perplexity" in page.words and "The start of a training-text window" in page.words
+    assert "held-out" not in page.words.lower().partition("data source")[0]
+
+
 def test_it_needs_nothing_from_outside(run: Path, page: Page) -> None:
     assert not {name for name, _ in page.tags} & {"script", "link", "img", "iframe", "object"}
     assert not any(map(page.all, ("src", "onclick", "onload")))

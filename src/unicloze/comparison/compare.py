@@ -197,7 +197,10 @@ def compare_recipes(
 
 def clock_of(job: Job, budget: Budget) -> Clock:
     """The clock of a run, which goes on where the run does."""
-    spent = History.read(job.run).seconds if any((job.run / CHECKPOINTS).glob("*")) else 0.0
+    spent = 0.0
+    if any((job.run / CHECKPOINTS).glob("*")):
+        history = History.read(job.run)
+        spent = history.seconds - history.lost_seconds
     return Clock(time.monotonic() - spent, budget.amount, most=job.contestant.recipe.training.steps, planned=True)
 
 

@@ -49,7 +49,8 @@ HEADLESS_RATE, NEW_HEAD_RATE = 2e-4, 5e-3
 to nothing of the tokens (docs/log.md), so that the body must learn it, and yet its vectors should stay good."""
 REACHED = (
     (257_189, 3.7), (620_960, 1.12), (650_330, 1.34), (731_244, 0.85), (855_861, 1.82), (1_650_045, 1.29),
-    (2_178_503, 0.84), (2_262_325, 0.96), (2_568_122, 1.2), (4_262_595, 0.72), (8_958_801, 1.0), (14_660_166, 0.86),
+    (2_178_503, 0.84), (2_262_325, 0.96), (2_568_122, 1.2), (4_262_595, 0.72), (6_125_565, 0.78),
+    (8_958_801, 1.0), (14_660_166, 0.86),
 )  # fmt: skip
 """Tokens that runs from scratch with this schedule read, and their PAR perplexity over that of a Kneser-Ney trigram of their
 text on the same predictions: of each text and budget in `benchmarks/results` the best size, by tokens. Those above 3 M tokens
@@ -209,7 +210,8 @@ def _size(
     left = budget if clock is None else Budget("time", clock.left)
     steps, of_a_pass = with_steps(recipe, left, best_cost).training.steps, steps_of_a_pass(recipe)
     most_steps = max(len(recipe.training.phases), math.ceil(MOST_PASSES * of_a_pass))
-    limited, steps = steps > most_steps, min(steps, most_steps)
+    limited = steps > most_steps and "training.steps" not in given
+    steps = most_steps if limited else steps
     settings = {
         **best,
         "model.dropout": 0.1 if steps / of_a_pass > PASSES_WITHOUT_DROPOUT else 0.0,
@@ -223,7 +225,9 @@ def _size(
         if not {"training.schedule", "training.decay_steps", "training.warmup_steps"} & given.keys():
             decay = min(round(DECAY * steps), steps - settings["training.warmup_steps"]) or None
             settings |= {"training.schedule": "wsd", "training.decay_steps": decay}
-    reasons += _reasons(recipe_of(settings), given, prepared, budget, best_cost, limited, steps / of_a_pass)
+    reasons += _reasons(
+        recipe_of(settings), given, prepared, budget, best_cost, limited, steps / of_a_pass, best is SIZES[0]
+    )
     return settings
 
 
@@ -242,6 +246,7 @@ def _reasons(
     cost: Cost,
     limited: bool,
     passes: float,
+    smallest: bool,
 ) -> list[str]:
     """What was chosen for the run, in words; what was given is not explained."""
     model, training, steps = recipe.model, recipe.training, recipe.training.steps
@@ -251,10 +256,16 @@ def _reasons(
     dropout = f"; dropout {model.dropout:g}, since the text repeats" if model.dropout else ""
     room = span(budget.amount) if budget.kind == "time" else str(budget)
     why = f": {MOST_PASSES} passes over the text are enough" if limited else f" within {room}"
-    reason = f"started from {start}" if start else f"the largest that reads {TOKENS_OF_A_WEIGHT} tokens per weight"
+    weights, reason = inner_weights(recipe, prepared), f"the largest that reads {TOKENS_OF_A_WEIGHT} tokens per weight"
+    if start:
+        reason = f"started from {start}"
+    elif {"model.num_layers", "model.hidden_size"} <= given.keys():
+        reason = "as you chose"
+    elif smallest and tokens < TOKENS_OF_A_WEIGHT * weights:
+        reason = f"the smallest, though it reads only {tokens / weights:.2g} tokens per weight"
     said = [
-        f"model: {model.num_layers} layers of width {model.hidden_size}, {inner_weights(recipe, prepared):,} weights without "
-        f"embeddings: {reason}{dropout}",
+        f"model: {model.num_layers} layers of width {model.hidden_size}, {weights:,} weights without embeddings: "
+        f"{reason}{dropout}",
         f"steps: {steps:,} of {training.batch_size} windows of {recipe.data.window} tokens{why}; {short(tokens)} "
         f"tokens, {passed}{duration}",
     ]
@@ -285,7 +296,7 @@ def expectation(tokens: float, limit: Literal["budget", "text"] = "budget") -> l
     if tokens < level:
         times = f"{level / tokens:.{0 if level > 3 * tokens else 1}f}"
         said.append(
-            f"advice: all runs on record that read {short(level)} tokens or more came level with it: give {times} times the "
-            f"{limit}, or start from a trained encoder (--init)"
+            f"advice: all runs on record that read {short(level)} tokens or more came level with it: give {times} times "
+            f"the {limit}"
         )
     return said

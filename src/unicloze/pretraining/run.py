@@ -40,7 +40,7 @@ from unicloze.training.batches import MicroBatch, check_vocabulary, check_window
 from unicloze.training.checkpoint import Checkpoint, load_newest
 from unicloze.training.copies import Copies
 from unicloze.training.initial import initialize_from, require_vectors, start_from_counts, start_from_vectors
-from unicloze.training.ledger import Figure, read_ledger, stopped_by_error
+from unicloze.training.ledger import HELD_OUT, TRAINING_TEXT, Figure, read_ledger, stopped_by_error
 from unicloze.training.loading import compile_layers, explain_compile_errors, ready_model, spell_tokens
 from unicloze.training.lock import FREE_AFTER_OUT_OF_MEMORY, free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState, evaluate
@@ -213,7 +213,7 @@ class _Run(RunProcess):
         last = phases(recipe)[-1].recipe
         self.sampler = self._sampler(last)
         heldout = self._heldout(last)
-        self.part = "training-text" if heldout is None else "held-out"
+        self.part = TRAINING_TEXT if heldout is None else HELD_OUT
         self.heldout = self.sampler if heldout is None else heldout
         check_vocabulary(recipe, self.prepared.tokenizer.vocabulary)
         check_windows(recipe, self._sampler)
@@ -329,8 +329,12 @@ class _Run(RunProcess):
         ends = [event for event in self.former_events() if event["event"] == "end" and event.get("step") == step]
         end = ends[-1] if ends else None
         if already and end is not None:
-            said = f"{self.out} is already trained to step {step}; raise --training.steps to continue"
-            warnings.warn(said, stacklevel=2)
+            planned, said = self.recipe.training.steps, f"{self.out} is already trained to step {step}"
+            if step < planned:
+                said += f", where its time budget ended it; give more --training.steps than the {planned:,} planned to"
+            else:
+                said += "; raise --training.steps to"
+            warnings.warn(f"{said} continue", stacklevel=2)
             verdict = str(end.get("verdict", ""))
         else:
             if already:

@@ -31,6 +31,8 @@ BOTH_DIRECTIONS = "classification", "regression", "tagging"
 """Kinds of tasks whose rows can be read in both directions, one apart from the other."""
 _NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
 """A single path component that is not hidden."""
+_NOT_UTF8 = re.compile(r"[\ud800-\udfff]")
+"""What Python reads in place of a byte of a file's name that is not UTF-8."""
 
 Check = tuple[str, Any, str]
 """Dotted key, whether its value is invalid, and what it must be."""
@@ -177,6 +179,8 @@ def _data_problems(recipe: Recipe) -> Iterator[Problem]:
         refused = next(filter(None, map(problem_with, filter(is_url, names))), None)
         if refused is not None:
             yield key, refused
+        if any(map(_NOT_UTF8.search, names)):
+            yield key, "a recipe cannot contain a name that is not UTF-8: rename the file, or give the folder it is in"
     shortest, text, streams = 1 + 2 * data.segments, data.window - 3, data.order == "streams"
     again = round(data.overlap * text) if 0 <= data.overlap < 1 else 0
     consecutive = pairs == "contiguous" or (pairs == "next_sentence" and data.overlap)
@@ -250,6 +254,7 @@ def _transformer_problems(recipe: Recipe) -> Iterator[Problem]:
     needed, local = positions(objective, data.window), "local" in model.layer_visibility
     rows = "data.window" if needed == data.window else f"the positions of a row of objective {objective.name}"
     buckets, distance = model.relative_buckets, model.relative_max_distance
+    sides = 1 if model.decoder_layers else 2  # a decoder reads one side, see `RelativeBias.bucket`
     xl, learns_rtd = model.positions == "transformer_xl", "rtd" in objective.targets and objective.trains and not task
     yield from _invalid(
         ("model.embeddings", model.embeddings == "characters",
@@ -296,8 +301,8 @@ def _transformer_problems(recipe: Recipe) -> Iterator[Problem]:
              "it must be even, half for either direction, and from 4 to 256"),
             ("model.relative_start", model.relative_start == "neighbours" and buckets < 12,
              f"distance 2 needs a bucket of its own: model.relative_buckets {buckets} must be at least 12"),
-            ("model.relative_max_distance", distance <= buckets // 4,
-             f"it must exceed model.relative_buckets {buckets} / 4"),
+            ("model.relative_max_distance", distance <= buckets // sides // 2,
+             f"it must exceed model.relative_buckets {buckets} / {2 * sides}"),
             ("model.relative_max_distance", distance > LONGEST_DISTANCE,
              f"it is the size of a table used in every step: give {LONGEST_DISTANCE:,} or less"),
         )  # fmt: skip

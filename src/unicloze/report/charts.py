@@ -20,6 +20,7 @@ from unicloze.errors import UniclozeError
 from unicloze.example import predicts_tokens
 from unicloze.report.frame import part, render
 from unicloze.report.history import History, Points
+from unicloze.report.svg import cut
 
 LARGEST, SMALLEST = 1e300, 1e-300
 """Larger magnitudes would overflow an axis and are not drawn; smaller ones are treated as 0."""
@@ -27,6 +28,8 @@ _MOST_POINTS = 600
 _LOG_FROM = 4.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 74.0, 14.0, 40.0
 _LABELS_APART = 15.0
+_LABELS = 0.6
+"""Largest share of the width for the labels at the ends of curves."""
 _FEW = 60
 _LETTER = 8.8
 _SMOOTH_FROM = 40
@@ -86,8 +89,12 @@ def line_chart(
     for line, points in zip(lines, finite, strict=True):
         mean = running_mean(points) if line.smooth and len(points) >= _SMOOTH_FROM else None
         drawn += [(line, points, mean, (mean or points)[-1][1])] if points else []
-    labels = [f"{line.name * line.labelled} {short(last)}".strip() for line, *_, last in drawn]
     width, height = size
+    most = int((width - _LEFT) * _LABELS / _LETTER)
+    labels = []
+    for line, *_, last in drawn:
+        name, value = line.name * line.labelled, short(last)
+        labels.append(f"{cut(name, most - 1 - len(value))} {value}".strip())
     right = width - max(_RIGHT, 12 + _LETTER * max(map(len, labels)))
     costs = styled and over != "step"
     x = Axis(min(steps) if costs else min(0.0, *steps), max(steps), _LEFT, right, logarithmic=costs)
@@ -352,4 +359,4 @@ def draw_learning(run: str | os.PathLike[str]) -> Picture:
     lines = [Line(name=name, points=history.curve("perplexity", name, evaluated=True)) for name in names]
     if not any(drawable(y) for line in lines for _, y in line.points):
         raise UniclozeError(f"{run} has no held-out perplexity to draw: it has not been evaluated yet.")
-    return Picture(line_chart(lines, title="Held-out perplexity", logarithmic=True, styled=True))
+    return Picture(line_chart(lines, title=f"{history.part.capitalize()} perplexity", logarithmic=True, styled=True))

@@ -14,7 +14,7 @@ from unicloze.errors import UniclozeError, folder_meant
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import shown
 from unicloze.files import DEV_PREDICTIONS, DEV_SAMPLES, LEDGER
-from unicloze.training.ledger import read_ledger
+from unicloze.training.ledger import HELD_OUT, read_ledger
 from unicloze.training.pace import recorded_decays
 
 Event = Mapping[str, Any]
@@ -31,6 +31,7 @@ class History:
     start: Event  # event of the newest start of the run
     processes: int = 0  # number of starts
     seconds: float = 0.0  # running time, summed over all starts
+    lost_seconds: float = 0.0  # those of attempts that left no checkpoint to resume from
     steps: dict[int, Event] = field(default_factory=dict)  # events of logged steps, by step
     evaluations: dict[int, Event] = field(default_factory=dict)  # events of evaluations, by step
     samples: dict[int, list[Event]] = field(default_factory=dict)  # filled samples, by step
@@ -94,8 +95,10 @@ class History:
         if isinstance(ended := self.end.get("step"), int) and ended > first:
             self.end = {}
         if not resumed:
+            self.lost_seconds = self.seconds
+        before, self.start = self.steps_of_recipe, event
+        if not resumed or self.steps_of_recipe != before:
             self.decays = []
-        self.start = event
         self.processes += 1
 
     @property
@@ -110,10 +113,21 @@ class History:
         return max([*self.steps, *self.evaluations, started if isinstance(started, int) else 0], default=0)
 
     @property
+    def part(self) -> str:
+        """What the newest evaluation measured on, see `TRAINING_TEXT`."""
+        return str(next(reversed(self.evaluations.values()), {}).get("part", HELD_OUT))
+
+    @property
+    def steps_of_recipe(self) -> int | None:
+        """Steps that the recipe sets."""
+        steps = mapping(self.recipe.get("training")).get("steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
     def planned_steps(self) -> int | None:
         """Steps that a clock decided, or that the recipe sets."""
-        steps = mapping(self.recipe.get("training")).get("steps")
-        if not isinstance(steps, int):
+        steps = self.steps_of_recipe
+        if steps is None:
             return None
         decays = recorded_decays(self.decays, steps)
         return decays[-1].end if decays else steps
@@ -288,7 +302,7 @@ def write_tensorboard(run: str | Path, folder: str | Path) -> Path:
     for old in target.glob(f"events.out.tfevents.*{SUFFIX}"):
         old.unlink()
     with opened(log_dir=str(target), filename_suffix=SUFFIX) as writer:
-        for part, events in (("train", history.steps), ("held-out", history.evaluations)):
+        for part, events in (("train", history.steps), (history.part, history.evaluations)):
             for step, event in events.items():
                 for name, value in curves(event):
                     writer.add_scalar(f"{part}/{name}", value, step, walltime=event.get("time"))

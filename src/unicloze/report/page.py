@@ -25,6 +25,7 @@ from unicloze.report.history import Event, History, mapping, number, sequence
 from unicloze.report.picture import example_of_run
 from unicloze.report.task_page import Panel, seed_folders, seeds_page, small_charts, task_page
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.training.ledger import HELD_OUT
 
 REPORT = "report.html"
 """File name of the page in a run directory."""
@@ -89,6 +90,7 @@ def _page(history: History, links: Sequence[str], refresh: int | None) -> str:
         **head_of(history),
         **_curves(history),
         example=example,
+        held_out=history.part == HELD_OUT,
         samples=filled_samples(history),
         lines=_commands(history),
         checkpoint=checkpoint,
@@ -136,9 +138,9 @@ def _target_card(history: History, target: str) -> Card:
     nothing = history.latest("predictions", target) == 0
     if value is None or nothing:
         why = "nothing to measure" if nothing else "not evaluated yet"
-        return f"held-out {measure}, {target}", "-", why, series_class(target)
+        return f"{history.part} {measure}, {target}", "-", why, series_class(target)
     step, event = next(reversed(history.evaluations.items()))
-    name = f"{event.get('part', 'held-out')} {measure}, {target}"
+    name = f"{history.part} {measure}, {target}"
     bits = history.latest("bits_per_byte", target)
     more = _counts(history, target) if tokens and event.get("part") == "held-out" else []
     more += [f"{short(bits)} bits per byte"] if tokens and bits is not None else []
@@ -181,18 +183,23 @@ def _perplexity(value: float) -> str:
 
 
 def _curves(history: History) -> dict[str, list[Panel]]:
-    """Training curves by target, held-out curves by target and part; targets without perplexity have their own chart."""
+    """Training curves by target, evaluated curves by target and part; targets without perplexity have their own chart."""
     losses = [Line(name=target, points=history.curve("loss", target), smooth=True) for target in history.trained]
     perplexities, others = list[Line](), list[Line]()
     for target in history.evaluated:
         lines, key = (perplexities, "perplexity") if predicts_tokens(target) else (others, "loss")
         lines.append(Line(name=target, points=history.curve(key, target, evaluated=True)))
+    part = history.part
     large = [
         ("Training loss, nats per prediction", line_chart(losses, title="training loss over steps")),
-        ("Held-out perplexity", line_chart(perplexities, title="held-out perplexity over steps", logarithmic=True)),
+        (
+            f"{part.capitalize()} perplexity",
+            line_chart(perplexities, title=f"{part} perplexity over steps", logarithmic=True),
+        ),
     ]
     if others:
-        large.append(("Held-out loss, nats per prediction", line_chart(others, title="held-out loss over steps")))
+        title = f"{part.capitalize()} loss, nats per prediction"
+        large.append((title, line_chart(others, title=f"{part} loss over steps")))
     measures = (
         ("text_tokens_per_second", "Text tokens per second", True),
         ("learning_rate", "Learning rate", False),
@@ -211,7 +218,7 @@ def _commands(history: History) -> list[tuple[str, str]]:
         lines.append(("Score a text", f"unicloze score --model {run} --text {shlex.quote(whole)}"))
     if planned is not None and history.step < planned:
         return [("Continue this run", f"unicloze pretrain --out {run}"), *lines]
-    steps = 2 * (planned or history.step)
+    steps = 2 * max(planned or history.step, history.steps_of_recipe or 0)
     return [*lines, ("Train on", f"unicloze pretrain --out {run} --training.steps {steps}")]
 
 

@@ -19,7 +19,7 @@ from unicloze.objectives.groups import Shown
 from unicloze.recipes import load_recipe
 from unicloze.report.example_view import ExampleView, Slot, example_of, view_of
 from unicloze.report.history import History, mapping, sequence
-from unicloze.report.svg import MONO_WIDTH, SANS_WIDTH, Drawing
+from unicloze.report.svg import MONO_WIDTH, SANS_WIDTH, Drawing, cut
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
 from unicloze.visibility import Intervals, bool_mask
 
@@ -71,7 +71,7 @@ def draw_mask(view: ExampleView) -> Drawing:
     font = min(12.5, cell * 0.78) if labelled else 10.0
     offsets = _offsets(slots, cell)
     side = float(offsets[-1] + cell) if slots else 0.0
-    names = [f"{slot.position} {_cut(slot.token, _LONGEST_TOKEN)}" for slot in slots]
+    names = [f"{slot.position} {cut(slot.token, _LONGEST_TOKEN)}" for slot in slots]
     name_width = font * MONO_WIDTH * max(map(len, names), default=0) if labelled else 22.0
     says = view.predictions if labelled else {}
     says_width = font * MONO_WIDTH * max(map(len, says.values()), default=0)
@@ -81,15 +81,15 @@ def draw_mask(view: ExampleView) -> Drawing:
     top = _MARGIN + 54 + 20 + name_width + 8 + (step_width * 0.6)
     width = max(left + side + step_width + 10 + says_width + _MARGIN, 460.0)
     inner = width - 2 * _MARGIN
-    headline = _cut(view.title, int(inner / (15 * SANS_WIDTH)))
-    order = _cut(f"Factorization steps, by position: {view.order}", int(inner / (12 * SANS_WIDTH)))
+    headline = cut(view.title, int(inner / (15 * SANS_WIDTH)))
+    order = cut(f"Factorization steps, by position: {view.order}", int(inner / (12 * SANS_WIDTH)))
     drawing = Drawing(width=width, height=0, title=f"{view.title}. {order}")
     drawing.write(headline, _MARGIN, _MARGIN + 8, size=15, bold=True)
     drawing.write(order, _MARGIN, _MARGIN + 30, role="muted")
     above = top - _MARGIN - 60
     for layers, intervals in view.visibilities.items():
         if layers:
-            label = _cut(layers[0].upper() + layers[1:], int(inner / (12 * SANS_WIDTH)))
+            label = cut(layers[0].upper() + layers[1:], int(inner / (12 * SANS_WIDTH)))
             drawing.write(label, _MARGIN, top - above + 2, bold=True)
             top += 20
         matrix = _Matrix(drawing, view, offsets, cell, left, top)
@@ -235,17 +235,13 @@ def _legend(drawing: Drawing, view: ExampleView, y: float) -> float:
     return y
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 _PICTURE_WINDOW = 28
 _FEW_WORDS = 8
 _SENTENCE = "A cloze test hides some words of a text and asks for them back, one after the other or several at once."
 
 
 def example_of_run(history: History) -> dict[str, Any]:
-    """A row of the first tokens of a held-out sample, or of a sentence if there is none.
+    """A row of the first tokens of a sample, or of a sentence if there is none.
 
     Its `picture`, the `groups` in words, a `caption` on the origin of its text and its part of a mixture, and whether it is
     `noisy`: whether masked positions may show a random or the original token, which happens in training only.
@@ -305,7 +301,7 @@ def groups_in_words(view: ExampleView) -> str:
 
 
 def _sample_text(history: History, tokenizer: Tokenizer) -> tuple[str, str]:
-    """The held-out sample with the most words at its start, unmasked, or else a sentence; with its origin."""
+    """The sample with the most words at its start, unmasked, or else a sentence; with its origin."""
     texts = []
     for sample in next(iter(history.samples.values()), []):
         tokens = [str(token) for token in sequence(sample.get("tokens"))]
@@ -317,8 +313,8 @@ def _sample_text(history: History, tokenizer: Tokenizer) -> tuple[str, str]:
         texts.append(tokenizer.decode([i for i in ids if i is not None], skip_special=True))
     best = max(texts, key=_words_at_start, default="")
     if _words_at_start(best) >= _FEW_WORDS:
-        return best, "The start of a held-out window"
-    return _SENTENCE, "An example sentence, as no held-out sample has enough words"
+        return best, f"The start of a {history.part} window"
+    return _SENTENCE, f"An example sentence, as no {history.part} sample has enough words"
 
 
 def _words_at_start(text: str) -> int:

@@ -37,6 +37,11 @@ MONO_WIDTH, SANS_WIDTH = 0.605, 0.56
 _PIXELS = 2
 
 
+def cut(text: str, most: int) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Label:
     """A line of text."""

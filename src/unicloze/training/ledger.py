@@ -19,6 +19,8 @@ from unicloze.files import LEDGER, LONGEST_LINE, parse_json
 SCHEMA = 1
 NUMBERS = "nats", "weight", "counted_nats", "counted_squares", "counted_weight"
 """Fields of a figure that are summed."""
+HELD_OUT, TRAINING_TEXT = "held-out", "training-text"
+"""What an evaluation of pre-training measured on, its `part`: the latter if nothing is held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ class Ledger:
         content = {"schema": SCHEMA, "event": event, "time": round(time.time(), 3), **values}
         line = json.dumps(content, ensure_ascii=False)
         try:
-            self._file.write(line.encode() + b"\n")
+            self._file.write(line.encode("utf-8", "replace") + b"\n")
         except OSError as error:
             raise UniclozeError(
                 f"could not write {self._path}: {error.strerror}; checkpoints are unchanged: fix it and run the same "

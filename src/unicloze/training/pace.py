@@ -66,9 +66,11 @@ def decided_steps(
 
 
 def recorded_decays(events: Iterable[Mapping[str, Any]], planned: int) -> list[Decay]:
-    """The decisions in a ledger for a run of so many planned steps."""
+    """The decisions in a ledger for a run of so many planned steps, since it last had others."""
     found: list[Decay] = []
     for event in events:
+        if event["event"] == "start" and event["recipe"]["training"]["steps"] != planned:
+            found = []
         if event["event"] == "decay" and event.get("planned") == planned:
             found = [decay for decay in found if decay.first < event["step"]]
             found.append(Decay(int(event["step"]), int(event["end"])))

@@ -17,7 +17,7 @@ from unicloze.files import Plain
 from unicloze.objectives import Ability
 from unicloze.progress import span
 from unicloze.text.shards import TokenSource
-from unicloze.training.ledger import Figure, figures_of
+from unicloze.training.ledger import TRAINING_TEXT, Figure, figures_of
 
 Side = Literal["both", "left"]
 """What a word is guessed from: the words on both sides of it or those on its left."""
@@ -105,7 +105,7 @@ class Course:
                 for losses in kept.values():
                     for later in [one for one in losses if one > step]:
                         del losses[later]
-            elif name in kept and isinstance(step, int):
+            elif name in kept and isinstance(step, int) and event.get("part") != TRAINING_TEXT:
                 kept[name][step] = figures_of(event)
         return course
 
@@ -248,20 +248,20 @@ def _standing(figure: Figure, perplexity: float) -> int:
 
 
 def _cost(best: Figure, rival: str, counts: Mapping[str, float], course: Course) -> str:
-    """What it takes to beat the trigram by the run's own curve."""
+    """What it takes to beat the counts that it fails to beat, by the run's own curve."""
     fall, mean = course.fall(best), best.token_mean
     if not rival or fall is None or mean is None:
         return "train longer or give more text"
     last, per_fold = fall
-    folds = _behind(best, counts["trigram"]) / per_fold if per_fold > 0 else math.inf
+    folds = _behind(best, counts[rival]) / per_fold if per_fold > 0 else math.inf
     if folds > math.log(MOST_TIMES):
         cure = "give more text, another model, or start from a trained one (--init)"
         cure = "give more text or another model" if course.of_model else cure
-        return f"by its own curve it does not beat {COUNTED['trigram']} in {MOST_TIMES:g} times the steps; {cure}"
+        return f"by its own curve it does not beat {COUNTED[rival]} in {MOST_TIMES:g} times the steps; {cure}"
     times, more = math.exp(folds), _more(math.exp(folds), course)
     unit = 10 ** max(0, math.floor(math.log10(times * last)) - 1)  # two digits
     steps = math.ceil(times * last / unit) * unit
-    return f"by its own curve it needs about {steps:,} steps to beat {COUNTED['trigram']}{more}"
+    return f"by its own curve it needs about {steps:,} steps to beat {COUNTED[rival]}{more}"
 
 
 def _gain(best: Figure, course: Course) -> str:
