@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from conftest import slow_except
 from decoding_toys import TEXT, loaded, roberta_like
 from hf_toys import padded, save_run, written_row
 from interop_toys import batch_of, labels_of
+from nlu_toys import start
 from toys import random_windows, vocabulary
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError, UsageError
@@ -30,6 +32,7 @@ from unicloze.settings import ModelSettings, Recipe, UseSettings
 
 transformers = pytest.importorskip("transformers")
 hf = pytest.importorskip("unicloze.hf")
+own_format = pytest.importorskip("unicloze.hf.save").own_format
 
 SHAPE = toys.SHAPE | dict(vocab_size=50, max_positions=40, eos_token_id=4, bos_token_id=3, mask_token_id=5)
 WRITES: dict[str, Any] = dict(predicts="pseudo", pseudo_token_id=6)
@@ -67,6 +70,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "no bias": {"relative_bias": False},
     "pre": {"norm": "pre", "relative_bias": False, "activation": "gelu_tanh"},
     "albert": {"share_layers": "all", "embedding_size": 16},
+    "wide heads": {"num_heads": 3, "head_size": 10},
     "transformer_xl": {"positions": "transformer_xl", "relative_bias": False},
     "left to right": {"visibility": "left_to_right"},
     "local": {"visibility": "left_to_right", "layer_visibility": ["full", "local"], "local_width": 3},
@@ -201,6 +205,14 @@ def test_a_run_is_exported_and_read_back_bit_for_bit(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "saved")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert again(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
+
+
+def test_a_model_that_neither_fills_masks_nor_continues_a_plain_source_is_exported_without_its_head() -> None:
+    export = own_format(start("prefix-masked-span-base"))
+    assert export.architecture == "UniclozeModel" and export.said[0] == "the class has no token head"
+    assert re.search(
+        "does not generate, since its rows need a token that opens .*: generate with `unicloze", export.said[1]
+    )
 
 
 @pytest.mark.parametrize("pooling", ["first", "last", "mean"])

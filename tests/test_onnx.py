@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+import toys
 from conftest import slow_except
 from decoding_toys import loaded
 from hf_toys import slots_batch
+from nlu_toys import start
 from toys import random_windows
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError, UsageError
@@ -158,11 +161,22 @@ def test_a_program_that_computes_something_else_is_refused() -> None:
         )
 
 
+def test_a_step_takes_heads_of_any_width() -> None:
+    model = loaded()
+    network = toys.model(vocab=len(model.tokenizer), num_heads=4, head_size=6, relative_bias=True).eval()
+    module = programs.module_of(dataclasses.replace(model, model=network), "step")
+    programs.compare_program(module, module, "the program")
+
+
 def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="masked ae does not generate text"):
         export_program(loaded(name="masked", targets=["ae"]), "step")
     with pytest.raises(UsageError, match=r"^an encoder without heads does not generate text"):
         export_program(loaded(name="none", targets=[]), "step")
+    with pytest.raises(UsageError, match="opens the target or names the task: export only its encoder"):
+        export_program(start("prefix-masked-span-base"), "step")
+    with pytest.raises(UsageError, match=r"^model.decoder_layers is \d+, and an encoder-decoder cannot be exported"):
+        export_program(start("bart-base"))
     with pytest.raises(UniclozeError, match="there is no model at"):
         export_program(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

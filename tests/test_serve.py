@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +264,7 @@ def rounded(content: object) -> object:
         ("/generate", {"text": ["a", "b"]}, 422, "This model reads source: give 1 text, not 2."),
         ("/predict", {"text": "a"}, 422, "This model cannot predict labels; it can fill masks, "),
         ("/score", {"text": "\ud800 a"}, 422, "Text 1 of 1 is not valid Unicode at character 0"),
+        ("/v1/completions", {"model": "\ud800", "prompt": "a"}, 404, "There is no model '?' here: ask for '"),
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_refused_in_one_sentence(
@@ -290,6 +293,23 @@ def test_a_slow_request_is_refused_and_later_ones_are_answered() -> None:
             answer = slow.makefile("rb").read()
         assert answer.startswith(b"HTTP/1.1 408 ") and b"took longer than 1.5 seconds" in answer
         assert client.post("/fill", {"text": MASKED}).status == 200
+
+
+def test_a_stream_that_takes_too_long_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stream(*_: object, **__: object) -> AsyncIterator[str]:
+        yield "the"
+        await asyncio.sleep(20)
+
+    monkeypatch.setattr(ServedModel, "stream", stream)
+    sentence = "The request took longer than 0.7 seconds: ask for less at once."
+    with serving(loaded(), Limits(seconds=0.7)) as client, ThreadPoolExecutor() as threads:
+        name = client.get("/health").json["model"]
+        own = threads.submit(client.post, "/generate", {"text": TEXT, "stream": True})
+        others = client.post("/v1/completions", {"model": name, "prompt": TEXT, "stream": True})
+        bodies = [own.result().body.decode(), others.body.decode()]
+    (piece, error, *_), (_, last, *ends) = ([line[6:] for line in body.split("\n\n")] for body in bodies)
+    assert (json.loads(piece), json.loads(error)) == ({"piece": "the"}, {"error": sentence})
+    assert json.loads(last)["error"]["message"] == sentence and ends == ["[DONE]", ""]
 
 
 def test_a_full_queue_refuses_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

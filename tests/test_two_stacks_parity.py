@@ -25,8 +25,9 @@ from unicloze.example import Batch, Examples, collate
 from unicloze.finetuning.initial import start_weights, task_recipe
 from unicloze.finetuning.run import finetune_run
 from unicloze.interop.export import stock_format, write_export
+from unicloze.interop.families import FAMILIES
 from unicloze.interop.read import import_checkpoint
-from unicloze.interop.stock import check_format
+from unicloze.interop.stock import check_format, stock_export
 from unicloze.model.dropout import DropoutKey
 from unicloze.objectives.seq2seq import PrefixSettings, generates, prefix
 from unicloze.packing import pack
@@ -229,6 +230,15 @@ def test_an_imported_folder_exports_bit_by_bit(kind: str, tmp_path: Path) -> Non
     assert again.config.decoder_start_token_id == peer.config.decoder_start_token_id
 
 
+@pytest.mark.parametrize(("kind", "opens"), [("bart", ["sos"]), ("bart", ["mask", "sos"]), ("t5", ["eos"])])
+def test_an_exported_folder_names_what_opens_a_target(kind: str, opens: list[str], tmp_path: Path) -> None:
+    folder_of(kind, tmp_path / "theirs")
+    loaded = import_checkpoint(tmp_path / "theirs")
+    loaded = dataclasses.replace(loaded, recipe=loaded.recipe.changed("objective", target_start=opens))
+    stock_export(FAMILIES[kind], loaded).write(tmp_path)
+    assert import_checkpoint(tmp_path).recipe.objective == loaded.recipe.objective
+
+
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_an_exported_folder_writes_as_its_recipe_says(kind: str, tmp_path: Path) -> None:
     folder_of(kind, tmp_path / "theirs")
@@ -346,4 +356,9 @@ def test_a_configuration_with_another_layout_is_refused(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "decoder_attention_heads": 2}))
     with pytest.raises(UniclozeError, match=r"decoder_attention_heads is 2: only 4 is supported with the other keys"):
+        import_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "forced_bos_token_id": 9}))
+    with pytest.raises(
+        UniclozeError, match=r"config.json: forced_bos_token_id is 9: only padding, \[SOS\], .* open a target"
+    ):
         import_checkpoint(tmp_path)

@@ -102,7 +102,7 @@ class UniclozeConfig(PreTrainedConfig):
                 f"decoder_layers is {settings.decoder_layers}, and unicloze.hf has no class for an encoder-decoder: export "
                 "the model with `unicloze export --to t5` or `--to bart`"
             )
-        if settings.num_heads < 1 or settings.hidden_size % settings.num_heads:
+        if settings.num_heads < 1 or (settings.head_size is None and settings.hidden_size % settings.num_heads):
             raise UsageError(
                 f"hidden_size is {settings.hidden_size}: give a multiple of num_heads, {settings.num_heads}"
             )

@@ -13,13 +13,13 @@ import numpy as np
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-from unicloze.decoding.inputs import text_format
+from unicloze.decoding.inputs import objective_of, part_with, text_format
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeConfig, UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
 from unicloze.interop.card import Export
 from unicloze.interop.check import Peer, compare_models, quietly, transformers_library
 from unicloze.interop.read import open_model
-from unicloze.interop.stock import layout_of, not_said, source_format
+from unicloze.interop.stock import OPENED, layout_of, not_said, source_format
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
 from unicloze.tasks.rows import TextFormat
 from unicloze.training.loading import LoadedModel
@@ -54,15 +54,21 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
 
 
 def own_format(loaded: LoadedModel) -> Export:
-    """Export as a class of `unicloze.hf`: the generating one if the model was trained for it, else the mask-filling one."""
+    """Export as a class of `unicloze.hf`: one that generates, or else one that fills masks, if the model learned it."""
     kind: type[UniclozePreTrainedModel] = UniclozeModel
+    objective, writes = objective_of(loaded.recipe), UniclozeConfig.of(loaded).predicts is not None
     if hasattr(loaded.model, "token_head"):
-        kind = UniclozeForMaskedLM if UniclozeConfig.of(loaded).predicts is None else UniclozeForConditionalGeneration
+        if writes:
+            kind = UniclozeForConditionalGeneration
+        elif part_with(objective, "cloze") or part_with(objective, "stepwise"):
+            kind = UniclozeForMaskedLM
     kept = {"backbone"} if kind is UniclozeModel else {"backbone", "token_head"}
     parts = dict.fromkeys(name.partition(".")[0] for name in loaded.model.state_dict())
     said = [f"the class has no {name.replace('_', ' ')}" for name in parts if name not in kept]
     if kind is UniclozeForConditionalGeneration:
         said += not_said(loaded)
+    elif layout_of(loaded) is not None:
+        said.append(f"the class does not generate, since {OPENED}: generate with `unicloze generate`")
     return Export(
         to="unicloze",
         architecture=kind.__name__,

@@ -28,8 +28,9 @@ from torch.nn import functional
 from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.interop.read import ModelLike, open_model
-from unicloze.interop.stock import encoder_inputs, step_inputs
+from unicloze.interop.stock import OPENED, encoder_inputs, layout_of, step_inputs
 from unicloze.mixtures import describe
+from unicloze.model.attention import head_width
 from unicloze.model.from_attention_mask import StepInputs, encoding_batch, slots_of
 from unicloze.model.model import UnifiedModel
 from unicloze.model.readers import GivenKeys, check_steps
@@ -131,6 +132,11 @@ class Step(nn.Module):
 
 def module_of(model: LoadedModel, part: Program) -> Encoder | Step:
     """The module to export for one part of a model."""
+    if model.model.settings.decoder_layers:
+        raise UsageError(
+            f"model.decoder_layers is {model.model.settings.decoder_layers}, and an encoder-decoder cannot be exported as a "
+            "program: use unicloze's own commands or `unicloze export`"
+        )
     if model.model.settings.positions == "transformer_xl":
         raise UsageError(
             "model.positions is transformer_xl: its distances depend on the text, which cannot be exported"
@@ -138,6 +144,11 @@ def module_of(model: LoadedModel, part: Program) -> Encoder | Step:
     if part == "encoder":
         return Encoder(model.model, encoder_inputs(model.recipe)).eval()
     rule = step_inputs(model.recipe, model.tokenizer.vocabulary)
+    if rule is None and layout_of(model) is not None:
+        raise UsageError(
+            f"a program does not write this model's targets, since {OPENED}: export only its encoder, and generate with "
+            "`unicloze generate`"
+        )
     if rule is None:
         objective = objective_of(model.recipe)
         what = "an encoder without heads" if not objective.trains else f"a model of the objective {describe(objective)}"
@@ -186,7 +197,7 @@ def _sizes(module: Encoder | Step, rows: int, slots: int, past: int) -> tuple[Te
     if isinstance(module, Encoder):
         return ids, real, torch.randint(2, (rows, slots), generator=generator)
     settings = module.model.settings
-    shape = (settings.num_layers, rows, settings.num_heads, past, settings.hidden_size // settings.num_heads)
+    shape = (settings.num_layers, rows, settings.num_heads, past, head_width(settings))
     keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
     if past:
         return ids, torch.ones_like(ids), torch.ones_like(ids), torch.ones(rows, past, dtype=torch.long), keys, values

@@ -182,7 +182,7 @@ def import_checkpoint(
         raise UniclozeError(f"{place} holds NaN or infinite values ({bad}): use another checkpoint")
     if wanted > known:
         warnings.warn(initial.said_of_positions(known, wanted, place), stacklevel=2)
-    recipe = imported_recipe(place, family, shape, heads, task, new, settings, positions, allow)
+    recipe = imported_recipe(place, config, own.vocabulary, family, shape, heads, task, new, settings, positions, allow)
     return LoadedModel(model.eval(), new, recipe, place, 0)
 
 

@@ -20,6 +20,7 @@ from unicloze.objectives.denoising import DenoisingSettings, SpanCorruptionSetti
 from unicloze.objectives.groups import PseudoToken
 from unicloze.objectives.masked import MaskedSettings, UntrainedSettings
 from unicloze.objectives.permuted import PermutedSettings
+from unicloze.objectives.seq2seq import SourceTarget
 from unicloze.objectives.unilmv2 import UniLMv2Settings
 from unicloze.recipes import load_recipe, validate
 from unicloze.settings import (
@@ -33,6 +34,7 @@ from unicloze.settings import (
     UseSettings,
 )
 from unicloze.text.tokenizers import Tokenizer
+from unicloze.text.vocabulary import Vocabulary
 
 UNKNOWN_CORPUS = "unknown"
 """Corpus of an imported model; not a path, so anything that needs the corpus reports it as missing."""
@@ -55,6 +57,8 @@ _OBJECTIVES: Mapping[str, ObjectiveSettings] = {
 
 def imported_recipe(
     place: Path,
+    config: Config,
+    own: Vocabulary,
     family: Family,
     model: ModelSettings,
     heads: Sequence[Head],
@@ -64,12 +68,17 @@ def imported_recipe(
     window: int | None,
     allow: Sequence[str],
 ) -> Recipe:
-    """Make the recipe of an imported model whose rows have `window` tokens at most; default: as many as its files say."""
+    """Make the recipe of an imported model whose rows have `window` tokens at most; default: as many as its files say.
+
+    Its configuration names tokens by their ids in its `own` vocabulary; the tokenizer may have another.
+    """
     if window is None:
         window = _longest_row(place, model.max_positions or 1, prompts=family.name == "gpt2")
     objective = _objective(model, heads, relative=family.name == "unilm" and model.relative_bias)
     if family.name in _OBJECTIVES and ("token" in heads or not family.queries):
         objective = _OBJECTIVES[family.name]
+        if isinstance(objective, SourceTarget):
+            objective = dataclasses.replace(objective, target_start=_opening(place, config, own, objective.starts))
     if tokenizer.vocabulary.pseudo is None and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
     longest = window  # up to it, the rows of an encoder-decoder must fit its positions
@@ -115,6 +124,26 @@ def _objective(model: ModelSettings, heads: Sequence[Head], *, relative: bool) -
     if relative:
         return UniLMv2Settings(targets=["ae", "par", *targets[1:]], pseudo_token="mask", pairs=kind)
     return MaskedSettings(targets=targets, masking="token", max_span=1, pairs=kind)
+
+
+def _opening(place: Path, config: Config, own: Vocabulary, usual: Sequence[str]) -> list[Any]:
+    """Roles of the tokens that open a target: as the files of a checkpoint say, or as usual in its family."""
+    file = inside(place, "generation_config.json")
+    configs = [config] if file is None else [Config(file, read_json(file)), config]
+    roles = {getattr(own, role): role for role in ("mask", "pad", "sos", "eos", *usual)}
+    found: dict[str, str] = {}
+    for key in ("decoder_start_token_id", "forced_bos_token_id"):
+        said = next((each for each in configs if each.values.get(key) is not None), None)
+        if said is not None:
+            token = said.whole(key, kind="vocab_size", least=0)
+            if token not in roles:
+                cure = "set it to the id of one, or remove it to open targets as usual"
+                raise said.refused(key, f"only padding, [SOS], [EOS] and [MASK] can open a target; {cure}")
+            found[key] = roles[token]
+    start, forced = found.get("decoder_start_token_id", usual[0]), found.get("forced_bos_token_id")
+    if forced is None:
+        return [*usual] if start == usual[0] else [start]
+    return [start, forced]
 
 
 def _note(family: Family, model: ModelSettings, heads: Sequence[Head], task: TaskSettings | None) -> str:

@@ -47,6 +47,8 @@ OWN = "unicloze"
 """Name of the format of the classes of `unicloze.hf`."""
 PACKAGE = "package"
 """Name of the format of Python packages, which can hold every model."""
+OPENED = "its rows need a token that opens the target or names the task"
+"""Why a model that generates has no `step_inputs`, as a clause."""
 AGAIN = "fine-tune it with"
 PREDICT = "predict with `unicloze predict`"
 

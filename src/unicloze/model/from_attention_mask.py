@@ -60,17 +60,23 @@ def named_segments(segment_ids: tuple[int, int], part: Tensor) -> Tensor:
     return torch.where(part > 0, segment_ids[1], segment_ids[0])
 
 
-def check_positions(real_slots: Tensor, slots: int, max_positions: int) -> None:
+def check_positions(real_slots: Tensor, slots: int, max_positions: int, *, generates: bool = False) -> None:
     """Reject rows longer than the position table.
 
     Args:
         real_slots: Number of real slots per row; read only if the padded row is too long. *Shape:* (rows,)
         slots: Slots per row, padding included.
         max_positions: Rows of the table.
+        generates: Whether a row is a source with its target, for the message.
     """
     if torch.compiler.is_compiling() or slots <= max_positions:
         return
     longest = int(real_slots.max())
+    if longest > max_positions and generates:
+        raise UsageError(
+            f"source and target together have {longest} tokens and the model has {max_positions} positions: truncate the "
+            f"source to at most {max_positions} - max_new_tokens, or lower max_new_tokens"
+        )
     if longest > max_positions:
         raise UsageError(
             f"a row has {longest} tokens and the model has {max_positions} positions: truncate it "
@@ -139,7 +145,7 @@ def slots_of(
     device = input_ids.device
     keys = earlier + slots
     real = torch.ones(rows, keys, dtype=torch.bool, device=device) if attention_mask is None else attention_mask != 0
-    check_positions(real.sum(1), keys, max_positions)
+    check_positions(real.sum(1), keys, max_positions, generates=True)
     in_target = torch.zeros_like(input_ids, dtype=torch.bool) if part is None else part > 0
     key_positions = positions_of(real)
     return Slots(

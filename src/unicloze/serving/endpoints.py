@@ -344,7 +344,8 @@ def openai_router(model: ServedModel) -> APIRouter:
 
     def check_name(name: str) -> None:
         if name != model.name:
-            raise Refused(404, f"There is no model '{name[:80]}' here: ask for '{model.name}'.")
+            said = name[:80].encode("utf-8", "replace").decode()  # a lone surrogate cannot be sent
+            raise Refused(404, f"There is no model '{said}' here: ask for '{model.name}'.")
 
     @router.get("/models", summary="The served model")
     async def models() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import sys
@@ -110,6 +111,13 @@ def answer_of(path: str, refused: Refused) -> Response:
     return JSONResponse({"error": error}, refused.status, headers=refused.headers)
 
 
+def last_event(path: str, refused: Refused) -> Message:
+    """The end of a stream of events that an error cuts off, in the form that the clients of its path expect."""
+    error = b"data: " + bytes(answer_of(path, refused).body) + b"\n\n"
+    done = b"data: [DONE]\n\n" if path.startswith("/v1/") else b""
+    return {"type": "http.response.body", "body": error + done, "more_body": False}
+
+
 def too_large(limits: Limits) -> Refused:
     """The refusal of a request with too many bytes."""
     return Refused(413, f"The request has more than {limits.body:,} bytes: send it in parts.")
@@ -133,16 +141,19 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun = False
+        begun = streams = False
 
         async def send_on(message: Message) -> None:
-            nonlocal begun
+            nonlocal begun, streams
             if message["type"] == "http.response.start":
                 begun = True
+                streams = Headers(scope=message).get("content-type", "").startswith("text/event-stream")
                 self.answered += message["status"] < 400
                 self.refused += message["status"] >= 400
                 MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                streams = False
 
         try:
             async with asyncio.timeout(self.limits.seconds):
@@ -162,6 +173,10 @@ class Guard:
             refused = Refused(500, FAILED)
         if not begun:
             await answer_of(scope["path"], refused)(scope, receive, send_on)
+        elif streams:
+            with contextlib.suppress(TimeoutError):  # of a client that no longer reads
+                async with asyncio.timeout(1):
+                    await send(last_event(scope["path"], refused))
 
     def _check(self, scope: Scope) -> None:
         headers, path = Headers(scope=scope), str(scope["path"])

@@ -197,6 +197,20 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def by_name(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Values by name.
+
+    Raises:
+        UsageError: A name is given twice.
+    """
+    values: dict[str, str] = {}
+    for name, value in pairs:
+        if name in values:
+            raise UsageError(f"--option {name} is given twice: give it once.")
+        values[name] = value
+    return values
+
+
 Model = Annotated["PathLike | LoadedModel", Option("DIR")]
 Device = Annotated[str, Option("NAME")]
 File = Annotated[PathLike, Option("FILE")]
@@ -206,5 +220,5 @@ Number = Annotated[int, Option("N")]
 OfFiles = Annotated[Overrides | None, Settings(("task.fields", "task.format"))]
 """Settings that describe how a file of records is read."""
 NamedValues = Annotated[
-    Mapping[str, str] | None, Option("NAME=VALUE", pair, name="option", repeated=True, collect=dict)
+    Mapping[str, str] | None, Option("NAME=VALUE", pair, name="option", repeated=True, collect=by_name)
 ]
