@@ -194,7 +194,7 @@ class World:
         return self._known[key]
 
     def _outcome(self, scene: Scene, options: str, unlike: Outcome | None = None) -> Outcome:
-        words = joined(self.words(scene.words), self.words(options))
+        words = self.words(f"{scene.words} {options}")
         self._number += 1
         folder = self.place / "scratch" / str(self._number)
         folder.mkdir(parents=True)
@@ -216,17 +216,6 @@ class World:
             except ToldApart:
                 code = 0
         return code, out.getvalue(), err.getvalue()
-
-
-def joined(words: list[str], options: list[str]) -> list[str]:
-    """A command with options, which replace the settings of the same name in it."""
-    kept, replaced = list[str](), False
-    for word in words:
-        if word.startswith("--"):
-            replaced = "." in word and word in options
-        if not replaced:
-            kept.append(word)
-    return kept + options
 
 
 class ToldApart(BaseException):

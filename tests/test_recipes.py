@@ -80,9 +80,6 @@ def test_options_become_overrides() -> None:
     assert recipe.training.betas == (0.5, 0.6)
     assert recipe.data.text_field == "body"
     assert parse_options(["--data.corpus", "[a, b]"]) == {"data.corpus": "[a, b]"}
-    for twice in ("--data.corpus a --data.corpus [b]", "--data.text_field a --data.text-field b"):
-        with pytest.raises(UsageError, match=r"^option --data\.[\w-]+: it is given twice: give it once\.$"):
-            parse_options(twice.split())
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -164,15 +164,12 @@ def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, An
         known = find_key(key)
         if known is None:
             raise unknown_key(key, f"option --{name}")
-        adds = known.several and not (len(values) == 1 and SPELLED_LIST.fullmatch(values[0]))
-        if given in overrides and not (adds and isinstance(overrides[given], list)):
-            raise UsageError(f"option --{name}: it is given twice: give it once.")
         if not values and known.switch:
             overrides[given] = True
         elif not values:
             raise UsageError(f"option --{name}: it needs a value, {expected(known.type)}.")
-        elif adds:
-            overrides[given] = [*overrides.get(given, []), *values]
+        elif known.several and not (len(values) == 1 and SPELLED_LIST.fullmatch(values[0])):
+            overrides[given] = [*(overrides[given] if isinstance(overrides.get(given), list) else []), *values]
         elif len(values) > 1:
             raise UsageError(f"option --{name}: it takes one value; what is '{values[1]}'?")
         else:
