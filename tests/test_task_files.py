@@ -65,7 +65,7 @@ def question(name: str) -> dict[str, Any]:
     ("classification", "a.csv", "text,label,text\nx,a,y\n", "line 1: two columns have the name 'text'"),
     ("classification", "a.csv", "text;label\nx\n",
      r"line 2: 1 column where .* \(text, label\): .* or quote fields that contain ';'"),
-    ("classification", "a.csv", 'label,text\npos,x\nneg,"y\npos,z\n', "line 3: unexpected end of data"),
+    ("classification", "a.csv", 'label,text\npos,x\nneg,"y\npos,z\n', "line 3: unexpected end .*: end each quoted field"),
     ("regression", "a.jsonl", '{"text": "x", "label": 1' + "0" * 400 + "}", "line 1: the label 10+.* is not a number"),
     ("regression", "a.jsonl", '{"text": "x", "label": 1e39}', r"line 1: the label 1e\+39 is not a number"),
     ("regression", "a.jsonl", '{"text": "x", "label": true}', "line 1: the label True is not a number"),

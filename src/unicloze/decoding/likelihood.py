@@ -191,12 +191,11 @@ def score(
     tokens, pieces = inputs.cut(model, texts)
     special, objective = model.tokenizer.vocabulary.special, inputs.objective_of(model.recipe)
     logs: dict[Measure, list[inputs.Logs] | None] = dict.fromkeys(_ASKS)
-    measures = measures_of(objective, mode)
+    measures, ends = measures_of(objective, mode), np.cumsum([len(ids) for ids in tokens])[:-1]
     asked = len(measures) * sum(int((~np.isin(ids, special)).sum()) for ids in tokens)
     with Progress("score", asked, "predictions", show=progress) as bar:
         for measure in measures:
             found = log_probabilities(model, pieces, measure, batch_size=batch_size, progress=bar.update)
-            ends = np.cumsum([len(ids) for ids in tokens])[:-1]
             logs[measure] = np.split(np.concatenate([np.empty(0), *found]), ends)
     scores, windows = [], Counter(piece.text for piece in pieces)
     for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):

@@ -20,7 +20,7 @@ from unicloze.interop.read import installed_card, packaged_model
 from unicloze.interop.stock import layout_of, longest_source
 from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.sources import base_name
-from unicloze.training.ledger import read_ledger
+from unicloze.training.ledger import HELD_OUT, read_ledger
 from unicloze.training.loading import LoadedModel
 from unicloze.version import __version__
 
@@ -178,7 +178,7 @@ def _scores(event: Mapping[str, Any], records: int, of: str = "") -> Iterator[tu
 
 def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _scores(event, event.get("records", 0))
-    part = event.get("part", "held-out")
+    part = event.get("part", HELD_OUT)
     for target, value in (event.get("loss") or {}).items():
         if not predicts_tokens(target) and value is not None and not event.get("results"):
             yield f"{part} loss in nats per prediction, {target}", f"{value:,.3f}"

@@ -14,7 +14,7 @@ import re
 import tempfile
 import tomllib
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -59,7 +59,7 @@ def _fitting(place: Path, weights: Weights, table: Table, ours: Mapping[str, Ten
     refused = []
     for problem, names in (("missing", missing), ("of another shape", misshaped), ("unexpected", unread)):
         names = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allow)]
-        refused += [f"{_counted(names)} {problem}: {in_words(names, notes)}"] if names else []
+        refused += [f"{counted(len(names), 'tensor')} {problem}: {in_words(names, notes)}"] if names else []
     if refused:
         raise UniclozeError(
             f"{place} does not match its configuration: {'; '.join(refused)}; pass --allow PATTERN to accept this"
@@ -79,7 +79,7 @@ def _fitting(place: Path, weights: Weights, table: Table, ours: Mapping[str, Ten
         (unread, "ignored, as allowed"),
     ):
         if names:
-            warnings.warn(f"{_counted(names)} of {place} {sentence}: {in_words(names)}", stacklevel=3)
+            warnings.warn(f"{counted(len(names), 'tensor')} of {place} {sentence}: {in_words(names)}", stacklevel=3)
     return dataclasses.replace(table, entries=tuple(held))
 
 
@@ -93,10 +93,6 @@ def in_words(names: Iterable[str], notes: Mapping[str, str] | None = None) -> st
         inside = ", ".join(part for part in (note, f"x{len(group)}" if len(group) > 1 else "") if part)
         said.append((pattern if len(group) > 1 else group[0])[:200] + (f" ({inside})" if inside else ""))
     return ", ".join(said) + (f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else "")
-
-
-def _counted(names: Collection[str]) -> str:
-    return counted(len(names), "tensor")
 
 
 def _size(shape: Sequence[int]) -> str:

@@ -141,7 +141,8 @@ def _rows(text: str, path: Path, delimiter: str, quoted: bool) -> Iterator[tuple
             yield first, row
             first = rows.line_num + 1
     except csv.Error as error:
-        raise UniclozeError(f"{path}, line {first}: {error}") from error
+        cure = "end each quoted field with a quotation mark, and double those within it"
+        raise UniclozeError(f"{path}, line {first}: {error}" + f": {cure}" * ("limit" not in str(error))) from error
 
 
 def tsv(text: str, path: Path) -> Lines:

@@ -142,7 +142,7 @@ def _target_card(history: History, target: str) -> Card:
     step, event = next(reversed(history.evaluations.items()))
     name = f"{history.part} {measure}, {target}"
     bits = history.latest("bits_per_byte", target)
-    more = _counts(history, target) if tokens and event.get("part") == "held-out" else []
+    more = _counts(history, target) if tokens and history.part == HELD_OUT else []
     more += [f"{short(bits)} bits per byte"] if tokens and bits is not None else []
     more += [] if tokens else ["nats per prediction"]
     predictions = number(mapping(event.get("predictions")).get(target))
