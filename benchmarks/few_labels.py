@@ -1,13 +1,16 @@
 """Fine-tuning with few labels beside what a user would take instead: TF-IDF, and frozen vectors with logistic regression.
 
-    python benchmarks/few_labels.py --model DIR --data FOLDER --out FILE [--sets textbooks questions] [--labels 8 16 32 80]
+    python benchmarks/few_labels.py --model DIR --data FOLDER --out FILE [--sets textbooks questions kinds]
+        [--labels 8 16 32 80 400]
         [--classes 8] [--test-records 2000] [--seeds 1] [--device auto] [--page FILE]
     python benchmarks/few_labels.py                                             # only the table, of what is measured
 
-FOLDER has `text/openstax_train.jsonl.gz` and `qa/squad-dev-v1.1.from-explorer.json.gz`. A sentence of a textbook is to be
-assigned to its book (training and test sentences are of other sections), a question to its article. The development file
-has as many records as the training file. FILE gets one JSON line for each run; the same command continues after an
-interruption, prints the table and writes it into the page.
+FOLDER has `text/openstax_train.jsonl.gz`, `qa/squad-dev-v1.1.from-explorer.json.gz` and `qa/fairytaleqa_train.jsonl.gz`
+with its `val`. A sentence of a textbook is to be assigned to its book (training and test sentences are of other sections),
+a question to its article, and a question about a fairy tale to the kind of answer that it asks for (training and test
+questions are of other tales). The development file has as many records as the training file; classes with fewer records
+than both need are left out. FILE gets one JSON line for each run; the same command continues after an interruption, prints
+the table and writes it into the page.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import gzip
 import importlib
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +70,21 @@ def questions(folder: Path, test: bool) -> Rows:
     ]
 
 
-SETS = {"textbooks": textbooks, "questions": questions}
+def kinds(folder: Path, test: bool) -> Rows:
+    """Questions about fairy tales with the kind of answer they ask for, of the validation file for the test."""
+    name = f"fairytaleqa_{'val' if test else 'train'}.jsonl.gz"
+    with gzip.open(folder / "qa" / name, "rt", encoding="utf-8") as file:
+        records = [json.loads(line) for line in file]
+    return [{"text": record["question"], "label": record["attribute"]} for record in records]
+
+
+SETS = {"textbooks": textbooks, "questions": questions, "kinds": kinds}
+
+
+def frequent(rows: Rows, count: int, classes: int) -> list[str]:
+    """The most frequent classes that have `count` rows."""
+    counts = Counter(sorted(row["label"] for row in rows))
+    return [label for label, rows_of in counts.most_common(classes) if rows_of >= count]
 
 
 def drawn(rows: Rows, names: Sequence[str], count: int, seed: int) -> Rows:
@@ -84,8 +102,7 @@ def rounded(result: MetricResult) -> dict[str, float]:
 def compared(given: argparse.Namespace, name: str, labels: int, seed: int) -> dict[str, Any]:
     """Accuracy of the three, in percent, and what the development file kept."""
     every, held = (SETS[name](given.data, test) for test in (False, True))
-    counts = {label: sum(row["label"] == label for row in every) for label in sorted({row["label"] for row in every})}
-    names = sorted(counts, key=lambda label: -counts[label])[: given.classes]
+    names = frequent(every, 2 * labels, given.classes)
     rows = drawn(every, names, 2 * labels, seed)
     parts = {"train": [row for number, row in enumerate(rows) if number % (2 * labels) < labels],
              "dev": [row for number, row in enumerate(rows) if number % (2 * labels) >= labels],
@@ -128,6 +145,7 @@ def compared(given: argparse.Namespace, name: str, labels: int, seed: int) -> di
         data = open_records(files["test"], tuned.recipe, tuned.tokenizer)
         scores = measure(predict(tuned, data), data.records, tuned.recipe)
     return {
+        "names": names,
         "words": percent(words.answers),
         "frozen": percent(frozen.predict(vectors["test"]).tolist()),
         "finetune": round(scores["accuracy"].values["accuracy"], 2),
@@ -144,7 +162,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     of: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
     for line in lines:
         of.setdefault((line["set"], line["labels"]), {})[line["seed"]] = line
-    heads = ["texts", "labels per class", "seeds", "TF-IDF", "frozen vectors", "finetune", "against TF-IDF",
+    heads = ["texts", "classes", "labels per class", "seeds", "TF-IDF", "frozen vectors", "finetune", "against TF-IDF",
              "against frozen vectors", "ECE of frozen vectors", "ECE of finetune"]  # fmt: skip
     rows = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     for (name, labels), runs in sorted(of.items()):
@@ -157,7 +175,8 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         ]
         cells = [*(cell(each, None) for each in (words, frozen, tuned)), against(tuned, words), against(tuned, frozen)]
         cells += [cell(each, None) for each in errors]
-        rows.append("| " + " | ".join([name, str(labels), str(len(runs)), *cells]) + " |")
+        classes = {len(run["names"]) for run in runs.values()}
+        rows.append("| " + " | ".join([name, *map(str, (*classes, labels, len(runs))), *cells]) + " |")
     return "\n".join(rows) + "\n"
 
 
@@ -173,7 +192,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    parser.add_argument("--labels", nargs="+", type=int, default=[8, 16, 32, 80])
+    parser.add_argument("--labels", nargs="+", type=int, default=[8, 16, 32, 80, 400])
     parser.add_argument("--classes", type=int, default=8)
     parser.add_argument("--test-records", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=1)
@@ -182,6 +201,11 @@ def main() -> None:
     given = parsed(parser, "--labels 4 --classes 2 --test-records 8 --sets questions")
     for labels in given.labels if given.model and given.data else ():
         for name in given.sets:
+            if len(frequent(SETS[name](given.data, False), 2 * labels, given.classes)) < 2:
+                print(
+                    f"{name}: fewer than two classes have {2 * labels} records, so {labels} per class are not measured"
+                )
+                continue
             for seed in range(given.seeds):
                 key = {"set": name, "labels": labels, "classes": given.classes, "test records": given.test_records,
                        "seed": seed}  # fmt: skip
