@@ -1,15 +1,15 @@
 """A small text of a domain: continued from a model that is there, or trained from scratch, in the same time?
 
     python benchmarks/continue_or_scratch.py --text FILE... [--field FIELD] --init MODEL... --out FOLDER
-        [--budgets 10min 30min] [--results FILE] [--page FILE]
+        [--budgets 10min 30min] [--threads 1] [--results FILE] [--page FILE]
     python benchmarks/continue_or_scratch.py                                    # only the table, of what is measured
 
-Each run is `unicloze pretrain --recipe auto --data.corpus TEXT --budget TIME` with one thread, from each MODEL (`--init`) and
-from scratch; `auto` chooses everything else. The text is what FIELD of the JSON lines holds, each once. The runs of a text
-hold out the same documents. Bits per byte compare models with different tokenizers; perplexities do not. A tokenizer that
-lowers capitals leaves less to predict, and one that fits the text helps: compare each start with its own rival, a Kneser-Ney
-trigram in the same tokens. FILE gets one JSON
-line for each run; the same command continues after a stop.
+Each run is `unicloze pretrain --recipe auto --data.corpus TEXT --budget TIME` with one thread or several, from each MODEL
+(`--init`) and from scratch; `auto` chooses everything else. The text is what FIELD of the JSON lines holds, each once. The
+runs of a text hold out the same documents. Bits per byte compare models with different tokenizers; perplexities do not. A
+tokenizer that lowers capitals leaves less to predict, and one that fits the text helps: compare each start with its own
+rival, a Kneser-Ney trigram in the same tokens. FILE gets one JSON line for each run; the same command continues after an
+interruption.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """The runs of each text and budget, the best first, as Markdown."""
 
     def order(line: Mapping[str, Any]) -> tuple[Any, ...]:
-        return line["text"], Budget.parse(line["budget"]).amount, line["bits_per_byte"]["par"]
+        return line["text"], line["threads"], Budget.parse(line["budget"]).amount, line["bits_per_byte"]["par"]
 
-    heads = ["text", "budget", "start", "weights", "text tokens", "AE, bits per byte (trigram)", "PAR",
+    heads = ["text", "cores", "budget", "start", "weights", "text tokens", "AE, bits per byte (trigram)", "PAR",
              "PAR, perplexity (trigram)", "content words, % (trigram)"]  # fmt: skip
-    rows = ["| " + " | ".join(heads) + " |", "|---|---|---|" + "---:|" * (len(heads) - 3)]
+    rows = ["| " + " | ".join(heads) + " |", "|---|---:|---|---|" + "---:|" * (len(heads) - 4)]
     for line in sorted(lines, key=order):
         bits, words, perplexity, rival = (
             line[key] for key in ("bits_per_byte", "content_words", "perplexity", "trigram")
         )
-        cells = [line["text"], line["budget"], line["start"], f"{line['parameters'] / 1e6:.1f} M"]
+        cells = [line["text"], str(line["threads"]), line["budget"], line["start"], f"{line['parameters'] / 1e6:.1f} M"]
         cells.append(f"{line['text_tokens'] / 1e6:.2f} M")
         for name in ("ae", "par"):
             counted = bits[name] * math.log(rival[name]) / math.log(perplexity[name])
@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--init", nargs="*", default=[])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--budgets", nargs="+", default=["10min", "30min"])
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, help="write the table into this page")
     options = parser.parse_args()
@@ -92,9 +93,9 @@ def main() -> None:
         for budget in options.budgets:
             for init in (None, *options.init):
                 start = "scratch" if init is None else Path(init).name
-                run = options.out / name / f"{start}-{budget}"
-                key = {"text": name, "start": start, "budget": budget}
-                once(options.results, key, functools.partial(trained, run, budget, overrides, init))
+                run = options.out / name / f"{start}-{budget}-{options.threads}"
+                key = {"text": name, "start": start, "budget": budget, "threads": options.threads}
+                once(options.results, key, functools.partial(trained, run, budget, overrides, init, options.threads))
     show(table(read_lines(options.results)), options.page, Path(__file__))
 
 

@@ -21,13 +21,15 @@ CAUSAL = {"name": "causal", "targets": ["lm"], "visibility": "left_to_right", "m
 """Objective of a causal phase."""
 
 
-def trained(run: Path, budget: str, overrides: Mapping[str, Any], init: str | None = None) -> dict[str, Any]:
-    """Train with `--recipe auto` and one thread into a folder, or go on with it, and read its figures.
+def trained(
+    run: Path, budget: str, overrides: Mapping[str, Any], init: str | None = None, threads: int = 1
+) -> dict[str, Any]:
+    """Train with `--recipe auto` into a folder, or go on with it, and read its figures.
 
     Raises:
         SystemExit: if a signal stopped the training.
     """
-    pretrain("auto", run, init=init, budget=budget, overrides={"training.threads": 1, **overrides})
+    pretrain("auto", run, init=init, budget=budget, overrides={"training.threads": threads, **overrides})
     return figures(run)
 
 

@@ -328,14 +328,14 @@ def test_auto_is_not_chosen_by_several_processes(corpus: str, tmp_path: Path, mo
 
 def test_what_auto_expects_is_what_committed_runs_reached() -> None:
     """Above 3 M tokens, runs from random starts count too."""
-    best: dict[tuple[str, str], tuple[float, float]] = {}
+    best: dict[tuple[str, str, int], tuple[float, float]] = {}
     for name in ("auto_choices", "loss_against_compute", "continue_or_scratch"):
         file = REPOSITORY / "benchmarks" / "results" / f"{name}.jsonl"
         for run in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
             counted = run.get("start") in ("counts", "scratch") or ("start" not in run and run["text_tokens"] > 3e6)
             if counted and "trigram" in run and run.get("share", "a third") == "a third":
                 ratio = round(run["perplexity"]["par"] / run["trigram"]["par"], 2)
-                key = run["text"], str(run.get("flops", run.get("budget")))
+                key = run["text"], str(run.get("flops", run.get("budget"))), run.get("threads", 1)
                 best[key] = min(best.get(key, (0.0, math.inf)), (run["text_tokens"], ratio), key=lambda each: each[1])
                 words = {"top_5": 0.0, **(run.get("content_words") or {})}
                 assert words["top_5"] < run["trigram"].get("top_5", words.get("counts_top_5")), "auto says so"

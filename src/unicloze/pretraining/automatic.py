@@ -53,8 +53,8 @@ REACHED = (
     (7_051_456, 0.99), (8_958_801, 1.0), (14_660_166, 0.86),
 )  # fmt: skip
 """Tokens that runs from scratch with this schedule read, and their PAR perplexity over that of a Kneser-Ney trigram of their
-text on the same predictions: of each text and budget in `benchmarks/results` the best size, by tokens. Those above 3 M tokens
-started at random."""
+text on the same predictions: of each text and budget in `benchmarks/results` the best size, by tokens. Some of those above
+3 M tokens started at random."""
 
 
 _SHAPE = (
