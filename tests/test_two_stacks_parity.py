@@ -230,11 +230,19 @@ def test_an_imported_folder_exports_bit_by_bit(kind: str, tmp_path: Path) -> Non
     assert again.config.decoder_start_token_id == peer.config.decoder_start_token_id
 
 
-@pytest.mark.parametrize(("kind", "opens"), [("bart", ["sos"]), ("bart", ["mask", "sos"]), ("t5", ["eos"])])
-def test_an_exported_folder_names_what_opens_a_target(kind: str, opens: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [
+        ("bart", {"target_start": ["sos"]}),
+        ("bart", {"target_start": ["eos"], "source_start": False}),
+        ("bart", {"target_start": ["mask", "sos"]}),
+        ("t5", {"target_start": ["eos"], "source_start": True}),
+    ],
+)
+def test_an_exported_folder_names_what_opens_source_and_target(kind: str, rows: dict[str, Any], tmp_path: Path) -> None:
     folder_of(kind, tmp_path / "theirs")
     loaded = import_checkpoint(tmp_path / "theirs")
-    loaded = dataclasses.replace(loaded, recipe=loaded.recipe.changed("objective", target_start=opens))
+    loaded = dataclasses.replace(loaded, recipe=loaded.recipe.changed("objective", **rows))
     stock_export(FAMILIES[kind], loaded).write(tmp_path)
     assert import_checkpoint(tmp_path).recipe.objective == loaded.recipe.objective
 

@@ -51,6 +51,7 @@ from unicloze.rules import listed
 from unicloze.settings import Recipe
 from unicloze.text.counts import open_counts
 from unicloze.text.prepare import Prepared, open_or_prepare
+from unicloze.training.checkpoint import list_checkpoints
 from unicloze.training.memory import refuse_what_cannot_fit
 from unicloze.training.pace import Clock
 from unicloze.training.precision import choose_device, choose_precision
@@ -198,9 +199,8 @@ def compare_recipes(
 def clock_of(job: Job, budget: Budget) -> Clock:
     """The clock of a run, which goes on where the run does."""
     spent = 0.0
-    if any((job.run / CHECKPOINTS).glob("*")):
-        history = History.read(job.run)
-        spent = history.seconds - history.lost_seconds
+    if list_checkpoints(job.run / CHECKPOINTS):
+        spent = History.read(job.run).seconds
     return Clock(time.monotonic() - spent, budget.amount, most=job.contestant.recipe.training.steps, planned=True)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from unicloze.errors import UniclozeError
-from unicloze.files import TOKENIZER_CONFIG
+from unicloze.files import TOKENIZER, TOKENIZER_CONFIG
 from unicloze.interop.family import PREDICTS, TARGETS, Family, Head, TaskClass
 from unicloze.interop.files import LARGEST, Config, inside, read_json
-from unicloze.interop.tokenizer_files import POOLING, separators_in
+from unicloze.interop.tokenizer_files import POOLING, ids_before_text, separators_in
 from unicloze.objectives.causal import CausalSettings
 from unicloze.objectives.denoising import DenoisingSettings, SpanCorruptionSettings
 from unicloze.objectives.groups import PseudoToken
@@ -78,7 +78,8 @@ def imported_recipe(
     if family.name in _OBJECTIVES and ("token" in heads or not family.queries):
         objective = _OBJECTIVES[family.name]
         if isinstance(objective, SourceTarget):
-            objective = dataclasses.replace(objective, target_start=_opening(place, config, own, objective.starts))
+            opening = _opening(place, config, own, objective.starts)
+            objective = dataclasses.replace(objective, target_start=opening, **_before_source(place, own))
     if tokenizer.vocabulary.pseudo is None and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
     longest = window  # up to it, the rows of an encoder-decoder must fit its positions
@@ -131,19 +132,36 @@ def _opening(place: Path, config: Config, own: Vocabulary, usual: Sequence[str])
     file = inside(place, "generation_config.json")
     configs = [config] if file is None else [Config(file, read_json(file)), config]
     roles = {getattr(own, role): role for role in ("mask", "pad", "sos", "eos", *usual)}
-    found: dict[str, str] = {}
-    for key in ("decoder_start_token_id", "forced_bos_token_id"):
-        said = next((each for each in configs if each.values.get(key) is not None), None)
-        if said is not None:
-            token = said.whole(key, kind="vocab_size", least=0)
-            if token not in roles:
-                cure = "set it to the id of one, or remove it to open targets as usual"
-                raise said.refused(key, f"only padding, [SOS], [EOS] and [MASK] can open a target; {cure}")
-            found[key] = roles[token]
-    start, forced = found.get("decoder_start_token_id", usual[0]), found.get("forced_bos_token_id")
+
+    def role(key: str, said: Config | None) -> str | None:
+        if said is None or said.values[key] is None:
+            return None
+        token = said.whole(key, kind="vocab_size", least=0)
+        if token not in roles:
+            cure = "set it to the id of one, or remove it to open targets as usual"
+            raise said.refused(key, f"only padding, [SOS], [EOS] and [MASK] can open a target; {cure}")
+        return roles[token]
+
+    first, second = "decoder_start_token_id", "forced_bos_token_id"
+    start = role(first, next((each for each in configs if each.values.get(first) is not None), None)) or usual[0]
+    forced_by = next((each for each in configs if second in each.values), None)  # null is an answer, too
+    forced = role(second, forced_by)
     if forced is None:
-        return [*usual] if start == usual[0] else [start]
+        return [*usual] if start == usual[0] and forced_by is None else [start]
     return [start, forced]
+
+
+def _before_source(place: Path, own: Vocabulary) -> dict[str, Any]:
+    """Settings for what a checkpoint's tokenizer writes before a source; none unless [SOS], a mode token, both or nothing."""
+    file = inside(place, TOKENIZER)
+    before = None if file is None else ids_before_text(file)
+    if before is None:
+        return {}
+    starts = before[:1] == [own.sos]
+    modes = [own.extra.tolist().index(token) for token in before[starts:] if token in own.extra]
+    if len(modes) < len(before[starts:]) or len(modes) > 1:
+        return {}
+    return {"source_start": starts, "mode_token": modes[0] if modes else None}
 
 
 def _note(family: Family, model: ModelSettings, heads: Sequence[Head], task: TaskSettings | None) -> str:

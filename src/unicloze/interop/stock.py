@@ -318,7 +318,7 @@ def stock_export(family: Family, loaded: LoadedModel) -> StockExport:
     if family.generates and layout is not None:
         if settings.decoder_layers:
             roles["decoder_start_token_id"] = layout.opening[0]
-        writing = {**roles, "forced_eos_token_id": None, **generate_arguments(loaded)}
+        writing = {**roles, "forced_eos_token_id": None, "forced_bos_token_id": None, **generate_arguments(loaded)}
         if len(layout.opening) > 1:  # `generate` writes it, counts it, and refuses to suppress it
             forced = layout.opening[1]
             kept = [token for token in writing["suppress_tokens"] or () if token != forced]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError
-from unicloze.files import TOKENIZER_CONFIG, replace_file
+from unicloze.files import TOKENIZER, TOKENIZER_CONFIG, replace_file
 from unicloze.interop.files import inside, read_json
 from unicloze.settings import Recipe, TokenizerSettings
 from unicloze.tasks.rows import TextFormat
@@ -23,7 +24,7 @@ from unicloze.text.tokenizers import Tokenizer
 def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
     """The tokenizer of a checkpoint folder, and settings that load it again; None if it has none."""
     inside(folder, TOKENIZER_CONFIG)
-    file = inside(folder, "tokenizer.json")
+    file = inside(folder, TOKENIZER)
     if file is None:
         found = [path for name in sorted(folder.glob("*vocab.txt")) if (path := inside(folder, name.name)) is not None]
         if not found and inside(folder, MERGES) is not None and (pairs := inside(folder, BYTE_VOCABULARY)) is not None:
@@ -36,20 +37,42 @@ def read_tokenizer(folder: Path) -> tuple[Tokenizer, TokenizerSettings] | None:
 
 def separators_in(path: str) -> int | None:
     """Number of tokens between two texts in the post-processor of a `tokenizer.json`; None if there is no such file."""
-    if not path.endswith(".json") or Path(path).name == BYTE_VOCABULARY:
-        return None
-    processor = read_json(Path(path), largest=LARGEST_FILE).get("post_processor")
-    parts = processor.get("processors", [processor]) if isinstance(processor, dict) else []
-    for part in parts if isinstance(parts, list) else []:
-        kind, pair = (part.get("type"), part.get("pair")) if isinstance(part, dict) else (None, None)
-        if kind == "RobertaProcessing":
-            return 2
-        if kind == "BertProcessing":
-            return 1
+    for part in _processors(path):
+        kind, pair = part.get("type"), part.get("pair")
+        if kind in _OF_TWO_TOKENS:
+            return _OF_TWO_TOKENS[kind]
         if kind == "TemplateProcessing" and isinstance(pair, list):
             texts = [place for place, piece in enumerate(pair) if isinstance(piece, dict) and "Sequence" in piece]
             return max(1, texts[1] - texts[0] - 1) if len(texts) == 2 else None
     return None
+
+
+def ids_before_text(path: Path) -> list[int] | None:
+    """Ids of the tokens before a text in the post-processor of a `tokenizer.json`; None if it names none of its kinds."""
+    for part in _processors(str(path)):
+        try:
+            if part.get("type") in _OF_TWO_TOKENS:
+                return [int(part["cls"][1])]
+            if part.get("type") == "TemplateProcessing":
+                before = itertools.takewhile(lambda piece: "SpecialToken" in piece, part["single"])
+                names = [piece["SpecialToken"]["id"] for piece in before]
+                return [int(number) for name in names for number in part["special_tokens"][name]["ids"]]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    return None
+
+
+_OF_TWO_TOKENS = {"RobertaProcessing": 2, "BertProcessing": 1}
+"""Post-processors that name only the first token and the separator, with their number of separators between two texts."""
+
+
+def _processors(path: str) -> list[Mapping[str, Any]]:
+    """The post-processors of a `tokenizer.json`."""
+    if not path.endswith(".json") or Path(path).name == BYTE_VOCABULARY:
+        return []
+    processor = read_json(Path(path), largest=LARGEST_FILE).get("post_processor")
+    parts = processor.get("processors", [processor]) if isinstance(processor, dict) else []
+    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 
 
 def open_tokenizer(path: str | Path) -> tuple[Tokenizer, TokenizerSettings]:

@@ -14,7 +14,8 @@ from markupsafe import Markup
 from unicloze.errors import UniclozeError
 from unicloze.files import begins_like
 from unicloze.progress import counted
-from unicloze.report.history import History, mapping, moment, number
+from unicloze.report.history import History, moment, number
+from unicloze.training.ledger import mapping
 
 PAGE_STYLE = "report/templates/page.css"
 """The style sheet of all pages, in the package `unicloze`."""

@@ -14,7 +14,7 @@ from unicloze.errors import UniclozeError, folder_meant
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.evaluation.metrics.result import shown
 from unicloze.files import DEV_PREDICTIONS, DEV_SAMPLES, LEDGER
-from unicloze.training.ledger import HELD_OUT, read_ledger
+from unicloze.training.ledger import HELD_OUT, mapping, read_ledger
 from unicloze.training.pace import recorded_decays
 
 Event = Mapping[str, Any]
@@ -30,15 +30,14 @@ class History:
     run: Path  # the run directory
     start: Event  # event of the newest start of the run
     processes: int = 0  # number of starts
-    seconds: float = 0.0  # running time, summed over all starts
-    lost_seconds: float = 0.0  # those of attempts that left no checkpoint to resume from
+    seconds: float = 0.0  # running time, summed over restarts, without attempts that left no checkpoint
     steps: dict[int, Event] = field(default_factory=dict)  # events of logged steps, by step
     evaluations: dict[int, Event] = field(default_factory=dict)  # events of evaluations, by step
     samples: dict[int, list[Event]] = field(default_factory=dict)  # filled samples, by step
     checkpoint: str | None = None  # name of the newest checkpoint; None if none was saved
     end: Event = field(default_factory=dict)  # event of the end of the run; empty if it has not ended
     last: Event = field(default_factory=dict)  # the newest event
-    decays: list[Event] = field(default_factory=list)  # A clock's decisions when to end the run, as events
+    deciding: list[Event] = field(default_factory=list)  # events that tell which decisions of a clock hold
 
     @classmethod
     def read(cls, run: Path) -> History:
@@ -65,6 +64,8 @@ class History:
     def _add(self, event: Event) -> None:
         name, step = event.get("event"), event.get("step")
         now, before = moment(event.get("time")), moment(self.last.get("time"))
+        if name in ("start", "save", "decay"):
+            self.deciding.append(event)
         if name == "start":
             self._begin(event)
         elif not self.start or not isinstance(step, int):
@@ -79,8 +80,6 @@ class History:
             self.checkpoint = str(event.get("checkpoint"))
         elif name == "end":
             self.end = event
-        elif name == "decay" and isinstance(event.get("end"), int):
-            self.decays.append(event)
         if name != "start" and now is not None and before is not None:
             self.seconds += max(0.0, now - before)
         self.last = event
@@ -95,10 +94,8 @@ class History:
         if isinstance(ended := self.end.get("step"), int) and ended > first:
             self.end = {}
         if not resumed:
-            self.lost_seconds = self.seconds
-        before, self.start = self.steps_of_recipe, event
-        if not resumed or self.steps_of_recipe != before:
-            self.decays = []
+            self.seconds = 0.0
+        self.start = event
         self.processes += 1
 
     @property
@@ -129,7 +126,7 @@ class History:
         steps = self.steps_of_recipe
         if steps is None:
             return None
-        decays = recorded_decays(self.decays, steps)
+        decays = recorded_decays(self.deciding, steps)
         return decays[-1].end if decays else steps
 
     @property
@@ -263,11 +260,6 @@ def moment(value: Any) -> float | None:
     """A ledger value as seconds since 1970; None if it is no time before the year 10,000."""
     seconds = number(value)
     return seconds if seconds is not None and 0 <= seconds < 253_402_300_800 else None
-
-
-def mapping(value: Any) -> Event:
-    """A ledger value as a mapping; empty if it is not one."""
-    return value if isinstance(value, dict) else {}
 
 
 def sequence(value: Any) -> list[Any]:

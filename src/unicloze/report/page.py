@@ -21,11 +21,11 @@ from unicloze.objectives import Ability
 from unicloze.recipes import load_recipe
 from unicloze.report.charts import Line, line_chart, series_class, short
 from unicloze.report.frame import Card, cards_of_the_process, check_page, count, head_of, render
-from unicloze.report.history import Event, History, mapping, number, sequence
+from unicloze.report.history import Event, History, number, sequence
 from unicloze.report.picture import example_of_run
 from unicloze.report.task_page import Panel, seed_folders, seeds_page, small_charts, task_page
 from unicloze.text.tokenizers import Tokenizer
-from unicloze.training.ledger import HELD_OUT
+from unicloze.training.ledger import HELD_OUT, mapping
 
 REPORT = "report.html"
 """File name of the page in a run directory."""

@@ -18,9 +18,10 @@ from unicloze.mixtures import parts
 from unicloze.objectives.groups import Shown
 from unicloze.recipes import load_recipe
 from unicloze.report.example_view import ExampleView, Slot, example_of, view_of
-from unicloze.report.history import History, mapping, sequence
+from unicloze.report.history import History, sequence
 from unicloze.report.svg import MONO_WIDTH, SANS_WIDTH, Drawing, cut
 from unicloze.text.tokenizers import Tokenizer, whitespace_tokenizer
+from unicloze.training.ledger import mapping
 from unicloze.visibility import Intervals, bool_mask
 
 _MATRIX = 860.0

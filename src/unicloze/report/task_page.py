@@ -16,7 +16,8 @@ from unicloze.files import BEST, CHECKPOINTS, DEV_PREDICTIONS, LEDGER
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.report.charts import Line, by_class, confusion, deviations, lengths, line_chart, scatter
 from unicloze.report.frame import Card, cards_of_the_process, count, head_of, heading_of, render
-from unicloze.report.history import Event, History, headline_of, mapping, number, sequence
+from unicloze.report.history import Event, History, headline_of, number, sequence
+from unicloze.training.ledger import mapping
 
 STYLES = "s-plain", "s-par", "s-ae", "s-lm", "s-pair", "s-rtd"
 """Style classes of the curves in one chart; of more seeds, the first are drawn."""

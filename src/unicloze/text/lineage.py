@@ -18,7 +18,7 @@ from unicloze.text.documents import files_at
 from unicloze.text.sources import corpus_files, read_as
 from unicloze.text.tokenizers import Tokenizer
 
-CODE = 5
+CODE = 6
 """Version of the rules that turn text into shards; part of the fingerprint."""
 LOADED_TOKENIZER = "tokenizer.loaded"
 """Setting that holds the fingerprint of a tokenizer that was loaded, not trained."""

@@ -23,6 +23,11 @@ HELD_OUT, TRAINING_TEXT = "held-out", "training-text"
 """What an evaluation of pre-training measured on, its `part`: the latter if nothing is held out."""
 
 
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A ledger value as a mapping; empty if it is not one."""
+    return value if isinstance(value, dict) else {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """A loss with what it counts; only figures of one meaning are added or compared."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from unicloze.mixtures import phases
 from unicloze.settings import Recipe
 from unicloze.training.batches import MicroBatch
+from unicloze.training.ledger import mapping
 
 DECAY = 2 / 3
 """Share of the steps in which the rate decays, where a clock decides."""
@@ -66,12 +67,16 @@ def decided_steps(
 
 
 def recorded_decays(events: Iterable[Mapping[str, Any]], planned: int) -> list[Decay]:
-    """The decisions in a ledger for a run of so many planned steps, since it last had others."""
+    """The decisions in a ledger for a run of so many planned steps, since it last saved a step of another plan."""
     found: list[Decay] = []
+    steps: int | None = planned
     for event in events:
-        if event["event"] == "start" and event["recipe"]["training"]["steps"] != planned:
+        if event["event"] == "start":
+            steps = mapping(mapping(event.get("recipe")).get("training")).get("steps")
+            found = found if event.get("resumed_from") else []
+        elif event["event"] == "save" and steps != planned:
             found = []
-        if event["event"] == "decay" and event.get("planned") == planned:
+        elif event["event"] == "decay" and event.get("planned") == planned:
             found = [decay for decay in found if decay.first < event["step"]]
             found.append(Decay(int(event["step"]), int(event["end"])))
     return found
