@@ -162,12 +162,17 @@ def test_one_process_per_directory(tmp_path: Path) -> None:
 
 
 def test_a_run_that_wrote_nothing_leaves_nothing(tmp_path: Path) -> None:
-    for folder, exists in ((tmp_path / "made", False), (tmp_path / "given", True)):
-        if exists:
+    """Of its own, and nothing less of others'."""
+    for folder, own in ((tmp_path / "made" / "runs", ""), (tmp_path / "there", "notes"), (tmp_path / "theirs", "lock")):
+        if own:
             folder.mkdir()
-        with hold_run(folder):
+            (folder / own).write_text("precious")
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(ZeroDivisionError), hold_run(folder):
             assert is_run(folder)
-        assert folder.exists() == exists and not is_run(folder)
+            raise ZeroDivisionError
+        assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "lock.holder"] == before
+        assert not own or (folder / own).read_text() == "precious"
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.json", "baselines.json"])

@@ -244,7 +244,9 @@ def test_the_score_of_texts_together() -> None:
         windows=3,
         note=None,
     )
-    unspelled = together([one, text_score(bits_per_byte=None, pseudo_per_token=None)])
+    pseudo = together([text_score(chain_per_token=None, bits_per_byte=None)])
+    assert pseudo.pseudo_perplexity_per_word is not None and pseudo.bits_per_byte is None
+    unspelled = together([one, text_score(chain_per_token=[-2.0, None, -4.0], pseudo_per_token=None)])
     assert (unspelled.bits_per_byte, unspelled.bits_per_character, unspelled.chain_perplexity_per_word) == (None,) * 3
     assert (unspelled.pseudo_log_likelihood, unspelled.pseudo_per_token, unspelled.pseudo_perplexity) == (None,) * 3
     assert unspelled.chain_log_likelihood == -12.0
@@ -269,7 +271,7 @@ def test_the_score_of_texts_together() -> None:
      ["none of the objectives masked with the target ae, unilmv2 with the target ae defines a log-likelihood by the chain"]),
 ])  # fmt: skip
 def test_notes(objective: dict[str, Any], unscored: int, windows: int, memory: int, notes: list[str]) -> None:
-    found = module._note(settings_of(**objective), unscored, windows, memory)
+    found = module._note(settings_of(**objective), ("chain", "pseudo"), unscored, windows, memory, None)
     sentences = found.split("; ") if found else []
     assert len(sentences) == len(notes) and all(map(str.__contains__, sentences, notes))
 
@@ -294,6 +296,7 @@ def test_one_measure_alone_is_the_same_number(mode: Any) -> None:
         expected = getattr(both, f"{name}_per_token") if name == mode else None
         assert getattr(alone, f"{name}_per_token") == expected
     assert len(str(alone).split("\n")) < len(str(both).split("\n"))
+    assert ("the chain rule" in (alone.note or "")) == (mode == "chain")
 
 
 def test_an_unknown_token_is_read_and_not_scored() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -93,7 +93,7 @@ _ASKS: dict[Measure, tuple[Ability, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TextScore(Plain):
-    """Likelihood of a text. Logarithms are natural; scores that the model's objective does not define are None.
+    """Likelihood of a text. Logarithms are natural; scores that the model's objective does not define, or that were not asked for, are None.
 
     Args:
         text: The text.
@@ -201,7 +201,8 @@ def score(
     for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
         unscored = int(np.isin(ids, special).sum())
         mask = next((mask for mask in model.tokenizer.masks if mask in text), None)
-        note = _note(objective, unscored, windows[i], model.model.settings.memory, mask)
+        wanted = _ASKS if mode is None else measures
+        note = _note(objective, wanted, unscored, windows[i], model.model.settings.memory, mask)
         terms = {measure: None if every is None else every[i] for measure, every in logs.items()}
         spelled = None if unscored else [text]
         scores.append(
@@ -291,7 +292,11 @@ def together(scores: Sequence[TextScore]) -> TextScore:
         terms = [getattr(one, f"{measure}_per_token") for one in scores]
         whole = bool(terms) and all(of_text is not None for of_text in terms)
         logs[measure] = np.array([term for of_text in terms for term in of_text], dtype=float) if whole else None
-    spelled = [one.text for one in scores] if all(one.bits_per_byte is not None for one in scores) else None
+    scored = all(
+        any(terms is not None and None not in terms for terms in (one.chain_per_token, one.pseudo_per_token))
+        for one in scores
+    )
+    spelled = [one.text for one in scores] if scored else None
     tokens, windows = [token for one in scores for token in one.tokens], sum(one.windows for one in scores)
     return _of_logs(f"{len(scores):,} texts together", tokens, logs, spelled=spelled, windows=windows)
 
@@ -331,7 +336,7 @@ def _of_logs(
 
 
 def _note(
-    objective: ObjectiveSettings, unscored: int, windows: int, memory: int, mask: str | None = None
+    objective: ObjectiveSettings, wanted: Collection[Measure], unscored: int, windows: int, memory: int, mask: str | None
 ) -> str | None:
     able = [part.settings for part in parts(objective) if defined(part.settings).causal is not None]
     masks = bool(able) and OBJECTIVES[able[0].name].causal_masks
@@ -340,10 +345,11 @@ def _note(
     fills = (inputs.part_with(objective, "cloze") or inputs.part_with(objective, "stepwise")) is not None
     missing = "1 token not in the vocabulary is" if unscored == 1 else f"{unscored} tokens not in the vocabulary are"
     notes = {
-        **{inputs.lacks(objective, *asks): not defines(objective, measure) for measure, asks in _ASKS.items()},
+        **{inputs.lacks(objective, *asks): not defines(objective, measure) for measure, asks in _ASKS.items()
+           if measure in wanted},
         f"the chain rule masks the whole text, but the model was trained at mask rates of at most {highest:.0%} "
         "(a part of objective.mixture can have a higher one): the first tokens have far less context than in training":
-            highest < 0.8,
+            "chain" in wanted and highest < 0.8,
         f"{missing} not scored": unscored,
         f"the text was cut into {windows} windows, {read}": windows > 1,
         f"{mask} is scored as plain text" + ": `unicloze fill` predicts what it stands for" * fills: bool(mask),

@@ -174,6 +174,7 @@ class Guard:
         if not begun:
             await answer_of(scope["path"], refused)(scope, receive, send_on)
         elif streams:
+            self.answered, self.refused = self.answered - 1, self.refused + 1
             with contextlib.suppress(TimeoutError):  # of a client that no longer reads
                 async with asyncio.timeout(1):
                     await send(last_event(scope["path"], refused))

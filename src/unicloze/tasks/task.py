@@ -230,8 +230,9 @@ class Labelled(TaskSettings):
     def __post_init__(self) -> None:
         if isinstance(self.class_weights, dict):  # YAML reads the label 0 as a number
             weights: dict[Any, float] = self.class_weights
-            spelled = {label if isinstance(label, bool) else str(label): each for label, each in weights.items()}
-            object.__setattr__(self, "class_weights", spelled)
+            spelled = {str(label) if type(label) is int else label: each for label, each in weights.items()}
+            if len(spelled) == len(weights):
+                object.__setattr__(self, "class_weights", spelled)
 
     def problems(self, recipe: Recipe) -> Iterator[Problem]:
         """Reject classes that are not spelled as in records, and weights that are not positive or belong to no class."""
@@ -244,8 +245,8 @@ class Labelled(TaskSettings):
         weights: dict[Any, float] = self.class_weights
         if not all(0 < weight < math.inf for weight in weights.values()):
             yield "task.class_weights", "every weight must be above 0 and finite"
-        if any(isinstance(label, bool) for label in weights):
-            yield "task.class_weights", "YAML reads a label as true or false: write yes, no, true and false in quotes"
+        if others := [str(label).lower() for label in weights if not isinstance(label, str)]:
+            yield "task.class_weights", f"YAML reads a label as {others[0]}: write it in quotes"
             return
         unknown = [label for label in weights if label not in (self.labels or weights)]
         if unknown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
     if world is not None and not world.first:
         yield
         return
-    if not files.is_run(folder):
+    is_new = not files.is_run(folder)
+    if is_new:
         if (folder / files.LINEAGE).is_file():
             raise UniclozeError(
                 f"{folder} holds a prepared corpus, not a run: give another --out (to train on it: "
@@ -37,23 +38,25 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
             raise UniclozeError(
                 f"{folder / foreign} was not written by a run, but this run would replace it: give another --out, or move it"
             )
-    made = not folder.exists()
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    there = {file.name for file in folder.iterdir()}
     try:
         with files.hold(folder / files.LOCK, folder, "wait for it, stop it, or give this run another --out", keep=True):
             yield
     finally:
-        _remove_unused(folder, made)
+        if is_new:
+            _remove_unused(folder, there, made)
 
 
-def _remove_unused(folder: Path, made: bool) -> None:
-    """Remove the lock of a run that wrote nothing, and its directory if it was made, unless another process holds it."""
+def _remove_unused(folder: Path, there: set[str], made: Sequence[Path]) -> None:
+    """Remove the lock of a run that wrote nothing, and the directories made for it, unless another process holds it."""
     with suppress(OSError, files.InUse):
-        if {file.name for file in folder.iterdir()} <= {files.LOCK, files.HOLDER}:
+        if {file.name for file in folder.iterdir()} <= there | {files.LOCK, files.HOLDER}:
             with files.hold(folder / files.LOCK, folder, ""):  # removes both files
                 pass
-            if made:
-                folder.rmdir()
+            for place in made:
+                place.rmdir()
 
 
 FREE_TO_CHANGE = {

@@ -132,7 +132,6 @@ def finetune(
     recipe = task_recipe(recipe, start, [*given, *of_model], of_objective, of_model)
     validation.refuse_unread_in_task([with_learning(recipe)], given)
     folder = folder_at(out, RUNS / recipe.name)
-    folder.mkdir(parents=True, exist_ok=True)
     dev = None if dev is None else Path(dev)
     return finetune_seeds(recipe, start, Path(train), dev, folder, seeds=seeds, progress=not quiet)
 
@@ -183,7 +182,6 @@ def _glue(
         return recipe
 
     place = folder_at(out, RUNS / ("glue-v1" if first else "glue"))
-    place.mkdir(parents=True, exist_ok=True)
     return finetune_glue(recipe_of, start, folder, place, seeds=seeds, grid_budget=grid_budget, progress=not quiet)
 
 
