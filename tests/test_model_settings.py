@@ -69,6 +69,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("t5-base", {"model.relative_max_distance": 16}, r"is 16; it must exceed model\.relative_buckets 32 / 2"),
     ("mpnet-base", {"model.relative_max_distance": 8}, r"is 8; it must exceed model\.relative_buckets 32 / 4"),
     ("bert-base", {"data.corpus": ["caf\udce9.txt"]}, "cannot contain a name that is not UTF-8: rename the file, or give"),
+    ("bert-base", {"training.word_vectors": "caf\udce9.txt"}, "a recipe cannot contain a name that is not UTF-8"),
     ("bert-base", {"model.embeddings": "characters"}, r"model\.embeddings is 'characters'; only LSTMs read characters"),
 ]  # fmt: skip
 

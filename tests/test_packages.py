@@ -117,6 +117,8 @@ def test_a_name_that_no_package_can_have_is_refused(tmp_path: Path, names: list[
         ("quickstart", "fill-mask", "fill"),
         ("gpt", "text-generation", "generate"),
         ("electra-base", "feature-extraction", "embed"),
+        ("mpnet-base", "fill-mask", "fill"),
+        ("prefix-masked-span-base", "text-generation", "generate"),
     ],
 )
 def test_a_card_shows_a_verb_that_the_model_can_do(recipe: str, tag: str, verb: str) -> None:

@@ -92,7 +92,7 @@ def test_several_seeds_have_one_page_with_mean_and_spread(seeds: Path) -> None:
     assert f"{np.mean(values):.2f} \u00b1 {np.std(values, ddof=1):.2f}" in page.words
     assert links(page) == ["seed-0/report.html", "seed-1/report.html"]
     assert all((seeds / link).is_file() for link in links(page))
-    assert "over all 2 seeds" in page.words
+    assert "over 2 seeds" in page.words
     runs = [History.read(seeds / name) for name in ("seed-0", "seed-1")]
     assert all(rival["name"] in page.words for rival in runs[0].rivals)
     assert all(f"{run.values('calibration')['ece']:.2f}" in page.words for run in runs)
@@ -121,7 +121,11 @@ def test_the_page_of_all_seeds_links_from_where_it_is_and_waits_for_those_to_sta
     (folder / "seed-2").mkdir()
     (folder / "seed-2" / "ledger.jsonl").touch()
     page = Page(build_report(folder, tmp_path / "all.html").read_text())
-    assert links(page) == ["runs/seed-0/report.html", "runs/seed-1/report.html"] and "over all 2 seeds" in page.words
+    assert links(page) == ["runs/seed-0/report.html", "runs/seed-1/report.html"] and "over 2 seeds" in page.words
+    ledger = folder / "seed-1" / "ledger.jsonl"
+    ledger.write_text("".join(line for line in ledger.read_text().splitlines(True) if '"event": "end"' not in line))
+    stopped = Page(build_report(folder).read_text())
+    assert "2 seeds, 1 of them ended" in stopped.words and "1 of 2 seeds" in stopped.words
 
 
 @pytest.mark.parametrize("kept", [1, 3, 6])

@@ -219,6 +219,7 @@ LINEAGE = "lineage.json"
 """Origin of prepared text; written last."""
 
 _BEGINNING = 2**16
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
@@ -298,6 +299,11 @@ def hold(lock: Path, place: Path, cure: str, *, keep: bool = False, wait: bool =
         if not keep and lock.exists():
             with suppress(PermissionError):  # another process has it by now
                 lock.unlink(missing_ok=True)
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a name can be written to a file; Python reads a byte that is not UTF-8 as half of a surrogate pair."""
+    return not _SURROGATE.search(name)
 
 
 def as_umask_says(file: Path) -> None:

@@ -93,7 +93,7 @@ _ASKS: dict[Measure, tuple[Ability, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TextScore(Plain):
-    """Likelihood of a text. Logarithms are natural; scores that the model's objective does not define, or that were not asked for, are None.
+    """Likelihood of a text. Logarithms are natural; scores that the objective does not define or nobody asked for are None.
 
     Args:
         text: The text.
@@ -336,7 +336,12 @@ def _of_logs(
 
 
 def _note(
-    objective: ObjectiveSettings, wanted: Collection[Measure], unscored: int, windows: int, memory: int, mask: str | None
+    objective: ObjectiveSettings,
+    wanted: Collection[Measure],
+    unscored: int,
+    windows: int,
+    memory: int,
+    mask: str | None,
 ) -> str | None:
     able = [part.settings for part in parts(objective) if defined(part.settings).causal is not None]
     masks = bool(able) and OBJECTIVES[able[0].name].causal_masks

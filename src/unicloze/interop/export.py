@@ -24,7 +24,7 @@ from unicloze.interop.check import LARGEST_DIFFERENCE, check_stock, transformers
 from unicloze.interop.families import FAMILIES
 from unicloze.interop.files import read_json
 from unicloze.interop.read import GROUP, installed_models, write_weights
-from unicloze.interop.stock import PACKAGE, check_format, stock_export
+from unicloze.interop.stock import PACKAGE, check_format, layout_of, stock_export
 from unicloze.settings import FinetuningSettings, Recipe
 from unicloze.training.loading import LoadedModel, load_model
 from unicloze.version import __version__
@@ -47,7 +47,7 @@ def package_format(
         raise UsageError(
             f"another package named {name!r} is installed here, which this one would replace: name the folder differently"
         )
-    packed, verb = dataclasses.replace(loaded, recipe=_recipe(loaded, name)), _verb(loaded.recipe)
+    packed, verb = dataclasses.replace(loaded, recipe=_recipe(loaded, name)), _verb(loaded)
     return Export(
         to=PACKAGE,
         architecture="",
@@ -96,16 +96,16 @@ def _check(loaded: LoadedModel, module: Path) -> Mapping[str, float]:
     return {"weights from those in bf16": max(differences)}
 
 
-def _verb(recipe: Recipe) -> str:
+def _verb(loaded: LoadedModel) -> str:
     """The verb that shows what a model does."""
+    recipe = loaded.recipe
     if recipe.task.kind:
         return "generate" if recipe.task.kind == "generation" else "predict"
     if not recipe.objective.trains:
         return "embed"
-    objective = objective_of(recipe)
-    if part_with(objective, "cloze") is not None:
+    if any(part_with(objective_of(recipe), ability) is not None for ability in ("cloze", "stepwise")):
         return "fill"
-    return "generate" if part_with(objective, "causal") is not None else "embed"
+    return "generate" if layout_of(loaded) is not None else "embed"
 
 
 def _use(verb: str, name: str) -> str:

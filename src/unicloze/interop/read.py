@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError, folder_meant
-from unicloze.files import CHECKPOINTS, MANIFEST, RECIPE
+from unicloze.files import CHECKPOINTS, MANIFEST, RECIPE, is_utf8
 from unicloze.interop.families import family_of
 from unicloze.interop.family import TARGETS, Family, Head, class_of
 from unicloze.interop.files import LARGEST, Config, Weights, inside, open_weights
@@ -345,6 +345,8 @@ def open_model(model: ModelLike, device: str | None = None, precision: Precision
 def _place(model: str | os.PathLike[str]) -> Path:
     """The folder of a model: the given one, in a package the checkpoint; if there is none, that of the installed model."""
     folder = Path(model)
+    if not is_utf8(str(folder)):
+        raise UniclozeError(f"the name of the model, {str(folder)!r}, is not UTF-8: rename its folder")
     if folder.exists():
         return packaged_model(folder) or folder
     installed = installed_models() if folder.name == str(model) else {}

@@ -256,7 +256,9 @@ def _reasons(
     dropout = f"; dropout {model.dropout:g}, since the text repeats" if model.dropout else ""
     room = span(budget.amount) if budget.kind == "time" else str(budget)
     why = f": {MOST_PASSES} passes over the text are enough" if limited else f" within {room}"
-    weights, reason = inner_weights(recipe, prepared), f"the largest that reads {TOKENS_OF_A_WEIGHT} tokens per weight"
+    weights, repeats = inner_weights(recipe, prepared), passes > MOST_PASSES
+    reads = f"for which {MOST_PASSES} passes over the text hold" if repeats and not limited else "that reads"
+    reason = f"the largest {reads} {TOKENS_OF_A_WEIGHT} tokens per weight"
     if start:
         reason = f"started from {start}"
     elif {"model.num_layers", "model.hidden_size"} <= given.keys():
@@ -278,7 +280,7 @@ def _reasons(
     if start is not None:
         return [*said, "objective: pseudo-masked from the first step, since the model is trained"]
     said.append("objective: left to right for a third of the steps, then pseudo-masked")
-    return said if "training.start" in given else said + expectation(tokens, "text" if limited else "budget")
+    return said if "training.start" in given else said + expectation(tokens, "text" if limited or repeats else "budget")
 
 
 def expectation(tokens: float, limit: Literal["budget", "text"] = "budget") -> list[str]:

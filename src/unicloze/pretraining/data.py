@@ -38,7 +38,7 @@ def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
     if LOADED_TOKENIZER in lineage["settings"] and recipe.tokenizer.path is None and of_training:
         raise UsageError(
             f"{given[of_training[0]]}: {of_training[0]} applies to training a tokenizer, but data.prepared "
-            f"{recipe.data.prepared} was made with a loaded one: leave it out, or leave out data.prepared to prepare again."
+            f"{recipe.data.prepared} was made with a loaded one: leave it out, or prepare again (--data.prepared null)."
         )
     for key, made_with in known_settings(lineage).items():
         section, _, name = key.partition(".")
@@ -49,7 +49,7 @@ def check_beside_prepared(recipe: Recipe, given: Mapping[str, str]) -> None:
         if key in given and not loaded and not agree:
             raise UsageError(
                 f"{given[key]}: {key} is {value!r}, but data.prepared {recipe.data.prepared} was made with {made_with!r}: "
-                f"leave out {key} to use the prepared corpus, or data.prepared to prepare again."
+                f"leave out {key} to use the prepared corpus, or prepare again (--data.prepared null)."
             )
 
 

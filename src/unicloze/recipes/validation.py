@@ -15,6 +15,7 @@ from typing import Any
 
 from unicloze.characters import LONGEST
 from unicloze.errors import UsageError, option_of
+from unicloze.files import is_utf8
 from unicloze.mixtures import parts, phases, positions
 from unicloze.objectives import OBJECTIVES
 from unicloze.recipes.schema import KEYS, VARIED, find_key, having, keys_of, options
@@ -31,8 +32,6 @@ BOTH_DIRECTIONS = "classification", "regression", "tagging"
 """Kinds of tasks whose rows can be read in both directions, one apart from the other."""
 _NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*")
 """A single path component that is not hidden."""
-_NOT_UTF8 = re.compile(r"[\ud800-\udfff]")
-"""What Python reads in place of a byte of a file's name that is not UTF-8."""
 
 Check = tuple[str, Any, str]
 """Dotted key, whether its value is invalid, and what it must be."""
@@ -159,6 +158,12 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         settings = getattr(recipe, section.name)
         for key, known in keys_of(section.name, type(settings)).items():
             value = getattr(settings, key.rpartition(".")[2])
+            texts = value if isinstance(value, list) else [value]
+            if any(isinstance(text, str) and not is_utf8(text) for text in texts):
+                yield (
+                    key,
+                    "a recipe cannot contain a name that is not UTF-8: rename the file, or give the folder it is in",
+                )
             for rule in known.rules:
                 if isinstance(rule, Range) and value is not None and value != "auto" and not rule.fits(value):
                     yield key, rule.rule
@@ -179,8 +184,6 @@ def _data_problems(recipe: Recipe) -> Iterator[Problem]:
         refused = next(filter(None, map(problem_with, filter(is_url, names))), None)
         if refused is not None:
             yield key, refused
-        if any(map(_NOT_UTF8.search, names)):
-            yield key, "a recipe cannot contain a name that is not UTF-8: rename the file, or give the folder it is in"
     shortest, text, streams = 1 + 2 * data.segments, data.window - 3, data.order == "streams"
     again = round(data.overlap * text) if 0 <= data.overlap < 1 else 0
     consecutive = pairs == "contiguous" or (pairs == "next_sentence" and data.overlap)

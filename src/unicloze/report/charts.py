@@ -94,7 +94,7 @@ def line_chart(
     labels = []
     for line, *_, last in drawn:
         name, value = line.name * line.labelled, short(last)
-        labels.append(f"{cut(name, most - 1 - len(value))} {value}".strip())
+        labels.append(f"{cut(name, most - 1 - len(value), kept=0.5)} {value}".strip())
     right = width - max(_RIGHT, 12 + _LETTER * max(map(len, labels)))
     costs = styled and over != "step"
     x = Axis(min(steps) if costs else min(0.0, *steps), max(steps), _LEFT, right, logarithmic=costs)

@@ -105,7 +105,7 @@ def cards_of_the_process(history: History) -> list[Card]:
     starts = f"over {history.processes} starts"
     once = "from the first start to the last entry"
     start, threads = history.start, history.start.get("threads")
-    parts = start.get("precision"), counted(threads, "thread") if threads else None
+    parts = start.get("precision"), counted(threads, "thread") if isinstance(threads, int) and threads else None
     return [
         ("time", duration(history.seconds), starts if history.processes > 1 else once),
         ("device", str(start.get("device", "-")), ", ".join(str(part) for part in parts if part)),

@@ -37,9 +37,12 @@ MONO_WIDTH, SANS_WIDTH = 0.605, 0.56
 _PIXELS = 2
 
 
-def cut(text: str, most: int) -> str:
-    """A text of at most so many characters."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+def cut(text: str, most: int, *, kept: float = 1.0) -> str:
+    """A text of at most so many characters, of which this share from its beginning."""
+    if len(text) <= most:
+        return text
+    first = max(0, round(kept * (most - 1)))
+    return f"{text[:first]}…{text[first + len(text) - most + 1 :]}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from unicloze.evaluation.metrics.registry import METRICS
 from unicloze.files import BEST, CHECKPOINTS, DEV_PREDICTIONS, LEDGER
 from unicloze.finetuning.seeds import OverSeeds
+from unicloze.progress import counted
 from unicloze.report.charts import Line, by_class, confusion, deviations, lengths, line_chart, scatter
 from unicloze.report.frame import Card, cards_of_the_process, count, head_of, heading_of, render
 from unicloze.report.history import Event, History, headline_of, number, sequence
@@ -131,7 +132,7 @@ def answer_panels(runs: Sequence[History]) -> list[Panel]:
     answers = [one for run in runs for one in run.answers]
     if not answers:
         return []
-    task, several = runs[0].task, f", over all {len(runs)} seeds" if len(runs) > 1 else ""
+    task, several = runs[0].task, f", over {len(runs)} seeds" if len(runs) > 1 else ""
     metric = METRICS.get(runs[0].metrics[0]) if runs[0].metrics else None
     compares = metric.compares if metric else "tags" if task.get("kind") == "tagging" else "texts"
     sides = [[one[side] for one in answers] for side in ("prediction", "reference")]
@@ -194,7 +195,8 @@ def seed_folders(folder: Path) -> list[Path]:
 
 def seeds_page(folder: Path, runs: Sequence[History], links: Sequence[str], refresh: int | None = None) -> str:
     """The page of all seeds as HTML, with links to the pages of the seeds."""
-    first = runs[0]
+    first, ended = runs[0], _ended(runs)
+    status = counted(len(runs), "seed")
     return render(
         "report/templates/task.html",
         cards=_seed_cards(runs),
@@ -203,15 +205,25 @@ def seeds_page(folder: Path, runs: Sequence[History], links: Sequence[str], refr
         scores=_seed_scores(runs, links),
         large=_seed_curves(runs),
         more_seeds=len(STYLES) if len(runs) > len(STYLES) else 0,
-        answers=answer_panels(runs),
+        answers=answer_panels(ended),
         samples=[_sample(sample) for sample in first.answered_records],
-        **{**head_of(first), "name": heading_of(folder), "status": f"{len(runs)} seeds", "verdict": ""},
+        **{
+            **head_of(first),
+            "name": heading_of(folder),
+            "status": status if len(ended) == len(runs) else f"{status}, {len(ended):,} of them ended",
+            "verdict": "",
+        },
     )
+
+
+def _ended(runs: Sequence[History]) -> Sequence[History]:
+    """The seeds that count in means: those that ended; all if none has."""
+    return [run for run in runs if run.end] or runs
 
 
 def _over_seeds(runs: Sequence[History], metric: str, key: str) -> tuple[list[float], float | None, str]:
     """One value at the best checkpoint of every seed that has it, its deviation, and its mean and deviation in words."""
-    values = [values[key] for run in runs if key in (values := run.values(metric))]
+    values = [values[key] for run in _ended(runs) if key in (values := run.values(metric))]
     if not values:
         return values, None, "-"
     spread = OverSeeds.of(values)
@@ -231,8 +243,8 @@ def _seed_cards(runs: Sequence[History]) -> list[Card]:
         error = ""
         if deviation is not None:
             error = f", standard error of the mean {first.shown(metric, key, deviation / math.sqrt(len(values)))}"
-        known = f"{len(values)} of {len(runs)}" if len(values) < len(runs) else f"{len(values)}"
-        cards.append((f"{key}, mean and deviation", mean, f"{known} seeds, {ends}{error}"))
+        known = counted(len(runs), "seed") if len(values) == len(runs) else f"{len(values)} of {len(runs)} seeds"
+        cards.append((f"{key}, mean and deviation", mean, f"{known}, {ends}{error}"))
     records, parameters = mapping(first.start.get("records")), first.start.get("parameters")
     more = f"{count(records.get('dev'))} to evaluate on; {count(parameters)} parameters"
     return [*cards, ("training records", count(records.get("train")), more), cards_of_the_process(first)[1]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 from unicloze.cores import tune_allocator
 from unicloze.errors import UsageError
-from unicloze.files import begins_like, real_place
+from unicloze.files import begins_like, is_utf8, real_place
 
 if TYPE_CHECKING:
     from unicloze.settings import Precision
@@ -72,6 +72,8 @@ def folder_at(out: PathLike | None, otherwise: Path | None = None, *, option: st
         raise UsageError(f"{option} is empty: name a folder, or . for this one.")
     if "\0" in str(out):
         raise UsageError(f"{option} contains a NUL character, which names cannot: give another.")
+    if not is_utf8(str(out)):
+        raise UsageError(f"{option} is not UTF-8: give another name.")
     return Path(out)
 
 

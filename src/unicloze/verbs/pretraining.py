@@ -84,11 +84,11 @@ def prepare(
     from unicloze.text.prepare import prepare_data
 
     check_at_least(1, jobs=jobs)
-    settings = load_recipe(recipe, overrides)
-    if settings.data.prepared is not None:
-        cure = "leave it out to prepare one, or use it with `unicloze pretrain`."
-        raise UsageError(f"data.prepared is {settings.data.prepared}, an already prepared folder: {cure}")
     given = given_settings(overrides)
+    settings = load_recipe(recipe, {**given, **({"data.prepared": None} if "data.corpus" in given else {})})
+    if settings.data.prepared is not None:
+        cure = "give --data.corpus to prepare another, or use it with `unicloze pretrain`."
+        raise UsageError(f"data.prepared is {settings.data.prepared}, an already prepared folder: {cure}")
     refuse_beyond("prepare", given, "leave it out, or give it to `unicloze pretrain`")
     refuse_unread([settings], given.keys() - {"data.spans_field"})  # another recipe may train on the folder
     folder = folder_at(out, RUNS / settings.name / "data")
