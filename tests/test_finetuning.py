@@ -261,6 +261,7 @@ def test_records_without_labels_or_with_unseen_ones_are_named(start: LoadedModel
     ([(0, 60, 1.0), (4, 62, 0.6), (8, 63, 0.3)], 8),
     ([(4, 60, 1.0), (8, 61, 2.0), (12, 61, 0.5)], 8), ([(0, 60, None), (4, 61, None)], 4),
     ([(0, 60, 0.5), (4, 64, 0.7), (8, 71, 0.9)], 8), ([(0, 95, 0.1), (4, 100, 0.3)], 0),
+    ([(0, 60, 1.0), (4, 62, 0.3), (8, 63, 0.2), (12, 64, 0.25), (16, 63, 0.1)], 8),
 ])  # fmt: skip
 def test_after_a_fitted_head_what_is_clearly_likelier_or_better_is_kept(
     evaluations: list[tuple[int, float, float | None]], step: int

@@ -320,7 +320,8 @@ def is_better(one: Evaluation, best: Evaluation, former: Sequence[Evaluation]) -
     """Whether an evaluation replaces the best of the former ones: if its value is higher.
 
     After a head fitted to few labels, only if it is clearly likelier and not clearly behind the highest value, or if the best
-    is clearly behind; two standard errors are clear. The best of many on few records is often best by chance.
+    is clearly behind; two standard errors are clear. The best of many on few records is often best by chance. Once such steps
+    have replaced the fitted head, both a higher value and a lower loss are enough.
     """
     if former[0].step > 0 or one.loss is None or best.loss is None:
         return one.value > best.value
@@ -328,6 +329,8 @@ def is_better(one: Evaluation, best: Evaluation, former: Sequence[Evaluation]) -
     errors = [each.error for each in (one, best, highest) if math.isfinite(each.error)]  # 0 where all are right
     least = highest.value - STANDARD_ERRORS * max(errors, default=math.inf)
     likelier = one.loss < best.loss - STANDARD_ERRORS * one.loss_error
+    if best.step > former[0].step and one.value > best.value and one.loss < best.loss:
+        return True
     return one.value >= least and (best.value < least or likelier)
 
 
