@@ -133,18 +133,21 @@ def _opening(place: Path, config: Config, own: Vocabulary, usual: Sequence[str])
     configs = [config] if file is None else [Config(file, read_json(file)), config]
     roles = {getattr(own, role): role for role in ("mask", "pad", "sos", "eos", *usual)}
 
-    def role(key: str, said: Config | None) -> str | None:
-        if said is None or said.values[key] is None:
+    def role(key: str, holder: Config | None) -> str | None:
+        if holder is None or holder.values[key] is None:
             return None
-        token = said.whole(key, kind="vocab_size", least=0)
+        token = holder.whole(key, kind="vocab_size", least=0)
         if token not in roles:
             cure = "set it to the id of one, or remove it to open targets as usual"
-            raise said.refused(key, f"only padding, [SOS], [EOS] and [MASK] can open a target; {cure}")
+            raise holder.refused(key, f"only padding, [SOS], [EOS] and [MASK] can open a target; {cure}")
         return roles[token]
 
     first, second = "decoder_start_token_id", "forced_bos_token_id"
     start = role(first, next((each for each in configs if each.values.get(first) is not None), None)) or usual[0]
-    forced_by = next((each for each in configs if second in each.values), None)  # null is an answer, too
+    said = [
+        one for one in configs if one.values.get(second) is not None or (one is not config and second in one.values)
+    ]
+    forced_by = said[0] if said else None  # null in generation_config.json is an answer, too
     forced = role(second, forced_by)
     if forced is None:
         return [*usual] if start == usual[0] and forced_by is None else [start]

@@ -25,7 +25,7 @@ def record_files(path: Path) -> list[Path]:
 
     Links are followed. Hidden files and folders are ignored.
     """
-    found = [path] if path.is_file() else local_files_at(path.absolute()) if path.is_dir() else []
+    found = [path] if path.is_file() else local_files_at(path) if path.is_dir() else []
     if not found:
         what = "the folder contains no files" if path.is_dir() else "there is no such file"
         raise UniclozeError(f"{path}: {what}; give a file of labelled records, or a folder of such files")

@@ -64,7 +64,8 @@ class History:
     def _add(self, event: Event) -> None:
         name, step = event.get("event"), event.get("step")
         now, before = moment(event.get("time")), moment(self.last.get("time"))
-        if name in ("start", "save", "decay"):
+        whole = isinstance(step, int) and isinstance(event.get("end"), int)
+        if name in ("start", "save") or (name == "decay" and whole):
             self.deciding.append(event)
         if name == "start":
             self._begin(event)

@@ -212,12 +212,12 @@ def files_at(path: str | Path) -> Sequence[File]:
     """
     if is_url(path):
         return stored_files(str(path))
-    return local_files_at(path)
+    return local_files_at(Path(path).expanduser())
 
 
-def local_files_at(path: str | Path) -> list[Path]:
+def local_files_at(path: Path) -> list[Path]:
     """`files_at` of a path."""
-    return [file for file in _names_at(Path(path).expanduser()) if file.is_file()]
+    return [file for file in _names_at(path) if file.is_file()]
 
 
 def _names_at(place: Path, *, hidden: bool = False) -> list[Path]:

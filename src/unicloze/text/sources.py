@@ -59,7 +59,9 @@ def kind_of(corpus: str | Path) -> Kind:
 
 def find_shards(corpus: str | Path) -> list[Path]:
     """The `.ds` files under a path, sorted; none for a URL, since they are memory-mapped."""
-    return [] if is_url(corpus) else [file for file in local_files_at(corpus) if file.suffix == ".ds"]
+    return (
+        [] if is_url(corpus) else [file for file in local_files_at(Path(corpus).expanduser()) if file.suffix == ".ds"]
+    )
 
 
 def corpus_files(corpus: str) -> list[tuple[str, File | None, str]]:
