@@ -47,7 +47,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """The runs of each text and budget, the best first, as Markdown."""
 
     def order(line: Mapping[str, Any]) -> tuple[Any, ...]:
-        return line["text"], line["threads"], Budget.parse(line["budget"]).amount, line["bits_per_byte"]["par"]
+        return line["text"], line.get("threads", 1), Budget.parse(line["budget"]).amount, line["bits_per_byte"]["par"]
 
     heads = ["text", "cores", "budget", "start", "weights", "text tokens", "AE, bits per byte (trigram)", "PAR",
              "PAR, perplexity (trigram)", "content words, % (trigram)"]  # fmt: skip
@@ -56,8 +56,8 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         bits, words, perplexity, rival = (
             line[key] for key in ("bits_per_byte", "content_words", "perplexity", "trigram")
         )
-        cells = [line["text"], str(line["threads"]), line["budget"], line["start"], f"{line['parameters'] / 1e6:.1f} M"]
-        cells.append(f"{line['text_tokens'] / 1e6:.2f} M")
+        cells = [line["text"], str(line.get("threads", 1)), line["budget"], line["start"]]
+        cells += [f"{line['parameters'] / 1e6:.1f} M", f"{line['text_tokens'] / 1e6:.2f} M"]
         for name in ("ae", "par"):
             counted = bits[name] * math.log(rival[name]) / math.log(perplexity[name])
             cells.append(f"{bits[name]:.3f} ({counted:.3f})")

@@ -175,7 +175,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         ]
         cells = [*(cell(each, None) for each in (words, frozen, tuned)), against(tuned, words), against(tuned, frozen)]
         cells += [cell(each, None) for each in errors]
-        classes = {len(run["names"]) for run in runs.values()}
+        classes = {len(run.get("names", ())) or run["classes"] for run in runs.values()}
         rows.append("| " + " | ".join([name, *map(str, (*classes, labels, len(runs))), *cells]) + " |")
     return "\n".join(rows) + "\n"
 

@@ -349,3 +349,12 @@ def test_an_override_is_given_to_the_recipes_that_have_it() -> None:
         contestants(["gpt", "unilmv2-base"], like=None, overrides={"objective.noise": ["mask"]})
     with pytest.raises(UsageError, match=r"objective.geometric_p: .* without objective.masking geometric"):
         contestants(["gpt", "unilmv2-base"], like=None, overrides={"objective.geometric_p": 0.3})
+
+
+def test_a_base_is_a_shipped_recipe_before_a_run_beside_the_file(tmp_path: Path) -> None:
+    for name, steps in (("quickstart", 7777), ("mine", 8888)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").write_text(f"base: quickstart\ntraining:\n  steps: {steps}\n")
+    for base, steps in (("quickstart", load_recipe("quickstart").training.steps), ("mine", 8888)):
+        (tmp_path / "own.yaml").write_text(f"base: {base}\n")
+        assert load_recipe(tmp_path / "own.yaml").training.steps == steps

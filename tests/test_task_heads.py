@@ -196,7 +196,7 @@ def test_weights_in_a_recipe_are_read_again_and_wrong_ones_refused(bert: LoadedM
             recipe_for(bert, "classification", task__labels=["no", "yes"], task__class_weights=weights)
     numbers = {"task.labels": ["0", "1"], "task.class_weights": "{0: 1, 1: 3}"}
     assert load_recipe("classification", numbers).task.class_weights == {"0": 1.0, "1": 3.0}  # type: ignore[attr-defined]
-    for written, read in (("{yes: 5}", "true"), ("{null: 5}", "none"), ("{0: 1, '0': 2}", "0")):
+    for written, read in (("{yes: 5}", "true"), ("{null: 5}", "null"), ("{0: 1, '0': 2}", "0")):
         with pytest.raises(UsageError, match=f"YAML reads a label as {read}: write it in quotes"):
             load_recipe("classification", {"task.class_weights": written})
 

@@ -247,6 +247,17 @@ def test_an_exported_folder_names_what_opens_source_and_target(kind: str, rows: 
     assert import_checkpoint(tmp_path).recipe.objective == loaded.recipe.objective
 
 
+def test_a_mode_token_that_spans_need_is_left_out(tmp_path: Path) -> None:
+    folder_of("t5", tmp_path / "theirs")
+    loaded = import_checkpoint(tmp_path / "theirs")
+    rows = {key: getattr(loaded.recipe.objective, key) for key in ("source_start", "target_start", "segment_ids")}
+    objective = PrefixSettings(targets=["lm"], restart_positions=True, mode_token=0, **rows)
+    loaded = dataclasses.replace(loaded, recipe=dataclasses.replace(loaded.recipe, objective=objective))
+    stock_export(FAMILIES["t5"], loaded).write(tmp_path)
+    with pytest.warns(UserWarning, match="is one of the 4 that stand for spans in further training, so it is left out"):
+        assert import_checkpoint(tmp_path).recipe.objective.mode_token is None  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_an_exported_folder_writes_as_its_recipe_says(kind: str, tmp_path: Path) -> None:
     folder_of(kind, tmp_path / "theirs")

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 
@@ -103,6 +104,10 @@ def test_a_toy_reads_the_beginning_of_a_long_corpus(
 ) -> None:
     monkeypatch.setattr("unicloze.text.prepare.ENOUGH", 6000)
     given = {"data.corpus": [str(place / "corpus")]}
+    with pytest.MonkeyPatch.context() as patch:  # interrupted before the run itself begins
+        patch.setattr("unicloze.pretraining.run.pretrain_run", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=given)
     run = verbs.pretrain("quickstart", tmp_path / "run", toy=True, quiet=True, overrides=given)
     assert load_recipe(run.out / "recipe.yaml").data.corpus == [str(run.out / "toy.jsonl")]
     texts = [json.loads(line)["text"] for line in (run.out / "toy.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -79,7 +79,8 @@ def imported_recipe(
         objective = _OBJECTIVES[family.name]
         if isinstance(objective, SourceTarget):
             opening = _opening(place, config, own, objective.starts)
-            objective = dataclasses.replace(objective, target_start=opening, **_before_source(place, own))
+            before = _before_source(place, own, tokenizer.vocabulary)
+            objective = dataclasses.replace(objective, target_start=opening, **before)
     if tokenizer.vocabulary.pseudo is None and isinstance(objective, PseudoToken):
         objective = dataclasses.replace(objective, pseudo_token="mask")
     longest = window  # up to it, the rows of an encoder-decoder must fit its positions
@@ -87,6 +88,14 @@ def imported_recipe(
         model.decoder_layers and longest > 1 and objective.bounds(longest).positions > (model.max_positions or window)
     ):
         longest -= 1
+    if isinstance(objective, SourceTarget) and objective.mode_token is not None:
+        sentinels = objective.bounds(longest).sentinels
+        if objective.mode_token < sentinels:
+            said = (
+                f"the token that begins its sources is one of the {sentinels} that stand for spans in further training"
+            )
+            warnings.warn(f"{place}: {said}, so it is left out", stacklevel=3)
+            objective = dataclasses.replace(objective, mode_token=None)
     pairs = any(_PAIRS.get(TARGETS[head]) for head in heads) or bool(objective.mixture)
     recipe = Recipe(
         name=re.sub(r"[^\w.-]+", "-", place.resolve().name).lstrip(".-") or family.name,
@@ -154,7 +163,7 @@ def _opening(place: Path, config: Config, own: Vocabulary, usual: Sequence[str])
     return [start, forced]
 
 
-def _before_source(place: Path, own: Vocabulary) -> dict[str, Any]:
+def _before_source(place: Path, own: Vocabulary, new: Vocabulary) -> dict[str, Any]:
     """Settings for what a checkpoint's tokenizer writes before a source; none unless [SOS], a mode token, both or nothing."""
     file = inside(place, TOKENIZER)
     before = None if file is None else ids_before_text(file)
@@ -162,7 +171,7 @@ def _before_source(place: Path, own: Vocabulary) -> dict[str, Any]:
         return {}
     starts = before[:1] == [own.sos]
     modes = [own.extra.tolist().index(token) for token in before[starts:] if token in own.extra]
-    if len(modes) < len(before[starts:]) or len(modes) > 1:
+    if len(modes) < len(before[starts:]) or len(modes) > 1 or (modes and new.size != own.size):
         return {}
     return {"source_start": starts, "mode_token": modes[0] if modes else None}
 

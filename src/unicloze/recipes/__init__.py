@@ -199,7 +199,8 @@ def _files(path: Path, seen: tuple[Path, ...]) -> list[_File]:
     if base is not None:
         if not isinstance(base, str):
             raise UsageError(f"{path}, line {lines['base']}: base is {base!r}; expected the name of a recipe.")
-        beside = Path(_file(str(path.parent / base)))
+        shipped = base in (*recipe_names(), *task_names())
+        beside = path.parent / base if shipped else Path(_file(str(path.parent / base)))
         try:
             parent = beside if beside.is_file() else _find(base)
         except UsageError as error:

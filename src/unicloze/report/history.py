@@ -29,8 +29,8 @@ class History:
 
     run: Path  # the run directory
     start: Event  # event of the newest start of the run
-    processes: int = 0  # number of starts
-    seconds: float = 0.0  # running time, summed over restarts, without attempts that left no checkpoint
+    processes: int = 0  # number of starts, without attempts that left no checkpoint
+    seconds: float = 0.0  # running time, summed over these starts
     steps: dict[int, Event] = field(default_factory=dict)  # events of logged steps, by step
     evaluations: dict[int, Event] = field(default_factory=dict)  # events of evaluations, by step
     samples: dict[int, list[Event]] = field(default_factory=dict)  # filled samples, by step
@@ -95,7 +95,7 @@ class History:
         if isinstance(ended := self.end.get("step"), int) and ended > first:
             self.end = {}
         if not resumed:
-            self.seconds = 0.0
+            self.seconds, self.processes = 0.0, 0
         self.start = event
         self.processes += 1
 

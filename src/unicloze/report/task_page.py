@@ -195,7 +195,7 @@ def seed_folders(folder: Path) -> list[Path]:
 
 def seeds_page(folder: Path, runs: Sequence[History], links: Sequence[str], refresh: int | None = None) -> str:
     """The page of all seeds as HTML, with links to the pages of the seeds."""
-    first, ended = runs[0], _ended(runs)
+    first, ended = runs[0], sum(bool(run.end) for run in runs)
     status = counted(len(runs), "seed")
     return render(
         "report/templates/task.html",
@@ -205,12 +205,12 @@ def seeds_page(folder: Path, runs: Sequence[History], links: Sequence[str], refr
         scores=_seed_scores(runs, links),
         large=_seed_curves(runs),
         more_seeds=len(STYLES) if len(runs) > len(STYLES) else 0,
-        answers=answer_panels(ended),
+        answers=answer_panels(_ended(runs)),
         samples=[_sample(sample) for sample in first.answered_records],
         **{
             **head_of(first),
             "name": heading_of(folder),
-            "status": status if len(ended) == len(runs) else f"{status}, {len(ended):,} of them ended",
+            "status": status if ended == len(runs) else f"{status}, {ended:,} of them ended",
             "verdict": "",
         },
     )

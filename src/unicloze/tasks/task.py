@@ -245,7 +245,9 @@ class Labelled(TaskSettings):
         weights: dict[Any, float] = self.class_weights
         if not all(0 < weight < math.inf for weight in weights.values()):
             yield "task.class_weights", "every weight must be above 0 and finite"
-        if others := [str(label).lower() for label in weights if not isinstance(label, str)]:
+        if others := [
+            "null" if label is None else str(label).lower() for label in weights if not isinstance(label, str)
+        ]:
             yield "task.class_weights", f"YAML reads a label as {others[0]}: write it in quotes"
             return
         unknown = [label for label in weights if label not in (self.labels or weights)]

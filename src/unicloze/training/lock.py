@@ -26,7 +26,8 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
     if world is not None and not world.first:
         yield
         return
-    is_new = not files.is_run(folder)
+    there = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    is_new = not files.is_run(folder) or there == {files.LOCK, files.HOLDER}  # of a run that was killed at its start
     if is_new:
         if (folder / files.LINEAGE).is_file():
             raise UniclozeError(
@@ -40,7 +41,6 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
             )
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    there = {file.name for file in folder.iterdir()}
     try:
         with files.hold(folder / files.LOCK, folder, "wait for it, stop it, or give this run another --out", keep=True):
             yield
