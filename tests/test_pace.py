@@ -181,7 +181,8 @@ def test_the_page_and_the_trainer_read_the_same_decisions(tmp_path: Path) -> Non
         history = History.read(tmp_path)
         decays = recorded_decays(read_ledger(tmp_path / "ledger.jsonl"), history.steps_of_recipe or 0)
         assert history.planned_steps == expected
-        assert (decays[-1].end if decays else history.steps_of_recipe) == expected
+        if events[-1].get("resumed_from", "the run"):  # else the trainer has left out the events before it
+            assert (decays[-1].end if decays else history.steps_of_recipe) == expected
 
 
 def test_a_schedule_of_ones_own_has_no_clock(tmp_path: Path) -> None:

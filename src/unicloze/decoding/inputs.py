@@ -63,6 +63,11 @@ def part_with(objective: ObjectiveSettings, ability: Ability) -> ObjectiveSettin
     return next(able, None)
 
 
+def fills_masks(objective: ObjectiveSettings) -> bool:
+    """Whether a part of an objective predicts masked tokens, at once or in steps."""
+    return part_with(objective, "cloze") is not None or part_with(objective, "stepwise") is not None
+
+
 def lacks(objective: ObjectiveSettings, ability: Ability, what: str) -> str:
     """Why a model cannot do something, as a sentence without a full stop."""
     names = dict.fromkeys(_name(part.settings, ability) for part in parts(objective))
@@ -154,7 +159,7 @@ def use_of(recipe: Recipe, place: str = "DIR", *, predicts_tokens: bool = True) 
         task, purpose = TASKS[kind], TASKS[kind].purpose
         given = f"--text {ANY}" if len(set(task.texts) - set(task.optional)) == 1 else "--file FILE"
         return f"it {purpose[0].lower()}{purpose[1:-1]}: `unicloze predict --model {place} {given}`"
-    if predicts_tokens and (part_with(objective, "cloze") or part_with(objective, "stepwise")):
+    if predicts_tokens and fills_masks(objective):
         return f"it fills masks: `unicloze fill --model {place} --text {MASKED}`"
     if predicts_tokens and part_with(objective, "causal"):
         return f"it scores texts: `unicloze score --model {place} --text {ANY}`"

@@ -197,11 +197,10 @@ def score(
         for measure in measures:
             found = log_probabilities(model, pieces, measure, batch_size=batch_size, progress=bar.update)
             logs[measure] = np.split(np.concatenate([np.empty(0), *found]), ends)
-    scores, windows = [], Counter(piece.text for piece in pieces)
+    scores, windows, wanted = [], Counter(piece.text for piece in pieces), _ASKS if mode is None else measures
     for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
         unscored = int(np.isin(ids, special).sum())
         mask = next((mask for mask in model.tokenizer.masks if mask in text), None)
-        wanted = _ASKS if mode is None else measures
         note = _note(objective, wanted, unscored, windows[i], model.model.settings.memory, mask)
         terms = {measure: None if every is None else every[i] for measure, every in logs.items()}
         spelled = None if unscored else [text]
@@ -347,7 +346,7 @@ def _note(
     masks = bool(able) and OBJECTIVES[able[0].name].causal_masks
     highest = max((max(one.rates) for one in able if one.rates is not None), default=1.0) if masks else 1.0
     read = f"each reads {memory:,} tokens of memory" if memory else "each scored by itself"
-    fills = (inputs.part_with(objective, "cloze") or inputs.part_with(objective, "stepwise")) is not None
+    fills = inputs.fills_masks(objective)
     missing = "1 token not in the vocabulary is" if unscored == 1 else f"{unscored} tokens not in the vocabulary are"
     notes = {
         **{inputs.lacks(objective, *asks): not defines(objective, measure) for measure, asks in _ASKS.items()

@@ -329,9 +329,8 @@ def is_better(one: Evaluation, best: Evaluation, former: Sequence[Evaluation]) -
     errors = [each.error for each in (one, best, highest) if math.isfinite(each.error)]  # 0 where all are right
     least = highest.value - STANDARD_ERRORS * max(errors, default=math.inf)
     likelier = one.loss < best.loss - STANDARD_ERRORS * one.loss_error
-    if best.step > former[0].step and one.value > best.value and one.loss < best.loss:
-        return True
-    return one.value >= least and (best.value < least or likelier)
+    higher = best.step > former[0].step and one.value > best.value and one.loss < best.loss
+    return one.value >= least and (best.value < least or likelier or higher)
 
 
 @dataclass(frozen=True)

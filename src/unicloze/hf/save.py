@@ -13,7 +13,7 @@ import numpy as np
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-from unicloze.decoding.inputs import objective_of, part_with, text_format
+from unicloze.decoding.inputs import fills_masks, objective_of, text_format
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeConfig, UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
 from unicloze.interop.card import Export
@@ -60,7 +60,7 @@ def own_format(loaded: LoadedModel) -> Export:
     if hasattr(loaded.model, "token_head"):
         if writes:
             kind = UniclozeForConditionalGeneration
-        elif part_with(objective, "cloze") or part_with(objective, "stepwise"):
+        elif fills_masks(objective):
             kind = UniclozeForMaskedLM
     kept = {"backbone"} if kind is UniclozeModel else {"backbone", "token_head"}
     parts = dict.fromkeys(name.partition(".")[0] for name in loaded.model.state_dict())

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from unicloze.decoding.inputs import objective_of, part_with
+from unicloze.decoding.inputs import fills_masks, objective_of
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import Plain, as_umask_says
 from unicloze.interop.card import CARD, Export, model_card, template, without_places
@@ -103,7 +103,7 @@ def _verb(loaded: LoadedModel) -> str:
         return "generate" if recipe.task.kind == "generation" else "predict"
     if not recipe.objective.trains:
         return "embed"
-    if any(part_with(objective_of(recipe), ability) is not None for ability in ("cloze", "stepwise")):
+    if fills_masks(objective_of(recipe)):
         return "fill"
     return "generate" if layout_of(loaded) is not None else "embed"
 

@@ -153,10 +153,11 @@ def _opening(place: Path, config: Config, own: Vocabulary, usual: Sequence[str])
 
     first, second = "decoder_start_token_id", "forced_bos_token_id"
     start = role(first, next((each for each in configs if each.values.get(first) is not None), None)) or usual[0]
-    said = [
+    # null in generation_config.json is an answer, too
+    says = (
         one for one in configs if one.values.get(second) is not None or (one is not config and second in one.values)
-    ]
-    forced_by = said[0] if said else None  # null in generation_config.json is an answer, too
+    )
+    forced_by = next(says, None)
     forced = role(second, forced_by)
     if forced is None:
         return [*usual] if start == usual[0] and forced_by is None else [start]

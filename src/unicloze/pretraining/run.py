@@ -40,7 +40,7 @@ from unicloze.training.batches import MicroBatch, check_vocabulary, check_window
 from unicloze.training.checkpoint import Checkpoint, load_newest
 from unicloze.training.copies import Copies
 from unicloze.training.initial import initialize_from, require_vectors, start_from_counts, start_from_vectors
-from unicloze.training.ledger import HELD_OUT, TRAINING_TEXT, Figure, read_ledger, stopped_by_error
+from unicloze.training.ledger import HELD_OUT, TRAINING_TEXT, Figure, stopped_by_error
 from unicloze.training.loading import compile_layers, explain_compile_errors, ready_model, spell_tokens
 from unicloze.training.lock import FREE_AFTER_OUT_OF_MEMORY, free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState, evaluate
@@ -342,7 +342,7 @@ class _Run(RunProcess):
             with averaged(self.state.optimizers):
                 self._write_samples()
                 words = self._content_words()
-            course = Course.of(read_ledger(self.out / LEDGER))
+            course = Course.of(self.former_events())
             little = too_little_text([*trained_sources(self.recipe, self.prepared), *self.prepared.heldout])
             verdict = verdict_on(self.figures, self.counts, words, course, little)
             self.write_end(content_words=words.to_dict() if words else None, verdict=verdict)

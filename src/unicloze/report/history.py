@@ -64,9 +64,6 @@ class History:
     def _add(self, event: Event) -> None:
         name, step = event.get("event"), event.get("step")
         now, before = moment(event.get("time")), moment(self.last.get("time"))
-        whole = isinstance(step, int) and isinstance(event.get("end"), int)
-        if name in ("start", "save") or (name == "decay" and whole):
-            self.deciding.append(event)
         if name == "start":
             self._begin(event)
         elif not self.start or not isinstance(step, int):
@@ -81,6 +78,8 @@ class History:
             self.checkpoint = str(event.get("checkpoint"))
         elif name == "end":
             self.end = event
+        if name in ("start", "save") or (name == "decay" and isinstance(event.get("end"), int)):
+            self.deciding.append(event)
         if name != "start" and now is not None and before is not None:
             self.seconds += max(0.0, now - before)
         self.last = event
@@ -95,7 +94,7 @@ class History:
         if isinstance(ended := self.end.get("step"), int) and ended > first:
             self.end = {}
         if not resumed:
-            self.seconds, self.processes = 0.0, 0
+            self.seconds, self.processes, self.deciding = 0.0, 0, []
         self.start = event
         self.processes += 1
 

@@ -230,7 +230,8 @@ class Labelled(TaskSettings):
     def __post_init__(self) -> None:
         if isinstance(self.class_weights, dict):  # YAML reads the label 0 as a number
             weights: dict[Any, float] = self.class_weights
-            spelled = {str(label) if type(label) is int else label: each for label, each in weights.items()}
+            numbers = {label for label in weights if isinstance(label, int | float) and not isinstance(label, bool)}
+            spelled = {str(label) if label in numbers else label: each for label, each in weights.items()}
             if len(spelled) == len(weights):
                 object.__setattr__(self, "class_weights", spelled)
 

@@ -73,7 +73,6 @@ def recorded_decays(events: Iterable[Mapping[str, Any]], planned: int) -> list[D
     for event in events:
         if event["event"] == "start":
             steps = mapping(mapping(event.get("recipe")).get("training")).get("steps")
-            found = found if event.get("resumed_from") else []
         elif event["event"] == "save" and steps != planned:
             found = []
         elif event["event"] == "decay" and event.get("planned") == planned:

@@ -86,7 +86,7 @@ class Course:
 
     training: dict[int, list[Figure]] = field(default_factory=dict)  # figures of the steps in the ledger
     heldout: dict[int, list[Figure]] = field(default_factory=dict)  # figures of the evaluations
-    seconds: float = 0.0  # running time, without attempts that left no checkpoint
+    seconds: float = 0.0  # running time
     of_model: bool = False  # the run starts from a trained model
 
     @classmethod
@@ -102,7 +102,6 @@ class Course:
             if name == "start" and isinstance(step, int):
                 training = event.get("recipe", {}).get("training", {})
                 course.of_model = training.get("initialize_from") is not None
-                course.seconds = course.seconds if event.get("resumed_from") else 0.0
                 for losses in kept.values():
                     for later in [one for one in losses if one > step]:
                         del losses[later]
