@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,11 @@ def work(job: Job) -> Job:
 def pretrain(job: Job) -> Any:
     from unicloze.pretraining.run import pretrain_run
     from unicloze.recipes import load_recipe
+    from unicloze.verbs import pretrain
 
+    if "toy_after" in job:
+        time.sleep(job["toy_after"])
+        return pretrain(job["recipe"], job["out"], toy=True, quiet=True, overrides=job["overrides"])
     return pretrain_run(load_recipe(job["recipe"], job.get("overrides")), Path(job["out"]), progress=False)
 
 

@@ -283,6 +283,15 @@ def test_processes_with_other_data_are_refused_with_both_fingerprints(crew: Crew
         assert answer and "the data of process 1 differs from that of process 0 (fingerprints " in answer["error"]
 
 
+def test_only_the_first_process_writes_the_beginning_for_a_toy_run(crew: Crew, place: Path) -> None:
+    write(place / "long.jsonl", [{"text": f"the cat {number} sees the dog . " * 40} for number in range(500)])
+    overrides = {"data.corpus": [str(place / "long.jsonl")], "training.device": "cpu"}
+    toy = {"recipe": "unilmv2-base", "overrides": overrides, "out": str(place / "toy")}
+    answers = done(crew, [{**toy, "toy_after": 0.5}, {**toy, "toy_after": 0.0}])
+    assert [answer["step"] for answer in answers] == [2, 2]
+    assert load_recipe(place / "toy" / "recipe.yaml").data.corpus == [str(place / "toy" / "toy.jsonl")]
+
+
 def test_a_process_that_never_joins_is_not_waited_for(crew: Crew, place: Path) -> None:
     answers = crew.run([{**job(place, "absent"), "joining": 0.5}, None])
     assert answers[0] and answers[0]["error"].startswith("process 0 did not meet all of 2 processes at 127.0.0.1:")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unicloze.cores import processes, rank, tune_allocator
+from unicloze.cores import processes, tune_allocator
 from unicloze.errors import UniclozeError, UsageError, check_at_least, check_seed, options_begin_with
 from unicloze.files import RECIPE, TOKENIZER, is_run
 from unicloze.verbs.options import (
@@ -285,15 +284,23 @@ def _on_beginning(toy: Recipe, whole: Recipe, folder: Path) -> Recipe:
     from unicloze.text.prepare import beginning_of
     from unicloze.text.tokenizers import Tokenizer
     from unicloze.training.lock import hold_run
+    from unicloze.training.parallel import joined
     from unicloze.training.precision import choose_device
 
     choose_device(whole.training)
     if whole.tokenizer.path is not None:
         Tokenizer.load(whole.tokenizer.path)
-    own = not folder.exists() or is_run(folder) or not any(folder.iterdir())
-    with hold_run(folder) if own and not rank() else nullcontext():
-        beginning = beginning_of(toy.data, folder) if own else None  # a foreign folder is rejected later, untouched
-    return toy if beginning is None else toy.changed("data", corpus=[str(beginning)])
+
+    def write() -> str | None:
+        if folder.exists() and not is_run(folder) and any(folder.iterdir()):
+            return None  # a foreign folder is rejected later, untouched
+        with hold_run(folder):
+            beginning = beginning_of(toy.data, folder)
+        return None if beginning is None else str(beginning)
+
+    with joined() as world:
+        beginning = world.only_first(write)
+    return toy if beginning is None else toy.changed("data", corpus=[beginning])
 
 
 def inspect(
