@@ -20,7 +20,7 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 import nlu_toys
 from decoding_toys import TEXT, loaded
-from serving_toys import Client, classifier, serving
+from serving_toys import Client, classifier, generator, serving
 from unicloze import docstrings, verbs
 from unicloze.decoding import generate, infill, likelihood
 from unicloze.decoding.embed import embed
@@ -157,6 +157,12 @@ def test_a_drawn_text_depends_on_its_seed_alone(client: Client) -> None:
     drawn = [client.post("/generate", {**request, "seed": seed}).json["texts"][0]["text"] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len({client.post("/generate", request).body for _ in range(3)}) > 1
+    drawing = ServedModel(generator(decoding__sample=True, decoding__beams=1))
+    models = [
+        drawing._ready(["return"], given, truncate=False)[0] for given in ({}, {}, {"seed": 3}, {"sample": False})
+    ]
+    assert [one.recipe.decoding.sample for one in models] == [True, True, True, False]
+    assert len({one.recipe.decoding.seed for one in models[:3]}) == 3 and models[2].recipe.decoding.seed == 3
 
 
 def test_embed_answers_as_python_does(client: Client) -> None:
@@ -264,6 +270,7 @@ def rounded(content: object) -> object:
         ("/generate", {"text": ["a", "b"]}, 422, "This model reads source: give 1 text, not 2."),
         ("/predict", {"text": "a"}, 422, "This model cannot predict labels; it can fill masks, "),
         ("/score", {"text": "\ud800 a"}, 422, "Text 1 of 1 is not valid Unicode at character 0"),
+        ("/generate", {"text": "\ud800 a"}, 422, "The source is not valid Unicode at character 0"),
         ("/v1/completions", {"model": "\ud800", "prompt": "a"}, 404, "There is no model '?' here: ask for '"),
     ],
 )  # fmt: skip

@@ -215,6 +215,8 @@ def test_other_machines_need_a_token(started: list[Any], tmp_path: Path, monkeyp
     monkeypatch.setenv(run.TOKEN, "from-the-environment")
     verbs.serve(loaded(), host="0.0.0.0", port=0)
     verbs.serve(loaded(), port=0, token_file=tmp_path / "token")
+    with pytest.raises(UniclozeError, match=r"--host 127\.0\.0\.\.1: not a host name; give an address of this machine"):
+        verbs.serve(loaded(), host="127.0.0..1")
     tokens = [app.token for app, *_ in started]
     assert tokens == ["from-a-file-1234567", "from-the-environment", "from-a-file-1234567"]
 

@@ -146,7 +146,7 @@ def answer_panels(runs: Sequence[History]) -> list[Panel]:
         labels = [str(label) for label in sequence(task.get("labels"))]
         predicted, references = ([str(one) for one in side] for side in sides)
         counts, classes = (chart(predicted, references, labels) for chart in (confusion, by_class))
-        return [(f"Counts, shaded by the share of each row{several}", counts), ("By class", classes)]
+        return [(f"Gold and predicted{several}", counts), ("By class", classes)]
     said_words, gold_words = ([len(_text(one).split()) for one in side] for side in sides)
     return [(f"Lengths in words{several}", lengths(said_words, gold_words))]
 

@@ -121,8 +121,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UniclozeError(f"--host {host}: {error.strerror}; give an address of this machine.") from error
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", "not a host name")
+        raise UniclozeError(f"--host {host}: {reason}; give an address of this machine.") from error
     with bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

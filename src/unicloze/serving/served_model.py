@@ -265,8 +265,7 @@ class ServedModel:
         self, sources: Sequence[Source], decoding: Mapping[str, Any], *, truncate: bool = False
     ) -> list[list[Candidate]]:
         """Generated texts for each source, with settings of `decoding`."""
-        model = self._writer(sources, decoding, truncate=truncate)
-        records = [record_of(self.model, source) for source in sources]
+        model, records = self._ready(sources, decoding, truncate=truncate)
         # What a text draws depends on the equal sources of its request, so requests that draw are computed alone.
         key = object() if model.recipe.decoding.sample else ("write", repr(dataclasses.astuple(model.recipe.decoding)))
         return await self.batcher.ask(key, records, partial(write, model), stepwise=True)
@@ -275,22 +274,25 @@ class ServedModel:
         self, source: Source, decoding: Mapping[str, Any], *, truncate: bool = False
     ) -> AsyncIterator[str | Candidate]:
         """The pieces of a generated text as they become final, then the whole text; see `write`."""
-        model = self._writer([source], decoding, truncate=truncate)
+        model, records = self._ready([source], decoding, truncate=truncate)
         if model.recipe.decoding.num_results > 1:
             raise Refused(422, "Only one text can be streamed: ask for one, or do not stream.")
-        return self.batcher.stream(record_of(self.model, source), lambda records: stream(model, records[0]))
+        return self.batcher.stream(records[0], lambda records: stream(model, records[0]))
 
     def writer(self, decoding: Mapping[str, Any]) -> LoadedModel:
         """The model with these settings of `decoding`."""
         return ready_to_write(self.model, {f"decoding.{name}": value for name, value in decoding.items()})
 
-    def _writer(self, sources: Sequence[Source], decoding: Mapping[str, Any], *, truncate: bool) -> LoadedModel:
+    def _ready(
+        self, sources: Sequence[Source], decoding: Mapping[str, Any], *, truncate: bool
+    ) -> tuple[LoadedModel, list[Record]]:
+        """The model with these settings of `decoding`, and the checked sources as records."""
         self.need("generate")
         check_texts(_parts(sources), self.limits.texts, self.limits.careful_characters)
-        settings = dict(decoding)
-        if settings.get("sample") and settings.get("seed") is None:
-            settings["seed"] = secrets.randbelow(1 << 31)
-        model = self.writer(settings)
+        records = [record_of(self.model, source) for source in sources]
+        model = self.writer(decoding)
+        if model.recipe.decoding.sample and "seed" not in decoding:
+            model = self.writer({**decoding, "seed": secrets.randbelow(1 << 31)})
         longest = model.recipe.decoding.max_length
         room, most = (inputs.room_for_source(model, count) for count in (longest, 1))
         if room < 1:
@@ -302,7 +304,7 @@ class ServedModel:
                 cure = f"shorten it{', or ask for fewer tokens' if count <= most else ''}."
                 reads = f"The model reads at most {room} tokens before writing {longest}"
                 raise Refused(400, f"{reads}, but the text has {count}: {cure}", code=TOO_LONG)
-        return model
+        return model, records
 
 
 def _parts(sources: Sequence[Source]) -> list[str]:

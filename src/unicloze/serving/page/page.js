@@ -364,8 +364,8 @@ async function* eventsOf(answer) {
 
 async function generate(continues) {
   const text = textsOf("generate");
-  const drawn = byId("sample").checked ? { sample: true, temperature: Number(byId("temperature").value) } : {};
-  const content = { text, stream: true, max_length: Number(byId("max-length").value), ...drawn };
+  const drawn = byId("sample").checked ? { sample: true, temperature: Number(byId("temperature").value) } : { sample: false };
+  const content = { text, stream: true, num_results: 1, max_length: Number(byId("max-length").value), ...drawn };
   writing.controller = new AbortController();
   byId("stop").disabled = false;
   try {
@@ -402,11 +402,17 @@ function spelled(value) {
   return typeof value === "object" && value !== null ? JSON.stringify(value) : String(value);
 }
 
+// The tags of words; of each part, if a model has several taggers.
+function tagged(tokens, tags) {
+  if (Array.isArray(tags)) return tokens.map((token, i) => `${token} (${tags[i]})`).join(" ");
+  return Object.entries(tags).map(([part, own]) => `${part}: ${tagged(tokens, own)}`).join("\n");
+}
+
 async function predict() {
   const answer = await send("/predict", { text: textsOf("predict") });
   const { prediction, probabilities, tokens, ...others } = await answer.json();
   byId("predicted").hidden = false;
-  byId("prediction").textContent = tokens ? tokens.map((token, i) => `${token} (${prediction[i]})`).join(" ") : spelled(prediction);
+  byId("prediction").textContent = tokens ? tagged(tokens, prediction) : spelled(prediction);
   const classes = Object.entries(probabilities || {}).sort((a, b) => b[1] - a[1]);
   byId("classes").replaceChildren(...classes.map(([label, share]) => bar(label, share)));
   byId("details").replaceChildren(
