@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
+import torch
 
 from conftest import REPOSITORY
 from corpora import write_corpus
@@ -182,7 +183,7 @@ def test_a_teacher_costs_what_it_computes(corpus: str, tmp_path: Path) -> None:
     """A teacher as large as the student costs a third of it, by count; timed steps and `--plan` ask it for soft labels."""
     given = {
         "data.corpus": corpus, "tokenizer.vocab_size": 300, "data.window": 32, "training.batch_size": 16, **SMALL,
-        "model.num_layers": 2, **QUIET,
+        "model.num_layers": 2, **QUIET, "training.threads": 3,
     }  # fmt: skip
     pretrain("auto", out=tmp_path / "teacher", quiet=True, overrides=given, budget="steps=3")
     alone = load_recipe(tmp_path / "teacher" / "recipe.yaml")
@@ -190,10 +191,12 @@ def test_a_teacher_costs_what_it_computes(corpus: str, tmp_path: Path) -> None:
     taught = dataclasses.replace(alone, distillation=distillation)
     prepared = open_or_prepare(alone.data, alone.tokenizer, tmp_path / "teacher" / "data", progress=False)
     asked: list[str] = []
+    threads: set[int] = set()
     call = Teacher.__call__
 
     def noted(self: Teacher, batch: Batch, compute: Compute) -> Batch:
         asked.extend(batch.targets)
+        threads.add(torch.get_num_threads())
         return call(self, batch, compute)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -203,6 +206,7 @@ def test_a_teacher_costs_what_it_computes(corpus: str, tmp_path: Path) -> None:
         asked.clear()
         plans = [plan_run(recipe, prepared.tokenizer.vocabulary.size) for recipe in (alone, taught)]
         assert asked
+    assert threads == {3}, "steps are timed as they are trained"
     ratio = costs[1].flops / costs[0].flops
     assert 1.2 < ratio < 1 + 1 / 3 + 1e-9, "the teacher predicts in the steps of its own targets"
     assert plans[1].memory["buffers"] >= plans[0].memory["buffers"] + 4 * plans[0].parameters
@@ -250,11 +254,12 @@ def test_a_start_keeps_its_size_and_tokenizer_and_half_its_rates(corpus: str, tm
     """The run is pseudo-masked throughout, and its first loss is the model's, not that of new weights."""
     first, second = tmp_path / "first", tmp_path / "second"
     given = {"data.corpus": corpus, **QUIET}
-    small = {**given, **SMALL, "training.learning_rate": 8e-3}
+    small = {**given, **SMALL, "training.learning_rate": 8e-3, "data.window": 32}
     pretrain("auto", out=first, quiet=True, overrides=small, budget="steps=12")
-    pretrain("auto", out=second, quiet=True, overrides=given, init=first, budget="tokens=8000")
+    with pytest.warns(UserWarning, match="positions 32 to 63 start as copies of the 32"):
+        pretrain("auto", out=second, quiet=True, overrides=given, init=first, budget="tokens=8000")
     before, after = load_recipe(first / "recipe.yaml"), load_recipe(second / "recipe.yaml")
-    assert (after.model.hidden_size, after.data.window, after.training.batch_size) == (32, 64, 32)
+    assert (after.model.hidden_size, after.data.window, after.training.batch_size) == (32, 32, 64)
     assert Tokenizer.load(second).fingerprint == Tokenizer.load(first).fingerprint
     assert (after.training.learning_rate, after.training.muon_learning_rate) == (4e-3, 3e-3)
     assert (before.training.learning_rate, before.training.muon_learning_rate) == (8e-3, 6e-3)

@@ -62,6 +62,12 @@ def test_the_memory_by_formula_is_near_that_of_two_steps(name: str, monkeypatch:
     assert found.seconds is not None and found.seconds > 0 and not found.cure
 
 
+def test_rows_of_xlnet_that_overlap_are_planned() -> None:
+    recipe = load_recipe("xlnet-base", {**SMALL, "model.num_layers": 1, "model.memory": 8, "training.steps": 4})
+    with plan._random_text(recipe, recipe.tokenizer.vocab_size) as sampler_of:
+        assert len(next(iter(plan.training_steps(recipe, sampler_of, 0))))
+
+
 @pytest.mark.whole
 def test_a_plan_starts_nothing_and_names_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

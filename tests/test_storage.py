@@ -20,10 +20,10 @@ import torch
 from corpora import write_corpus
 from test_prepare import content, run, sentence
 from test_resume import finish
-from unicloze import storage
+from unicloze import storage, verbs
 from unicloze.comparison.contestants import contestants
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import CHECKPOINTS, LEDGER, LONGEST_LINE, MANIFEST, WEIGHTS
+from unicloze.files import CHECKPOINTS, LEDGER, LONGEST_LINE, MANIFEST, RECIPE, WEIGHTS
 from unicloze.pretraining import run as pretraining_run
 from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe, toy_overrides
@@ -295,6 +295,14 @@ def test_a_run_whose_folder_is_lost_resumes_from_its_copies(
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", "memory://copies")
     assert steps_at(memory, "/copies") == [2, 4]
+    ledger = memory.cat_file(f"/copies/{LEDGER}")
+    for found, expected in ((b"", ledger), (ledger[:-9], ledger), (ledger + b"more", ledger + b"more")):
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / LEDGER).write_bytes(found)
+        assert Copies("memory://copies").fetch(tmp_path / "run") == "step-00000004"
+        assert (tmp_path / "run" / LEDGER).read_bytes() == expected
+        assert load_recipe(tmp_path / "run" / RECIPE).training.copy_to == "memory://copies"
     shutil.rmtree(tmp_path / "run")
     train(tmp_path / "run", "memory://copies")
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
@@ -323,6 +331,23 @@ def test_a_failed_copy_is_a_warning_and_is_made_up_for(
     for local in list_checkpoints(tmp_path / "run" / CHECKPOINTS):
         for file in local.iterdir():
             assert memory.cat_file(f"/copies/{local.name}/{file.name}") == file.read_bytes()
+
+
+def test_a_lost_run_of_auto_resumes_with_what_was_chosen(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "corpus")
+    given = {
+        "data.corpus": str(tmp_path / "corpus"), "model.hidden_size": 32, "model.num_heads": 2, "training.threads": 1,
+        "training.copy_to": "memory://copies",
+    }  # fmt: skip
+    verbs.pretrain("auto", tmp_path / "run", quiet=True, overrides=given, budget="steps=2")
+    recipe = load_recipe(tmp_path / "run" / RECIPE)
+    shutil.rmtree(tmp_path / "run")
+    monkeypatch.setattr("unicloze.pretraining.automatic.choose", None)
+    result = verbs.pretrain("auto", tmp_path / "run", quiet=True, overrides=given, budget="2min")
+    assert str(result).startswith(f"{tmp_path / 'run'}: trained to step 2")
+    assert load_recipe(tmp_path / "run" / RECIPE) == recipe
 
 
 @pytest.mark.whole

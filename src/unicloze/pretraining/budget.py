@@ -30,7 +30,9 @@ from unicloze.training.distillation import Teacher
 from unicloze.training.loading import ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, losses_and_norm
 from unicloze.training.optimizers import build_optimizers
+from unicloze.training.parallel import World
 from unicloze.training.precision import choose_device
+from unicloze.training.process import pinned_threads
 
 SamplerOf = Callable[[Recipe], WindowSampler]
 BudgetKind = Literal["flops", "steps", "time", "tokens"]
@@ -233,11 +235,12 @@ def _seconds_of_a_step(
     model = ready_model(recipe, prepared.tokenizer.vocabulary.size, device)
     spell_tokens(model, prepared.tokenizer.symbols)
     state, seconds = TrainState(model=model, optimizers=build_optimizers(model, training)), 0.0
-    for phase, share in _phases(recipe):
-        steps, taken = training_steps(recipe, sampler_of, phase.first_step), list[float]()
-        most = min(phase.last_step - phase.first_step, _WARMING_STEPS + _TIMED_STEPS)
-        while len(taken) < most and sum(taken) <= longest:
-            taken.append(sum(step_seconds(state, next(steps), recipe, compute)))
-        timed = taken[_WARMING_STEPS:] or taken[-1:]
-        seconds += share * sum(timed) / len(timed)
+    with pinned_threads(training, World()):
+        for phase, share in _phases(recipe):
+            steps, taken = training_steps(recipe, sampler_of, phase.first_step), list[float]()
+            most = min(phase.last_step - phase.first_step, _WARMING_STEPS + _TIMED_STEPS)
+            while len(taken) < most and sum(taken) <= longest:
+                taken.append(sum(step_seconds(state, next(steps), recipe, compute)))
+            timed = taken[_WARMING_STEPS:] or taken[-1:]
+            seconds += share * sum(timed) / len(timed)
     return seconds

@@ -34,8 +34,9 @@ from unicloze.training.loading import ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.memory import MOMENTS, memory_of, shards
 from unicloze.training.optimizers import build_optimizers
-from unicloze.training.parallel import owners_of_layers
+from unicloze.training.parallel import World, owners_of_layers
 from unicloze.training.precision import choose_device, choose_precision
+from unicloze.training.process import pinned_threads
 
 _MIB, _GIB = 2**20, 2**30
 _SPECIAL = 8
@@ -208,13 +209,14 @@ class _Forecast:
         spell_tokens(model, lambda: spell(symbols, [True] * len(symbols)))
         state = TrainState(model=model, optimizers=build_optimizers(model, recipe.training))
         found, updates = 0.0, list[float]()
-        for part, settings in enumerate(parts(recipe.objective)):
-            batch, passes = self._batches[part], list[float]()
-            while len(passes) < 3 and sum(passes) < _LONG:
-                seconds = step_seconds(state, [batch], recipe, compute)
-                passes.append(seconds[0])
-                updates.append(seconds[1])
-            found += settings.share * min(passes) / len(batch.examples)
+        with pinned_threads(recipe.training, World()):
+            for part, settings in enumerate(parts(recipe.objective)):
+                batch, passes = self._batches[part], list[float]()
+                while len(passes) < 3 and sum(passes) < _LONG:
+                    seconds = step_seconds(state, [batch], recipe, compute)
+                    passes.append(seconds[0])
+                    updates.append(seconds[1])
+                found += settings.share * min(passes) / len(batch.examples)
         return found * math.ceil(recipe.training.batch_size / self._processes) + min(updates)
 
     def cure(self, available: float) -> str:
@@ -305,6 +307,7 @@ def _random_text(recipe: Recipe, vocab_size: int) -> Iterator[Callable[[Recipe],
                 seed=0,
                 documents=each.data.documents,
                 order=each.data.order,
+                overlap=each.data.overlap if each.data.order == "streams" else 0.0,
                 directions=each.data.directions,
                 phrases=PhraseTable([pair], vocabulary) if each.objective.windows.phrases else None,
             )

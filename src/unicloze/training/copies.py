@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 from unicloze.errors import UniclozeError
-from unicloze.files import CHECKPOINTS, LEDGER, MANIFEST, file_sha256, parse_json
+from unicloze.files import CHECKPOINTS, LEDGER, MANIFEST, RECIPE, file_sha256, parse_json, replace_file
 from unicloze.storage import explained, opened
 from unicloze.training.checkpoint import is_checkpoint_name, list_checkpoints
 
@@ -123,14 +123,23 @@ class Copies:
                 continue
             for said in damages:
                 warnings.warn(f"{said}; using {name} instead", stacklevel=3)
-            if not (run / LEDGER).exists() and self._system.exists(f"{self._place}/{LEDGER}"):
-                self._get(LEDGER, run / LEDGER)
+            recipe = run / CHECKPOINTS / name / RECIPE
+            if recipe.is_file() and not (run / RECIPE).exists():
+                replace_file(run / RECIPE, recipe.read_bytes())
+            self._take_ledger(run / LEDGER)
             return name
         if damages:
             raise UniclozeError(
                 f"{damages[0]}, and no other copy is intact: restore it, or use another training.copy_to."
             )
         return None
+
+    def _take_ledger(self, own: Path) -> None:
+        """Fetch the ledger, unless the run's own continues it."""
+        if self._system.exists(f"{self._place}/{LEDGER}"):
+            copied: bytes = self._system.cat_file(f"{self._place}/{LEDGER}")
+            if not own.exists() or not own.read_bytes().startswith(copied):
+                replace_file(own, copied)
 
     def _take(self, name: str, manifest: bytes, folder: Path) -> str | None:
         """Fetch a copy into a folder of checkpoints, where it appears when complete; returns what is wrong with it."""

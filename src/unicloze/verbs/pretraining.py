@@ -167,6 +167,7 @@ def pretrain(
     chooses = recipe == AUTO and not toy
     if chooses:
         recipe, given, clock = _chosen(given, budget, out, began, new_tokenizer=new_tokenizer, progress=not quiet)
+        continued = recipe != AUTO
     files = read_recipe(recipe)
     settings = files.recipe(_of_whole(given, small) if toy else given)
     if new_tokenizer and settings.training.initialize_from is None:
@@ -222,6 +223,7 @@ def _chosen(
     from unicloze.progress import say
     from unicloze.recipes import load_recipe
     from unicloze.recipes.validation import given_settings
+    from unicloze.training.copies import Copies
     from unicloze.training.lock import hold_run
     from unicloze.training.parallel import joined
 
@@ -231,6 +233,10 @@ def _chosen(
     if "training.steps" in settings and budget is not None:
         raise UsageError("--budget and --training.steps both set the steps: leave one of them out.")
     folder = folder_at(out, RUNS / str(settings.get("name", AUTO)))
+    if settings.get("training.copy_to") is not None and not (folder / RECIPE).is_file():
+        copies = Copies(str(settings["training.copy_to"]))
+        with joined() as world, hold_run(folder, world):
+            world.only_first(lambda: copies.fetch(folder))
     if (folder / RECIPE).is_file():
         if budget is not None:
             say(f"{folder} resumes with the settings chosen before; --budget no longer changes them")
