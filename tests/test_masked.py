@@ -60,13 +60,15 @@ def test_boundaries_of_many_rows() -> None:
     assert sbo.places is not None
     assert np.array_equal(ae.labels, sbo.labels)
     assert np.array_equal(ae.weights, sbo.weights)
+    touching = 0
     for row, j in zip(*np.nonzero(sbo.weights), strict=True):
         left, right = sbo.slots[row, j]
         span = examples.steps[row, left + 1 : right]
         slot = left + sbo.places[row, j]
-        assert len(set(span.tolist())) == 1 and span[0] >= 0
-        assert examples.steps[row, left] != span[0] != examples.steps[row, right]
+        assert (span >= 0).all() and examples.steps[row, left] < 0 > examples.steps[row, right]
+        touching += len(set(span.tolist())) > 1
         assert windows.token_ids[row, slot] == sbo.labels[row, j] and slot == ae.slots[row, j]
+    assert touching
 
 
 def test_boundary_head_is_the_papers() -> None:

@@ -292,6 +292,23 @@ def same_gradients_of_xlnet(table: Table, model: UnifiedModel, peer: Any) -> Non
         torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def test_unscaled_scores_are_those_of_scaled_queries() -> None:
+    """All three terms of the scores follow `scale_scores`."""
+    scaled, unscaled = xl_model().eval(), xl_model(scale_scores=False).eval()
+    state = scaled.state_dict()
+    unscaled.load_state_dict(state)
+    for layer in scaled.backbone.layers:
+        attention, terms = layer.attention, layer.attention.terms
+        with torch.no_grad():
+            for weight in (attention.qkv.weight[:WIDTH], terms.content, terms.position, terms.segment):
+                weight *= (WIDTH / terms.segments.shape[1]) ** 0.5
+    examples = make_examples(random_windows(4, WINDOW), vocabulary(), PERMUTED)
+    with torch.no_grad():
+        found, expected = (model.logits(collate(examples))["par"] for model in (scaled, unscaled))
+    assert not torch.allclose(found, xl_model().eval().logits(collate(examples))["par"], atol=1e-3)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("memory", [WINDOW - 5, WINDOW + 7])
 @pytest.mark.parametrize("training", [False, True])
 def test_memory_is_xlnets(training: bool, memory: int) -> None:

@@ -342,6 +342,17 @@ def test_what_a_base_sets_for_its_own_task_is_dropped_with_it() -> None:
     assert type(load_recipe("gpt").task) is TaskSettings
 
 
+@pytest.mark.parametrize(("name", "overrides", "message"), [
+    ("cvt", {"objective.targets": ["ae", "rtd"]}, "the target 'rtd' needs a generator, which a recurrent model does not"),
+    ("cvt", {"objective.targets": ["ae", "sbo"], "model.embeddings": "characters", "model.tied_output": False},
+     "the target 'sbo' needs a table of embeddings"),
+    ("bert-base", {"objective.visibility": "left_to_right"}, "are predicted at the first slot, which does not see the"),
+    ("albert-base", {"objective.visibility": "prefix"}, "are predicted at the first slot, which does not see the"),
+])  # fmt: skip
+def test_targets_that_a_model_cannot_learn_are_refused(name: str, overrides: dict[str, Any], message: str) -> None:
+    assert message in refusal(name, overrides)
+
+
 def test_an_override_is_given_to_the_recipes_that_have_it() -> None:
     made = contestants(["gpt", "unilmv2-base"], like=None, overrides={"objective.mask_rate": 0.3})
     assert isinstance(made[0].objective, CausalSettings) and made[1].objective.rates == (0.3, 0.3)

@@ -108,6 +108,7 @@ class RelativeTerms(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         size, heads = settings.hidden_size, settings.num_heads
+        self.scale = (size // heads) ** -0.5 if settings.scale_scores else 1.0
         self.projection = nn.Linear(size, size, bias=False)
         self.content = nn.Parameter(torch.empty(size))
         self.position = nn.Parameter(torch.empty(size))
@@ -127,10 +128,9 @@ class RelativeTerms(nn.Module):
             queries, keys).
         """
         rows, heads, queries, size = query.shape
-        scale = size**-0.5
 
         def shifted(vector: Tensor) -> Tensor:
-            moved: Tensor = (query + vector.view(heads, 1, size)) * scale
+            moved: Tensor = (query + vector.view(heads, 1, size)) * self.scale
             return moved
 
         places = self.projection(relation.sinusoids).view(-1, heads, size)

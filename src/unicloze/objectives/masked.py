@@ -67,6 +67,12 @@ class MaskedSettings(Masking, Corruption, Directed, Pairs):
         yield from super().problems(recipe)
         if self.visibility == "prefix" and recipe.data.segments == 1:
             yield "objective.visibility", "the first segment is the prefix; without a second, set data.segments to 2"
+        if self.visibility in ("left_to_right", "prefix") and {"nsp", "sop"} & {*self.targets}:
+            yield (
+                "objective.visibility",
+                "'nsp' and 'sop' are predicted at the first slot, which does not see the second segment: set it to "
+                "bidirectional or right_to_left, or leave the target out",
+            )
         if "rtd" in self.targets and "ae" not in self.targets:
             yield (
                 "objective.targets",
@@ -143,9 +149,9 @@ def lay_out(
 
 
 def _boundary_target(ae: Target, steps: Int32s) -> Target:
-    """SpanBERT's span boundary objective: predict each span's tokens from the slots left and right of it (Section 3.2).
+    """SpanBERT's span boundary objective: predict tokens from the unmasked slots left and right of them (Section 3.2).
 
-    A factorization step is a span. A window begins with [SOS] and ends with [EOS], so these slots always exist.
+    Spans that touch are one. A window begins with [SOS] and ends with [EOS], so these slots always exist.
 
     Args:
         ae: The masked tokens by step, then position.
@@ -153,10 +159,10 @@ def _boundary_target(ae: Target, steps: Int32s) -> Target:
     """
     real = ae.weights > 0
     slot, row = ae.slots[real], np.repeat(np.arange(len(real)), np.count_nonzero(real, axis=1))
-    step = steps.reshape(-1)[row * steps.shape[1] + slot]
-    first = np.flatnonzero((np.diff(row, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0))
-    size = np.diff(first, append=len(slot))
-    left, right = np.repeat(slot[first] - 1, size), np.repeat(slot[first + size - 1] + 1, size)
+    masked, column = steps >= 0, np.arange(steps.shape[1])
+    before = np.maximum.accumulate(np.where(masked, 0, column), axis=1)
+    after = np.minimum.accumulate(np.where(masked, steps.shape[1], column)[:, ::-1], axis=1)[:, ::-1]
+    left, right = before[row, slot], after[row, slot]
     slots, places = np.zeros((*real.shape, 2), dtype=np.int32), np.zeros(real.shape, dtype=np.int32)
     slots[real] = np.stack([left, right], axis=1)
     places[real] = slot - left

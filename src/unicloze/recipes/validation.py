@@ -351,6 +351,8 @@ def _lstm_problems(recipe: Recipe) -> Iterator[Problem]:
         *((f"model.{name}", getattr(model, name) and not model.projection, "it needs model.projection true")
           for name in ("residual", "projection_clip")),
         ("model.generator_size", model.generator_size, "a recurrent model has no generator; it must be 0"),
+        ("objective.targets", "rtd" in recipe.objective.targets and recipe.objective.trains and not recipe.task.kind,
+         "the target 'rtd' needs a generator, which a recurrent model does not have: leave it out"),
         ("model.memory", model.memory > 1, "a recurrent model carries one state; it must be 0 or 1"),
         ("model.memory", model.memory and not carries,
          "a carried state needs data.order streams, and data.directions and model.directions both forward or both "
@@ -366,6 +368,8 @@ def _lstm_problems(recipe: Recipe) -> Iterator[Problem]:
              "embeddings made of characters cannot be shared with the output: set it to false"),
             ("model.character_filters", not 1 <= len(filters) <= LONGEST or min(filters) < 1,
              f"list a number of filters, at least 1, for each of up to {LONGEST} widths"),
+            ("objective.targets", "sbo" in recipe.objective.targets,
+             "the target 'sbo' needs a table of embeddings: leave it out, or set model.embeddings to table"),
         )  # fmt: skip
     yield from _translation_problems(recipe) if model.decoder_layers else _direction_problems(recipe)
 

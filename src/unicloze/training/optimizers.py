@@ -335,8 +335,8 @@ def build_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """One optimiser for everything; or Muon for matrices inside layers and AdamW for the rest.
 
-    Muon, LAMB and Adafactor treat queries, keys and values as a matrix each, though one projection holds them. Muon takes no
-    weights of LSTMs, which are stacks of gates. Frozen weights belong to none. Weight decay applies to
+    LAMB and Adafactor treat queries, keys and values as a matrix each, though one projection holds them; Muon takes it
+    whole, and no weights of LSTMs, which are stacks of gates. Frozen weights belong to none. Weight decay applies to
     matrices, but not to biases, normalisations and the relative position bias. Each group stores its peak learning rate as
     `peak_lr` and its first training step as `first_step`.
     """
