@@ -140,6 +140,16 @@ def test_the_tokenizer_learns_from_sources_and_targets_and_the_weights_repeat(tm
         untrained(load_recipe("electra-small"), task, file)
 
 
+def test_the_tokenizer_of_a_choice_learns_from_its_texts_and_choices(tmp_path: Path) -> None:
+    lines = [
+        {"context": f"eine {one} katze", "choices": [one, f"{two} dog"], "label": 0} for one, two in GERMAN.items()
+    ]
+    shape = {"model.hidden_size": 24, "model.num_layers": 1, "model.num_heads": 2}
+    network = load_recipe("bert-base", {"tokenizer.vocab_size": 300, **shape})
+    model = untrained(network, load_recipe("choice"), nlu_toys.write(tmp_path / "choices.jsonl", lines))
+    assert len(model.tokenizer.encode("katze")) == len(model.tokenizer.encode("dog")) == 1
+
+
 @pytest.mark.slow
 def test_a_transformer_learns_to_translate_from_nothing(tmp_path: Path) -> None:
     file = german_pairs(tmp_path)

@@ -558,6 +558,7 @@ def test_how_sure_an_answer_is_may_be_a_whole_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"task": "quickstart"}, "quickstart is not a task recipe"),
     ({"task": "glue-mrpc", "metric": "rouge"}, "which compares texts, but its predictions are labels"),
+    ({"task": "generation", "metric": "accuracy"}, "which compares labels, but its predictions are texts or squad or coqa"),
     ({"task": "glue-mrpc", "overrides": {"task.labels": ["a"]}}, "task.labels cannot be changed here"),
     ({"task": "classification"}, "t.jsonl, line 2 the id b: put both files in the same order"),
 ])  # fmt: skip

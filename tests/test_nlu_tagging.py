@@ -52,6 +52,7 @@ def test_sentences_in_columns(tmp_path: Path) -> None:
 
 def test_conllu(tmp_path: Path) -> None:
     (found,) = read(tmp_path, "conllu", CONLLU)
+    assert found.id == "0" and "id" not in found.fields, "its column is of the words"
     assert (found.fields["tokens"], found.fields["tags"]) == (["de", "le", "le chat"], ["ADP", "DET", "NOUN"])
     assert tagging.tags_of(found, TaskSettings(fields={"tags": "deprel"})) == ["root", "det", "obj"]
 

@@ -214,6 +214,7 @@ def test_a_stopped_run_ends_with_the_same_bits(start: LoadedModel, tmp_path: Pat
     ([{**SIDE, "classes": {"a": "b"}}, SIZE], r"entry 1 has 'classes'; an entry has dev, format, label"),
     ([{**SIDE, "source": {"text": "text"}}], r"entry 1: the source of a tagger is \{tokens: FIELD\}"),
     ([{**SIDE, "labels": ["a", "a"]}], r"entry 1: labels is not a list of different tags"),
+    ([{**SIDE, "label": "ud-2.5"}], r"entry 1: the label of a tagger names weights, and cannot contain a full stop"),
     ([SIDE, SIDE], r"two entries are labelled 'side'"),
 ])  # fmt: skip
 def test_parts_that_make_no_sense_are_refused(parts: list[dict[str, Any]], message: str) -> None:

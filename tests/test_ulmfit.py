@@ -15,6 +15,7 @@ import toys
 from corpora import write_corpus
 from nlu_toys import WORDS, finetuned, resumed_alike, start, write
 from recurrent_toys import recurrent_model
+from serving_toys import generator
 from test_loop import CPU, nothing
 from test_task_heads import classified
 from unicloze.errors import UniclozeError, UsageError
@@ -106,13 +107,17 @@ def test_probabilities_and_quantities_are_averaged() -> None:
     assert averaged([one[1:], [cut]]) == [{**cut, "prediction": 1.75}], "the second model read a part of the text"
 
 
-def test_models_of_other_tasks_are_not_averaged() -> None:
+def test_models_of_other_tasks_are_not_averaged(tmp_path: Path) -> None:
     first = load_recipe("ulmfit-classification", {"task.labels": ["a", "b"]})
     check_averaged([first, first])
     with pytest.raises(UsageError, match="another task or with other classes"):
         check_averaged([first, load_recipe("ulmfit-classification", {"task.labels": ["a", "c"]})])
     with pytest.raises(UsageError, match=r"predictions of task\.kind tagging are not averaged"):
         check_averaged([load_recipe("pos")])
+    file = write(tmp_path / "sources.jsonl", [{"source": "the cat"}])
+    with pytest.raises(UsageError, match=r"predictions of task\.kind generation are not averaged"):
+        predict(generator(), file=file, out=tmp_path / "out.jsonl", also=generator())
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.whole

@@ -76,7 +76,7 @@ CASES = {
     "tagging": (
         task("tagging"),
         [{"tokens": ["the", "cat"], "tags": ["D", "N"]}, {"tokens": ["cat", "cat", "sat"], "tags": ["V", "N", "N"]}],
-        [{"tokens": ["the", "cat", "unseen"]}],
+        [{"tokens": ["the", "cat", "unseen"], "task": "a field of its own"}],
         ("the most common tag of each word or its ending", [["D", "N", "N"]]),
     ),
     "generation": (

@@ -64,7 +64,8 @@ def untrained(network: Recipe, task: Recipe, train: Path, *, progress: bool = Tr
 def _texts(record: Record, settings: TaskSettings, source: Sequence[str]) -> Iterator[str]:
     """The texts of a record, with those of its target."""
     task = TASKS[settings.kind]
-    for role in source if task.generates else task.texts:
+    read = task.texts or [role for role in task.roles if role not in task.answers]
+    for role in source if task.generates else read:
         if record.get(settings, role) is not None:
             texts = texts_of(record, settings, role)
             yield from [f" {' '.join(texts)}"] if isinstance(settings, TaggingSettings) else texts

@@ -178,7 +178,7 @@ def read_conll(text: str, path: Path) -> Lines:
 
 
 def read_conllu(text: str, path: Path) -> Lines:
-    """Sentences of a CoNLL-U file: `tokens` (forms), `tags` (universal parts of speech), and each column under its name.
+    """Sentences of a CoNLL-U file: `tokens` (forms), `tags` (universal parts of speech), and the columns by name, but `id`.
 
     Comments, multiword tokens and empty nodes are skipped.
     """
@@ -189,6 +189,7 @@ def read_conllu(text: str, path: Path) -> Lines:
             cure = f"separate them by tabs, with _ for no value, or choose another {option_of('task.format')}"
             raise UniclozeError(f"{path}, line {line}: {has}: {cure}")
         fields: dict[str, Any] = dict(zip(CONLLU_COLUMNS, columns, strict=True))
+        del fields["id"]  # of each word, not of the record
         yield line, fields | {"tokens": fields["form"], "tags": fields["upos"]}
 
 

@@ -374,5 +374,6 @@ TASKS = {
         roles=("source", "context", "history", "question", "answer", "target", "references"),
         answers=("target", "references"),
         token_targets=(TARGET,),
+        compares=("texts", "squad", "coqa"),
     )
 }

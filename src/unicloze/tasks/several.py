@@ -169,6 +169,8 @@ def _wrong(entry: Mapping[str, Any], taggers: bool) -> str:
         return f" has '{unknown[0]}'; an entry has {', '.join(fields)}"
     if missing := [name for name in ("label", "train") if not entry.get(name) or not isinstance(entry[name], str)]:
         return f" has no text '{missing[0]}'"
+    if taggers and "." in entry["label"]:
+        return ": the label of a tagger names weights, and cannot contain a full stop"
     tags = entry.get("labels")
     if tags is not None and (not isinstance(tags, list) or len(set(map(str, tags))) < max(1, len(tags))):
         return ": labels is not a list of different tags"

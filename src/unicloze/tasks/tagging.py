@@ -34,7 +34,7 @@ from unicloze.records.record import Record
 from unicloze.rules import NOT_NEGATIVE, Problem, needs, setting
 from unicloze.settings import HeadSettings, Recipe, TaskSettings
 from unicloze.tasks.rows import Row, RowTarget, RowTask, pooled_slots, pooling_of, task_format
-from unicloze.tasks.several import TAGGING, TASK, SeveralSettings, by_part, part_of, parts_of
+from unicloze.tasks.several import TAGGING, TASK, SeveralSettings, by_part, has_parts, part_of, parts_of
 from unicloze.tasks.task import Baseline, Delimited, Headed, Labelled, Outputs, Prediction, task_of
 from unicloze.text.tokenizers import Tokenizer
 
@@ -153,14 +153,14 @@ class Tagging(RowTask):
         task = recipe.task
         seen: defaultdict[tuple[str | None, str], Counter[str]] = defaultdict(Counter)
         for record in train:
-            part = record.fields.get(TASK)  # of several taggers
+            part = _part_named(record, task)
             for word, tag in zip(record.texts(task, "tokens"), tags_of(record, task), strict=True):
                 for form in _forms(word):
                     seen[part, form][tag] += 1
         answers = []
         for record in records:
             forms = [
-                [(record.fields.get(TASK), form) for form in _forms(word)] for word in record.texts(task, "tokens")
+                [(_part_named(record, task), form) for form in _forms(word)] for word in record.texts(task, "tokens")
             ]
             known = [next((seen[form] for form in of_word if form in seen), Counter({"": 1})) for of_word in forms]
             answers.append([counts.most_common(1)[0][0] for counts in known])
@@ -187,8 +187,14 @@ def taggers_of(settings: TaggingSettings) -> dict[str, Sequence[str]]:
 
 def _targets(record: Record, settings: TaggingSettings) -> list[str]:
     """The targets of a record: that of the part it names, or all."""
-    named = record.fields.get(TASK)
-    return [f"{TARGET}:{named}"] if settings.parts and named is not None else [*taggers_of(settings)]
+    named = _part_named(record, settings)
+    return [*taggers_of(settings)] if named is None else [f"{TARGET}:{named}"]
+
+
+def _part_named(record: Record, settings: TaskSettings) -> str | None:
+    """The part that a record of several taggers names; None if it names none, or there is one tagger."""
+    named: str | None = record.fields.get(TASK) if has_parts(settings) else None
+    return named
 
 
 def tags_of(record: Record, settings: TaskSettings) -> list[str]:

@@ -252,10 +252,10 @@ def predict(
     predicting.check_fine_tuned(loaded)
     records = _records(loaded, text, file)
     predicting.check_format(chosen, loaded.recipe, records)
-    if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].generates:
-        return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
     if also is not None:
         check_averaged([one.recipe for one in models])
+    if out is not None and chosen == "jsonl" and TASKS[loaded.recipe.task.kind].generates:
+        return Predictions(generate_into(Path(out), loaded, records, None, progress=not quiet), shown)
 
     def predicted(one: LoadedModel) -> list[Prediction]:
         if text is not None:
