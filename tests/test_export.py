@@ -29,6 +29,7 @@ from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import predicts_tokens
 from unicloze.interop import check as peers
 from unicloze.interop.card import Export, model_card, verdict_of, without_places
+from unicloze.interop.card import _recipe as shown_recipe
 from unicloze.interop.export import stock_format, write_export
 from unicloze.interop.families import CLASSES, STOCK
 from unicloze.interop.read import import_checkpoint
@@ -471,6 +472,7 @@ def test_a_card_names_datasets_of_the_hub_and_no_folders(tmp_path: Path, monkeyp
     ]
     recipe = without_places(load_recipe("quickstart", {"data.corpus": [*of_the_hub, *folders]}))
     assert recipe.data.corpus == [*of_the_hub, "acme", "tales", "tales", "tales", "tales.txt"]
+    assert "prepared" not in shown_recipe(load_recipe("quickstart", {"data.prepared": "runs/data"}))
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,6 +208,8 @@ def without_places(recipe: Recipe) -> Recipe:
 
 def _recipe(recipe: Recipe) -> str:
     """The recipe's differences from the defaults, without local folders."""
+    if recipe.data.corpus:  # a reader has this text, not what was prepared of it
+        recipe = recipe.changed("data", prepared=None)
     same = Recipe(objective=dataclasses.replace(type(recipe.objective)(), name=ObjectiveSettings().name))
     different = _difference(without_places(recipe).to_dict(), same.to_dict())
     return yaml.safe_dump(different, sort_keys=False, allow_unicode=True, width=120)
