@@ -19,10 +19,11 @@ from cli_toys import Command, copied
 from conftest import REPOSITORY
 from test_import_unilm import released
 from unicloze import __version__, cli, verbs
+from unicloze.cli import VERBS, _settings_apart, _verb_parser
 from unicloze.cli.parser import Verb, call_arguments
 from unicloze.errors import UniclozeError
 from unicloze.objectives.unilmv2 import UniLMv2Settings
-from unicloze.recipes import load_recipe, recipes_of
+from unicloze.recipes import load_recipe, recipes_of, save_recipe
 from unicloze.recipes.schema import SECTIONS, every_key, keys_of
 from unicloze.verbs.options import Option
 
@@ -121,7 +122,7 @@ def test_a_function_declares_a_verb_and_is_called_with_what_is_given() -> None:
         assert call_arguments(verb, parser.parse_args(words.split()), {}) == {"what": "shoe", **arguments}
 
 
-def test_all_settings_are_listed_with_their_values(command: Command) -> None:
+def test_all_settings_are_listed_with_their_values(command: Command, tmp_path: Path) -> None:
     said = command("inspect", "--help-settings", "--recipe", "unilmv2-base", "--training.steps", "7")
     assert said.code == 0
     listed = dict(line[4:].split(" ", 1) for line in said.out.splitlines() if line.startswith("  --"))
@@ -138,6 +139,20 @@ def test_all_settings_are_listed_with_their_values(command: Command) -> None:
     assert "--training.batch_size 7680" in default and "--tokenizer.path null" in default
     assert "--objective.mask_rate" in default and "--objective.mean_span" not in default
     assert "--objective.visibility" in gpt and "--objective.mask_rate" not in gpt
+    assert "Settings of the recipe glue-mnli:" in command("finetune", "--task", "glue", "--help-settings").out
+    save_recipe(load_recipe("gpt"), tmp_path / "recipe.yaml")
+    run = command("pretrain", "--out", str(tmp_path), "--training.seed", "7", "--help-settings").out
+    assert "--objective.visibility left_to_right" in run and "--training.seed 7" in run
+
+
+def test_values_of_switches_before_words_are_not_words() -> None:
+    verb = VERBS["compare"]
+    for value in ("False", "true", "null"):
+        words = ["gpt", "--model.relative_bias", value, "elmo"]
+        assert _settings_apart(verb, _verb_parser("compare", verb, with_settings=False), words) == (
+            words[1:3],
+            ["gpt", "elmo"],
+        )
 
 
 def words_of(example: str) -> list[str]:

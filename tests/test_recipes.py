@@ -79,6 +79,8 @@ def test_options_become_overrides() -> None:
     assert recipe.data.corpus == ["a.txt", "2020", "b"]
     assert recipe.training.betas == (0.5, 0.6)
     assert recipe.data.text_field == "body"
+    again = [*line.split(), "--training.betas", "0.5", "0.6", "--training.betas", "0.7", "0.8"]
+    assert parse_options(again)["training.betas"] == ["0.7", "0.8"]
     assert parse_options(["--data.corpus", "[a, b]"]) == {"data.corpus": "[a, b]"}
 
 

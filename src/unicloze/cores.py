@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import signal
 import sys
+from pathlib import Path
 
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """The variables by which OpenMP's runtimes choose how threads wait. Each reads them once, when torch loads it."""
+CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where Linux says how much memory a container may use."""
 
 
 def usable_cores() -> int:
     """Logical cores in this process's CPU affinity mask, or all cores where the system has no such mask."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory() -> float:
+    """Memory in bytes that this process may use: that of the machine or the limit of its cgroup; infinite if unknown."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return math.inf
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in CGROUPS:
+        said = file.read_text(encoding="utf-8").strip() if file.is_file() else "max"
+        if said.isdecimal():
+            found.append(int(said))
+    return min(found)
 
 
 def let_threads_sleep() -> None:

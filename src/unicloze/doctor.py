@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -12,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from unicloze import cores
 from unicloze.cores import usable_cores, waiting
 from unicloze.files import Plain
 
@@ -121,10 +123,11 @@ def _processor() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+    if math.isinf(usable := cores.memory()):
         return
     page = os.sysconf("SC_PAGE_SIZE")
-    detail = f"{os.sysconf('SC_PHYS_PAGES') * page / _GIB:.1f} GiB"
+    whole = os.sysconf("SC_PHYS_PAGES") * page
+    detail = f"{usable / _GIB:.1f} GiB" + (f" of this machine's {whole / _GIB:.1f}" if usable < whole else "")
     if "SC_AVPHYS_PAGES" in os.sysconf_names:
         detail += f", {os.sysconf('SC_AVPHYS_PAGES') * page / _GIB:.1f} GiB unused"
     yield Finding("memory", "ok", detail)
@@ -188,7 +191,8 @@ def _gpus() -> Iterator[Finding]:
 
     for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(number)
-        bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
+        with torch.cuda.device(number):
+            bf16 = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16"
         detail = f"{properties.name}, {properties.total_memory / _GIB:.0f} GiB, {bf16}"
         yield Finding(f"GPU {number}", "ok", detail if number else f"{detail}; runs use cuda:0")
     if torch.cuda.is_available():

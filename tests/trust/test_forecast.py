@@ -10,6 +10,7 @@ import torch
 
 import nlu_toys
 from corpora import write_corpus
+from unicloze import cores, doctor
 from unicloze.comparison import compare
 from unicloze.errors import UsageError
 from unicloze.finetuning.run import finetune_run
@@ -159,8 +160,10 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
     machine = memory_of(CPU)
     assert machine is not None and machine > 2**28
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(forecast, "_CGROUPS", (limit,))
-    limit.write_text("123456\n")
-    assert memory_of(CPU) == 123456
+    monkeypatch.setattr(cores, "CGROUPS", (limit,))
+    limit.write_text(f"{2**27}\n")
+    assert memory_of(CPU) == 2**27
+    (found,) = doctor._memory()
+    assert found.detail.startswith("0.1 GiB of this machine's ")
     limit.write_text("max\n")
     assert (memory_of(CPU) or 0) >= machine

@@ -6,18 +6,22 @@ The parsers here do not know recipe settings: whatever a verb's parser leaves ov
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import difflib
 import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from unicloze import cores, terminal, verbs
 from unicloze.cli.parser import Parser, Verb, add_common_options, add_options, call_arguments, instead_of, parser_of
 from unicloze.errors import UsageError, did_you_mean
+from unicloze.files import RECIPE
 from unicloze.verbs.options import Option
+from unicloze.verbs.tasks import WHOLE_GLUE
 from unicloze.version import __version__
 
 
@@ -135,7 +139,7 @@ def _run(words: list[str]) -> int:
     overrides = _overrides(name, verb, extra)
     if verb.settings and options.help_settings:
         own = {key: value for key, value in overrides.items() if not verb.prefix or not key.startswith(verb.prefix)}
-        print(terminal.all_settings(verb.recipe(options), own))
+        print(terminal.all_settings(_recipe_listed(verb, options), own))
         return 0
     function, arguments = verb.function, call_arguments(verb, options, overrides)
     for switch in verb.instead:
@@ -144,6 +148,14 @@ def _run(words: list[str]) -> int:
     result = getattr(verbs, function.__name__, function)(**arguments)
     terminal.show(result, json=options.json)
     return getattr(result, "exit_code", 0)
+
+
+def _recipe_listed(verb: Verb, options: argparse.Namespace) -> str | None:
+    """The recipe that `--help-settings` lists: the one named, a task of several, or that of the run to continue."""
+    named = verb.recipe(options)
+    if named is None and (out := getattr(options, "out", None)) is not None and (Path(out) / RECIPE).is_file():
+        return str(out)
+    return WHOLE_GLUE.get(named, named) if named is not None else None
 
 
 def _register_plugins(words: list[str]) -> list[str]:
@@ -269,7 +281,7 @@ def _values_taken(setting: str, following: list[str]) -> int:
     key = find_key(setting.replace("-", "_"))
     if key is None or not key.several:
         is_switch = key is not None and key.switch
-        return int(not is_switch or following in (["true"], ["false"]))
+        return int(not is_switch or [word.lower() for word in following] in (["true"], ["false"], ["null"]))
     return sys.maxsize
 
 

@@ -175,7 +175,7 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> Probe:
     tokenizer, (train, dev) = starts[0].tokenizer, probe.files
     records = read_records(train, task)
     learned = dataclasses.replace(able[0], task=resolved(able[0].task, records))
-    training = encoded(records, learned, tokenizer)
+    training = evenly_chosen(encoded(records, learned, tokenizer), task.train_records)
     recipe = with_chosen(probe.recipe, starts[0].model.num_parameters(), len(training.rows))  # same for all models
     probe = dataclasses.replace(probe, recipe=recipe)
     slots, device = [row.slots for row in training.rows], choose_device(able[0].training)

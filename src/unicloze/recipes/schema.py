@@ -62,7 +62,12 @@ class Key(NamedTuple):
     @property
     def several(self) -> bool:
         """Whether it takes a list."""
-        return any(get_origin(member) in (list, tuple) for member in _members(self.type))
+        return self.grows or any(get_origin(member) is tuple for member in _members(self.type))
+
+    @property
+    def grows(self) -> bool:
+        """Whether it takes a list of any length, to which an option that is repeated adds."""
+        return any(get_origin(member) is list for member in _members(self.type))
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
@@ -169,7 +174,8 @@ def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, An
         elif not values:
             raise UsageError(f"option --{name}: it needs a value, {expected(known.type)}.")
         elif known.several and not (len(values) == 1 and SPELLED_LIST.fullmatch(values[0])):
-            overrides[given] = [*(overrides[given] if isinstance(overrides.get(given), list) else []), *values]
+            before = overrides.get(given) if known.grows else None
+            overrides[given] = [*(before if isinstance(before, list) else []), *values]
         elif len(values) > 1:
             raise UsageError(f"option --{name}: it takes one value; what is '{values[1]}'?")
         else:
@@ -183,9 +189,8 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
     for key, value in values.items():
         known = find_key(key)
         if known is not None:
-            takes_list = any(get_origin(member) is list for member in _members(known.type))
             spells_list = isinstance(value, str) and SPELLED_LIST.fullmatch(value)
-            whole = not takes_list or spells_list or value is None or isinstance(value, list | tuple)
+            whole = not known.grows or spells_list or value is None or isinstance(value, list | tuple)
             settings[key] = Setting(value if whole else [value], origin(key))
         elif key not in SECTIONS:
             raise unknown_key(str(key), origin(key))

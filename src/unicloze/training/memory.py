@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
+from unicloze import cores
 from unicloze.errors import UsageError, option_of
 from unicloze.mixtures import phases
 from unicloze.model.build import shapes_only
@@ -20,7 +19,6 @@ from unicloze.training.precision import choose_device
 _GIB = 2**30
 MOMENTS = {"adamw": 8, "adamax": 8, "lamb": 8, "muon": 4, "sgd": 4, "nt_asgd": 0, "adafactor": 0}
 """Bytes of moments of each weight in a matrix, at least, by optimiser."""
-_CGROUPS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def refuse_what_cannot_fit(recipe: Recipe, device: torch.device, vocab_size: int, shares: int = 1) -> None:
@@ -103,14 +101,7 @@ def _check_rows(recipe: Recipe, rows: int, tokens: int, fixed: int, there: float
 
 
 def memory_of(device: torch.device) -> float:
-    """Memory of a device in bytes, for a CPU limited by the cgroup of this process; infinite if unknown."""
+    """Memory of a device in bytes, see `cores.memory` for a CPU; infinite if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    if device.type == "xpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
-        return math.inf
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for file in _CGROUPS:
-        said = file.read_text(encoding="utf-8").strip() if file.is_file() else "max"
-        if said.isdecimal():
-            found.append(int(said))
-    return min(found)
+    return math.inf if device.type == "xpu" else cores.memory()

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from unicloze.tasks.unanswerable import Written
     from unicloze.training.loading import LoadedModel
 
-WHOLE_GLUE = "glue", "glue-v1"
-"""Task names that stand for all GLUE tasks."""
+WHOLE_GLUE = {"glue": "glue-mnli", "glue-v1": "glue-mnli-v1"}
+"""Task names that stand for all GLUE tasks, and the first of these."""
 GLUE_KEEPS = (
     "task.max_length", "task.head", "task.head_dropout", "task.pooling", "task.evaluate_records", "task.train_records",
 )  # fmt: skip
