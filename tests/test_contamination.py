@@ -57,6 +57,8 @@ def test_every_shared_ngram_is_found_and_nothing_else() -> None:
 def test_ideographs_are_words() -> None:
     ngrams, _ = NGrams.of(["\u4e00\u4e01\u4e02\u4e03"], 3)
     assert ngrams.find("x\u4e01\u4e02\u4e03y")[:, 1:].tolist() == [[1, 4]]
+    text = "".join(chr(0x4E00 + number) for number in range(3000))
+    assert cut_out(f"a\n{text}\nb", np.array([[1000, 1020]])) == [(0, 800), (1220, 3004)], "no word ends near"
 
 
 def test_200_characters_on_either_side_are_cut_at_words() -> None:
@@ -108,6 +110,11 @@ def test_evaluation_files_that_cannot_be_read(content: str | None, message: str,
         (tmp_path / "bad.jsonl").write_text(content, encoding="utf-8")
     with pytest.raises(UniclozeError, match=message):
         list(evaluation_texts([str(tmp_path / "bad.jsonl")]))
+    damaged = bytearray(gzip.compress(b'"one two three"' * 99))
+    damaged[12:20] = b"\xff" * 8
+    (tmp_path / "bad.jsonl.gz").write_bytes(damaged)
+    with pytest.raises(UniclozeError, match=r"bad\.jsonl\.gz cannot be read"):
+        list(evaluation_texts([str(tmp_path / "bad.jsonl.gz")]))
 
 
 @pytest.fixture

@@ -127,6 +127,18 @@ def test_a_card_shows_a_verb_that_the_model_can_do(recipe: str, tag: str, verb: 
     assert made.tag == tag and f"unicloze {verb} --model mine" in made.use
 
 
+def test_a_package_of_electra_holds_its_discriminator(tmp_path: Path) -> None:
+    loaded = nlu_toys.start("electra-small")
+    made = package_format(loaded, "mine")
+    made.write(tmp_path)
+    assert made.check(tmp_path) == {"weights from those in bf16": 0.0}
+    packed = open_model(tmp_path / "mine")
+    assert (
+        packed.recipe.objective.targets == ["rtd"]
+        and packed.model.state_dict().keys() == loaded.model.state_dict().keys()
+    )
+
+
 def test_a_package_has_no_settings_of_merged_updates(tmp_path: Path) -> None:
     recipe = load_recipe("unilmv2-base", {"finetuning.lora_rank": 4, "finetuning.lora_alpha": 8.0})
     package_format(dataclasses.replace(nlu_toys.start(), recipe=recipe), "mine").write(tmp_path)

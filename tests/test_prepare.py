@@ -152,7 +152,9 @@ def test_a_corpus_is_read_again_only_if_it_was_touched_or_moved(
     os.utime(corpus / "a.jsonl", ns=(1, 1))
     assert run(corpus, tmp_path / "out").fingerprint == first.fingerprint
     corpus.rename(tmp_path / "moved")
+    os.utime(tmp_path / "moved" / "a.jsonl", ns=(-1, -(10**9)))
     assert run(tmp_path / "moved", tmp_path / "out").fingerprint == first.fingerprint
+    assert run(tmp_path / "moved", tmp_path / "old").fingerprint == first.fingerprint, "a file from before 1970"
 
 
 def test_a_changed_corpus_is_refused_with_both_fingerprints(corpus: Path, tmp_path: Path) -> None:
@@ -319,6 +321,8 @@ def test_empty_corpora_and_bad_settings(tmp_path: Path) -> None:
         run(tmp_path / "a.txt", tmp_path / "out")
     with pytest.raises(UniclozeError, match="There is no text file at"):
         run(tmp_path / "missing", tmp_path / "out")
+    with pytest.raises(UniclozeError, match="~nobody-here/texts names the home of an unknown user: correct the path"):
+        run(Path("~nobody-here/texts"), tmp_path / "out")
     with pytest.raises(UsageError, match=r"data\.heldout_share is 1\.5"):
         run(tmp_path / "a.txt", tmp_path / "out", heldout_share=1.5)
     with pytest.raises(UsageError, match=r"data\.corpus is empty"):

@@ -297,6 +297,7 @@ def test_characters_stay_whole_where_nothing_else_separates_them(character: str,
     assert all(piece.startswith(character) for piece in pieces)
     if not end:
         assert all(text[at:].startswith(character[:2]) for at in (tail_start(text, size) for size in range(2, 40)))
+        assert len(text) - tail_start(f"{text}\n\u5b8c", 1000) > 100, "the next word is far"
 
 
 @pytest.mark.usefixtures("short_pieces")

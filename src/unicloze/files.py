@@ -306,6 +306,14 @@ def is_utf8(name: str) -> bool:
     return not _SURROGATE.search(name)
 
 
+def at_home(path: str | Path) -> Path:
+    """A path with the folder of the user in place of a leading `~`, or of the one named after it."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UniclozeError(f"{path} names the home of an unknown user: correct the path.") from error
+
+
 def as_umask_says(file: Path) -> None:
     """Give a file the default mode of new files; some libraries create theirs readable only by the owner."""
     mask = os.umask(0)

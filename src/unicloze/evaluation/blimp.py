@@ -24,7 +24,7 @@ import numpy as np
 from unicloze.decoding.inputs import objective_of, pieces_of
 from unicloze.decoding.likelihood import Measure, defines, log_probabilities, measures_of
 from unicloze.errors import UniclozeError, check_at_least
-from unicloze.files import Plain, read_bytes
+from unicloze.files import Plain, at_home, read_bytes
 from unicloze.progress import Progress
 from unicloze.records.files import decoded, jsonl, read_text
 from unicloze.settings import DataSettings, Mode
@@ -61,7 +61,7 @@ def read_pairs(path: str | Path) -> list[PairSet]:
 
     An archive is read in memory and never unpacked to disk; members other than regular .jsonl files are ignored.
     """
-    place = Path(path).expanduser()
+    place = at_home(path)
     if not place.exists():
         raise UniclozeError(f"There is no file or folder {place}: name the folder of BLiMP's sets, or their archive.")
     if place.is_file() and not _is_set(place.name):
@@ -148,7 +148,7 @@ def words_of(text: str) -> list[str]:
 
 def listed_words(file: str | Path) -> set[str]:
     """The words of a file with one word per line, in lower case."""
-    place = Path(file).expanduser()
+    place = at_home(file)
     if not place.is_file():
         raise UniclozeError(f"There is no file {place}: name a list of words, one per line, or `corpus`.")
     words = set()

@@ -25,6 +25,8 @@ from unicloze.interop.families import FAMILIES
 from unicloze.interop.files import read_json
 from unicloze.interop.read import GROUP, installed_models, write_weights
 from unicloze.interop.stock import PACKAGE, check_format, layout_of, stock_export
+from unicloze.mixtures import all_targets
+from unicloze.objectives.masked import UntrainedSettings
 from unicloze.settings import FinetuningSettings, Recipe
 from unicloze.training.loading import LoadedModel, load_model
 from unicloze.version import __version__
@@ -67,10 +69,16 @@ def _module(name: str) -> str:
 
 
 def _recipe(loaded: LoadedModel, name: str) -> Recipe:
-    """The recipe without local folders; low-rank updates are in the weights."""
+    """The recipe without local folders, of what is packed: low-rank updates are in the weights, and no generator is."""
     unset = vars(FinetuningSettings())
     merged = {key: value for key, value in unset.items() if key.startswith("lora_")}
-    return without_places(dataclasses.replace(loaded.recipe.changed("finetuning", **merged), name=name))
+    recipe = loaded.recipe.changed("finetuning", **merged)
+    if recipe.model.generator_size and not recipe.task.kind:
+        kept = [target for target in all_targets(recipe) if target != "ae"]
+        untrained = UntrainedSettings(targets=kept, pairs=recipe.objective.windows.pairs)
+        recipe = recipe.changed("model", generator_size=0.0).changed("training", phases=[])
+        recipe = dataclasses.replace(recipe, objective=untrained)
+    return without_places(dataclasses.replace(recipe, name=name))
 
 
 def _write(loaded: LoadedModel, name: str, folder: Path, licence: str) -> None:

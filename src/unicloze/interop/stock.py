@@ -451,7 +451,6 @@ def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
     search: dict[str, Any] = {}
     if decoding.sample:
         search = {
-            "do_sample": True,
             "temperature": decoding.temperature,
             "top_k": decoding.top_k or 0,
             "top_p": 1.0 if decoding.top_p is None else decoding.top_p,
@@ -466,6 +465,7 @@ def generate_arguments(loaded: LoadedModel) -> dict[str, Any]:
         search["num_return_sequences"] = decoding.num_results
     limits = {"min_new_tokens": decoding.min_length, "no_repeat_ngram_size": decoding.no_repeat_ngram}
     return {
+        "do_sample": decoding.sample,  # pipelines draw unless a model says no
         "suppress_tokens": never_written(loaded.recipe, loaded.tokenizer.vocabulary) or None,
         "max_new_tokens": inputs.longest_target(loaded),
         **{name: most for name, most in limits.items() if most},
@@ -505,6 +505,8 @@ def _not_said_of_stock(loaded: LoadedModel, layout: GenerationFormat) -> list[st
         "`generate` repeats no n-gram of the prompt either, which unicloze allows": layout.decoder_only and size,
         "`generate` never writes [EOS] with `no_repeat_ngram_size=1`, since what it continues contains one: every text has "
         "`max_new_tokens` tokens": size == 1 and layout.stop in begun,
+        "the tokenizer pads on the right: give it `padding_side=\"left\"` to generate from several prompts at once":
+            layout.decoder_only,
         f"prompts have at most {longest_source(loaded)} tokens: let the tokenizer truncate longer ones": layout.decoder_only,
     }  # fmt: skip
     return [sentence for sentence, holds in said.items() if holds]

@@ -13,7 +13,7 @@ import numpy as np
 
 from unicloze.arrays import Int64s
 from unicloze.errors import UniclozeError
-from unicloze.files import TOKENIZER, TOKENIZER_CONFIG, replace_file
+from unicloze.files import TOKENIZER, TOKENIZER_CONFIG, at_home, replace_file
 from unicloze.interop.files import inside, read_json
 from unicloze.settings import Recipe, TokenizerSettings
 from unicloze.tasks.rows import TextFormat
@@ -77,7 +77,7 @@ def _processors(path: str) -> list[Mapping[str, Any]]:
 
 def open_tokenizer(path: str | Path) -> tuple[Tokenizer, TokenizerSettings]:
     """Load a tokenizer from a given file or folder, with settings that load it again."""
-    file = Path(path).expanduser()
+    file = at_home(path)
     if file.is_dir():
         found = read_tokenizer(file)
         if found is None:

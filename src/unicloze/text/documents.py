@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from unicloze.errors import UniclozeError
-from unicloze.files import LONGEST_LINE, RATIO, SPARE, Unpacked, parse_json
+from unicloze.files import LONGEST_LINE, RATIO, SPARE, Unpacked, at_home, parse_json
 from unicloze.storage import File, is_url, stored_files
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ some attach punctuation to the following line break; some keep a trailing space 
 _PUNCTUATION = re.compile("[,;:.!?\u3001\u3002\uff0c\uff1b\uff1a\uff0e\uff01\uff1f]()(?=\\w)")
 _JOINER = "\u200d"
 _GAP = re.compile(r"\s\S")
+_NEAR = 64
+"""Characters that are always near; else a quarter of what is to be cut off."""
 
 
 def pieces_of(text: str) -> Iterator[str]:
@@ -54,7 +56,7 @@ def pieces_of(text: str) -> Iterator[str]:
         first, last = start + PIECE, min(len(text), start + _LONGEST * PIECE)
         places = _PLACES if last == len(text) else (*_PLACES, _PUNCTUATION)
         found = (place.search(text, first, last) for place in places)
-        end = next((match.start(1) for match in found if match), None) or _between_characters(text, first, last)
+        end = next((match.start(1) for match in found if match), None) or between_characters(text, first, last)
         yield text[start:end]
         start = end
     if start < len(text) or not text:
@@ -62,10 +64,10 @@ def pieces_of(text: str) -> Iterator[str]:
 
 
 def tail_start(text: str, size: int) -> int:
-    """Approximate start of the last `size` bytes of a text, moved to the beginning of a word if possible."""
+    """Approximate start of the last `size` bytes of a text, moved to the beginning of a word if one is near."""
     at = len(text) - max(1, size * len(text) // len(text.encode()))
-    gap = _GAP.search(text, at)
-    return gap.start() + 1 if gap else _between_characters(text, 0, at)
+    gap = _GAP.search(text, at, at + max(_NEAR, (len(text) - at) // 4))
+    return gap.start() + 1 if gap else between_characters(text, 0, at)
 
 
 def utf8_size(text: str) -> int:
@@ -83,7 +85,7 @@ def last_visible(text: str, count: int) -> int:
     return bisect.bisect_right(range(len(text)), -count, key=lambda at: -visible(text[at:])) - 1
 
 
-def _between_characters(text: str, first: int, last: int) -> int:
+def between_characters(text: str, first: int, last: int) -> int:
     """The last cut in (first, last] that separates no character from its marks; `last` if there is none."""
     place = last
     while first < place < len(text):
@@ -212,7 +214,7 @@ def files_at(path: str | Path) -> Sequence[File]:
     """
     if is_url(path):
         return stored_files(str(path))
-    return local_files_at(Path(path).expanduser())
+    return local_files_at(at_home(path))
 
 
 def local_files_at(path: Path) -> list[Path]:
@@ -276,7 +278,7 @@ def _names_below(place: Path, hidden: bool) -> Iterator[Path]:
 
 def find_files(path: str | Path) -> Sequence[File]:
     """The text files among those a path names, sorted."""
-    place, known = Path(path).expanduser(), ", ".join(SUFFIXES)
+    place, known = at_home(path), ", ".join(SUFFIXES)
     files = files_at(path)
     found = [file for file in files if file.name.endswith(SUFFIXES)]
     if found:
@@ -297,7 +299,7 @@ def other_files(path: str | Path) -> dict[str, int]:
     Broken links count as `broken link`, pipes and devices as `pipe or device`, hidden text files as `hidden`.
     """
     kinds = []
-    place = Path(path).expanduser()
+    place = at_home(path)
     shown: Sequence[File] = stored_files(str(path)) if is_url(path) else [] if place.is_file() else _names_at(place)
     hidden = stored_files(str(path), hidden=True) if is_url(path) else _names_at(place, hidden=True)
     for file in shown:

@@ -18,7 +18,7 @@ from unicloze.text.documents import files_at
 from unicloze.text.sources import corpus_files, read_as
 from unicloze.text.tokenizers import Tokenizer
 
-CODE = 6
+CODE = 7
 """Version of the rules that turn text into shards; part of the fingerprint."""
 LOADED_TOKENIZER = "tokenizer.loaded"
 """Setting that holds the fingerprint of a tokenizer that was loaded, not trained."""
@@ -69,7 +69,7 @@ def version(file: File) -> dict[str, Any]:
     """Size in bytes and modification time of a file, and what a storage calls this version of it."""
     status = file.stat()
     etag = {"etag": status.etag} if isinstance(status, Status) and status.etag else {}
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, **etag}
+    return {"size": status.st_size, "mtime_ns": max(0, status.st_mtime_ns), **etag}
 
 
 def describe_file(file: File, hashed: str, how: str | None = None) -> dict[str, Any]:
@@ -214,5 +214,4 @@ def _unchanged(before: dict[str, Any], file: File | None) -> bool:
     now = version(file)
     if "etag" in before and "etag" in now:
         return bool((before["size"], before["etag"]) == (now["size"], now["etag"]))
-    known = isinstance(file, Path) or now["mtime_ns"] > 0
-    return bool(known and (before["size"], before["mtime_ns"]) == (now["size"], now["mtime_ns"]))
+    return bool(now["mtime_ns"] and (before["size"], before["mtime_ns"]) == (now["size"], now["mtime_ns"]))

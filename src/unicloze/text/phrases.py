@@ -20,7 +20,7 @@ import numpy.typing as npt
 from unicloze import keyed
 from unicloze.arrays import Flags, Float64s, Int32s, Int64s
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import digest, parse_json, read_bytes, replace_file
+from unicloze.files import at_home, digest, parse_json, read_bytes, replace_file
 from unicloze.progress import each
 from unicloze.settings import DataSettings
 from unicloze.text.lineage import file_hash
@@ -235,7 +235,7 @@ TOKENS_AT_ONCE = 2**20
 def open_phrases(data: DataSettings, prepared: Prepared, folder: Path, *, progress: bool = True) -> PhraseTable:
     """Phrases from `data.phrases`, or found in the training text; saved in the folder and reused."""
     tokenizer = prepared.tokenizer
-    given = None if data.phrases is None else Path(data.phrases).expanduser()
+    given = None if data.phrases is None else at_home(data.phrases)
     if given is not None and not given.is_file():
         raise UsageError(f"data.phrases: there is no file {given}: give a text file with one phrase per line.")
     made_from = "collocations" if given is None else file_hash(given)

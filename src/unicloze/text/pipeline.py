@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from unicloze.arrays import Flags, Int32s, Int64s
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import LINEAGE, TOKENIZER, digest, sync
+from unicloze.files import LINEAGE, TOKENIZER, at_home, digest, sync
 from unicloze.progress import Progress, say
 from unicloze.settings import PYTHON_DOCS, DataSettings, TokenizerSettings
 from unicloze.storage import File, file_at, is_url
@@ -697,7 +697,7 @@ def _refuse_texts_beside(corpus: str) -> None:
 
     Folders written by `prepare` are exempt.
     """
-    place = Path(corpus).expanduser()
+    place = at_home(corpus)
     if (place / LINEAGE).is_file():
         return
     files = documents.files_at(place)

@@ -199,7 +199,8 @@ def prepare_data(
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             shutil.rmtree(work, ignore_errors=True)
             raise UniclozeError(f"The disk of {out.parent} is full: free some space and run it again.") from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        unreadable = error.filename and Path(error.filename).is_file() and not os.access(error.filename, os.R_OK)
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM) and not unreadable:
             raise UniclozeError(f"{error.filename or out.parent} is not writable: give another --out.") from error
         raise
     return Prepared.load(out, progress=progress)

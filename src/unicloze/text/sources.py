@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.files import at_home
 from unicloze.settings import PYTHON_DOCS, DataSettings
 from unicloze.storage import File, is_url
 from unicloze.text import python_docs
@@ -59,9 +60,7 @@ def kind_of(corpus: str | Path) -> Kind:
 
 def find_shards(corpus: str | Path) -> list[Path]:
     """The `.ds` files under a path, sorted; none for a URL, since they are memory-mapped."""
-    return (
-        [] if is_url(corpus) else [file for file in local_files_at(Path(corpus).expanduser()) if file.suffix == ".ds"]
-    )
+    return [] if is_url(corpus) else [file for file in local_files_at(at_home(corpus)) if file.suffix == ".ds"]
 
 
 def corpus_files(corpus: str) -> list[tuple[str, File | None, str]]:
@@ -120,7 +119,7 @@ class DatasetSource:
             )
         (name, split, column), config = [*parts, None, None][:3], None
         assert name is not None
-        if not Path(name).expanduser().exists():
+        if not at_home(name).exists():
             if name.startswith((".", "/", "~")) or not 1 <= name.count("/") <= 2:
                 raise UsageError(
                     f"There is no folder {name}, and datasets on the Hub are named OWNER/NAME or OWNER/NAME/CONFIG: correct "
@@ -133,7 +132,7 @@ class DatasetSource:
     @property
     def folder(self) -> Path | None:
         """Local folder of the dataset; None for one on the Hub."""
-        place = Path(self.name).expanduser()
+        place = at_home(self.name)
         if place.is_file():
             raise UsageError(
                 f"{place} is a file: name its folder in {self.corpus}, or leave out the hf: if it is text."
@@ -184,7 +183,7 @@ def base_name(place: str) -> str:
         return Path(place).name
     try:
         on_hub = DatasetSource.of(place).folder is None
-    except (UsageError, RuntimeError):  # a folder that is not here, or the home of an unknown user
+    except UniclozeError:  # a folder that is not here, or the home of an unknown user
         on_hub = False
     return place if on_hub else Path(place.split(":")[1]).name
 

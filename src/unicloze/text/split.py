@@ -18,6 +18,7 @@ import hashlib
 import io
 import itertools
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from unicloze.characters import IDEOGRAPH
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import LARGEST_FILE, parse_json
 from unicloze.storage import File
-from unicloze.text.documents import Tally, files_at, pieces_of, unpacked, utf8_size
+from unicloze.text.documents import Tally, between_characters, files_at, pieces_of, unpacked, utf8_size
 from unicloze.text.sources import read_as
 from unicloze.text.tokenizers import Tokenizer
 
@@ -325,7 +326,7 @@ def evaluation_texts(names: Sequence[str]) -> Iterator[tuple[File, list[str]]]:
         for file in files:
             try:
                 yield file, list(_texts(file))
-            except (ValueError, OSError, EOFError, csv.Error) as error:
+            except (ValueError, OSError, EOFError, csv.Error, zlib.error) as error:
                 raise UniclozeError(f"{file} cannot be read ({error}): correct it, or leave it out.") from error
 
 
@@ -395,14 +396,15 @@ def _hashes(rows: Int32s) -> npt.NDArray[np.uint64]:
 
 
 def _word_end(text: str, place: int) -> int:
-    """The last end of a word up to a place."""
-    while place > 0 and not text[place - 1 : place].isspace() and not text[place : place + 1].isspace():
-        place -= 1
-    return place
+    """The last end of a word among the `MARGIN` characters before a place; without one, the place itself."""
+    first = max(0, place - MARGIN)
+    found = (at for at in range(place, first, -1) if text[at - 1].isspace() or text[at : at + 1].isspace())
+    return next(found, between_characters(text, first, place))
 
 
 def _word_start(text: str, place: int) -> int:
-    """The first beginning of a word from a place on."""
-    while 0 < place < len(text) and not text[place - 1].isspace() and not text[place].isspace():
-        place += 1
-    return min(place, len(text))
+    """The first beginning of a word among the `MARGIN` characters from a place on; without one, the place itself."""
+    if place >= len(text):
+        return len(text)
+    found = (at for at in range(place, min(len(text), place + MARGIN)) if text[at - 1].isspace() or text[at].isspace())
+    return next(found, between_characters(text, place - MARGIN, place))

@@ -20,7 +20,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from unicloze.arrays import Int32s, Int64s
 from unicloze.characters import BEGIN_TEXT, END_TEXT, spell
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import TOKENIZER, TOKENIZER_CONFIG, digest, parse_json, read_bytes
+from unicloze.files import TOKENIZER, TOKENIZER_CONFIG, at_home, digest, parse_json, read_bytes
 from unicloze.settings import TokenizerSettings
 from unicloze.text import tokenizer_files
 from unicloze.text.tokenizer_files import TokenizerConfig
@@ -271,7 +271,7 @@ class Tokenizer:
         Raises:
             UniclozeError: It is missing, not readable as such, lacks a token for a role, or contradicts the configuration.
         """
-        place = Path(path).expanduser()
+        place = at_home(path)
         if place.is_dir():
             files = [file for file in (place / TOKENIZER, place / "vocab.txt") if file.is_file()]
             if not files:
