@@ -65,7 +65,8 @@ def test_ticks_are_round_and_inside_and_labels_differ() -> None:
     assert all(250 <= tick <= 280 for tick in log_ticks(250, 280, 5))
     assert apart([5.9995, 6.0, 6.0005]) == ["5.9995", "6", "6.0005"]
     assert apart([0, 1500, 25_000]) == ["0", "1,500", "25k"]
-    shown = {0: "0", 0.0031: "0.0031", 12.5: "12.5", 1500: "1,500", 25_000: "25k", 2.5e6: "2.5M", math.inf: "∞"}
+    shown = {0: "0", 0.0031: "0.0031", 12.5: "12.5", 999.6: "1,000", 1500: "1,500", 25_000: "25k", 999_600: "1M"}
+    shown |= {2.5e6: "2.5M", math.inf: "∞"}
     assert {value: short(value) for value in shown} == shown
 
 

@@ -297,3 +297,12 @@ def test_a_block_as_long_as_the_window_is_masked_diffusion() -> None:
         shifted = [(slot + length, label, weight) for slot, label, weight in predictions(plain, row)]
         assert predictions(whole, row) == shifted
     np.testing.assert_allclose(costs_of(model, whole), costs_of(model, plain), atol=1e-5)
+
+
+def test_the_noise_of_a_weighted_loss_is_that_of_its_terms() -> None:
+    """The standard error of the mean over the text's tokens, of which most are not masked in a row and a few weigh much."""
+    examples = make_examples(random_windows(40, 18), vocabulary(), diffusion_of())
+    with torch.no_grad():
+        (loss,) = toys.model()(collate(examples)).values()
+    terms = costs_of(toys.model(), examples) * examples.targets["diffusion"].weights
+    assert [float(one) for one in loss.counted] == pytest.approx([terms.sum(), (terms**2).sum()], rel=1e-5)

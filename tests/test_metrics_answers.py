@@ -387,6 +387,11 @@ def test_a_value_that_is_undefined_is_named() -> None:
         assert result.undefined == []
     assert "0.00 % (undefined, given as 0)" in str(matthews([0, 0], [0, 1]))
     assert standard_errors("matthews", ["0"] * 9, ["0", "1", "1"] * 3).keys() == {"accuracy"}
+    said, gold = ["0", "1", "1", "0"] * 9, ["0", "1"] * 18
+    alone, ahead = (
+        standard_errors("matthews", said, gold, **more)["matthews"] for more in ({}, {"against": ["1"] * 36})
+    )
+    assert alone == pytest.approx(ahead) and alone > 0, "answers that are always the same have 0 in every sample"
 
 
 # Files of predictions and references, and `unicloze measure`

@@ -88,10 +88,12 @@ def test_the_commands_of_the_page(run: Path, place: Path, capsys: pytest.Capture
 
 def test_the_metric_of_the_page(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "predictions.jsonl").write_text('{"id": "1", "prediction": "Yes"}\n{"id": "2", "prediction": "no"}\n')
-    (place / "test.jsonl").write_text('{"id": "1", "reference": "yes"}\n{"id": "2", "reference": "yes"}\n')
+    (place / "test.jsonl").write_text(
+        '{"text": "a", "label": "yes", "id": "1"}\n{"text": "b", "label": "yes", "id": "2"}\n'
+    )
     (words,) = SHELL[1]
     assert main([*shlex.split(words)[1:], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["values"] == {"accuracy": 50.0}
+    assert json.loads(capsys.readouterr().out)["results"]["loose"]["values"] == {"accuracy": 50.0}
 
 
 def test_its_setting_is_one_like_others(capsys: pytest.CaptureFixture[str]) -> None:

@@ -201,6 +201,7 @@ def figure(target: str, loss: float, **more: Any) -> Figure:
          "perplexity 98.0 against 310.0 of RIVAL; still improving: by its own curve twice the steps "
          "reach a perplexity of about 65.7"),
         ({"ae": 98.0}, None, course(4.5, 6.0, 5.0, 4.64, 4.6), "", "perplexity 98.0 against 310.0 of RIVAL"),
+        ({"ae": math.nan, "par": 148.0}, None, Course(), "", "perplexity 148.0 (par) against 310.0 of RIVAL"),
         ({"ae": None}, None, Course(), "too little text: 24 bytes",
          "not judged: there is no held-out perplexity; too little text: 24 bytes"),
     ],

@@ -348,6 +348,7 @@ def test_what_a_base_sets_for_its_own_task_is_dropped_with_it() -> None:
     ("cvt", {"objective.targets": ["ae", "rtd"]}, "the target 'rtd' needs a generator, which a recurrent model does not"),
     ("cvt", {"objective.targets": ["ae", "sbo"], "model.embeddings": "characters", "model.tied_output": False},
      "the target 'sbo' needs a table of embeddings"),
+    ("t5-base", {"model.layer_mix": True}, "heads on an encoder-decoder see its last states only"),
     ("bert-base", {"objective.visibility": "left_to_right"}, "are predicted at the first slot, which does not see the"),
     ("albert-base", {"objective.visibility": "prefix"}, "are predicted at the first slot, which does not see the"),
 ])  # fmt: skip

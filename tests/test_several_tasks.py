@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import nlu_toys
 from nlu_toys import resumed_alike
 from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.finetuning.data import Mixture
-from unicloze.finetuning.run import FinetuneResult, finetune_run
+from unicloze.finetuning.data import Mixture, encoded, finetuning_steps
+from unicloze.finetuning.run import FinetuneResult, finetune_run, with_steps
 from unicloze.finetuning.scores import measure, measure_file
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
@@ -64,6 +65,9 @@ def test_a_text_without_a_label_is_continued_and_a_single_word_is_left_out(tmp_p
     assert len(texts) == 2
     for fields, whole in zip(texts, ("anna sees berlin", "carl leaves dublin"), strict=True):
         assert f"{fields['source']} {fields['target']}" == f"text {whole}" and fields["target"]
+    lines = [{"task": "text", "text": "eva"}, {"task": "text", "text": "anna sees"}]
+    (one,) = records_of(nlu_toys.write(tmp_path / "all.jsonl", lines), settings(FREE, KIND))
+    assert one.fields["target"] == "sees"
 
 
 @pytest.mark.parametrize(("more", "expected"), [
@@ -108,6 +112,18 @@ def recipe_for(start: LoadedModel, **more: Any) -> Recipe:
               "decoding__max_length": 7, "task__metrics": ["lambada"], "training__batch_size": 8,
               "generation__target_noise": 0.0, "finetuning__epochs": 90, "finetuning__evaluations": 0.034}  # fmt: skip
     return nlu_toys.recipe_for(start, "generation", **{**values, **more})
+
+
+def test_a_row_visited_again_in_an_epoch_has_other_noise(start: LoadedModel, tmp_path: Path) -> None:
+    recipe = recipe_for(start, generation__target_noise=0.9)
+    data = encoded(records_of(folder(tmp_path), recipe.task), recipe, start.tokenizer)
+    recipe = with_steps(recipe, len(data.rows))
+    steps = itertools.islice(finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0), 3)
+    rows = [
+        row.tobytes() for step in steps for batch in step for row in np.pad(batch.examples.input_ids, ((0, 0), (0, 48)))
+    ]
+    assert len(rows) == 17 and len({row[:96] for row in rows}) == 17
+    assert "4 of 2 text" in str(Mixture.of(data.records, data.rows, recipe.task))
 
 
 def ran(start: LoadedModel, files: Path, out: Path, **more: Any) -> FinetuneResult:

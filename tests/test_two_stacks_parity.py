@@ -336,9 +336,10 @@ def test_what_one_row_cannot_hold_is_refused(tmp_path: Path) -> None:
     start = import_checkpoint(tmp_path)
     with pytest.raises(UsageError, match="which an encoder-decoder does not read: use task generation"):
         task_recipe(load_recipe("choice"), start)
-    both = load_recipe("classification", {"task.both_orders": True, "task.pooling": "decoder"})
-    with pytest.raises(UsageError, match="packs two texts into one row, which an encoder-decoder does not read"):
-        task_recipe(both, start)
+    for pooling in ("decoder", "mean"):
+        both = load_recipe("classification", {"task.both_orders": True, "task.pooling": pooling})
+        with pytest.raises(UsageError, match="packs two texts into one row, which an encoder-decoder does not read"):
+            task_recipe(both, start)
 
 
 def test_vectors_are_those_of_the_encoder(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+import nlu_toys
 import toys
 from corpora import write_corpus
 from nlu_toys import WORDS, finetuned, resumed_alike, start, write
 from recurrent_toys import recurrent_model
-from serving_toys import generator
 from test_loop import CPU, nothing
 from test_task_heads import classified
 from unicloze.errors import UniclozeError, UsageError
@@ -114,9 +115,10 @@ def test_models_of_other_tasks_are_not_averaged(tmp_path: Path) -> None:
         check_averaged([first, load_recipe("ulmfit-classification", {"task.labels": ["a", "c"]})])
     with pytest.raises(UsageError, match=r"predictions of task\.kind tagging are not averaged"):
         check_averaged([load_recipe("pos")])
-    file = write(tmp_path / "sources.jsonl", [{"source": "the cat"}])
+    file, writer = write(tmp_path / "sources.jsonl", [{"source": "the cat"}]), start("quickstart")
+    writer = dataclasses.replace(writer, recipe=nlu_toys.recipe_for(writer, "generation"), path=tmp_path)
     with pytest.raises(UsageError, match=r"predictions of task\.kind generation are not averaged"):
-        predict(generator(), file=file, out=tmp_path / "out.jsonl", also=generator())
+        predict(writer, file=file, out=tmp_path / "out.jsonl", also=writer)
     assert not (tmp_path / "out.jsonl").exists()
 
 

@@ -82,8 +82,10 @@ CASES = {
     "generation": (
         task("generation"),
         [],
-        [{"source": "It is 3.5 m long. It ends."}, {"source": "\u4e00\u3002\u4e8c"}, {"source": "no mark"}, {"source": " "}],
-        ("repeating the first sentence of the source", ["It is 3.5 m long.", "\u4e00\u3002", "no mark", ""]),
+        [{"source": "It is 3.5 m long. It ends."}, {"source": "\u4e00\u3002\u4e8c"}, {"source": "no mark"}, {"source": " "},
+         {"source": "Dr. A. Who met U.S. aides on Sept. 3. He left Mr."}],
+        ("repeating the first sentence of the source",
+         ["It is 3.5 m long.", "\u4e00\u3002", "no mark", "", "Dr. A. Who met U.S. aides on Sept. 3."]),
     ),
     "extraction": (
         task("extraction", unanswerable=True),

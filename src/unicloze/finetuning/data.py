@@ -256,22 +256,24 @@ def finetuning_steps(
             chosen = keyed.permutation(places, len(text.rows), keyed.key(seed, purpose, epoch)[0])
         else:
             chosen = mixture.rows(places, epoch, seed) if turns is None else turns.rows(turn, batch_size, seed)
-        lengths = np.array([text.rows[number].slots for number in chosen])
-        chosen, most = chosen[np.argsort(-lengths, kind="stable")], recipe.training.micro_batch_size or len(chosen)
-        cuts = [chosen[first : first + most] for first in range(0, len(chosen), most)]
+        order = np.argsort([-text.rows[number].slots for number in chosen], kind="stable")
+        chosen, places, most = chosen[order], places[order], recipe.training.micro_batch_size or len(chosen)
+        cuts = [slice(first, first + most) for first in range(0, len(chosen), most)]
         together = 1 if beside is None else 2
         mine = own([*range(together)] * len(cuts))
         step_batches: list[MicroBatch] = []
-        for place, numbers in enumerate(cuts):
+        for place, cut in enumerate(cuts):
+            numbers = chosen[cut]
+            visits = () if mixture is None or unlabelled else (places[cut],)  # a mixture may visit a row again
             wanted = [together * place + part in mine for part in range(together)]
             made = absent = [MicroBatch(Examples.none(), None, part=part) for part in range(together)]
             if any(wanted):
-                keys = keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers)
+                keys = keyed.key(seed, keyed.Purpose.RECORD, epoch, numbers, *visits)
                 made = [_micro_batch(text, numbers, recipe, vocabulary, keys, device)]
                 if unlabelled:
                     made = [dataclasses.replace(made[0], dropout=recipe.finetuning.unlabelled_dropout)]
             if any(wanted) and beside is not None:
-                keys = keyed.key(seed, keyed.Purpose.RECORD_OF_AUXILIARY, epoch, numbers)
+                keys = keyed.key(seed, keyed.Purpose.RECORD_OF_AUXILIARY, epoch, numbers, *visits)
                 made = with_auxiliary(made[0], beside, weights, vocabulary, keys)
             step_batches += [made[part] if wanted[part] else absent[part] for part in range(together)]
         yield step_batches

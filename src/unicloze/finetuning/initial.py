@@ -232,7 +232,8 @@ def _refuse_decoder(recipe: Recipe, task: Headed) -> None:
     if has_decoder and task.kind == "choice":
         cure = "use task generation, with the right choice as target"
         raise UsageError(f"task choice packs the choices of a record {packed}: {cure}")
-    if isinstance(task, Paired) and task.both_orders and has_decoder and task.pooling in (None, "decoder"):
+    unread = recipe.model.kind == "transformer" or task.pooling in (None, "decoder")
+    if isinstance(task, Paired) and task.both_orders and has_decoder and unread:
         raise UsageError(f"task.both_orders packs two texts {packed}: set {option_of('task.both_orders')} false")
 
 

@@ -235,7 +235,7 @@ class GlueTaskResult:
         name: Name in the benchmark.
         values: Values on the development file, by name: means over the seeds of the best setting.
         score: Mean of the values.
-        error: Standard error from the number of development records: the mean over the values.
+        error: Standard error from the number of development records: the mean over the values; nan if unknown.
         settings: The best setting's differences from the recipe.
         tried: Number of settings tried.
         out: Folder of its runs.
@@ -248,6 +248,10 @@ class GlueTaskResult:
     settings: Mapping[str, float]
     tried: int
     out: Path
+
+
+def _known(error: float) -> str:
+    return "not known" if math.isnan(error) else f"{error:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,13 +295,15 @@ class GlueSummary(Plain):
             values = ", ".join(f"{name} {value:.2f}" for name, value in task.values.items())
             said = ", ".join(f"{key} {value:g}" for key, value in task.settings.items())
             of = f"; best of {task.tried} settings: {said or 'those of the recipe'}" if task.tried > 1 else ""
-            lines.append(f"{task.name:<6} {task.score:6.2f} (standard error {task.error:.2f}): {values}{of}")
+            lines.append(f"{task.name:<6} {task.score:6.2f} (standard error {_known(task.error)}): {values}{of}")
         if self.stopped_by:
             lines.append(f"{self.out}: stopped and saved; the same command resumes from there")
         elif self.tasks:
             missing = len(GLUE) - len(self.tasks)
             without = f", {missing} of GLUE's {len(GLUE)} tasks missing" if missing else ""
-            lines.append(f"score  {self.score:6.2f} (standard error {self.error:.2f}), on development files{without}")
+            lines.append(
+                f"score  {self.score:6.2f} (standard error {_known(self.error)}), on development files{without}"
+            )
         if self.files:
             lines.append(f"{self.out / LEADERBOARD}: {len(self.files)} files for the benchmark's server")
         return "\n".join(lines)
@@ -380,11 +386,11 @@ def _task(
     best = max(summary.runs, key=selecting)
     means = {name: statistics.fmean(run.values[name] for run in summary.runs) for name in GLUE[task].values}
     known = {name: error for result in best.scores.values() for name, error in result.errors.items()}
-    errors = {name: known.get(name, 0.0) for name in GLUE[task].values}
+    errors = {name: known[name] for name in GLUE[task].values if name in known}
     if others:
         means["mismatched"] = statistics.fmean(others[run.out].values["accuracy"] for run in summary.runs)
         errors["mismatched"] = binomial_error(means["mismatched"], others[best.out].items)
-    score, error = statistics.fmean(means.values()), statistics.fmean(errors.values())
+    score, error = statistics.fmean(means.values()), statistics.fmean(errors.values() or [math.nan])
     return GlueTaskResult(GLUE[task].name, means, score, error, changes, len(tried), summary.out), best
 
 

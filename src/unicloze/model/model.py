@@ -39,7 +39,7 @@ class TargetLoss:
 
     total: Tensor  # Sum of weight times loss; divide by the weight of the whole global batch. *Shape:* ()
     weight: float  # normaliser of the total, see `Target.normaliser`
-    # Sums of weight times loss and of weight times its square over the counted predictions. *Shape:* () each
+    # Sums of weight times loss and of its square over the counted predictions. *Shape:* () each
     counted: tuple[Tensor, Tensor]
     counted_weight: float  # normaliser of these sums, see `Target.counted`
 
@@ -53,11 +53,9 @@ class TargetLoss:
             target: The target they belong to.
             counted: Which of them count in a perplexity; None for all. *Shape:* that of `losses`
         """
-        weighted, own = losses * weights, losses.detach()
-        total = weighted.sum()
-        if counted is not None:
-            weights = weights * counted
-        sums = total.detach() if counted is None else (own * weights).sum(), (own.square() * weights).sum()
+        weighted = losses * weights
+        total, own = weighted.sum(), weighted.detach() if counted is None else weighted.detach() * counted
+        sums = total.detach() if counted is None else own.sum(), own.square().sum()
         return cls(total=total, weight=target.normaliser, counted=sums, counted_weight=target.counted_weight)
 
 

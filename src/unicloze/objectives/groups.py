@@ -20,9 +20,9 @@ _steps = Needs(
     lambda recipe: recipe.objective.mask_unit != "token" or (_spans.holds(recipe) and _several.holds(recipe)),
 )
 _by_steps = Needs(
-    "a setting that uses steps: the target 'par' or 'sbo', or objective.corruption_unit span",
+    "a setting that uses steps: the target 'par', or objective.corruption_unit span",
     lambda recipe: (
-        bool({"par", "sbo"} & {*recipe.objective.targets})
+        "par" in recipe.objective.targets
         or (isinstance(recipe.objective, Corruption) and recipe.objective.corruption_unit == "span")
     ),
 )

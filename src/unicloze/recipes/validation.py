@@ -327,6 +327,7 @@ def _decoder_problems(recipe: Recipe) -> Iterator[Problem]:
         ("model.generator_size", model.generator_size, "an encoder-decoder has no generator; it must be 0"),
         ("model.layer_visibility", {*model.layer_visibility} != {"full"},
          "an encoder-decoder has no local layers; it must name 'full' alone"),
+        ("model.layer_mix", model.layer_mix, "heads on an encoder-decoder see its last states only: leave it out"),
         ("use.visibility", recipe.use.visibility != "bidirectional", "an encoder reads in both directions"),
         ("training.attention", recipe.training.attention == "flex",
          "it does not support an encoder-decoder; leave it auto"),
@@ -388,7 +389,7 @@ def _translation_problems(recipe: Recipe) -> Iterator[Problem]:
            "half of the cells of an encoder layer read in each direction: give an even number")
           for name in ("hidden_size", "intermediate_size")),
         *((f"model.{name}", getattr(model, name), "an LSTM encoder-decoder does not support it; leave it out") for name in (
-            "projection", "weight_dropout", "activation_penalty", "temporal_penalty", "cell_clip", "layer_mix")),
+            "projection", "weight_dropout", "activation_penalty", "temporal_penalty", "cell_clip")),
     )  # fmt: skip
 
 

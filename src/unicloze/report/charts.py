@@ -174,6 +174,8 @@ def short(value: float) -> str:
     """A number in short form for an axis: 0.003, 12.5, 1,500, 20k, 1.5M."""
     if math.isinf(value):
         return "∞"
+    if not 1000 <= abs(value) < 1e4:
+        value = float(f"{value:.3g}")
     if abs(value) >= 1e15:
         return f"{value:.3g}"
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):

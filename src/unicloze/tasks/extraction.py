@@ -305,10 +305,24 @@ class _Questions(RowTask):
 _SENTENCE = re.compile(r".+?(?:[.!?](?=\s)|[\u3002\uff01\uff1f]|\n|\Z)", re.DOTALL)
 
 
+_INITIAL = re.compile(r"\b(?:[^\W\d_]|Mr|Mrs|Ms|Dr|St|Prof|Gen|Sen|Rep|Gov|Lt|Col|Sgt|Jr|Sr|No|Sept|vs)\.\Z")
+"""An initial or another short form at the end of a text, whose full stop ends no sentence."""
+
+
 def sentences(text: str, most: int | None = None) -> list[str]:
     """The first sentences of a text, all by default."""
-    every = filter(None, (match[0].strip() for match in _SENTENCE.finditer(text)))
-    return list(itertools.islice(every, most))
+    return list(itertools.islice(_sentences(text), most))
+
+
+def _sentences(text: str) -> Iterator[str]:
+    begun = ""
+    for match in _SENTENCE.finditer(text):
+        begun += match[0]
+        if match.end() < len(text) and _INITIAL.search(begun):
+            continue
+        if begun.strip():
+            yield begun.strip()
+        begun = ""
 
 
 class Extraction(_Questions):

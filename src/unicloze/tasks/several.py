@@ -244,7 +244,8 @@ def records_of(path: Path, settings: TaskSettings, *, dev: bool = False) -> list
         unnamed = next((record for record in records if record.fields.get(TASK) not in known), None)
         if unnamed is not None:
             raise UniclozeError(f"{unnamed.place}: the field 'task' must name one of {', '.join(known)}")
-        return [_converted(record, known[record.fields[TASK]], settings.kind) for record in records]
+        converted = [_converted(record, known[record.fields[TASK]], settings.kind) for record in records]
+        return [record for record in converted if record.fields]
     converted = []
     for part in parts:
         if (name := part.dev if dev else part.train) is not None:

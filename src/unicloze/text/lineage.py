@@ -214,4 +214,5 @@ def _unchanged(before: dict[str, Any], file: File | None) -> bool:
     now = version(file)
     if "etag" in before and "etag" in now:
         return bool((before["size"], before["etag"]) == (now["size"], now["etag"]))
-    return bool(now["mtime_ns"] and (before["size"], before["mtime_ns"]) == (now["size"], now["mtime_ns"]))
+    known = now["mtime_ns"] > 0 or (isinstance(file, Path) and file.stat().st_mtime_ns == 0)
+    return bool(known and (before["size"], before["mtime_ns"]) == (now["size"], now["mtime_ns"]))

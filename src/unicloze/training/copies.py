@@ -99,15 +99,18 @@ class Copies:
 
     def fetch(self, run: Path) -> str | None:
         """Fetch the newest intact copy that is newer than the run's own checkpoints; returns its name."""
-        own = list_checkpoints(run / CHECKPOINTS)
+        own, found = list_checkpoints(run / CHECKPOINTS), None
         try:
             with explained(self.url):
-                return self._fetch(run, own[-1].name if own else "")
+                found = self._fetch(run, own[-1].name if own else "")
         except UniclozeError as error:
             if not own:
                 raise
             warnings.warn(f"the run continues with its own checkpoints: {error}", stacklevel=2)
-            return None
+        newest = list_checkpoints(run / CHECKPOINTS)[-1:]
+        if newest and (newest[0] / RECIPE).is_file() and not (run / RECIPE).exists():
+            replace_file(run / RECIPE, (newest[0] / RECIPE).read_bytes())
+        return found
 
     def _fetch(self, run: Path, newer_than: str) -> str | None:
         damages: list[str] = []
@@ -117,16 +120,13 @@ class Copies:
             manifest = self._manifest(name)
             if manifest is None:
                 continue
+            self._take_ledger(run / LEDGER)  # first: once the checkpoint is there, it is not fetched again
             damage = self._take(name, manifest, run / CHECKPOINTS)
             if damage is not None:
                 damages.append(f"{self.url}/{name} is damaged ({damage})")
                 continue
             for said in damages:
                 warnings.warn(f"{said}; using {name} instead", stacklevel=3)
-            recipe = run / CHECKPOINTS / name / RECIPE
-            if recipe.is_file() and not (run / RECIPE).exists():
-                replace_file(run / RECIPE, recipe.read_bytes())
-            self._take_ledger(run / LEDGER)
             return name
         if damages:
             raise UniclozeError(

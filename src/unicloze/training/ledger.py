@@ -39,7 +39,7 @@ class Figure:
     nats: float = 0.0  # sum of the losses of all predictions
     weight: float = 0.0  # normaliser of `nats`: the number of predictions, unless the objective weighs them
     counted_nats: float = 0.0  # sum over the predictions of ordinary tokens that the row does not show elsewhere
-    counted_squares: float = 0.0  # sum of the squares of these losses
+    counted_squares: float = 0.0  # sum of the squares of these losses, each times its weight
     counted_weight: float = 0.0  # normaliser of both; 0 if they were not measured
 
     @classmethod

@@ -286,6 +286,7 @@ class Group(World):
 
 
 _JOINED = 0
+_STORES: list[Store] = []  # kept, since the first process may host one that others still read when it joins again
 
 
 @contextmanager
@@ -333,6 +334,7 @@ def _store(rank: int, size: int) -> Store:
         store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}.{_JOINED}", store)
         store.set(f"here-{rank}", "1")
         store.wait([f"here-{process}" for process in range(size)], timedelta(seconds=JOINING))
+        _STORES.append(store)
     except (RuntimeError, ValueError) as error:
         place = f"{os.environ.get('MASTER_ADDR', 'MASTER_ADDR')}:{os.environ.get('MASTER_PORT', 'MASTER_PORT')}"
         raise UniclozeError(

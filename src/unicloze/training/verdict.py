@@ -212,8 +212,9 @@ def _rival(figure: Figure, counts: Mapping[str, float]) -> str:
 
 
 def _behind(figure: Figure, perplexity: float) -> float:
-    """The loss above that of counts, in nats per prediction."""
-    return (figure.token_mean or 0.0) - math.log(perplexity)
+    """The loss above that of counts, in nats per prediction; infinite if it is not a number."""
+    behind = (figure.token_mean or 0.0) - math.log(perplexity)
+    return math.inf if math.isnan(behind) else behind
 
 
 def _against(best: Figure, name: str, counts: Mapping[str, float], words: WordScore | None) -> tuple[str, str, str]:

@@ -233,10 +233,11 @@ def _chosen(
     if "training.steps" in settings and budget is not None:
         raise UsageError("--budget and --training.steps both set the steps: leave one of them out.")
     folder = folder_at(out, RUNS / str(settings.get("name", AUTO)))
-    if settings.get("training.copy_to") is not None and not (folder / RECIPE).is_file():
-        copies = Copies(str(settings["training.copy_to"]))
+    if "training.copy_to" in settings and not (folder / RECIPE).is_file():
+        url = load_recipe(AUTO, given).training.copy_to  # refuses wrong settings before anything is fetched
+        copies = None if url is None else Copies(url)
         with joined() as world, hold_run(folder, world):
-            world.only_first(lambda: copies.fetch(folder))
+            world.only_first(lambda: copies and copies.fetch(folder))
     if (folder / RECIPE).is_file():
         if budget is not None:
             say(f"{folder} resumes with the settings chosen before; --budget no longer changes them")

@@ -131,6 +131,9 @@ def finetune(
     of_model = {key: origin for key, origin in written.items() if key.startswith(("model.", "use."))}
     recipe = task_recipe(recipe, start, [*given, *of_model], of_objective, of_model)
     validation.refuse_unread_in_task([with_learning(recipe)], given)
+    of_dev = {"finetuning.patience": recipe.finetuning.patience, "task.evaluate_records": recipe.task.evaluate_records}
+    for key in () if dev is not None else given.keys() & {key for key, value in of_dev.items() if value is not None}:
+        raise UsageError(f"option --{key} has no effect without a development file: give --dev too, or leave it out.")
     folder = folder_at(out, RUNS / recipe.name)
     dev = None if dev is None else Path(dev)
     return finetune_seeds(recipe, start, Path(train), dev, folder, seeds=seeds, progress=not quiet)

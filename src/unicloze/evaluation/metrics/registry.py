@@ -187,9 +187,11 @@ def standard_errors(
     def differences(pairs: Sequence[Any], wanted: Sequence[Any]) -> MetricResult:
         one, other = (values_of(found, wanted) for found in zip(*pairs, strict=True))
         values = {key: one.values[key] - other.values[key] for key in one.values if key in other.values}
-        undefined = {*one.undefined, *other.undefined}
+        undefined = {*one.undefined, *(set(other.undefined) - constant)}
         return dataclasses.replace(one, values=values, undefined=[key for key in values if key in undefined])
 
+    # Of answers that are always the same, a value that is not defined is 0 in every sample.
+    constant = set() if against is None else set(values_of(against, references).undefined)
     measure = values_of if against is None else differences
     if against is not None:
         predictions = list(zip(predictions, against, strict=True))
