@@ -207,8 +207,8 @@ def main() -> None:
                 )
                 continue
             for seed in range(given.seeds):
-                key = {"set": name, "labels": labels, "classes": given.classes, "test records": given.test_records,
-                       "seed": seed}  # fmt: skip
+                key = {"model": given.model.name, "set": name, "labels": labels, "classes": given.classes,
+                       "test records": given.test_records, "seed": seed}  # fmt: skip
                 once(given.out, key, functools.partial(compared, given, name, labels, seed))
     show(table(read_lines(given.out)), given.page, Path(__file__))
 

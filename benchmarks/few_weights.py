@@ -34,7 +34,10 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "adapters": {"finetuning.adapter_size": 64},
 }
 """The settings of each."""
-COMMON = {"training.batch_size": 16, "training.device": "cpu", "training.precision": "fp32", "training.clip_norm": 1.0}
+COMMON = {
+    "training.batch_size": 16, "training.device": "cpu", "training.precision": "fp32", "training.clip_norm": 1.0,
+    "finetuning.fit_head": False,  # as of few weights
+}  # fmt: skip
 
 
 def ran(task: str, model: Path, settings: Mapping[str, Any], files: tuple[Path, Path]) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def main() -> None:
         start = untrained(network, load_recipe("cnndm"), file)
         assert start.model.max_positions == POSITIONS
         before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-        verbs.finetune("cnndm", start, file, None, run, quiet=True, overrides=settings)
+        if verbs.finetune("cnndm", start, file, None, run, quiet=True, overrides=settings).exit_code:
+            raise SystemExit("stopped: nothing to measure")
         spent = time.process_time() - began
         steps = [event for event in read_ledger(run / LEDGER) if event["event"] == "step"]
         losses = [next(iter(event["loss"].values())) for event in steps]

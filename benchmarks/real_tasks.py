@@ -82,7 +82,8 @@ def trained(
     """Fine-tune, predict and measure."""
     name, given = TASKS[task]
     began = time.perf_counter()
-    verbs.finetune(name, start, train, None, folder, overrides={**given, **settings})
+    if verbs.finetune(name, start, train, None, folder, overrides={**given, **settings}).exit_code:
+        raise SystemExit("stopped: nothing to compare")
     learned = time.perf_counter()
     model = load_model(folder)
     data = open_records(test, model.recipe, model.tokenizer)

@@ -319,14 +319,20 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[], help="models to fine-tune")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no cell that would end later")
     parser.add_argument("--cells", default="*", help="measure only cells whose names match")
-    parser.add_argument("--records", type=int, default=RECORDS, help="training records of a cell")
+    parser.add_argument(
+        "--records", type=int, help=f"training records of a cell (default: {RECORDS}; all in the table)"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="file of measured cells")
     options = parser.parse_args()
     if options.models and options.data is None:
         parser.error("--models needs --data, the folder of the records")
+    lines = read_lines(options.results)
+    counts = [options.records] if options.records else sorted({line["records"] for line in lines} or {RECORDS})
     if options.models:
+        options.records = options.records or RECORDS
         fill(options)
-    print(table(read_lines(options.results), options.records))
+        lines, counts = read_lines(options.results), [options.records]
+    print("\n\n".join(table(lines, count) for count in counts))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def measured(kind: str, rounds: int, count: int) -> dict[str, dict[str, float]]:
         )
 
     steps = seconds({"unicloze": our_step, "transformers": their_step}, rounds)
-    texts = seconds({"unicloze": our_texts, "transformers": their_texts}, max(1, rounds // 4))
+    texts = seconds({"unicloze": our_texts, "transformers": their_texts}, max(min(3, rounds), rounds // 4))
     return {"step": steps, "generate": texts}
 
 

@@ -102,8 +102,9 @@ def language_model(name: str, text: Path, folder: Path, settings: Mapping[str, A
     return {"perplexity": perplexity, "cpu seconds": round(time.process_time() - began, 1)}
 
 
-def accuracy(start: LoadedModel | Path, files: tuple[Path, Path], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Train a classifier, and its accuracy on the test records."""
+def accuracy(place: Path, forgets: int | None, files: tuple[Path, Path], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Train a classifier from a model, or from its network with random weights, and its accuracy on the test records."""
+    start = load_model(place) if forgets is None else untrained(load_model(place), forgets)
     with tempfile.TemporaryDirectory() as name:
         began = time.process_time()
         if verbs.finetune(
@@ -142,7 +143,8 @@ def main() -> None:
         "model.hidden_dropout": 0.1, "model.weight_dropout": 0.1, "training.batch_size": asked.batch_size,
         "training.learning_rate": 1e-2,
     }  # fmt: skip
-    shape = {name: getattr(asked, name) for name in ("steps", "domain_steps", "records", "epochs", "cells")}
+    names = ("steps", "domain_steps", "records", "test_records", "epochs", "cells", "batch_size", "vocabulary")
+    shape = {name: getattr(asked, name) for name in names}
     general = asked.out / "general"
     once(
         asked.lines,
@@ -166,16 +168,15 @@ def main() -> None:
         once(asked.lines, {"stage": "domain alone", "task": task, **shape}, made)
         starts = {"all": domain, "no domain": general, "no general": alone, BASELINE: general}
         for seed, system in itertools.product(range(asked.seeds), SYSTEMS):
-            start = load_model(starts[system])
             settings: dict[str, Any] = {
                 **CPU, "training.batch_size": 16, "finetuning.epochs": asked.epochs, "training.seed": seed,
                 "task.max_length": 96,
             }  # fmt: skip
             if system == BASELINE:
-                start = untrained(start, seed + 1)
                 settings |= {"finetuning.layer_decay": 1.0, "finetuning.unfreeze_epochs": None}
             key = {"stage": "classifier", "task": task, "system": system, "seed": seed, **shape}
-            line = once(asked.lines, key, functools.partial(accuracy, start, files, settings))
+            forgets = seed + 1 if system == BASELINE else None
+            line = once(asked.lines, key, functools.partial(accuracy, starts[system], forgets, files, settings))
             scores.setdefault((task, system), {})[seed] = line["accuracy"]
     for (task, system), values in scores.items():
         base = None if system == BASELINE else scores[task, BASELINE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import sys
 import tomllib
@@ -173,6 +174,16 @@ def test_a_package_is_replaced_by_a_new_export_but_nothing_else_is(tmp_path: Pat
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"notes\.txt"):
         export(tmp_path / "model", "package", out=folder)
+
+
+@pytest.mark.parametrize("script", ["corpus", "evaluate", "package"])
+def test_scripts_of_the_shipped_model_fit_this_package(script: str) -> None:
+    file = SHIPPED.parents[0] / "training" / "unicloze-small-en" / f"{script}.py"
+    spec = importlib.util.spec_from_file_location(f"small_en_{script}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert callable(module.main)
 
 
 def test_the_shipped_model_is_an_intact_package_of_its_training_files() -> None:

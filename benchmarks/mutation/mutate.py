@@ -74,15 +74,16 @@ class Mutant:
 @cache
 def fingerprints() -> dict[str, str]:
     """Checksums of the package and of the tests at the first call."""
-    files = [*(ROOT / PACKAGE).rglob("*.py"), *(ROOT / PACKAGE).rglob("*.yaml"), *ROOT.glob("tests/*.py")]
-    files.append(HERE / "mutation_plugin.py")
+    package = (file for file in (ROOT / PACKAGE).rglob("*") if file.is_file() and file.suffix != ".pyc")
+    files = [*package, *ROOT.glob("tests/**/*.py"), HERE / "mutation_plugin.py"]
     return {str(file.relative_to(ROOT)): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
 
 
 @cache
 def digest(*tests: str) -> str:
     """Checksum of the package, the tests' shared modules and the given test files."""
-    names = [name for name in fingerprints() if not name.startswith("tests/test_") or name in tests]
+    of_tests = {name for name in fingerprints() if name.startswith("tests/") and Path(name).name.startswith("test_")}
+    names = [name for name in fingerprints() if name not in of_tests or name in tests]
     return hashlib.sha256(repr([(name, fingerprints()[name]) for name in names]).encode()).hexdigest()[:16]
 
 

@@ -24,16 +24,16 @@ import numpy as np
 from unicloze import keyed
 from unicloze.arrays import Int32s
 from unicloze.comparison.runs import counted, held_out
+from unicloze.decoding.inputs import objective_of
 from unicloze.evaluation.blimp import blimp
 from unicloze.interop.read import open_model
-from unicloze.mixtures import phases
-from unicloze.pretraining.count_baselines import MOST_WORDS
+from unicloze.pretraining.count_baselines import MOST_WORDS, ranks_by_counts, ranks_by_model, way_to_ask
 from unicloze.text.counts import Counts, content_words, open_counts
 from unicloze.text.prepare import Prepared
 from unicloze.text.shards import ShardWriter, TokenShard, TokenSource
 from unicloze.text.windows import windows_of
 from unicloze.training.loading import LoadedModel
-from unicloze.training.verdict import WordScore, ranks_by_counts, ranks_by_model, way_to_ask
+from unicloze.training.verdict import WordScore
 
 HERE = Path(__file__).resolve().parent
 EVALUATION = HERE / "evaluation.json"
@@ -112,11 +112,11 @@ def source_of(texts: Sequence[Int32s], vocab_size: int) -> TokenSource:
 
 def on_words(loaded: LoadedModel, counts: Counts, sources: Sequence[TokenSource]) -> dict[str, object]:
     """Content words among the first guesses of the model and of the trigram."""
-    way = way_to_ask(phases(loaded.recipe)[-1].recipe.objective)
+    way = way_to_ask(objective_of(loaded.recipe))
     assert way is not None
     words = content_words(sources, counts, loaded.tokenizer, longest=loaded.recipe.data.window - 2, most=MOST_WORDS)
-    ranks = ranks_by_model(loaded.model, words, loaded.tokenizer.vocabulary, way, loaded.compute)
-    return WordScore.of(ranks, ranks_by_counts(counts, words, way[0]), way[0]).to_dict()
+    ranks = ranks_by_model(loaded.model, loaded.recipe, words, loaded.tokenizer.vocabulary, way, loaded.compute)
+    return WordScore.of(ranks, ranks_by_counts(counts, words, way), way).to_dict()
 
 
 if __name__ == "__main__":

@@ -176,7 +176,8 @@ def probes(start: str) -> Iterator[str]:
     if not found:
         return
     records = {cell["records"] for cells in found.values() for cell in cells}
-    yield f"\nFine-tuned on {', '.join(map(str, records))} records with default settings (`benchmarks/regret.py`):\n"
+    counts = ", ".join(map(str, records))
+    yield f"\nFine-tuned on {counts} records at the default rate (`benchmarks/regret.py`, which fits no head first):\n"
     yield "| task | score | most common answer | seeds |"
     yield "|---|---|---|---|"
     for task, cells in found.items():

@@ -206,7 +206,8 @@ def fine_tune(probe: Probe, run: Path, known: dict[str, Any], progress: bool) ->
     start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecordsCut)  # shown when the probe was fitted
-        result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress)
+        must_fit = probe.recipe.finetuning.fit_head is True and "finetuning.fit_head" in probe.overridden
+        result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress, must_fit=must_fit)
         if result.stopped_by:
             raise Interrupted(result.stopped_by, out)
         flops = finetuning_flops(load_recipe(out / RECIPE), train, start.tokenizer, result.step)

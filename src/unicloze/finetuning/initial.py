@@ -32,7 +32,7 @@ from unicloze.tasks.columns import has_target, resolved, targets_of, texts_of, w
 from unicloze.tasks.rows import pooling_of
 from unicloze.tasks.several import records_of
 from unicloze.tasks.tagging import TaggingSettings, taggers_of
-from unicloze.tasks.task import Headed, Labelled, Paired, Passages
+from unicloze.tasks.task import OF_TEXTS, Headed, Labelled, Paired, Passages
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.initial import POSITION_ROWS, repeated, said_of_positions, start_from_vectors
 from unicloze.training.loading import LoadedModel, build_model, spell_tokens
@@ -448,8 +448,11 @@ def _of_paper(recipe: Recipe) -> Recipe | None:
 
 
 def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None = None) -> Recipe:
-    """The recipe with a number for each `auto`."""
+    """The recipe with a value for each `auto`, as in the run so far."""
     few = recipe.finetuning.few
+    if recipe.finetuning.fit_head == "auto" and recipe.task.kind in OF_TEXTS:
+        fits = recipe.training.learning_rate == "auto" if former is None else former.finetuning.fit_head
+        recipe = recipe.changed("finetuning", fit_head=fits)
     if former is None and weights > PAPER_WEIGHTS / 2 and rows >= PAPER_ROWS and not few:
         former = _of_paper(recipe)
     if recipe.training.learning_rate == "auto":

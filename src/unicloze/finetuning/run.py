@@ -44,7 +44,7 @@ from unicloze.settings import Recipe, chosen
 from unicloze.tasks import TASKS
 from unicloze.tasks.columns import resolved
 from unicloze.tasks.several import records_of
-from unicloze.tasks.task import OF_TEXTS, Labelled, Prediction
+from unicloze.tasks.task import Labelled, Prediction
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.checkpoint import (
     MALFORMED,
@@ -105,9 +105,19 @@ class FinetuneResult(Plain):
 
 
 def finetune_run(
-    recipe: Recipe, start: LoadedModel, train: Path, dev: Path | None, out: Path, *, progress: bool = True
+    recipe: Recipe,
+    start: LoadedModel,
+    train: Path,
+    dev: Path | None,
+    out: Path,
+    *,
+    progress: bool = True,
+    must_fit: bool | None = None,
 ) -> FinetuneResult:
-    """Fine-tune a model on a task, or resume the run in the directory."""
+    """Fine-tune a model on a task, or resume the run in the directory.
+
+    Warns if no head can be fitted where one must be: by default, where `finetuning.fit_head` is true.
+    """
     with joined() as world, hold_run(out, world), pinned_threads(recipe.training, world):
         world.same("the recipe", digest(recipe.to_dict()), "give all processes the same recipe and settings")
         progress = progress and world.first
@@ -124,7 +134,7 @@ def finetune_run(
         if development is not None:
             scores.check_answers(development.records, recipe)
             scores.note_one_class(development.records, recipe.task)
-        must_fit = recipe.finetuning.fit_head is True
+        must_fit = recipe.finetuning.fit_head is True if must_fit is None else must_fit
         recipe = _chosen(recipe, start, training, former, progress)
         taught_by = recipe.distillation.teacher
         teacher = None if taught_by is None else Teacher.of(open_model(taught_by), recipe, start.tokenizer)
@@ -152,9 +162,6 @@ def _chosen(recipe: Recipe, start: LoadedModel, training: TaskData, former: Reci
     """The recipe with a value for each `auto`, as in the run so far, and its steps; a new run says what was chosen."""
     weights, rows, asked = start.model.num_parameters(), len(training.rows), recipe
     recipe = initial.with_chosen(recipe, weights, rows, former)
-    if recipe.finetuning.fit_head == "auto" and recipe.task.kind in OF_TEXTS:
-        fits = asked.training.learning_rate == "auto" if former is None else former.finetuning.fit_head
-        recipe = recipe.changed("finetuning", fit_head=fits)
     if former is None:
         if warning := initial.too_low_a_rate(recipe, weights):
             warnings.warn(warning, stacklevel=3)
