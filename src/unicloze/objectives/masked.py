@@ -73,6 +73,11 @@ class MaskedSettings(Masking, Corruption, Directed, Pairs):
                 "'nsp' and 'sop' are predicted at the first slot, which does not see the second segment: set it to "
                 "bidirectional or right_to_left, or leave the target out",
             )
+        if {"rtd", "sbo"} <= {*self.targets}:
+            yield (
+                "objective.targets",
+                "'rtd' shows samples in place of the masked tokens, often those that 'sbo' predicts: leave one out",
+            )
         if "rtd" in self.targets and "ae" not in self.targets:
             yield (
                 "objective.targets",

@@ -179,14 +179,15 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
 
 def _data_problems(recipe: Recipe) -> Iterator[Problem]:
     """Of the corpus, its windows and its tokens."""
-    data, pairs, weights = recipe.data, recipe.objective.windows.pairs, recipe.data.weights
+    data, needed, weights = recipe.data, recipe.objective.windows, recipe.data.weights
     for key, names in (("data.corpus", data.corpus), ("data.decontaminate", data.decontaminate)):
         refused = next(filter(None, map(problem_with, filter(is_url, names))), None)
         if refused is not None:
             yield key, refused
     shortest, text, streams = 1 + 2 * data.segments, data.window - 3, data.order == "streams"
     again = round(data.overlap * text) if 0 <= data.overlap < 1 else 0
-    consecutive = pairs == "contiguous" or (pairs == "next_sentence" and data.overlap)
+    consecutive = needed.pairs == "contiguous" or (needed.pairs == "next_sentence" and data.overlap)
+    marked, remembers = needed.phrases or needed.spans or needed.static_copies is not None, recipe.model.memory > 0
     running = streams and data.documents == "joined" and data.segments == 1
     yield from _invalid(
         ("data.corpus", not data.corpus and data.prepared is None,
@@ -202,10 +203,16 @@ def _data_problems(recipe: Recipe) -> Iterator[Problem]:
          f"{data.segments} segment(s) and their special tokens need {shortest} or more"),
         ("data.lengths", data.lengths == "random" and (not running or weights is not None),
          "it needs data.order streams, data.documents joined, data.segments 1 and data.weights null"),
+        ("data.lengths", data.lengths == "random" and recipe.model.kind != "recurrent",
+         "some windows are longer than data.window, which only LSTMs read; set it to fixed"),
+        ("data.lengths", data.lengths == "random" and marked,
+         "such windows have no phrases, entities or repeated masks; set it to fixed"),
         ("data.order", streams and not consecutive,
          "streams need consecutive text: set objective.pairs to contiguous, or to next_sentence with data.overlap"),
         ("data.overlap", data.overlap and not 2 <= again < text,
          "it must be 0, or a share below 1 that leaves two tokens of a window to read again"),
+        ("data.overlap", data.overlap and remembers and recipe.objective.name != "permuted",
+         "what is remembered has read the text that the next window predicts again; set it to 0, or model.memory to 0"),
         ("data.overlap", data.overlap and streams and (data.documents != "joined" or data.segments == 1),
          "it needs data.documents joined and data.segments 2"),
         ("tokenizer.vocab_size", recipe.tokenizer.vocab_size < SMALLEST_VOCABULARY,
@@ -246,6 +253,8 @@ def _training_problems(recipe: Recipe) -> Iterator[Problem]:
          f"{without_decay} does not support decoupled weight decay: set it to 0"),
         ("training.betas", not all(0 <= beta < 1 for beta in training.betas), "both must be at least 0 and below 1"),
         ("training.seed", training.seed >= 2**63, "it must be below 2**63"),
+        ("model.adapter_size", model.adapter_size and not task,
+         "only fine-tuning adds adapters (finetuning.adapter_size); it must be 0"),
         ("training.device", not re.fullmatch(DEVICE, training.device),
          "known devices: auto, cpu, cuda, cuda:N, xpu, xpu:N, mps"),
     )  # fmt: skip
@@ -268,8 +277,6 @@ def _transformer_problems(recipe: Recipe) -> Iterator[Problem]:
          "only a model with the target 'rtd' has a generator; it must be 0"),
         ("model.generator_size", not model.generator_size and learns_rtd,
          "the target 'rtd' needs a generator; it must be above 0"),
-        ("model.adapter_size", model.adapter_size and not task,
-         "only fine-tuning adds adapters (finetuning.adapter_size); it must be 0"),
         ("model.max_positions", not task and model.max_positions is not None and model.max_positions < needed,
          f"it must be at least {rows}, {needed}"),
         ("model.num_segments", not model.num_segments and data.segments > 1,
@@ -294,6 +301,7 @@ def _transformer_problems(recipe: Recipe) -> Iterator[Problem]:
          "it does not support model.positions transformer_xl; leave it auto"),
         ("model.memory", model.memory and (not xl or data.order != "streams"),
          "it needs model.positions transformer_xl and data.order streams"),
+        ("model.memory", model.memory and local, "layers that read nearby slots alone do not read a memory; it must be 0"),
         ("model.memory", model.memory and objective.forgets, f"{objective.forgets}; it must be 0"),
         ("model.memory", model.memory and model.generator_size,
          "generator and discriminator models do not support a memory; it must be 0"),

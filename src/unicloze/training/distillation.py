@@ -17,7 +17,7 @@ from unicloze.example import Batch, SoftLabels
 from unicloze.mixtures import all_targets, longest_row, parts, phases
 from unicloze.model.flops import TRAINING, Amounts
 from unicloze.model.model import OWN_HEADS
-from unicloze.settings import Recipe
+from unicloze.settings import ModelSettings, ObjectiveSettings, Recipe
 from unicloze.tasks import task_heads
 from unicloze.tasks.rows import pooling_of
 from unicloze.tasks.tagging import TARGET, TaggingSettings, taggers_of
@@ -85,7 +85,7 @@ def _check_rows(recipe: Recipe, opened: LoadedModel, said: str) -> None:
     """Reject a teacher without the positions or segments of the student's rows."""
     theirs = opened.model.settings
     needed = recipe.task.max_length if recipe.task.kind else longest_row(recipe)
-    if theirs.positions == "learned" and opened.model.max_positions < needed:
+    if theirs.positions in ("learned", "sinusoidal") and opened.model.max_positions < needed:
         cure = "task.max_length" if recipe.task.kind else "data.window"
         raise UsageError(
             f"{said} has {opened.model.max_positions} positions, but the rows have up to {needed}: lower {cure}"
@@ -111,7 +111,7 @@ def _targets_of_text(recipe: Recipe, opened: LoadedModel, said: str) -> list[str
             f"{' and '.join(all_targets(recipe))}: name a teacher trained for one of its targets"
         )
     for name in targets:
-        theirs, ours = (_kinds_of_rows(each, name) for each in (opened.recipe, recipe))
+        theirs, ours = (_kinds_of_rows(each, name, opened.model.settings) for each in (opened.recipe, recipe))
         if other := sorted(ours - theirs):
             raise UsageError(
                 f"{said} predicts {name} in rows of {' and '.join(sorted(theirs))}, but the run has rows of "
@@ -120,11 +120,19 @@ def _targets_of_text(recipe: Recipe, opened: LoadedModel, said: str) -> list[str
     return targets
 
 
-def _kinds_of_rows(recipe: Recipe, target: str) -> set[str]:
-    """The kinds of rows that have a target: objective and visibility, of which `ae` means the same in every objective."""
+def _kinds_of_rows(recipe: Recipe, target: str, teacher: ModelSettings) -> set[str]:
+    """The kinds of rows that have a target, as far as they matter to a teacher; `ae` means the same in every objective."""
+
+    def kind(settings: ObjectiveSettings) -> str:
+        said = [settings.reading.visibility]
+        if teacher.decoder_layers:
+            said.append(f"targets begin with {' '.join(getattr(settings, 'starts', ())) or 'nothing'}")
+        if "local" in teacher.layer_visibility:
+            said.append(f"local_width {settings.reading.local_width}")
+        return f"{'masked' if target == 'ae' else settings.name} ({', '.join(map(str, said))})"
+
     settings = [part.settings for phase in phases(recipe) for part in parts(phase.recipe.objective)]
-    having = [each for each in settings if target in each.targets]
-    return {f"{'masked' if target == 'ae' else each.name} ({each.reading.visibility})" for each in having}
+    return {kind(each) for each in settings if target in each.targets}
 
 
 def _targets_of_task(recipe: Recipe, opened: LoadedModel, said: str) -> list[str]:
