@@ -16,7 +16,7 @@ from test_loop import CPU, nothing
 from test_windows import EOS, FIRST, LENGTHS, SOS, VOCABULARY, make_sampler, make_source
 from toys import random_windows, vocabulary
 from unicloze.errors import UsageError
-from unicloze.example import Memory, collate
+from unicloze.example import Kind, Memory, collate
 from unicloze.model.transformer_xl import Relations
 from unicloze.objectives import make_examples, settings_of
 from unicloze.pretraining.data import build_sampler
@@ -264,6 +264,35 @@ def test_only_new_text_is_remembered(tmp_path: Path) -> None:
             torch.testing.assert_close(memory.states[0, row, -len(new) :], expected.detach())
             kept = int(memory.lengths[row])
             assert kept == (min(15, 2 * 12) if step and windows.continues[row] else len(new))  # type: ignore[index]
+
+
+@pytest.mark.parametrize("factorization", ["token", "block"])
+def test_what_is_remembered_has_read_nothing_that_the_next_window_predicts(tmp_path: Path, factorization: str) -> None:
+    """Through all layers, new text reads new text alone; what comes after it in the order reads both."""
+    sampler = make_sampler(make_source(tmp_path, DOCUMENTS), directions="both", **OVERLAPPING)
+    windows = sampler.read(0, 8 * LANES, pairs="next_sentence", lanes=LANES)
+    settings = settings_of(name="permuted", targets=["par", "nsp"], factorization=factorization, pairs="next_sentence",
+                           masking="blockwise", mask_rate=0.3)  # fmt: skip
+    examples = make_examples(windows, VOCABULARY, settings)
+    slots, between = examples.text_slots(), 0
+    assert windows.new is not None
+    for row in range(len(windows)):
+        reads = examples.visible(row) | np.eye(int(examples.lengths[row]), dtype=bool)
+        through = np.linalg.matrix_power(reads.astype(float), len(reads)) > 0
+        new = np.flatnonzero(windows.new[row])
+        assert np.isin(examples.position_ids[row, : len(reads)][through[slots[row, new]].any(axis=0)], new).all()
+        queries = np.flatnonzero(examples.kinds[row] == Kind.PSEUDO)
+        for query in queries:
+            position = int(examples.position_ids[row, query])
+            sees = set(examples.position_ids[row, : len(reads)][examples.visible(row)[query]].tolist())
+            assert position not in sees and (
+                set(new.tolist()) <= sees or (position in new and sees <= set(new.tolist()))
+            )
+            between += position not in new
+        begin = int(examples.targets["nsp"].slots[row, 0])
+        assert windows.token_ids[row, 0] == SOS == examples.input_ids[row, begin] and through[begin].sum() > len(new)
+        assert sorted(slots[row, : windows.lengths[row]].tolist()) == sorted({*slots[row].tolist()} - {-1})
+    assert between > len(windows)
 
 
 def test_a_memory_is_of_the_segment_it_adjoins(tmp_path: Path) -> None:

@@ -147,14 +147,27 @@ def permuted_rows(
     ends: npt.NDArray[np.integer],
     *,
     capacity: int,
+    apart: npt.NDArray[np.integer] | int = 0,
+    of_apart: npt.NDArray[np.bool_] | bool = False,
 ) -> Intervals:
     """XLNet's two streams, C (without the masked tokens), O and P; arguments as of `pseudo_masked_rows`.
 
     C reads C; O of step t reads C and O of steps <= t; P of step t reads C and O of steps < t. P is never a key, not even for
-    itself.
+    itself. The first slots of C, `apart` in each row, and those O and P of the first steps that are `of_apart` read no other
+    slots of C. *Shape:* (rows,) and (masked,)
     """
-    first = context[row]
-    return _rows_by_group(context, row, (context,), ((first + ends,), (first + starts,)), capacity=capacity)
+    apart, first = np.broadcast_to(apart, context.shape), context[row]
+    groups = [
+        (
+            np.where(of_apart, apart[row], first + bound),
+            np.where(of_apart, first, 0),
+            np.where(of_apart, first + bound, 0),
+        )
+        for bound in (ends, starts)
+    ]
+    result = _rows_by_group(context, row, (context,), groups, capacity=capacity)
+    np.copyto(result[:, :, 1], apart[:, None], where=np.arange(capacity) < apart[:, None])
+    return result
 
 
 def compensated_rows(

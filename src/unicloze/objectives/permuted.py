@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from unicloze import visibility
+from unicloze.arrays import Flags
 from unicloze.errors import UsageError
 from unicloze.example import Examples, Kind
 from unicloze.objectives import masking
@@ -71,10 +72,29 @@ def permuted(
     rates = masking.rates_of(windows, settings, rates)
     most = masking.most_masked_by(settings, windows.token_ids.shape[1], masking.highest_rate(settings, rates))
     steps, pseudo = draw_steps(windows, settings, rates, vocabulary), pseudo_id(vocabulary, settings)
-    shown = settings if isinstance(settings, Corruption) else None
-    return with_pair_target(
-        lay_out_permuted(windows, steps, vocabulary, shown, pseudo=pseudo, most=most), windows, settings
-    )
+    if isinstance(settings, Corruption):
+        examples = lay_out_permuted(windows, steps, vocabulary, settings, pseudo=pseudo, most=most)
+    else:
+        steps, apart = remembered_first(steps, windows)
+        examples = lay_out_permuted(windows, steps, vocabulary, pseudo=pseudo, most=most, apart=apart)
+    return with_pair_target(examples, windows, settings)
+
+
+def remembered_first(steps: masking.Steps, windows: Windows) -> tuple[masking.Steps, Flags | None]:
+    """The steps with those of the tokens to remember before all others, and which these tokens are.
+
+    They must read nothing but each other and the memory, since the window that continues from them predicts the others. A
+    row without an unmasked one has none. The second is None unless windows overlap. *Shape:* (rows, window) each
+    """
+    if windows.new is None:
+        return steps, None
+    masked, most = steps >= 0, int(steps.max(initial=0)) + 1
+    apart = windows.new & (windows.new & ~masked).any(axis=1)[:, None]
+    first = 2 * most * np.arange(len(steps))[:, None]
+    each, number = np.unique((first + steps + most * ~apart)[masked], return_inverse=True)
+    result = np.full_like(steps, -1)
+    result[masked] = number - np.searchsorted(each, np.broadcast_to(first, steps.shape)[masked])
+    return result, apart
 
 
 def stepwise(windows: Windows, steps: masking.Steps, vocabulary: Vocabulary, settings: PermutedSettings) -> Examples:
@@ -96,6 +116,7 @@ def lay_out_permuted(
     *,
     pseudo: int,
     most: int = 1,
+    apart: Flags | None = None,
 ) -> Examples:
     """The rows C, O, P (XLNet) or C, O, M, Q (MPNet) for given factorization steps.
 
@@ -106,6 +127,7 @@ def lay_out_permuted(
         shown: What MPNet's M and Q show; None for XLNet's rows.
         pseudo: Token id of the P slots, or of the masks in Q.
         most: Minimum capacity of a row in predicted tokens.
+        apart: Which tokens read only each other in XLNet's rows; their steps are the first. *Shape:* (rows, window)
     """
     masked, compensates = MaskedTokens.of(steps), shown is not None
     if (masked.counts >= windows.lengths).any():
@@ -113,7 +135,7 @@ def lay_out_permuted(
     most = max(most, int(masked.counts.max(initial=0)))
     capacity = windows.token_ids.shape[1] + (1 + compensates) * most
     rows = RowBuilder(windows, masked, vocabulary, capacity)
-    context, counts = rows.put_unmasked(), masked.counts[masked.row]
+    context, counts = rows.put_unmasked(apart), masked.counts[masked.row]
     original = context[masked.row] + masked.rank
     query = original + (1 + compensates) * counts
     answers = windows.token_ids[masked.row, masked.position]
@@ -123,11 +145,22 @@ def lay_out_permuted(
         mask_ids, query_ids = corrupt(windows, masked, answers, vocabulary, shown, pseudo=pseudo)
         rows.put_masked(original + counts, mask_ids, Kind.MASK)
     rows.put_masked(query, query_ids, Kind.PSEUDO)
-    reads = visibility.compensated_rows if compensates else visibility.permuted_rows
+    mutual, bounds = np.zeros_like(context), masked.step_bounds()
+    if compensates:
+        intervals = visibility.compensated_rows(context, masked.row, *bounds, capacity=capacity)
+    elif apart is None:
+        intervals, mutual = visibility.permuted_rows(context, masked.row, *bounds, capacity=capacity), context
+    else:
+        of_apart = apart[masked.row, masked.position]
+        count = apart.sum(axis=1) - np.bincount(masked.row[of_apart], minlength=len(context))
+        mutual = np.where(count > 0, count, context)
+        intervals = visibility.permuted_rows(
+            context, masked.row, *bounds, capacity=capacity, apart=count, of_apart=of_apart
+        )
     return rows.examples(
-        reads(context, masked.row, *masked.step_bounds(), capacity=capacity),
+        intervals,
         lengths=context + (2 + compensates) * masked.counts,
-        mutual=np.zeros_like(context) if compensates else context,
+        mutual=mutual,
         targets={"par": masked.target(query, answers, most)},
     )
 

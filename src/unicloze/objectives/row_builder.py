@@ -192,8 +192,11 @@ class RowBuilder:
             self.kinds[:, :window][np.arange(window) >= windows.lengths[:, None]] = Kind.PADDING
         return windows.lengths
 
-    def put_unmasked(self) -> Int32s:
+    def put_unmasked(self, ahead: Flags | None = None) -> Int32s:
         """Put the windows without their masked positions as context.
+
+        Args:
+            ahead: Positions to put before all others. *Shape:* (rows, window)
 
         Returns:
             Context slots of each row. *Shape:* (rows,)
@@ -204,6 +207,8 @@ class RowBuilder:
         kept = np.arange(window) < windows.lengths[:, None]
         kept.reshape(-1)[masked.place(masked.position, window)] = False
         row, position, _ = flagged(kept)
+        if ahead is not None:
+            position = position[np.argsort(2 * row + ~ahead[row, position], kind="stable")]
         source, in_context = row * window + position, np.arange(capacity) < context[:, None]
         self.input_ids[in_context] = windows.token_ids.reshape(-1)[source]
         self.position_ids[in_context] = position
@@ -264,9 +269,9 @@ def with_pair_target(examples: Examples, windows: Windows, settings: Pairs) -> E
             f"objective.targets names {names[0]}, which needs paired segments: set --objective.pairs "
             f"{PAIRS_OF_TARGETS[names[0]]}."
         )
-    rows = len(examples)
+    rows, begins = len(examples), (examples.position_ids == 0) & (examples.kinds == Kind.CONTEXT)
     target = Target(
-        slots=np.zeros((rows, 1), dtype=np.int32),
+        slots=begins.argmax(axis=1).astype(np.int32)[:, None],
         labels=windows.negative.astype(np.int32)[:, None],
         weights=np.ones((rows, 1), dtype=np.float32),
     )
