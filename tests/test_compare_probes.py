@@ -145,9 +145,9 @@ def test_a_stopped_comparison_resumes_and_repeats_nothing(
     tuned: list[str] = []
     stop_at = [4]
 
-    def counted(recipe: Any, start: LoadedModel, *places: Any, progress: bool) -> FinetuneResult:
+    def counted(recipe: Any, start: LoadedModel, *places: Any, **how: Any) -> FinetuneResult:
         tuned.append(start.recipe.name)
-        return finetune_run(recipe, start, *places, progress=progress)
+        return finetune_run(recipe, start, *places, **how)
 
     def stopping(*arguments: Any) -> Any:
         for number, step in enumerate(finetuning_steps(*arguments)):

@@ -155,7 +155,7 @@ def test_a_recipe_costs_what_torch_counts(name: str, prepared: Prepared, tmp_pat
 
 @pytest.mark.parametrize("size", [{}, {"model.embedding_size": 16}], ids=["", "narrow"])
 @pytest.mark.parametrize(
-    "targets", [["ae", "par", "nsp"], ["ae", "par", "sop"], ["ae", "rtd", "sbo"], ["ae", "sbo", "nsp"]]
+    "targets", [["ae", "par", "nsp"], ["ae", "par", "sop"], ["ae", "rtd", "nsp"], ["ae", "sbo", "nsp"]]
 )
 def test_targets_together_cost_what_torch_counts(
     targets: list[str], size: dict[str, Any], prepared: Prepared, tmp_path: Path

@@ -84,6 +84,9 @@ def test_each_tagger_has_its_files_tags_and_heads(start: LoadedModel, tmp_path: 
     heads = task_heads(recipe)
     assert len(heads) == 12 and {"tags:side", "tags:size", "tags:side:future", "tags:size:full"} <= set(heads)
     assert data.unlabelled is not None and set(data.unlabelled.rows[0].targets) == set(heads)  # all teach
+    recipe, data = opened(start, folder(tmp_path), training__batch_size=8)
+    steps = list(finetuning_steps(data, recipe, start.tokenizer.vocabulary, "cpu", 0))
+    assert len(steps) == recipe.training.steps and {len(batch.examples) for (batch,) in steps[::2]} == {8}
 
 
 def test_rows_of_several_targets_are_padded_apart(start: LoadedModel, tmp_path: Path) -> None:

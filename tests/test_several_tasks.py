@@ -122,7 +122,7 @@ def test_a_row_visited_again_in_an_epoch_has_other_noise(start: LoadedModel, tmp
     rows = [
         row.tobytes() for step in steps for batch in step for row in np.pad(batch.examples.input_ids, ((0, 0), (0, 48)))
     ]
-    assert len(rows) == 17 and len({row[:96] for row in rows}) == 17
+    assert len(rows) == 17 and len({row[: 4 * 48] for row in rows}) == 17
     assert "4 of 2 text" in str(Mixture.of(data.records, data.rows, recipe.task))
 
 

@@ -272,7 +272,7 @@ def test_what_is_remembered_has_read_nothing_that_the_next_window_predicts(tmp_p
     sampler = make_sampler(make_source(tmp_path, DOCUMENTS), directions="both", **OVERLAPPING)
     windows = sampler.read(0, 8 * LANES, pairs="next_sentence", lanes=LANES)
     settings = settings_of(name="permuted", targets=["par", "nsp"], factorization=factorization, pairs="next_sentence",
-                           masking="blockwise", mask_rate=0.3)  # fmt: skip
+                           masking="blockwise", mask_rate=0.3, pseudo_token="mask")  # fmt: skip
     examples = make_examples(windows, VOCABULARY, settings)
     slots, between = examples.text_slots(), 0
     assert windows.new is not None

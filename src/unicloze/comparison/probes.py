@@ -223,6 +223,8 @@ def _noted(probe: Probe) -> dict[str, Any]:
 def _changes(former: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The difference between two notes on a probe, in words; empty if there is none."""
     old, new = former["settings"], now["settings"]
+    if old.get("finetuning.fit_head") == "auto":  # of older comparisons, which fitted none
+        old = {**old, "finetuning.fit_head": False}
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     if changed:
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""

@@ -256,6 +256,7 @@ def finetuning_steps(
             chosen = keyed.permutation(places, len(text.rows), keyed.key(seed, purpose, epoch)[0])
         else:
             chosen = mixture.rows(places, epoch, seed) if turns is None else turns.rows(turn, batch_size, seed)
+        places = number * batch_size + np.arange(len(chosen))  # several taggers draw a whole batch each time
         order = np.argsort([-text.rows[number].slots for number in chosen], kind="stable")
         chosen, places, most = chosen[order], places[order], recipe.training.micro_batch_size or len(chosen)
         cuts = [slice(first, first + most) for first in range(0, len(chosen), most)]

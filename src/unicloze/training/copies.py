@@ -139,6 +139,7 @@ class Copies:
         if self._system.exists(f"{self._place}/{LEDGER}"):
             copied: bytes = self._system.cat_file(f"{self._place}/{LEDGER}")
             if not own.exists() or not own.read_bytes().startswith(copied):
+                own.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(own, copied)
 
     def _take(self, name: str, manifest: bytes, folder: Path) -> str | None:
