@@ -190,10 +190,10 @@ def test_passages_and_sources_have_rivals_too() -> None:
     found = TASKS["extraction"].rival([], records(passage), task("extraction"))
     assert found is not None and found.answers == ["Carl was born in 1950."]
     sources = records(
-        {"source": "A one. B two. C three. D four."}, {"source": "One only."}, {"source": "A. B. C. D. E."}
+        {"source": "A one. B two. C three. D four."}, {"source": "One only."}, {"source": "Go. Be. So. Do. We."}
     )
     lead = TASKS["generation"].rival([], sources, task("generation"))
-    assert lead is not None and list(lead.answers) == ["A one. B two. C three.", "One only.", "A. B. C."]
+    assert lead is not None and list(lead.answers) == ["A one. B two. C three.", "One only.", "Go. Be. So."]
     assert TASKS["generation"].rival([], sources[1:2], task("generation")) is None
 
 

@@ -89,7 +89,7 @@ def remembered_first(steps: masking.Steps, windows: Windows) -> tuple[masking.St
     if windows.new is None:
         return steps, None
     masked, most = steps >= 0, int(steps.max(initial=0)) + 1
-    apart = windows.new & (windows.new & ~masked).any(axis=1)[:, None]
+    apart = windows.new & np.any(windows.new & ~masked, axis=1)[:, None]
     first = 2 * most * np.arange(len(steps))[:, None]
     each, number = np.unique((first + steps + most * ~apart)[masked], return_inverse=True)
     result = np.full_like(steps, -1)
