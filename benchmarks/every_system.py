@@ -76,7 +76,7 @@ SYSTEMS = {
     "SpanBERT with boundaries": System("spanbert-base", True, window=16),
     "ELECTRA": System("electra-base", window=16),
     "MPNet": System("mpnet-base", True),
-    "XLNet with memory": System("xlnet-base", True),
+    "XLNet with memory": System("xlnet-base", True, settings={"data.directions": "forward"}),
     "GPT": System("gpt"),
     "GPT-2": System("gpt-2"),
     "GPT-3 with local layers and ramp": System(

@@ -187,7 +187,10 @@ def _data_problems(recipe: Recipe) -> Iterator[Problem]:
     shortest, text, streams = 1 + 2 * data.segments, data.window - 3, data.order == "streams"
     again = round(data.overlap * text) if 0 <= data.overlap < 1 else 0
     consecutive = needed.pairs == "contiguous" or (needed.pairs == "next_sentence" and data.overlap)
+    lstm = recipe.model.kind == "recurrent"  # its state has read the whole window
     marked, remembers = needed.phrases or needed.spans or needed.static_copies is not None, recipe.model.memory > 0
+    forward = recipe.objective.reading.visibility == "left_to_right" and data.directions == "forward"
+    ordered = recipe.objective.name == "permuted" or (recipe.objective.name == "causal" and forward and not lstm)
     running = streams and data.documents == "joined" and data.segments == 1
     yield from _invalid(
         ("data.corpus", not data.corpus and data.prepared is None,
@@ -211,7 +214,7 @@ def _data_problems(recipe: Recipe) -> Iterator[Problem]:
          "streams need consecutive text: set objective.pairs to contiguous, or to next_sentence with data.overlap"),
         ("data.overlap", data.overlap and not 2 <= again < text,
          "it must be 0, or a share below 1 that leaves two tokens of a window to read again"),
-        ("data.overlap", data.overlap and remembers and recipe.objective.name != "permuted",
+        ("data.overlap", data.overlap and remembers and not ordered,
          "what is remembered has read the text that the next window predicts again; set it to 0, or model.memory to 0"),
         ("data.overlap", data.overlap and streams and (data.documents != "joined" or data.segments == 1),
          "it needs data.documents joined and data.segments 2"),
