@@ -13,8 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from unicloze import cores
-from unicloze.cores import usable_cores, waiting
+from unicloze.cores import memory, usable_cores, waiting
 from unicloze.files import Plain
 
 REQUIRED = (
@@ -123,7 +122,7 @@ def _processor() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    if math.isinf(usable := cores.memory()):
+    if math.isinf(usable := memory()):
         return
     page = os.sysconf("SC_PAGE_SIZE")
     whole = os.sysconf("SC_PHYS_PAGES") * page

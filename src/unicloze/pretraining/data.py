@@ -14,7 +14,7 @@ from unicloze.interop.read import is_foreign, open_model
 from unicloze.mixtures import parts, phases
 from unicloze.recipes import validate
 from unicloze.recipes.schema import KEYS, flatten
-from unicloze.settings import TRAINED, Recipe
+from unicloze.settings import TRAINED, DataSettings, Recipe
 from unicloze.text.lineage import LOADED_TOKENIZER, is_corpus, known_settings, read_lineage
 from unicloze.text.phrases import PhraseTable, open_phrases
 from unicloze.text.prepare import Prepared, open_or_prepare
@@ -143,6 +143,13 @@ def phrases_for(recipe: Recipe, prepared: Prepared, folder: Path, *, progress: b
     return open_phrases(recipe.data, prepared, folder / "phrases", progress=progress)
 
 
+def cut_by(data: DataSettings) -> dict[str, Any]:
+    """How a sampler cuts text into windows, as its arguments."""
+    overlap = data.overlap if data.order == "streams" else 0.0
+    kept = ("window", "segments", "documents", "order", "directions")
+    return {**{name: getattr(data, name) for name in kept}, "overlap": overlap}
+
+
 def build_sampler(
     recipe: Recipe, prepared: Prepared, *, heldout: bool = False, phrases: PhraseTable | None = None
 ) -> WindowSampler:
@@ -150,17 +157,12 @@ def build_sampler(
     kind = WindowSampler if recipe.data.lengths == "fixed" or heldout else RandomLengthSampler
     return kind(
         prepared.heldout if heldout else prepared.train,
-        window=recipe.data.window,
-        segments=recipe.data.segments,
+        **cut_by(recipe.data),
         vocabulary=prepared.tokenizer.vocabulary,
         seed=recipe.training.seed,
         weights=None if heldout else recipe.data.weights,
-        documents=recipe.data.documents,
-        order=recipe.data.order,
-        directions=recipe.data.directions,
         phrases=phrases,
         spans=any(part.settings.windows.spans for part in parts(recipe.objective)),
-        overlap=recipe.data.overlap if recipe.data.order == "streams" else 0.0,
     )
 
 

@@ -21,7 +21,7 @@ from unicloze.mixtures import Phase, parts, phases
 from unicloze.model.build import shapes_only
 from unicloze.model.layers import Layer
 from unicloze.pretraining.budget import step_seconds
-from unicloze.pretraining.data import teacher_of
+from unicloze.pretraining.data import cut_by, teacher_of
 from unicloze.progress import short, span
 from unicloze.settings import Recipe
 from unicloze.text.phrases import PhraseTable
@@ -301,14 +301,9 @@ def _random_text(recipe: Recipe, vocab_size: int) -> Iterator[Callable[[Recipe],
         def sampler_of(each: Recipe) -> WindowSampler:
             return WindowSampler(
                 [source],
-                window=each.data.window,
-                segments=each.data.segments,
+                **cut_by(each.data),
                 vocabulary=vocabulary,
                 seed=0,
-                documents=each.data.documents,
-                order=each.data.order,
-                overlap=each.data.overlap if each.data.order == "streams" else 0.0,
-                directions=each.data.directions,
                 phrases=PhraseTable([pair], vocabulary) if each.objective.windows.phrases else None,
             )
 

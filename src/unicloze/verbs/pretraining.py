@@ -235,9 +235,10 @@ def _chosen(
     folder = folder_at(out, RUNS / str(settings.get("name", AUTO)))
     if "training.copy_to" in settings and not (folder / RECIPE).is_file():
         url = load_recipe(AUTO, given).training.copy_to  # refuses wrong settings before anything is fetched
-        copies = None if url is None else Copies(url)
-        with joined() as world, hold_run(folder, world):
-            world.only_first(lambda: copies and copies.fetch(folder))
+        if url is not None:
+            copies = Copies(url)
+            with joined() as world, hold_run(folder, world):
+                world.only_first(lambda: copies.fetch(folder))
     if (folder / RECIPE).is_file():
         if budget is not None:
             say(f"{folder} resumes with the settings chosen before; --budget no longer changes them")
