@@ -83,6 +83,16 @@ def test_a_step_predicts_what_the_whole_row_does(kind: str) -> None:
             torch.testing.assert_close(found[1][row, hypothesis], alone[1], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_rows_of_a_fixed_shape_read_their_own_source_alone(kind: str) -> None:
+    """As on a GPU, where the padding of a shorter source holds that row's target."""
+    settings, shape = MODELS[kind]
+    rows, model = prefix_rows(settings), model_of(**shape)
+    assert len({*rows.mutual.tolist()}) > 1
+    losses = [model(collate(rows, fixed_shape=fixed))["lm"].total for fixed in (False, True)]
+    torch.testing.assert_close(losses[1], losses[0])
+
+
 def whole_row(model: UnifiedModel, settings: SourceTarget, source: Any, target: list[int]) -> Tensor:
     """Logits after each number of target tokens, from one row made by hand. *Shape:* (tokens + 1, vocabulary)"""
     vocabulary = toys.vocabulary()
