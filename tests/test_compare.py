@@ -41,6 +41,7 @@ from unicloze.pretraining.budget import Budget, Cost, measure_slots, with_steps
 from unicloze.pretraining.data import build_sampler
 from unicloze.pretraining.run import RunResult, pretrain_run
 from unicloze.recipes import load_recipe, recipes_of, save_recipe
+from unicloze.recipes.schema import parse_options
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, ModelSettings, Recipe, TokenizerSettings
 from unicloze.text.counts import Counts
@@ -422,6 +423,17 @@ def test_recipes_share_one_text(corpus: Path, tmp_path: Path) -> None:
     compare._check_one_text(own)  # a vocabulary that is loaded has its own size
     with pytest.raises(UsageError, match=r"differ in tokenizer.path, .* or --tokenizer.path for all\.$"):
         compare._check_one_text([own[0], own[1].changed("tokenizer", path=None)])
+
+
+def test_a_given_corpus_replaces_the_prepared_text_of_a_recipe(corpus: Path, tmp_path: Path) -> None:
+    prepared = open_or_prepare(DataSettings(corpus=[str(corpus)]), TOKENIZER, tmp_path / "p", progress=False)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"base: {NAMES[1]}\nname: mine\ndata: {{prepared: {prepared.folder}}}\n")
+    for given in ({"data.corpus": ["other.txt"]}, parse_options(["--data.prepared", "null"])):
+        found = contestants([str(mine), NAMES[0]], like=None, overrides=given)
+        assert [recipe.data.prepared for recipe in found] == [None, None]
+    with pytest.raises(UsageError, match=r"option --tokenizer\.vocab_size: .* was made with 512"):
+        contestants([str(mine)], like=None, overrides={"tokenizer.vocab_size": 300})
 
 
 def test_runs_are_named_by_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

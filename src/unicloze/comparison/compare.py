@@ -43,15 +43,17 @@ from unicloze.errors import UniclozeError, UsageError, check_at_least
 from unicloze.files import CHECKPOINTS, InUse, hold, write_file
 from unicloze.finetuning.seeds import OverSeeds
 from unicloze.mixtures import describe, longest_window
+from unicloze.model.backbone import embedding_width
 from unicloze.pretraining.budget import Budget
-from unicloze.pretraining.count_baselines import trained_sources
 from unicloze.pretraining.data import build_sampler
 from unicloze.report.history import History
 from unicloze.rules import listed
 from unicloze.settings import Recipe
+from unicloze.text.count_vectors import open_vectors
 from unicloze.text.counts import open_counts
 from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.training.checkpoint import list_checkpoints
+from unicloze.training.loop import shared_settings
 from unicloze.training.memory import refuse_what_cannot_fit
 from unicloze.training.pace import Clock
 from unicloze.training.precision import choose_device, choose_precision
@@ -143,6 +145,10 @@ def compare_recipes(
         fitted = fit_probes(probes, recipes, prepared.tokenizer)
         planned = _plan(recipes, prepared, budget, out / COMPARISON_FILE, wanted, overrides or {}, say)
         _note_probes(fitted, out / COMPARISON_FILE, say)
+        counts = open_counts(prepared, prepared.train)
+        from_counts = [recipe for recipe in recipes if recipe.training.start == "counts"]
+        for width in sorted({embedding_width(recipe.model) for recipe in from_counts}):
+            open_vectors(prepared, prepared.train, width)  # keeps them: no run's time pays for those of all
     plain = recipes[0].changed("data", window=window, segments=1, documents="separate", order="shuffled")
     sampler = build_sampler(plain, prepared, heldout=True)
     windows = sampler.sequential(recipes[0].training.evaluate_windows)
@@ -159,15 +165,15 @@ def compare_recipes(
     def do(job: Job) -> dict[str, Any]:
         recipe = job.contestant.recipe
         clock = clock_of(job, budget) if budget.kind == "time" else None
-        known = run_once(recipe, job.seed, job.run, prepared, sampler, windows, evaluators or {}, progress, clock)
-        for probe in fitted:
-            if recipe.name not in probe.not_defined and probe.name not in known[PROBES]:
-                say(f"{recipe.name}, seed {job.seed}: fine-tuned on {probe.name}")
-                fine_tune(probe, job.run, known, progress)
+        with shared_settings(f"{recipe.name} fails", "of a comparison", f", or leave {recipe.name} out"):
+            known = run_once(recipe, job.seed, job.run, prepared, sampler, windows, evaluators or {}, progress, clock)
+            for probe in fitted:
+                if recipe.name not in probe.not_defined and probe.name not in known[PROBES]:
+                    say(f"{recipe.name}, seed {job.seed}: fine-tuned on {probe.name}")
+                    fine_tune(probe, job.run, known, progress)
         return known
 
     done = [(job.run, known) for job, known in zip(jobs, do_all(jobs, do, say), strict=True)]
-    counts = open_counts(prepared, trained_sources(recipes[0], prepared))
     with_memory: Counted = {}
     if any(recipe.model.memory for recipe in recipes):
         with_memory = counted(counts, windows, sampler.texts_before(windows, 1))

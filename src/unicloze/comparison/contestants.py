@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unicloze.errors import UsageError
+from unicloze.errors import UsageError, option_of
 from unicloze.mixtures import parts, phases
 from unicloze.objectives import OBJECTIVES
 from unicloze.pretraining.budget import Budget, cost_of_a_step, with_steps
-from unicloze.pretraining.data import build_sampler, phrases_for
+from unicloze.pretraining.data import build_sampler, check_beside_prepared, phrases_for
 from unicloze.recipes import RecipeFiles, read_recipe
 from unicloze.recipes.schema import foreign_key, keys_of
 from unicloze.recipes.validation import refuse_not_of_pretraining, refuse_unread
@@ -87,12 +87,15 @@ def contestants(
                 f"{same[0]} and {same[1]} are both named {recipe.name}: leave one out, or set another `name` in its file."
             )
     extra = max(recipe.tokenizer.extra_tokens for recipe in own)
+    of_all = {"tokenizer.extra_tokens": extra, "training.copy_to": None}
+    if "data.corpus" in overrides:
+        of_all["data.prepared"] = None  # of another text
     sizing = {key: value for key, value in overrides.items() if key in _SIZING}
     model = None if like is None else _opened(like).recipe(sizing)
     found = []
     for files, recipe in zip(opened, own, strict=True):
         shared = {} if model is None else _shared_settings(model, recipe)
-        shared |= {"tokenizer.extra_tokens": extra, **_those_of(recipe, overrides), "training.copy_to": None}
+        shared |= {**_those_of(recipe, overrides), **of_all}
         try:
             found.append(dataclasses.replace(files.recipe(shared), name=recipe.name))
         except UsageError as error:
@@ -100,6 +103,8 @@ def contestants(
                 raise
             raise UsageError(f"recipe {recipe.name} with the sizes of --like {like}: {error}") from error
     _refuse_foreign(own, overrides)
+    for recipe in found:
+        check_beside_prepared(recipe, {key: f"option {option_of(key)}" for key in overrides})
     for key in overrides:
         refuse_unread([recipe for recipe in found if key in _those_of(recipe, overrides)], [key])
     return found

@@ -9,6 +9,7 @@ import statistics
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from unicloze.progress import counted
 from unicloze.records import read_records
 from unicloze.settings import Recipe
 from unicloze.training.loading import LoadedModel
+from unicloze.training.loop import shared_settings
 
 FEW = 4
 """Number of metric values that fit in one line."""
@@ -148,7 +150,9 @@ def finetune_seeds(
         seed = recipe.training.seed + number
         seeded = recipe.changed("training", seed=seed)
         folder = out if seeds == 1 else out / f"seed-{seed}"
-        runs.append(finetune_run(seeded, start, train, dev, folder, progress=progress))
+        known = runs[-1].baselines if runs else None  # the same for all seeds
+        with shared_settings(f"seed {seed} fails", "with several seeds") if seeds > 1 else nullcontext():
+            runs.append(finetune_run(seeded, start, train, dev, folder, progress=progress, baselines=known))
         if runs[-1].stopped_by:
             break
     summary = FinetuneSummary(out, runs, _over_seeds([run for run in runs if not run.stopped_by]))

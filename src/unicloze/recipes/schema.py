@@ -179,7 +179,7 @@ def parse_options(arguments: Sequence[str], *, prefix: str = "") -> dict[str, An
         elif len(values) > 1:
             raise UsageError(f"option --{name}: it takes one value; what is '{values[1]}'?")
         else:
-            overrides[given] = values[0]
+            overrides[given] = None if values[0] == "null" and known.optional else values[0]
     return overrides
 
 

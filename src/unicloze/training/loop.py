@@ -303,6 +303,16 @@ class OutOfMemoryError(UniclozeError):
     """A forward or backward pass needs more memory than its device has."""
 
 
+@contextmanager
+def shared_settings(what: str, of: str, more: str = "") -> Iterator[None]:
+    """Say that the cure of an error needs another folder, since all runs of this one share their settings."""
+    try:
+        yield
+    except (NonFiniteError, OutOfMemoryError) as error:
+        cure = f"all runs {of} share their settings: give the changed command another --out{more}"
+        raise type(error)(f"{what}: {error}; {cure}") from error
+
+
 @dataclass
 class _Report:
     """What a process reports of its passes in a step, as JSON."""
@@ -376,7 +386,7 @@ class _Passes:
         if self.compute.device.type != "cuda":
             return time.monotonic()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.compute.device))
         return event
 
     def _pass(self, number: int) -> dict[str, Tensor]:
