@@ -381,6 +381,10 @@ def test_the_operations_of_steps_on_unlabelled_text_count(tmp_path: Path) -> Non
     assert flops(1, **unlabelled) == step
     assert flops(40, **unlabelled) == pytest.approx(20 * both)
     assert 2 * step < both < 6 * step
+    one_view = flops(
+        2, finetuning__views=["full"], **unlabelled
+    )  # the head of the task reads the text too, forward alone
+    assert one_view == pytest.approx((1 + 1 + 1 / 3) * step)
 
 
 def test_options_of_probes_are_distinguished_from_those_of_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:

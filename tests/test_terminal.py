@@ -135,7 +135,8 @@ def test_at_a_terminal_a_bar_with_losses_fits_80_columns(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("number", "shown"), [(850.4, "850"), (1234, "1.2k"), (12345, "12k"), (3.44e6, "3.4M"), (1e9, "1.0G")]
+    ("number", "shown"),
+    [(850.4, "850"), (1234, "1.2k"), (12345, "12k"), (3.44e6, "3.4M"), (1e9, "1.0G"), (999_600, "1.0M")],
 )
 def test_numbers_are_short(number: float, shown: str) -> None:
     assert short(number) == shown

@@ -26,7 +26,7 @@ def at_terminal() -> bool:
 def short(number: float) -> str:
     """A number in short form, such as 850, 1.2k, 12k or 3.4M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
+        if number >= 0.9995 * size:  # 999,600 is 1.0M
             return f"{number / size:.{int(number < 10 * size)}f}{unit}"
     return f"{number:.0f}"
 

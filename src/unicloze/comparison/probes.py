@@ -18,6 +18,7 @@ import numpy as np
 from unicloze.comparison.table import ProbeColumn
 from unicloze.errors import UsageError, options_begin_with
 from unicloze.evaluation.metrics.registry import metric
+from unicloze.example import Examples
 from unicloze.finetuning.data import (
     check_labels,
     encoded,
@@ -29,8 +30,9 @@ from unicloze.finetuning.data import (
 )
 from unicloze.finetuning.initial import adaptable, task_recipe, with_chosen
 from unicloze.finetuning.scores import check_answers, check_metrics
-from unicloze.model.build import shapes_only
-from unicloze.pretraining.budget import SAMPLED_STEPS, flops_of
+from unicloze.model.build import Model, shapes_only
+from unicloze.model.flops import TRAINING
+from unicloze.pretraining.budget import SAMPLED_STEPS, amounts_of
 from unicloze.recipes import read_recipe, task_names
 from unicloze.recipes.validation import (
     refuse_decided_in_task,
@@ -40,7 +42,7 @@ from unicloze.recipes.validation import (
 )
 from unicloze.records import read_records
 from unicloze.settings import Recipe
-from unicloze.tasks import TASKS
+from unicloze.tasks import TASKS, of_view
 from unicloze.tasks.columns import check_roles, resolved
 from unicloze.tasks.generation import with_learning
 from unicloze.tasks.several import records_of
@@ -246,4 +248,14 @@ def finetuning_flops(recipe: Recipe, train: Path, tokenizer: Tokenizer, steps: i
     numbers = [number for first in firsts for number in range(first, min(first + together, steps))]
     sampled = [next(finetuning_steps(data, recipe, tokenizer.vocabulary, "cpu", int(number))) for number in numbers]
     blocks = [batch.examples for step in sampled for batch in step if len(batch.examples)]
-    return steps * sum(flops_of(model, block) for block in blocks) / len(sampled)
+    return steps * sum(_flops_of(model, recipe, block) for block in blocks) / len(sampled)
+
+
+def _flops_of(model: Model, recipe: Recipe, rows: Examples) -> float:
+    """Those of a training step; rows with views are also read by the heads that teach them, see `OwnTeacher`."""
+    amounts = amounts_of(model, rows)
+    teaching = TASKS[recipe.task.kind].heads(recipe.task).keys()
+    views = amounts.predictions.keys() & {of_view(head, view) for head in teaching for view in recipe.finetuning.views}
+    if not views:
+        return model.flops(amounts)
+    return model.flops(amounts.of(views)) + model.flops(amounts.of(teaching)) / TRAINING
