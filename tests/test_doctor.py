@@ -91,6 +91,8 @@ def test_it_lists_the_dependencies_of_the_project() -> None:
         return tuple(re.split(r"[<>=\[; ]", requirement)[0] for requirement in requirements)
 
     assert names(project["dependencies"]) == doctor.REQUIRED
+    extras = set(project["optional-dependencies"]) - {"browser", "minilm", "docs", "mutate", "dev"}
+    assert extras == set(doctor.EXTRAS)
     for extra, packages in doctor.EXTRAS.items():
         assert names(project["optional-dependencies"][extra]) == packages
 

@@ -380,6 +380,15 @@ def test_commands_try_a_held_out_sentence(tmp_path: Path) -> None:
     assert masked == tokenizer.decode([*sentence[:2], tokenizer.vocabulary.mask, *sentence[3:]]).strip()
 
 
+def test_a_watched_page_about_seeds_waits_for_the_last_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in (0, 1):
+        make_run(tmp_path / f"seed-{seed}", whole())
+    monkeypatch.setattr(pages, "build_report", lambda run, out, refresh=0: Path(run))
+    monkeypatch.setattr(pages.time, "sleep", lambda _: (tmp_path / "results.json").write_text("{}"))
+    assert pages.watch_report(tmp_path, every=1) == tmp_path
+    assert (tmp_path / "results.json").is_file()
+
+
 @pytest.mark.parametrize(("last", "status"), [
     (event("stop", 3, signal=15), "stopped by signal 15 after step 3"),
     (event("failed", 3, message="the loss is nan"), "failed after step 3: the loss is nan"),

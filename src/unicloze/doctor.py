@@ -24,6 +24,7 @@ EXTRAS = {
     "hf": ("transformers",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "datasets": ("datasets",),
+    "storage": ("fsspec",),
     "metrics": ("rouge-score", "sacrebleu"),
     "coco": ("pycocoevalcap",),
     "tensorboard": ("tensorboard",),

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from unicloze.decoding.inputs import objective_of, part_with
 from unicloze.errors import UniclozeError
 from unicloze.example import predicts_tokens
-from unicloze.files import BASELINES, LEDGER, RECIPE, write_file
+from unicloze.files import BASELINES, LEDGER, RECIPE, RESULTS, write_file
 from unicloze.objectives import Ability
 from unicloze.recipes import load_recipe
 from unicloze.report.charts import Line, line_chart, series_class, short
@@ -39,8 +39,10 @@ def watch_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
     """Rewrite the page about a run until the run ends; meanwhile the browser reloads it."""
     place = Path(run)
     while True:  # until the last process of the run, or of each of its seeds, has recorded its end
-        folders = [place] if (place / LEDGER).is_file() else seed_folders(place) or [place]
-        if all(History.read(folder).last.get("event") in ENDINGS for folder in folders):
+        seeds = [] if (place / LEDGER).is_file() else seed_folders(place)
+        last = [History.read(folder).last.get("event") for folder in seeds or [place]]
+        another = seeds and last[-1] == "end" and not (place / RESULTS).is_file()  # written after the last seed
+        if not another and all(event in ENDINGS for event in last):
             return build_report(run, out)
         build_report(run, out, refresh=every)
         time.sleep(every)
