@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from interop_toys import save
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch
 from unicloze.interop.read import open_model
+from unicloze.pretraining import automatic
 from unicloze.pretraining.automatic import (
     MOST_PASSES,
     REACHED,
@@ -77,7 +79,8 @@ def test_a_survey_counts_characters_and_finds_spaces(tmp_path: Path, text: str, 
     text *= 20
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": text}).encode()))
-    assert survey(DataSettings(corpus=[str(tmp_path)])) == Survey(2 * len(text), spaced=spaced)
+    found = survey(DataSettings(corpus=[str(tmp_path)]))
+    assert found == Survey(2 * len(text), spaced=spaced, characters=len({*text} - {*" \n"}))
 
 
 @pytest.mark.parametrize(("first", "suffix", "escaped"), [
@@ -113,9 +116,18 @@ def test_a_survey_counts_the_text_alone(tmp_path: Path, suffix: str) -> None:
 
 def test_a_survey_reads_each_format_as_it_is_and_documents_apart(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "Inhaltsverzeichnis"}) + "\n" for _ in range(150)))
-    assert survey(DataSettings(corpus=[str(tmp_path)])) == Survey(150 * 18, spaced=True)
+    assert survey(DataSettings(corpus=[str(tmp_path)])) == Survey(150 * 18, spaced=True, characters=13)
     (tmp_path / "b.txt").write_text("\u0430\u0431 \u0432\u0433\u0434.\n" * 40_000)
     assert survey(DataSettings(corpus=[str(tmp_path)])).size == pytest.approx(323_150, rel=0.05)
+
+
+def test_text_of_many_characters_has_no_word_pieces(tmp_path: Path) -> None:
+    """As of Korean syllables, which would be most of a small vocabulary, or unknown."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices([chr(0xAC00 + 7 * number) for number in range(700)], k=3)) for _ in range(8_000)]
+    (tmp_path / "a.txt").write_text(" ".join(words), encoding="utf-8")
+    chosen = automatic._tokenizer(load_recipe("auto", {"data.corpus": [str(tmp_path)]}), {}, [])
+    assert (chosen["tokenizer.kind"], chosen["tokenizer.vocab_size"]) == ("bpe", 2048)
 
 
 def test_the_size_of_a_dataset_is_unknown() -> None:

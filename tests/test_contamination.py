@@ -55,6 +55,8 @@ def test_every_shared_ngram_is_found_and_nothing_else() -> None:
 
 
 def test_ideographs_are_words() -> None:
+    hindi, _ = NGrams.of(["कि का की के"], 2)  # which differ by vowel signs alone
+    assert len(hindi.find("को कि का कि")) == 1
     ngrams, _ = NGrams.of(["\u4e00\u4e01\u4e02\u4e03"], 3)
     assert ngrams.find("x\u4e01\u4e02\u4e03y")[:, 1:].tolist() == [[1, 4]]
     text = "".join(chr(0x4E00 + number) for number in range(3000))
@@ -103,11 +105,12 @@ def test_a_cell_may_have_lines_and_be_long(tmp_path: Path) -> None:
     (None, "there is no file at"),
     ("{", r"bad\.jsonl cannot be read"),
     ("PK\x03\x04\x14\0", r"bad\.jsonl is not text in UTF-8: unpack"),
+    ("x\n\udce9", r"bad\.jsonl:2 is not text in UTF-8: convert"),
     ('["one\u2028line"]\n\n["two"\n', r"bad\.jsonl cannot be read \(line 3: Expecting ',' delimiter\)"),
 ])  # fmt: skip
 def test_evaluation_files_that_cannot_be_read(content: str | None, message: str, tmp_path: Path) -> None:
     if content is not None:
-        (tmp_path / "bad.jsonl").write_text(content, encoding="utf-8")
+        (tmp_path / "bad.jsonl").write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(UniclozeError, match=message):
         list(evaluation_texts([str(tmp_path / "bad.jsonl")]))
     damaged = bytearray(gzip.compress(b'"one two three"' * 99))

@@ -33,6 +33,8 @@ TEXTS = [
     "It is 5 o'clock at O'Brien's: l'ami d'Anne, 10:30, 1990. 12 men",
     "it costs £5 or € 5, ひらがな カタカナ、漢字かな交じり文",
     "我爱你。他说\uff1a「好」\uff01",
+    "धीरे-धीरे चलो, हिन्दी()",  # words that end in vowel signs
+    "หนี้-สิน",
 ]
 
 

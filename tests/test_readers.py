@@ -250,9 +250,13 @@ def test_the_digest_covers_the_raw_bytes(tmp_path: Path) -> None:
     b"\x89PNG" + bytes(range(256)) * 9,
 ], ids=["random", "another encoding", "a picture"])  # fmt: skip
 def test_a_file_that_is_not_text_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(UniclozeError, match=r"a\.txt is not text in UTF-8: \d+% of the characters at its beginning"):
-        list(read_documents(tmp_path))
+    for name in ("a.jsonl", "a.txt"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(
+            UniclozeError, match=rf"{name} is not text in UTF-8: \d+% of the characters at its beginning"
+        ):
+            list(read_documents(tmp_path / name))
+        (tmp_path / name).unlink()
     (tmp_path / "a.txt").write_bytes(("Où est la bibliothèque, s'il vous plaît ? " * 40).encode("latin-1"))
     assert len(list(read_documents(tmp_path))) == 1  # few characters are lost, and counted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 IDEOGRAPH = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]")
 """Characters that tokenizers isolate even without spaces; others, such as kana, are not split."""
+_JOINERS = frozenset("\u200c\u200d")
 
 BEGIN_TEXT, END_TEXT, BEGIN_WORD, END_WORD, PADDING = range(256, 261)
 """Symbols that are not bytes. The first two are the only symbols of the words that begin and end a text."""
@@ -30,3 +32,13 @@ def spell(words: Sequence[Sequence[int]], begins: Sequence[bool]) -> npt.NDArray
         marked = [*([BEGIN_WORD] if whole else []), *word[: LONGEST - 2], END_WORD]
         row[: len(marked)] = marked
     return table
+
+
+def is_mark(character: str) -> bool:
+    """Whether it belongs to the character before it."""
+    return character in _JOINERS or unicodedata.category(character).startswith("M")
+
+
+def last_of(text: str) -> str:
+    """The last character of a text without the marks that belong to it; empty if there is none."""
+    return next((character for character in reversed(text) if not is_mark(character)), "")

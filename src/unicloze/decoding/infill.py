@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from unicloze.arrays import Flags, Int32s
+from unicloze.characters import last_of
 from unicloze.decoding import inputs
 from unicloze.decoding.inputs import lacks, longest_text, objective_of, part_with
 from unicloze.errors import UsageError
@@ -68,7 +69,7 @@ class Cloze:
         if not word.strip():
             return surface.translate(_SIGNS)
         before = self.text[:start].removesuffix(" ")
-        touches = _spells(before[-1:]) or any(end == len(before) for _, end in self.spans)
+        touches = _spells(last_of(before)) or any(end == len(before) for _, end in self.spans)
         is_piece = word == surface and touches and _spells(word[0])
         return ("##" if is_piece else "") + word.translate(_SIGNS_OF_LINES)
 
@@ -96,7 +97,7 @@ class Cloze:
                     filled = (filled + between).rstrip() + surface
                 else:
                     word = surface[1:]
-                    touches = not between and part[0] > run[0] and _spells(filled[-1:]) and _spells(word[:1])
+                    touches = not between and part[0] > run[0] and _spells(last_of(filled)) and _spells(word[:1])
                     filled += between + (" " if touches else "") + word
                 last = self.spans[part[-1]][1]
         return filled + self.text[last:]

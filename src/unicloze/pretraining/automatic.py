@@ -137,10 +137,12 @@ def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> 
     if recipe.tokenizer.path is not None or recipe.data.prepared is not None:
         return {}
     seen = survey(recipe.data)
+    vocab_size = vocabulary_size(seen)
+    fits = 4 * seen.characters <= vocab_size  # WordPiece spends half of its vocabulary at most on single characters
     chosen = {
-        "tokenizer.kind": "wordpiece" if seen.spaced else "bpe",
+        "tokenizer.kind": "wordpiece" if seen.spaced and fits else "bpe",
         "tokenizer.lowercase": False,
-        "tokenizer.vocab_size": vocabulary_size(seen),
+        "tokenizer.vocab_size": vocab_size,
     }
     final = {**chosen, **given}
     size = "an unknown number of characters" if seen.size is None else f"about {short(seen.size)} characters"

@@ -302,7 +302,7 @@ class _Questions(RowTask):
         return lay_out(laid_out, vocabulary, recipe)
 
 
-_SENTENCE = re.compile(r".+?(?:[.!?](?=\s)|[\u3002\uff01\uff1f]|\n|\Z)", re.DOTALL)
+_SENTENCE = re.compile(r".+?(?:[.!?](?=\s)|[\u3002\uff01\uff1f\u0964\u061f\u06d4]|\n|\Z)", re.DOTALL)
 
 
 _INITIAL = re.compile(r"\b(?:[^\W\d_]|Mr|Mrs|Ms|Dr|St|Prof|Gen|Sen|Rep|Gov|Lt|Col|Sgt|Jr|Sr|No|Sept|vs)\.\Z")

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 from unicloze.errors import UniclozeError
 from unicloze.files import LONGEST_LINE, RATIO, SPARE, Unpacked, at_home, parse_json
@@ -475,6 +475,7 @@ def _read_jsonl(
     file: File, stream: BinaryIO, text_field: str, tally: Tally, spans_field: str | None, field_option: str
 ) -> Iterator[Document]:
     line = 0
+    _refuse_other_bytes(file, cast(io.BufferedReader, stream).peek(_CHUNK_BYTES)[:_CHUNK_BYTES])
     while raw := stream.readline(LONGEST_LINE + 1):
         line += 1
         place = f"{file}:{line}"

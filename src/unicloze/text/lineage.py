@@ -52,7 +52,8 @@ def describe_settings(data: DataSettings, tokenizer: TokenizerSettings) -> dict[
     else:
         described = {name: value for name, value in dataclasses.asdict(tokenizer).items() if name != "path"}
     evaluation = [file for name in data.decontaminate for file in files_at(name)]
-    cut = {"decontaminate.files": list(map(file_hash, evaluation)), "decontaminate.ngram": data.decontaminate_ngram}
+    files = [f"{file_hash(file)} as {read_as(file)}" for file in evaluation]
+    cut = {"decontaminate.files": files, "decontaminate.ngram": data.decontaminate_ngram}
     return {
         "code": CODE,
         "data.text_field": data.text_field,

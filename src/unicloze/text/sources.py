@@ -260,6 +260,7 @@ class Survey:
 
     size: int | None  # estimated number of characters; None if unknown
     spaced: bool  # whether words are separated by spaces
+    characters: int = 0  # number of the most frequent characters that make up 99.9 % of the text
 
 
 def survey(data: DataSettings) -> Survey:
@@ -278,7 +279,8 @@ def survey(data: DataSettings) -> Survey:
         else:
             known = _characters(find_files(corpus), data.text_field, "".join(sample))
         size = None if size is None else size + known
-    return Survey(size, _spaced("\n".join(texts)))
+    text = "\n".join(texts)
+    return Survey(size, _spaced(text), _frequent(text))
 
 
 def _characters(files: Sequence[File], text_field: str, sample: str) -> int:
@@ -327,6 +329,12 @@ def _spaced(text: str) -> bool:
     letters = Counter(filter(str.isalpha, text))
     unspaced = sum(count for one, count in letters.items() if unicodedata.name(one, "").startswith(UNSPACED))
     return unspaced <= MOST_UNSPACED * letters.total() and len(text) <= LONGEST_MEAN_WORD * max(1, len(text.split()))
+
+
+def _frequent(text: str) -> int:
+    counts = Counter("".join(text.split()))
+    covered = itertools.accumulate(count for _, count in counts.most_common())
+    return sum(count < 0.999 * counts.total() for count in covered) + bool(counts)
 
 
 def name_of(tokenizer: Tokenizer) -> str:

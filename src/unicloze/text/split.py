@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import codecs
 import csv
+import functools
 import hashlib
 import io
 import itertools
 import re
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -30,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unicloze.arrays import Flags, Int32s, Int64s
-from unicloze.characters import IDEOGRAPH
+from unicloze.characters import IDEOGRAPH, is_mark
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.files import LARGEST_FILE, parse_json
 from unicloze.storage import File
@@ -226,7 +228,14 @@ MOST_PIECES = 10
 COMMON = 10
 """N-grams in more training documents than this are left."""
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_WORD = re.compile(rf"{IDEOGRAPH.pattern}|[^\W{IDEOGRAPH.pattern[1:-1]}]+")
+_LETTER = rf"[^\W{IDEOGRAPH.pattern[1:-1]}]"
+
+
+@functools.cache
+def _word() -> re.Pattern[str]:
+    """A word: letters and digits with the marks that belong to them, such as the vowel signs of Hindi, or an ideograph."""
+    marks = [chr(code) for code in range(sys.maxunicode + 1) if is_mark(chr(code))]
+    return re.compile(rf"{IDEOGRAPH.pattern}|(?:{_LETTER}[{re.escape(''.join(marks))}]*)+")
 
 
 # Brown et al., "Language Models are Few-Shot Learners", 2020, Appendix C. Words are lower-cased runs of letters and
@@ -289,7 +298,7 @@ class NGrams:
         same = (self._sorted[place] == hashes) & (self.rows[place] == rows).all(axis=1)
         if not same.any():
             return np.zeros((0, 3), dtype=np.int64)
-        spans = np.array([match.span() for match in _WORD.finditer(text)], dtype=np.int64)
+        spans = np.array([match.span() for match in _word().finditer(text)], dtype=np.int64)
         first = starts[same]
         return np.stack([place[same], spans[first, 0], spans[first + n - 1, 1]], axis=1)
 
@@ -345,7 +354,11 @@ def _texts(file: File) -> Iterator[str]:
         raise UniclozeError(f"{file} has more than {LARGEST_FILE:,} bytes: split it.")
     if b"\0" in raw:  # an archive, or text in UTF-16
         raise UniclozeError(f"{file} is not text in UTF-8: unpack or convert it, or leave it out.")
-    text = raw.decode("utf-8-sig", errors="replace")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = raw.count(b"\n", 0, error.start) + 1
+        raise UniclozeError(f"{file}:{number} is not text in UTF-8: convert the file, or leave it out.") from error
     if kind == ".json":
         yield from _strings(parse_json(text))
     elif kind == ".jsonl":
@@ -374,7 +387,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _numbers(text: str, words: dict[str, int], *, grow: bool = False) -> Int32s:
     """Number of each word of a text; -1 if unknown, unless the words may grow. *Shape:* (words,)"""
-    found = [word.lower() for word in _WORD.findall(text)]
+    found = [word.lower() for word in _word().findall(text)]
     if grow:
         return np.array([words.setdefault(word, len(words)) for word in found], dtype=np.int32)
     return np.array([words.get(word, -1) for word in found], dtype=np.int32)

@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models
 
 from unicloze.arrays import Flags, Int32s
-from unicloze.characters import IDEOGRAPH
+from unicloze.characters import IDEOGRAPH, is_mark, last_of
 from unicloze.errors import UniclozeError
 from unicloze.settings import TokenizerSettings
 
@@ -160,7 +160,6 @@ _LEADS_OF_LETTERS = frozenset([*range(0xC3, 0xE2), *range(0xEA, 0xEE)])
 """First bytes of UTF-8 characters that are mostly letters; the others begin signs and ideographs."""
 _LEADS_OF_IDEOGRAPHS = range(0xE3, 0xEA)
 """First bytes of UTF-8 characters that are mostly ideographs and kana."""
-_JOINERS = frozenset("\u200c\u200d")
 
 _APART, _LETTER, _SIGN, _INSIDE = range(4)
 """How a token begins: with white space; with a letter; with anything else; inside a character or with a combining mark."""
@@ -251,8 +250,8 @@ def _edges(text: bytes | None) -> tuple[int, int]:
     rest = _rest(text)
     letter_begun = rest[:1] != b"" and rest[0] in _LEADS_OF_LETTERS
     characters = text[: len(text) - len(rest)].decode("utf-8", errors="ignore")
-    bare = characters.rstrip("".join(filter(_is_mark, set(characters))))
-    if inside or (characters and _is_mark(characters[0])):
+    bare = characters.rstrip("".join(filter(is_mark, set(characters))))
+    if inside or (characters and is_mark(characters[0])):
         start = _INSIDE
     elif not characters:
         start = _LETTER if letter_begun else _SIGN
@@ -270,11 +269,6 @@ def _edges(text: bytes | None) -> tuple[int, int]:
 def _is_letter(character: str) -> bool:
     """Whether it is a letter or digit, except ideographs, which tokenizers treat as separate words."""
     return character.isalnum() and not IDEOGRAPH.match(character)
-
-
-def _is_mark(character: str) -> bool:
-    """Whether it belongs to the character before it."""
-    return character in _JOINERS or unicodedata.category(character).startswith("M")
 
 
 _OPENING = frozenset("([{\u00bf\u00a1\u201c\u2018\u00ab\u300c\u300e\uff08\u300a")
@@ -333,7 +327,7 @@ def join_words(text: str) -> str:
         elif word in _QUOTES:
             closes = word in open_quotes
             space, follows = not closes and not tight, _opens(word, open_quotes)
-        elif word == "-" and (before == "-" or (before[-1:].isalnum() and after[:1].isalnum())):
+        elif word == "-" and (before == "-" or (last_of(before).isalnum() and after[:1].isalnum())):
             space, follows = False, after[:1].isalnum() and before != "-"
         else:
             space = not (tight or _touches(before, word, after) or _in_number(earlier, before, word))
@@ -359,7 +353,7 @@ def _opens(word: str, open_quotes: set[str]) -> bool:
 
 def _is_apostrophe(before: str, alone: bool, after: str, open_quotes: set[str]) -> bool:
     """Whether a mark belongs to the word before it, as in it's, o'clock, the dogs' tails."""
-    if not before[-1:].isalnum():
+    if not last_of(before).isalnum():
         return False
     if after.lower() in _CONTRACTED:
         return True
@@ -376,7 +370,7 @@ def _touches(before: str, word: str, after: str) -> bool:
     if word in _CLOSING or word in _JOINING:
         return True
     if word == "(" and after == ")":
-        return before[-1:].isalnum()
+        return last_of(before).isalnum()
     if before in ("$", "#"):
         return word[:1].isdigit()
     if before == "@":

@@ -157,6 +157,8 @@ def _texts(file: PathLike | None, text_field: str) -> list[str]:
                 texts.append(text.strip())
         if tally.empty:
             _refuse_blank(one, row + 1)
+        if tally.replaced:
+            raise UniclozeError(f"{tally.first_bad}: this is not UTF-8; convert the file.")
     if not texts:
         raise UniclozeError(f"{file} contains no text: give a file of texts.")
     return texts
@@ -164,6 +166,13 @@ def _texts(file: PathLike | None, text_field: str) -> list[str]:
 
 def _refuse_blank(file: storage.File, row: int) -> NoReturn:
     raise UniclozeError(f"{file}:{row} is blank, but each row gives a result: put text in it, or remove it.")
+
+
+def _of_its_own(folder: Path) -> Path:
+    """A folder that a finished one replaces."""
+    if folder.resolve() == Path.cwd():
+        raise UsageError(f"--out is {folder}, this folder, which would be replaced as a whole: name a new one.")
+    return folder
 
 
 def embed(
@@ -332,7 +341,7 @@ def import_checkpoint(
     from unicloze.interop.read import import_checkpoint as read
     from unicloze.interop.read import write_model
 
-    folder = folder_at(out)
+    folder = _of_its_own(folder_at(out))
     return write_model(read(checkpoint, allow=allow, positions=positions, tokenizer=tokenizer, pickle=pickle), folder)
 
 
@@ -372,7 +381,7 @@ def export(
         raise UsageError("out is not given: name the folder to write, since a loaded model has no folder.")
     check_name(to)
     loaded = open_model(model, "cpu")
-    folder = folder_at(out, _beside(Path(str(model)), to) if out is None else None)
+    folder = _of_its_own(folder_at(out, _beside(Path(str(model)), to) if out is None else None))
     check_format(to, loaded)
     if to == OWN:
         from unicloze.hf.save import own_format
