@@ -132,6 +132,8 @@ def test_an_exported_gpt2_writes_as_its_recipe_says(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "ours" / "generation_config.json").read_text())
     assert (written["num_beams"], written["min_new_tokens"]) == (3, 25)
     assert written["max_new_tokens"] == 25, "at most half of the 40 positions, but not below the minimum"
+    again = open_model(tmp_path / "ours").recipe.decoding
+    assert again == dataclasses.replace(asked.decoding, max_length=25)
     text = folders.TEXTS[0]
     inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")(text, return_tensors="pt")
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").generate(**inputs)

@@ -236,6 +236,9 @@ def test_an_imported_classifier_learns_further(tmp_path: Path) -> None:
     asked = [{"text": record["text"]} for record in records]
     assert predicted(load_model(tmp_path / "ours"), tmp_path, asked) == predicted(start, tmp_path, asked)
     file = nlu_toys.write(tmp_path / "train.jsonl", records)
+    with pytest.warns(UserWarning, match=r"is newly initialised; give --task\.head dense_gelu to keep what it learned"):
+        other = nlu_toys.recipe_for(start, "classification", task__labels=CLASSES, training__steps=1)
+        finetune_run(other, start, file, file, tmp_path / "other", progress=False)
     recipe = nlu_toys.recipe_for(start, "classification", task__labels=CLASSES, task__head="dense_gelu")
     finetune_run(recipe, start, file, file, tmp_path / "run", progress=False)
     tuned = load_model(tmp_path / "run")

@@ -142,6 +142,12 @@ def module_of(model: LoadedModel, part: Program) -> Encoder | Step:
             "model.positions is transformer_xl: its distances depend on the text, which cannot be exported"
         )
     if part == "encoder":
+        if len(model.model.task_heads):
+            warnings.warn(
+                f"the program has no head of task {model.recipe.task.kind}: it computes hidden states alone, and `unicloze "
+                "export` writes the head for Transformers",
+                stacklevel=3,
+            )
         return Encoder(model.model, encoder_inputs(model.recipe)).eval()
     rule = step_inputs(model.recipe, model.tokenizer.vocabulary)
     if rule is None and layout_of(model) is not None:

@@ -27,7 +27,7 @@ from unicloze.errors import UniclozeError, UsageError, folder_meant
 from unicloze.files import CHECKPOINTS, MANIFEST, RECIPE, is_utf8
 from unicloze.interop.families import family_of
 from unicloze.interop.family import TARGETS, Family, Head, class_of
-from unicloze.interop.files import LARGEST, Config, Weights, inside, open_weights
+from unicloze.interop.files import LARGEST, Config, Weights, inside, open_weights, read_json
 from unicloze.interop.recipe import imported_recipe, imported_task
 from unicloze.interop.tables import Table
 from unicloze.interop.tokenizer_files import open_tokenizer, read_tokenizer
@@ -199,6 +199,7 @@ def write_weights(loaded: LoadedModel, folder: Path, dtype: torch.dtype = torch.
         name: weight.to(dtype) if weight.is_floating_point() else weight
         for name, weight in loaded.model.state_dict().items()
     }
+    segments = segments_of(loaded)
     with tempfile.TemporaryDirectory() as scratch:
         beside = Path(scratch)
         loaded.tokenizer.save(beside)
@@ -213,9 +214,17 @@ def write_weights(loaded: LoadedModel, folder: Path, dtype: torch.dtype = torch.
                 "fingerprint": "",
                 "vocab_size": loaded.model.vocab_size,
                 "max_positions": loaded.model.max_positions,
+                **({} if segments is None else {"segments": segments}),
             },
             files=sorted(beside.iterdir()),
         )
+
+
+def segments_of(loaded: LoadedModel) -> int | None:
+    """Number of segments in the rows that a model was fine-tuned on; None if it does not say."""
+    file = loaded.path / "state.json"
+    known: int | None = read_json(file).get("segments") if file.is_file() else None
+    return known
 
 
 def _config_file(folder: Path) -> Path | None:

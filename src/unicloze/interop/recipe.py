@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from unicloze.objectives.unilmv2 import UniLMv2Settings
 from unicloze.recipes import load_recipe, validate
 from unicloze.settings import (
     DataSettings,
+    DecodingSettings,
     ModelSettings,
     ObjectiveSettings,
     Provenance,
@@ -114,6 +116,7 @@ def imported_recipe(
         model=model,
         task=TaskSettings() if task is None else dataclasses.replace(task, max_length=window),
         use=_text_use(place, family, tokenizer, settings, allow),
+        decoding=_decoding(place, config, objective) if family.generates and task is None else DecodingSettings(),
     )
     validate(recipe)
     return recipe
@@ -138,8 +141,7 @@ def _objective(model: ModelSettings, heads: Sequence[Head], *, relative: bool) -
 
 def _opening(place: Path, config: Config, own: Vocabulary, usual: Sequence[str]) -> list[Any]:
     """Roles of the tokens that open a target: as the files of a checkpoint say, or as usual in its family."""
-    file = inside(place, "generation_config.json")
-    configs = [config] if file is None else [Config(file, read_json(file)), config]
+    configs = _that_generate(place, config)
     roles = {getattr(own, role): role for role in ("mask", "pad", "sos", "eos", *usual)}
 
     def role(key: str, holder: Config | None) -> str | None:
@@ -162,6 +164,47 @@ def _opening(place: Path, config: Config, own: Vocabulary, usual: Sequence[str])
     if forced is None:
         return [*usual] if start == usual[0] and forced_by is None else [start]
     return [start, forced]
+
+
+def _that_generate(place: Path, config: Config) -> list[Config]:
+    """The files that say how a checkpoint writes, the decisive one first; older checkpoints have only the second."""
+    file = inside(place, "generation_config.json")
+    return [config] if file is None else [Config(file, read_json(file)), config]
+
+
+def _decoding(place: Path, config: Config, objective: ObjectiveSettings) -> DecodingSettings:
+    """How a checkpoint's files say that its texts are written; what they leave open is as here.
+
+    Their limits count tokens that open a target, `max_length` and `min_length` also the first. Their length penalty divides
+    by n^alpha instead of GNMT's.
+    """
+    values = _that_generate(place, config)[0].values  # Transformers reads one of the files
+
+    def given(key: str, kind: type, least: float = 0) -> Any:
+        value: Any = values.get(key)
+        return value if type(value) in (kind, int) and value >= least else None
+
+    opened = len(objective.starts) if isinstance(objective, SourceTarget) else 0
+    found: dict[str, Any] = {"no_repeat_ngram": given("no_repeat_ngram_size", int)}
+    for ours, new, old in (
+        ("max_length", "max_new_tokens", "max_length"),
+        ("min_length", "min_new_tokens", "min_length"),
+    ):
+        if (limit := given(new, int)) is not None:
+            found[ours] = max(0, limit - max(0, opened - 1))
+        elif opened and (limit := given(old, int)) is not None:
+            found[ours] = max(0, limit - opened)
+    if given("do_sample", bool):
+        found |= {"sample": True, "temperature": given("temperature", float) or None}
+        found["top_k"] = (50 if values.get("top_k") is None else given("top_k", int)) or None
+        share = given("top_p", float) or 1.0
+        found["top_p"] = share if share < 1 else None
+    elif (beams := given("num_beams", int, 2)) is not None:
+        found |= {"beams": beams, "length_penalty": given("length_penalty", float, -math.inf)}
+        found["early_stop"] = "first" if given("early_stopping", bool) is True else "exact"
+    most = {"max_length": 2**18, "beams": 2**10}
+    fitting = {key: min(value, most.get(key, value)) for key, value in found.items() if value is not None}
+    return DecodingSettings(**{key: value for key, value in fitting.items() if key != "max_length" or value > 0})
 
 
 def _before_source(place: Path, own: Vocabulary, new: Vocabulary) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from unicloze.interop.family import (
     Head,
     task_class,
 )
+from unicloze.interop.read import segments_of
 from unicloze.interop.tables import Table
 from unicloze.interop.tokenizer_files import padding_of, swapped_ids, write_sentence_files, write_tokenizer
 from unicloze.mixtures import all_targets
@@ -188,10 +189,8 @@ def _task(family: Family, loaded: LoadedModel) -> Iterator[Limit]:
             dense = name == "head" and "dense" in value and "dense" in str(theirs[name])  # another family's
             cure = "" if dense else _again(f"task.{name}", theirs[name])
             yield Limit(f"task.{name}", value, f"has {str(theirs[name]).lower()}", cure)
-    file = loaded.path / "state.json"
-    state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     folds = not family.has_segments and loaded.model.settings.num_segments > 1
-    if folds and state.get("segments", 2) > 1:
+    if folds and segments_of(loaded) != 1:
         yield Limit(
             "task.kind",
             f"{task.kind} on pairs, whose second part is segment 1",
