@@ -56,6 +56,9 @@ def test_how_the_recipes_generate() -> None:
     assert generation_format_of(left_to_right, vocabulary).decoder_only
     ul2 = generation_format_of(Recipe(objective=settings_of(name="prefix", targets=["lm"], mode_token=3)), vocabulary)
     assert ul2.start == (toys.SOS, int(vocabulary.extra[3]))
+    many = toys.vocabulary(extra=100)
+    mixture = generation_format_of(load_recipe("ul2-base"), many)  # continues a text: the mode S of its prefixes
+    assert mixture.start == (toys.SOS, int(many.extra[98])) and set(many.extra.tolist()) < set(mixture.never)
     assert len(ul2.row([])) == 3
 
 

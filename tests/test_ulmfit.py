@@ -169,15 +169,17 @@ def expected_depth(name: str) -> int:
 
 
 def test_depths_count_from_the_head_down_to_the_embeddings() -> None:
-    for model in (task_model(), task_model(norm="pre"), recurrent_model(num_layers=LAYERS)):
+    heads = {"label": HeadSettings(kind="classes", outputs=2)}
+    for model in (task_model(), task_model(norm="pre"), recurrent_model((), heads, num_layers=LAYERS)):
         found = depths(model)
         assert found == {name: expected_depth(name) for name in found}
         assert set(found.values()) == set(range(LAYERS + 2))
     shared = depths(task_model(share_layers="all"))
     assert {depth for name, depth in shared.items() if ".layers." in name} == {1}
     assert shared["backbone.embeddings.tokens.weight"] == 2
-    bare = depths(toys.model(targets=("lm",), head="linear", head_bias=False))
-    assert {depth for name, depth in bare.items() if ".layers.2." in name} == {0}, "no head"
+    for bias in (False, True):  # a head that reuses the embeddings
+        bare = depths(toys.model(targets=("lm",), head="linear", head_bias=bias))
+        assert {depth for name, depth in bare.items() if ".layers.2." in name or "head" in name} == {0}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

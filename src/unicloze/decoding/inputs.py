@@ -175,8 +175,8 @@ def place_of(model: LoadedModel) -> str:
 def generation_format_of(recipe: Recipe, vocabulary: Vocabulary, place: str = "DIR") -> GenerationFormat:
     """How a model trained by a recipe generates, by the first part of its objective that can.
 
-    A model fine-tuned to generate does as it learned. Of other models, those trained by sequence-to-sequence objectives come
-    before those that go on with a text.
+    A model fine-tuned to generate does as it learned. Of others, sequence-to-sequence objectives come before those that go on
+    with a text, and those that write whole texts before those that write missing spans (UL2).
     """
     found = find_generation_format(recipe, vocabulary)
     if found is not None:
@@ -197,12 +197,13 @@ def find_generation_format(recipe: Recipe, vocabulary: Vocabulary) -> Generation
     """As `generation_format_of`, but None if the model cannot generate."""
     if recipe.task.kind:
         return _of_task(recipe, vocabulary) if recipe.task.kind == "generation" else None
-    options = (
-        generates(part.settings, vocabulary)
+    options = [
+        (layout.decoder_only, part.settings.name == "span_corruption", layout)
         for part in parts(objective_of(recipe))
         if (generates := OBJECTIVES[part.settings.name].generates) is not None
-    )
-    return min((layout for layout in options if layout is not None), key=lambda each: each.decoder_only, default=None)
+        and (layout := generates(part.settings, vocabulary)) is not None
+    ]
+    return min(options, key=lambda each: each[:2])[2] if options else None
 
 
 def _of_task(recipe: Recipe, vocabulary: Vocabulary) -> GenerationFormat:

@@ -344,7 +344,7 @@ def build_optimizers(
     stacked = {id(p) for module in model.modules() if isinstance(module, nn.RNNBase) for p in module.parameters()}
     undecayed = {id(p) for module in model.modules() if isinstance(module, RelativeBias) for p in module.parameters()}
     members: dict[tuple[int, str], list[nn.Parameter]] = {}
-    depth_of = depths(model)
+    depth_of = depths(model, heads_apart=settings.head_learning_rate is not None)
     head_rate = settings.head_learning_rate if any("backbone." not in name for name in depth_of) else None
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -387,14 +387,17 @@ def build_optimizers(
     return optimizers
 
 
-def depths(model: nn.Module) -> dict[str, int]:
+def depths(model: nn.Module, *, heads_apart: bool = False) -> dict[str, int]:
     """Depth of each weight by name: the number of layers above it.
 
     Heads have depth 0, the last layer 1, and so on down to the embeddings, which share their depth with position terms
     computed once for all layers. A decoder's layers are above the encoder's. Only modules with weights of their own count:
-    not layers that share the first layer's (ALBERT), nor heads without any (GPT-2 reuses the embeddings as output matrix).
+    not layers that share the first layer's (ALBERT), nor heads that reuse the embeddings as output matrix, without any of
+    their own (GPT-2) or with a bias (ULMFiT), which is then of the last layer's depth unless `heads_apart`.
     """
     names = [name for name, _ in model.named_parameters()]
+    heads = [weights for name, weights in model.named_parameters() if "backbone." not in name]
+    apart = heads_apart or any(weights.ndim > 1 for weights in heads)
     found = {name: (match[1] is not None, int(match[2])) for name in names if (match := _LAYER.search(name))}
     encoder = 1 + max((number for decodes, number in found.values() if not decodes), default=0)
     layers = {name: number + encoder * decodes for name, (decodes, number) in found.items()}
@@ -406,7 +409,7 @@ def depths(model: nn.Module) -> dict[str, int]:
         elif ".final_norm." in name:
             heights[name] = encoder - 1
         else:
-            heights[name] = -1 if "backbone." in name else math.inf
+            heights[name] = -1 if "backbone." in name else math.inf if apart else last
     order = sorted(set(heights.values()), reverse=True)
     return {name: order.index(height) for name, height in heights.items()}
 
