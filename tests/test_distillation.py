@@ -211,8 +211,9 @@ def test_a_stopped_run_ends_with_the_same_bits_and_its_own_teacher_only(
     with monkeypatch.context() as patch:
         stop_behind(patch, 5)
         assert taught(place, tmp_path / "broken").stopped_by
-    with pytest.raises(UniclozeError, match="holds a run with another teacher"):
-        taught(place, tmp_path / "broken", distillation__teacher=str(tmp_path / "other"))
+    for another in (str(tmp_path / "other"), None):
+        with pytest.raises(UniclozeError, match="holds a run with another teacher"):
+            taught(place, tmp_path / "broken", distillation__teacher=another)
     assert taught(place, tmp_path / "broken", distillation__teacher=str(tmp_path / "moved")).step == alone.step == 9
     one, two, without = (load_model(tmp_path / out / "checkpoints").model for out in ("whole", "broken", "alone"))
     assert_equal(one, two, without)
@@ -303,6 +304,7 @@ def test_pretraining_learns_from_a_teacher_and_resumes_exactly(corpus: Path, tmp
     shutil.rmtree(tmp_path / "broken" / "checkpoints" / "step-00000004")
     with pytest.raises(UniclozeError, match=r"a run with another distillation\.teacher"):
         pretraining(corpus, tmp_path / "broken", **{**more, "distillation__teacher": str(tmp_path / "alone")})
+    assert load_recipe(tmp_path / "broken" / "recipe.yaml").distillation.teacher == more["distillation__teacher"]
     with pytest.raises(UsageError, match="has another tokenizer than this run"):
         teacher = more["distillation__teacher"]
         pretraining(corpus, tmp_path / "own", distillation__teacher=teacher, tokenizer__kind="bpe")

@@ -56,8 +56,9 @@ def test_a_run_does_not_resume_with_other_files_or_from_another_model(start: Loa
     refused("another model", renamed)
     nlu_toys.write(dev, [{"id": f"x{number}", **record} for number, record in enumerate(records(9))])
     refused("another development file")
-    nlu_toys.write(train, records(labels="ba"))
-    refused("another training file")
+    for other in (records(labels="ba"), 8 * records(12)):  # whose number decides the warm-up too
+        nlu_toys.write(train, other)
+        refused("another training file")
 
 
 @pytest.mark.whole

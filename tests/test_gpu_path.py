@@ -172,6 +172,7 @@ FREE = {"training.deterministic": False, "model.attention_dropout": 0.0}
     ("unilmv2-base", GPU, FREE, "flex"),
     ("unilmv2-base", GPU, FREE | {"model.attention_dropout": 0.1}, None),
     ("unilmv2-base", GPU, FREE | {"training.deterministic": True}, None),
+    ("unilmv2-base", GPU, FREE | {"model.hidden_size": 64, "model.num_heads": 8}, None),
     ("unilmv2-base", CPU, FREE, None),
     ("unilmv2-base", GPU, FREE | {"training.attention": "sdpa"}, "sdpa"),
     ("xlnet-base", GPU, FREE, None),

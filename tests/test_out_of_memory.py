@@ -20,7 +20,8 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
 from unicloze.training import loop
 from unicloze.training.checkpoint import list_checkpoints
-from unicloze.training.ledger import Ledger, read_ledger, stopped_by_error
+from unicloze.training.ledger import Ledger, errors_since_saved, read_ledger
+from unicloze.training.lock import free_after
 from unicloze.training.loop import Compute, OutOfMemoryError, is_out_of_memory
 
 
@@ -99,9 +100,11 @@ def test_an_error_counts_until_the_next_checkpoint(tmp_path: Path) -> None:
     ledger.write("failed", step=2, kind="OutOfMemoryError")
     for event in ("start", "step", "evaluate"):
         ledger.write(event, step=3)
-        assert stopped_by_error(tmp_path / "ledger.jsonl") == "OutOfMemoryError"
+        assert errors_since_saved(tmp_path / "ledger.jsonl") == {"OutOfMemoryError"}
+    ledger.write("failed", step=3, kind="KeyboardInterrupt")
+    assert "training.micro_batch_size" in free_after(errors_since_saved(tmp_path / "ledger.jsonl"))
     ledger.write("save", step=4)
-    assert stopped_by_error(tmp_path / "ledger.jsonl") is None
+    assert errors_since_saved(tmp_path / "ledger.jsonl") == set()
     ledger.close()
 
 
@@ -119,7 +122,7 @@ def test_a_run_continues_with_the_rows_that_fit(tmp_path: Path, monkeypatch: pyt
         with_room_for(2, patch, passes=1)
         with pytest.raises(OutOfMemoryError, match=r"--training\.micro_batch_size 2 "):
             train()
-    assert stopped_by_error(tmp_path / "run" / "ledger.jsonl") == "OutOfMemoryError"
+    assert errors_since_saved(tmp_path / "run" / "ledger.jsonl") == {"OutOfMemoryError"}
     with monkeypatch.context() as patch:
         assert set(with_room_for(2, patch)) == set()
         train(**{"training.micro_batch_size": 2})

@@ -252,7 +252,7 @@ def test_a_loss_that_stays_not_finite_is_a_spike_until_all_stop(crew: Crew, plac
     ({"wrong": "full"}, {}, "the disk is full"),
     ({}, {"training.seed": 3}, "the recipe of process 1 differs from that of process 0 (fingerprints "),
     ({}, {"wrong": "code"}, f"the code of process 1 differs from that of process 0 (fingerprints {'f' * 16}"),
-    ({}, {"wrong": "hang", "at": 1, "seconds": 3.0}, "ended, lost its connection or hangs"),
+    ({}, {"wrong": "hang", "at": 1, "seconds": 3.0}, "the same command resumes from the last checkpoint (torch: "),
 ], ids=["weights", "disk", "settings", "code", "hangs"])  # fmt: skip
 def test_what_is_wrong_with_one_process_stops_all_and_is_named(
     first: Job, second: Job, said: str, crew: Crew, place: Path, request: pytest.FixtureRequest

@@ -112,8 +112,12 @@ def test_a_toy_reads_the_beginning_of_a_long_corpus(
     assert load_recipe(run.out / "recipe.yaml").data.corpus == [str(run.out / "toy.jsonl")]
     texts = [json.loads(line)["text"] for line in (run.out / "toy.jsonl").read_text(encoding="utf-8").splitlines()]
     assert 6000 <= sum(map(len, texts)) < 7000
+    ledger = (run.out / "ledger.jsonl").read_bytes()
     with pytest.warns(UserWarning, match="is already trained to step 2"):
         verbs.pretrain("quickstart", run.out, toy=True, quiet=True, overrides=given)
+    assert (
+        run.out / "ledger.jsonl"
+    ).read_bytes() == ledger  # which still ends with its end, where a report stops watching
 
 
 @pytest.mark.filterwarnings("ignore:training.steps changes from")

@@ -215,7 +215,7 @@ def model_fingerprint(model: LoadedModel) -> str:
 
 def refuse_other_origin(former: Origin, now: Origin, out: Path) -> None:
     """Reject resuming a run with other records or another model: its evaluations would not be comparable."""
-    other = next((what for what, fingerprint in now.items() if former.get(what) != fingerprint), None)
+    other = next((what for what in {**now, **former} if former.get(what) != now.get(what)), None)
     if other is not None:
         changed = f"{out} holds a run with another {other}, or one that has changed since"
         raise UniclozeError(f"{changed}: give the new run another --out")

@@ -21,6 +21,7 @@ from unicloze.finetuning.data import TaskData, auxiliary_objective, check_views
 from unicloze.finetuning.predict import outputs_of, ready_to_generate
 from unicloze.finetuning.scores import temperature
 from unicloze.mixtures import positions
+from unicloze.model.model import UnifiedModel
 from unicloze.model.recurrent.backbone import VIEWS
 from unicloze.model.task_heads import LinearHead
 from unicloze.progress import say
@@ -254,7 +255,13 @@ def start_weights(model: torch.nn.Module, start: LoadedModel, task: TaskSettings
     theirs |= {name: repeated(theirs[name], len(own[name])) for name in POSITION_ROWS if name in theirs}
     fitting = {name: theirs[name] for name in own if name in theirs and theirs[name].shape == own[name].shape}
     former, head = _labels(start.recipe.task), getattr(task, "head", None)
-    if head != getattr(start.recipe.task, "head", None):
+    if head != (former_head := getattr(start.recipe.task, "head", None)):
+        if start.recipe.task.kind == task.kind and former == _labels(task):
+            warnings.warn(
+                f"the head of {start.path} is task.head {former_head}, and this one {head}: it is newly initialised; give "
+                f"{option_of('task.head')} {former_head} to keep what it learned",
+                stacklevel=4,
+            )
         fitting = {name: weight for name, weight in fitting.items() if not name.startswith("task_heads.")}
     renewed = {target for target, labels in _labels(task).items() if former.get(target) != labels}
     renewed |= {of_view(target, view) for target in renewed for view in VIEWS}
@@ -313,6 +320,19 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
             head.dense.weight.copy_(scale * torch.eye(len(head.dense.weight)))
             head.dense.bias.zero_()
     return True
+
+
+def start_at_labels(model: UnifiedModel, data: TaskData) -> None:
+    """Start the quantities of a new regression head near its labels, if these are far from what small weights give."""
+    head = dict(model.task_heads.items()).get("label")
+    if not isinstance(head, LinearHead) or head.head.kind != "quantities":
+        return
+    labels = np.array([row.targets["label"].labels[0] for row in data.rows if "label" in getattr(row, "targets", ())])
+    mean, spread = float(labels.mean()), float(labels.std())
+    if max(abs(mean), spread) > LARGE_LABELS:
+        with torch.no_grad():
+            head.output.weight.mul_(max(spread, 1.0))
+            head.output.bias.fill_(mean)
 
 
 def _features(model: LoadedModel, head: LinearHead, data: TaskData) -> tuple[Floats, float]:
@@ -415,6 +435,12 @@ MUCH_SMALLER = 10
 """How many times fewer weights a model must have to need a higher rate."""
 
 
+LARGE_LABELS = 10.0
+"""Mean or standard deviation of quantities that a head does not reach from small weights; those of STS-B are from 0 to 5."""
+HEAD_RATE = 5e-3
+"""Learning rate of a head alone, over a frozen network, as in benchmarks/elmo_tags.py."""
+
+
 def learning_rate(weights: int, few: bool = False) -> float:
     """The peak learning rate for a model, rounded to two significant digits."""
     times, highest = (FEW_TIMES, HIGHEST_OF_FEW) if few else (1, HIGHEST_RATE)
@@ -456,7 +482,8 @@ def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None =
     if former is None and weights > PAPER_WEIGHTS / 2 and rows >= PAPER_ROWS and not few:
         former = _of_paper(recipe)
     if recipe.training.learning_rate == "auto":
-        rate = learning_rate(weights, few) if former is None else former.training.learning_rate
+        rate = HEAD_RATE if "backbone" in recipe.training.frozen else learning_rate(weights, few)
+        rate = rate if former is None else chosen(former.training.learning_rate)
         recipe = recipe.changed("training", learning_rate=rate)
     if recipe.finetuning.epochs == "auto":
         passes = epochs(rows) if former is None else former.finetuning.epochs
@@ -471,9 +498,10 @@ def what_was_chosen(before: Recipe, after: Recipe, weights: int, rows: int) -> s
         own = after.training.learning_rate == learning_rate(weights, after.finetuning.few)
         extrapolated = ", extrapolated from the papers" if weights > PAPER_WEIGHTS / 2 and own else ""
         few = ", of which few learn" if after.finetuning.few else ""
-        said.append(
-            f"learning rate {chosen(after.training.learning_rate):.2g} for {weights:,} weights{few}{extrapolated}"
-        )
+        of_these = f"{weights:,} weights{few}{extrapolated}"
+        if "backbone" in after.training.frozen:
+            of_these = "a head over a frozen network"
+        said.append(f"learning rate {chosen(after.training.learning_rate):.2g} for {of_these}")
     if before.finetuning.epochs == "auto":
         said.append(f"{chosen(after.finetuning.epochs):g} epochs for {rows:,} rows")
     return ", ".join(said)

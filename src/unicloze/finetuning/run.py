@@ -57,8 +57,15 @@ from unicloze.training.checkpoint import (
     load_newest,
 )
 from unicloze.training.distillation import Teacher
-from unicloze.training.ledger import stopped_by_error, trained_on
-from unicloze.training.loading import LoadedModel, given_weights, mean_weights, ready_model, spell_tokens
+from unicloze.training.ledger import errors_since_saved, trained_on
+from unicloze.training.loading import (
+    LoadedModel,
+    explain_compile_errors,
+    given_weights,
+    mean_weights,
+    ready_model,
+    spell_tokens,
+)
 from unicloze.training.lock import free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState
 from unicloze.training.memory import refuse_task_that_cannot_fit
@@ -113,8 +120,9 @@ def finetune_run(
     *,
     progress: bool = True,
     must_fit: bool | None = None,
+    baselines: Sequence[BaselineScores] | None = None,
 ) -> FinetuneResult:
-    """Fine-tune a model on a task, or resume the run in the directory.
+    """Fine-tune a model on a task, or resume the run in the directory; `baselines` are computed if not known.
 
     Warns if no head can be fitted where one must be: by default, where `finetuning.fit_head` is true.
     """
@@ -143,16 +151,19 @@ def finetune_run(
         world.same("the model or the records", digest(origin), "give all processes the same files")
         if checkpoint is not None and former is not None:
             recipe = with_precision(recipe, former.training.precision)
-            free = free_after(stopped_by_error(out / LEDGER))
+            free = free_after(errors_since_saved(out / LEDGER))
+            if former.task.kind == recipe.task.kind:  # files decide settings too, such as the number of steps
+                labelled.refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
             refuse_changes(former, recipe, out, "leave out the changed setting to resume", free=free)
-            labelled.refuse_other_origin(checkpoint.state.get("origin", {}), origin, out)
         device = choose_device(recipe.training)
         recipe = with_precision(recipe, world.only_first(lambda: choose_precision(recipe.training, device)))
         refuse_task_that_cannot_fit(recipe, device, start.model.vocab_size, [row.slots for row in training.rows])
         compute = Compute(device=device, precision=recipe.training.precision, world=world, soften=teacher)
         world.only_first(lambda: write_settings(recipe, start.tokenizer, out, checkpoint))
         files = {"train": str(train), "dev": None if dev is None else str(dev)}
-        with _Run(recipe, start, training, development, out, checkpoint, origin, files, compute, progress) as run:
+        place = out, checkpoint
+        begun = _Run(recipe, start, training, development, *place, origin, files, compute, baselines, progress)
+        with begun as run, explain_compile_errors(recipe.training):
             result = run.train(must_fit=must_fit)
     run.heed(result.stopped_by)
     return result
@@ -200,6 +211,7 @@ class _Run(RunProcess):
         origin: Origin,
         files: Mapping[str, str | None],
         compute: Compute,
+        baselines: Sequence[BaselineScores] | None,
         progress: bool,
     ) -> None:
         self.start, self.train_data, self.dev, self.origin, self.files = start, train, dev, origin, files
@@ -225,8 +237,8 @@ class _Run(RunProcess):
         self.evaluations: list[Evaluation] = []
         self.best: Evaluation | None = None  # whose weights are kept
         self.scores: Mapping[str, MetricResult] = {}
-        self.baselines: Sequence[BaselineScores] = ()
-        if self.measured is not None:
+        self.baselines: Sequence[BaselineScores] = baselines or ()
+        if self.measured is not None and baselines is None:
             self.baselines = scores.baseline_scores(train.records, self.measured.records, recipe)
         self.segments = labelled.segments_of(train, recipe, self.tokenizer.vocabulary)
 
@@ -259,9 +271,9 @@ class _Run(RunProcess):
     def train(self, *, must_fit: bool) -> FinetuneResult:
         """Resume, or begin with a fitted head if wanted and possible; train, save. Warns if one must be fitted and is not."""
         training = self.recipe.training
-        done = ended = fitted = False
+        done = ended = missing = fitted = False
         if self.checkpoint is not None:
-            done, ended = self._resume(self.checkpoint)
+            ended, missing = self._resume(self.checkpoint)
         else:
             self._drop_newer_weights()
             self._drop_other_bests()
@@ -269,12 +281,16 @@ class _Run(RunProcess):
             new_head = any(name.startswith("task_heads.") and ".output." in name for name in self.drawn)
             wanted = self.recipe.finetuning.fit_head is True and new_head and not self.averages
             fitted = wanted and initial.fit_head(self.model, self.train_data)
+            if new_head and not fitted:
+                initial.start_at_labels(self.model.model, self.train_data)
             if must_fit and not fitted:
                 warnings.warn(initial.NOT_FITTED, stacklevel=2)
         if not ended:
             self._write_start()
-        if fitted and self.dev is not None:
+        if missing or (fitted and self.dev is not None):
             self._evaluate(self.state)
+        if self.checkpoint is not None and (done := self._is_done()):
+            warnings.warn(f"{self.out} is already fully trained: give another --out to train again", stacklevel=2)
         if not done:
             device, vocabulary = self.compute.device.type, self.tokenizer.vocabulary
             steps = finetuning_steps(self.train_data, self.recipe, vocabulary, device, self.state.step, self.own)
@@ -316,7 +332,7 @@ class _Run(RunProcess):
         return scores.verdict_on(self.scores, values, self.baselines, self.recipe, difference)
 
     def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
-        """Restore a checkpoint; returns whether training is complete, and whether the ledger records its end."""
+        """Restore a checkpoint; returns whether the run has ended, and whether it was stopped before an evaluation."""
         self.take_over(checkpoint)
         try:
             events = [event for event in self.former_events() if event.get("step", 0) <= self.state.step]
@@ -335,12 +351,11 @@ class _Run(RunProcess):
         self._drop_newer_weights()
         ended = any(event["event"] == "end" for event in events)
         missing = self.averages and not ended if self.dev is None else step not in evaluations
-        if due and missing:  # stopped between saving and evaluating
-            self._evaluate(self.state)
-        done = step >= training.steps or self._is_enough()
-        if done:
-            warnings.warn(f"{self.out} is already fully trained: give another --out to train again", stacklevel=2)
-        return done, done and ended
+        return ended and self._is_done(), due and missing
+
+    def _is_done(self) -> bool:
+        """Whether there is nothing left to learn."""
+        return self.state.step >= self.recipe.training.steps or self._is_enough()
 
     def _is_enough(self) -> bool:
         """Whether patience is over, which does not count a head fitted before training."""
@@ -504,7 +519,8 @@ class _Run(RunProcess):
                 replace_file(self.out / name, kept.read_text(encoding="utf-8"))
 
     def _save(self, state: TrainState) -> None:
-        if not (self.out / CHECKPOINTS / checkpoint_name(state.step)).is_dir():  # an evaluation saves, too
+        place = self.out / CHECKPOINTS / checkpoint_name(state.step)
+        if not self.world.only_first(place.is_dir):  # an evaluation saves, too
             self.save(self._facts(), keep=1)
 
     def _facts(self) -> dict[str, Any]:

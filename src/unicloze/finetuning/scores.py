@@ -194,6 +194,8 @@ def check_answers(records: Sequence[Record], recipe: Recipe) -> None:
             if compares in BY_ID:
                 refuse_repeated(scorer.records)
                 continue
+            if name in ("rouge", "rouge-perl"):
+                _warn_of_other_scripts(right)
             wanted = right[:1] if compares == "texts" else right  # some metrics of texts are slow
             try:
                 tried = [texts[0] for texts in wanted] if compares == "texts" else wanted
@@ -201,6 +203,16 @@ def check_answers(records: Sequence[Record], recipe: Recipe) -> None:
             except UsageError as error:
                 message = f"{scorer.part.where} names {name}, which does not fit the development file: {error}"
                 raise UsageError(message) from error
+
+
+def _warn_of_other_scripts(references: Sequence[Any]) -> None:
+    letters = [letter for texts in references for letter in "".join(texts).lower() if letter.isalpha()]
+    if 2 * sum("a" <= letter <= "z" for letter in letters) < len(letters):
+        warnings.warn(
+            "ROUGE reads the letters a to z and digits alone, and most letters of the development file are others: name a "
+            "metric that reads them, such as --task.metrics bleu",
+            stacklevel=3,
+        )
 
 
 def _measured(answers: Answers, records: Sequence[Record], recipe: Recipe, *, errors: bool) -> dict[str, MetricResult]:

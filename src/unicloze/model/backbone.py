@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from unicloze.errors import UsageError
 from unicloze.example import Batch
 from unicloze.model.attention import Backend, RelativeBias, SelfAttention, predicted_slots
 from unicloze.model.dropout import DropoutKey
@@ -155,6 +156,10 @@ class Stack(nn.Module):
         if not (self.checkpoint_activations and torch.is_grad_enabled()):
             computed = layer(hidden, reader, dropout, source)
             return computed
+        if hidden.device.type == "mps" and dropout is not None:
+            raise UsageError(
+                "training.checkpoint_activations draws another dropout in the second pass on mps: set it to false"
+            )
         again = nullcontext() if dropout is None else dropout.again()
         computed = checkpoint(
             layer,
@@ -163,7 +168,7 @@ class Stack(nn.Module):
             dropout,
             source,
             use_reentrant=False,
-            preserve_rng_state=hidden.is_cuda,  # on a CPU the key decides
+            preserve_rng_state=hidden.device.type != "cpu",  # where the key decides
             context_fn=lambda: (nullcontext(), again),
         )
         return computed

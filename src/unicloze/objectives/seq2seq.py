@@ -69,12 +69,7 @@ class SourceTarget(MaskRate, Segments):
         return f"a row of objective {self.name} is a source and a target, which no other row continues"
 
     def bounds(self, window: int, rates: Collection[float] = ()) -> Bounds:
-        """Upper bounds on the size of any row.
-
-        Args:
-            window: Length of the windows in tokens, special tokens included.
-            rates: Further mask rates of rows, besides those of the settings: all rows of a run have the same width.
-        """
+        """Upper bounds on the size of any row, see `ObjectiveSettings.bounds`."""
         text = max(0, window - 2)
         bounds = [self.bounds_at(text, rate) for rate in {*rates, *self._rates_on_the_way(text)}]
         return Bounds(*map(max, zip(*bounds, strict=True)))

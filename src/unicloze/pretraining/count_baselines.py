@@ -28,7 +28,6 @@ from unicloze.settings import ObjectiveSettings, Recipe
 from unicloze.text.counts import ABSENT, ContentWords, Counts, Neighbours, content_words, open_counts
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import evenly_spaced
-from unicloze.text.shards import TokenSource
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch
@@ -236,17 +235,11 @@ def _ranks(scores: torch.Tensor, answers: Sequence[int] | Int64s, vocabulary: Vo
     return ranks
 
 
-def trained_sources(recipe: Recipe, prepared: Prepared) -> list[TokenSource]:
-    """The sources a run trains on: those of nonzero weight."""
-    weights = recipe.data.weights or [1.0] * len(prepared.train)
-    return [source for source, weight in zip(prepared.train, weights, strict=False) if weight > 0]
-
-
 def open_baselines(
     recipe: Recipe, prepared: Prepared, folder: Path, blocks: Mapping[str, MicroBatch]
 ) -> Baselines | None:
     """The baselines of a run, computed once and stored in its directory; None if no token is predicted."""
-    way, sources = way_to_ask(recipe.objective), trained_sources(recipe, prepared)
+    way, sources = way_to_ask(recipe.objective), prepared.train
     made_from = {
         "schema": SCHEMA,
         "fingerprint": prepared.fingerprint,

@@ -23,7 +23,7 @@ from unicloze.interop.read import open_model
 from unicloze.mixtures import parts, phases
 from unicloze.model.build import Model
 from unicloze.objectives import make_examples
-from unicloze.pretraining.count_baselines import open_baselines, ranks_by_model, trained_sources, way_to_ask
+from unicloze.pretraining.count_baselines import open_baselines, ranks_by_model, way_to_ask
 from unicloze.pretraining.data import as_prepared, build_sampler, open_data, phrases_for, teacher_of, tokens_per_byte
 from unicloze.progress import say
 from unicloze.recipes import load_recipe
@@ -39,8 +39,9 @@ from unicloze.text.windows import Windows
 from unicloze.training.batches import MicroBatch, check_vocabulary, check_windows, heldout_examples, training_steps
 from unicloze.training.checkpoint import Checkpoint, load_newest
 from unicloze.training.copies import Copies
+from unicloze.training.distillation import Teacher
 from unicloze.training.initial import initialize_from, require_vectors, start_from_counts, start_from_vectors
-from unicloze.training.ledger import HELD_OUT, TRAINING_TEXT, Figure, stopped_by_error
+from unicloze.training.ledger import HELD_OUT, TRAINING_TEXT, Figure, errors_since_saved
 from unicloze.training.loading import compile_layers, explain_compile_errors, ready_model, spell_tokens
 from unicloze.training.lock import FREE_AFTER_OUT_OF_MEMORY, free_after, hold_run, refuse_changes
 from unicloze.training.loop import Compute, TrainState, evaluate
@@ -131,13 +132,20 @@ def pretrain_run(
             require_vectors(Path(recipe.training.word_vectors))
         prepared = world.in_turn(lambda: open_data(recipe, out, checkpoint, progress, verify))
         world.same("the data", prepared.fingerprint, "give all processes the same files, in a shared folder")
-        little = too_little_text([*trained_sources(recipe, prepared), *prepared.heldout])
+        little = too_little_text([*prepared.train, *prepared.heldout])
         if checkpoint is None and little:
             start = " or start from a trained one (--init)" if recipe.training.initialize_from is None else ""
             warnings.warn(f"{little}; {CURE_OF_LITTLE}{start}", stacklevel=2)
+        teacher = world.in_turn(lambda: teacher_of(recipe, prepared.tokenizer))
+        if checkpoint is not None and checkpoint.state.get("teacher") != (teacher and teacher.digest):
+            raise UniclozeError(
+                f"{out} holds a run with another distillation.teacher, or one that has changed since: give the run its own "
+                "teacher, or another --out"
+            )
         world.only_first(lambda: write_settings(recipe, prepared.tokenizer, out, checkpoint))
         phrases = world.in_turn(lambda: phrases_for(recipe, prepared, out, progress=progress))
-        with _Run(recipe, out, prepared, checkpoint, phrases, progress, world, clock) as run:
+        begun = _Run(recipe, out, prepared, checkpoint, phrases, teacher, progress, world, clock)
+        with begun as run, explain_compile_errors(recipe.training):
             result = run.train()
     run.heed(result.stopped_by)
     return result
@@ -154,7 +162,7 @@ def _with_former_settings(recipe: Recipe, out: Path, checkpoint: Checkpoint | No
     if lineage is not None:  # the fingerprint decides whether the data are the same
         former = as_prepared(former, lineage)
     recipe = with_precision(recipe, former.training.precision)
-    free = free_after(stopped_by_error(out / LEDGER))
+    free = free_after(errors_since_saved(out / LEDGER))
     if None in (training.head_learning_rate, former.training.head_learning_rate):
         free -= {"training.head_learning_rate"}  # decides which weights the optimiser keeps together
     if recipe.model.memory:
@@ -193,21 +201,16 @@ class _Run(RunProcess):
         prepared: Prepared,
         checkpoint: Checkpoint | None,
         phrases: PhraseTable | None,
+        teacher: Teacher | None,
         progress: bool,
         world: World,
         clock: Clock | None,
     ) -> None:
-        self.prepared, self.phrases = prepared, phrases
+        self.prepared, self.phrases, self.teacher = prepared, phrases, teacher
         goes_on = checkpoint is None or (clock is not None and clock.planned)
         self.clock = clock if goes_on and world.size == 1 else None
         training = recipe.training
         device = choose_device(training)
-        self.teacher = world.in_turn(lambda: teacher_of(recipe, prepared.tokenizer))
-        if checkpoint is not None and checkpoint.state.get("teacher") != (self.teacher and self.teacher.digest):
-            raise UniclozeError(
-                f"{out} holds a run with another distillation.teacher, or one that has changed since: give the run its own "
-                "teacher, or another --out"
-            )
         fixed, precision = bool(training.compile) or device.type == "cuda", training.precision
         compute = Compute(device=device, world=world, precision=precision, fixed_shape=fixed, soften=self.teacher)
         last = phases(recipe)[-1].recipe
@@ -262,7 +265,7 @@ class _Run(RunProcess):
 
     def _start(self, model: Model, recipe: Recipe, world: World, *, show: bool) -> None:
         """Give weights the start that the recipe asks for: counts of the text, another model, vectors of words."""
-        training, sources = recipe.training, trained_sources(recipe, self.prepared)
+        training, sources = recipe.training, self.prepared.train
         other = None if training.initialize_from is None else open_model(training.initialize_from)
         predicts = other is not None and hasattr(other.model, "token_head")
         if training.start == "counts" and not predicts:
@@ -284,11 +287,16 @@ class _Run(RunProcess):
         if self.checkpoint is not None:
             self.take_over(self.checkpoint)
             self.state.decays = recorded_decays(self.former_events(), training.steps)
-            self._hear_again()
+        done = self.state.step >= self.state.last_step(training)
+        if done and (end := self._recorded_end()) is not None:
+            return self._finished_before(end)
         baselines = self.baselines.summary() if self.baselines else None
         self.write_start(lineage=self.prepared.lineage, baselines=baselines)
-        if self.state.step >= self.state.last_step(training):
-            return self._finish(already=True)
+        if self.checkpoint is not None:
+            self._hear_again()
+        if done:  # killed between its last save and its end
+            self._evaluate(self.state)
+            return self._finish()
         if self.state.step == 0:
             self._write_samples()
         model = self.state.model
@@ -299,8 +307,7 @@ class _Run(RunProcess):
         if self.state.step < self.state.last_step(training):
             self.write_stop()
             return RunResult(self.out, self.state.step, self.signal, self.perplexity, self.part, self.counts)
-        with explain_compile_errors(training):
-            return self._finish(already=False)
+        return self._finish()
 
     def _steps(self) -> Iterator[list[MicroBatch]]:
         def steps_of(recipe: Recipe, step: int) -> Iterator[list[MicroBatch]]:
@@ -323,30 +330,33 @@ class _Run(RunProcess):
         self.bar.end_at(decay.end)
         return self._steps()
 
-    def _finish(self, *, already: bool) -> RunResult:
-        """Finish a run that has done its steps, including one killed between its last save and its end."""
-        step, words = self.state.step, None
-        ends = [event for event in self.former_events() if event["event"] == "end" and event.get("step") == step]
-        end = ends[-1] if ends else None
-        if already and end is not None:
-            planned, said = self.recipe.training.steps, f"{self.out} is already trained to step {step}"
-            if step < planned:
-                said += f", where its time budget ended it; give more --training.steps than the {planned:,} planned to"
-            else:
-                said += "; raise --training.steps to"
-            warnings.warn(f"{said} continue", stacklevel=2)
-            verdict = str(end.get("verdict", ""))
+    def _recorded_end(self) -> dict[str, Any] | None:
+        """The event of a former process that finished the run at this step."""
+        ends = [event for event in self.former_events() if event["event"] == "end"]
+        return next((end for end in reversed(ends) if end.get("step") == self.state.step), None)
+
+    def _finished_before(self, end: Mapping[str, Any]) -> RunResult:
+        """The result of a run that has nothing left to do."""
+        step, planned = self.state.step, self.recipe.training.steps
+        said = f"{self.out} is already trained to step {step}"
+        if step < planned:
+            said += f", where its time budget ended it; give more --training.steps than the {planned:,} planned to"
         else:
-            if already:
-                self._evaluate(self.state)
-            with averaged(self.state.optimizers):
-                self._write_samples()
-                words = self._content_words()
-            course = Course.of(self.former_events())
-            little = too_little_text([*trained_sources(self.recipe, self.prepared), *self.prepared.heldout])
-            verdict = verdict_on(self.figures, self.counts, words, course, little)
-            self.write_end(content_words=words.to_dict() if words else None, verdict=verdict)
-        return RunResult(self.out, step, 0, self.perplexity, self.part, self.counts, words, verdict)
+            said += "; raise --training.steps to"
+        warnings.warn(f"{said} continue", stacklevel=2)
+        verdict = str(end.get("verdict", ""))
+        return RunResult(self.out, step, 0, self.perplexity, self.part, self.counts, verdict=verdict)
+
+    def _finish(self) -> RunResult:
+        """Judge a run that has done its steps."""
+        with averaged(self.state.optimizers):
+            self._write_samples()
+            words = self._content_words()
+        course = Course.of(self.former_events())
+        little = too_little_text([*self.prepared.train, *self.prepared.heldout])
+        verdict = verdict_on(self.figures, self.counts, words, course, little)
+        self.write_end(content_words=words.to_dict() if words else None, verdict=verdict)
+        return RunResult(self.out, self.state.step, 0, self.perplexity, self.part, self.counts, words, verdict)
 
     def _content_words(self) -> WordScore | None:
         """Score on held-out content words; None if there are too few or the objective cannot predict them."""
@@ -430,10 +440,11 @@ class _Run(RunProcess):
         if training.optimizer != "nt_asgd":
             return
         evaluations = {event["step"]: event for event in self.former_events() if event["event"] == "evaluate"}
+        last, every = self.state.last_step(training), training.evaluate_every
         for done in sorted(number for number in evaluations if number <= step):
-            self._hear(evaluations[done]["loss"])
-        due = training.evaluate_every and step % training.evaluate_every == 0
-        if due and 0 < step < self.state.last_step(training) and step not in evaluations:
+            if done == last or (every and done % every == 0):  # not those at the end of a shorter run
+                self._hear(evaluations[done]["loss"])
+        if every and step % every == 0 and 0 < step < last and step not in evaluations:
             self._evaluate(self.state)
 
     def _save(self, _state: TrainState) -> None:

@@ -166,11 +166,11 @@ def trained_on(checkpoint: Path) -> dict[str, Any]:
     return (starts[-1].get("lineage") or {}) if starts else {}
 
 
-def stopped_by_error(path: Path) -> str | None:
-    """Name of the class of the error that stopped a run, if no checkpoint was saved since; otherwise None.
+def errors_since_saved(path: Path) -> set[str]:
+    """Names of the classes of the errors that stopped a run since its last checkpoint.
 
-    A process that resumed the run with other settings may have been killed before it saved any.
+    A process that resumed the run with other settings may have been stopped too before it saved any.
     """
     events = list(read_ledger(path)) if path.is_file() else []
-    last = [event for event in events if event.get("event") in ("failed", "save")][-1:]
-    return str(last[0].get("kind")) if last and last[0]["event"] == "failed" else None
+    saved = max((number for number, event in enumerate(events) if event.get("event") == "save"), default=-1)
+    return {str(event.get("kind")) for event in events[saved + 1 :] if event.get("event") == "failed"}

@@ -20,7 +20,7 @@ from unicloze.errors import UniclozeError, UsageError, option_of
 from unicloze.example import predicts_tokens
 from unicloze.files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER, is_run
 from unicloze.mixtures import all_targets, longest_row
-from unicloze.model.attention import Backend
+from unicloze.model.attention import Backend, head_width
 from unicloze.model.backbone import Stack
 from unicloze.model.build import Model, build
 from unicloze.model.initialization import add_low_rank, learning, merge_low_rank
@@ -126,13 +126,17 @@ def ready_model(recipe: Recipe, vocab_size: int, device: torch.device) -> Model:
     return model
 
 
+LEAST_WIDTH = 16
+"""Width of the narrowest head that FlexAttention compiles."""
+
+
 def attention_backend(recipe: Recipe, device: torch.device) -> Backend | None:
     """The attention backend of a run; None if each batch decides, see `choose_backend`."""
     training, model = recipe.training, recipe.model
     if training.attention != "auto":
         return training.attention
     plain = model.kind == "transformer" and model.positions != "transformer_xl" and not model.decoder_layers
-    free = model.attention_dropout == 0 and not training.deterministic
+    free = model.attention_dropout == 0 and not training.deterministic and head_width(model) >= LEAST_WIDTH
     return "flex" if device.type == "cuda" and plain and free else None
 
 

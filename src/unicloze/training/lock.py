@@ -78,10 +78,10 @@ FREE_AFTER_OUT_OF_MEMORY = {"training.micro_batch_size"}
 """Settings that may also change when resuming a run that ran out of memory, for the rest of the run."""
 
 
-def free_after(kind: str | None) -> frozenset[str]:
-    """Settings that may change because of the error that stopped a run."""
+def free_after(errors: Collection[str]) -> frozenset[str]:
+    """Settings that may change because of the errors, by class, that stopped a run."""
     more = {"NonFiniteError": FREE_AFTER_DIVERGENCE, "OutOfMemoryError": FREE_AFTER_OUT_OF_MEMORY}
-    return frozenset(FREE_TO_CHANGE | more.get(kind or "", set()))
+    return frozenset(FREE_TO_CHANGE.union(*(more.get(error, set()) for error in errors)))
 
 
 def refuse_changes(

@@ -190,7 +190,7 @@ class Group(World):
             time.sleep(REPORTING)
             with suppress(RuntimeError):  # the store is gone too
                 self.look()
-            raise UniclozeError(ENDED) from error
+            raise UniclozeError(f"{ENDED} (torch: {str(error).partition(chr(10))[0]})") from error
 
     @contextmanager
     def passes(self) -> Iterator[None]:

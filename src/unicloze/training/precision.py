@@ -18,6 +18,8 @@ from unicloze.settings import DEVICE, Recipe, TrainingSettings
 def choose_device(settings: TrainingSettings) -> torch.device:
     """The device named in the settings, see `named_device`; with several processes a CUDA device for each."""
     device = named_device(settings.device, "training.device")
+    if device.type not in ("cpu", "cuda") and cores.processes() > 1:
+        raise UsageError(f"training.device is {device}: several processes train on CPUs or on CUDA devices alone")
     if device.type != "cuda" or cores.processes() == 1:
         return device
     number, there = cores.local_rank(), torch.cuda.device_count()

@@ -35,7 +35,7 @@ from unicloze.training.checkpoint import (
 )
 from unicloze.training.divergence import Spikes, norm_of_all
 from unicloze.training.ledger import Ledger, read_ledger
-from unicloze.training.loading import explain_compile_errors, fit_weights
+from unicloze.training.loading import fit_weights
 from unicloze.training.loop import Compute, Hooks, TrainState, fit
 from unicloze.training.optimizers import NtAsgd, TensorwiseOptimizer, schedule_factor
 from unicloze.training.pace import decided
@@ -168,7 +168,7 @@ class RunProcess:
         every = Hooks(log=self.log, skipped=self.skip, may_skip=not self.recipe.finetuning.unlabelled, **hooks)
         last, done = self.state.last_step(settings), self.state.step
         bar = Progress("", last, "steps", initial=done, show=self.progress)
-        with explain_compile_errors(settings), bar as self.bar:
+        with bar as self.bar:
             self.signal = fit(self.state, steps, settings, self.compute, every).heeded
         self.finish_saving()
 
@@ -220,9 +220,13 @@ class RunProcess:
             shared = self.world.share_tensors(pack(self.state.memories))
             self.state.memories = unpack(shared, self.compute.device)
         event = {"step": self.state.step, "checkpoint": checkpoint_name(self.state.step)}
+        there = (
+            self.out / CHECKPOINTS / checkpoint_name(self.state.step)
+        ).exists()  # the one that the run resumed from
 
         def note() -> None:
-            self.ledger.write("save", **event)
+            if not there:
+                self.ledger.write("save", **event)
 
         self.write_checkpoint(CHECKPOINTS, self.state.optimizers, self.out / RECIPE, facts, keep=keep, then=note)
 

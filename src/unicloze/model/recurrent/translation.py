@@ -199,14 +199,7 @@ class TranslationBackbone(nn.Module):
     def forward(self, batch: Batch, *, select: bool = False, dropout: DropoutKey | None = None) -> list[Tensor]:
         """States of the embeddings and of the last layer, the encoder's at sources and the decoder's at targets.
 
-        Args:
-            batch: The rows.
-            select: Return only the last states of the predicted slots, concatenated in the order of the targets.
-            dropout: Dropout of this forward pass; none if None.
-
-        Returns:
-            *Shape:* (rows, slots, embedding width) and (rows, slots, hidden size); with `select`, the last is (rows,
-            predictions, hidden size).
+        Arguments and shapes are those of `unicloze.model.backbone.Backbone.forward`.
         """
         pairs = find_pairs(batch.intervals.cpu().numpy())
         with torch.autocast(batch.input_ids.device.type, enabled=False):
