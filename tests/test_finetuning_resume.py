@@ -257,6 +257,7 @@ def test_a_run_ended_by_patience_stays_ended_whatever_its_ledger_lost(
     assert load_model(out).step == 3 and (out / "checkpoints" / "step-00000006").is_dir()
     events = [each["event"] for each in events_of(out)]
     assert events[-1] == "end" and events.count("end") == 1
+    assert lost == 0 or events[len(lines) - lost] == "start"  # the time before it is not that of the run
 
 
 def test_patience_restarts_with_every_better_evaluation(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:

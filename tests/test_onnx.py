@@ -17,6 +17,7 @@ from conftest import slow_except
 from decoding_toys import loaded
 from hf_toys import slots_batch
 from nlu_toys import start
+from serving_toys import classifier
 from toys import random_windows
 from unicloze.decoding.embed import rows_to_encode
 from unicloze.errors import UniclozeError, UsageError
@@ -166,6 +167,11 @@ def test_a_step_takes_heads_of_any_width() -> None:
     network = toys.model(vocab=len(model.tokenizer), num_heads=4, head_size=6, relative_bias=True).eval()
     module = programs.module_of(dataclasses.replace(model, model=network), "step")
     programs.compare_program(module, module, "the program")
+
+
+def test_a_program_has_no_head_of_a_task() -> None:
+    with pytest.warns(UserWarning, match="the program has no head of task classification"):
+        programs.module_of(classifier(), "encoder")
 
 
 def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,10 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
 from unicloze.training import loop
 from unicloze.training.checkpoint import list_checkpoints
+from unicloze.training.divergence import NonFiniteError
 from unicloze.training.ledger import Ledger, errors_since_saved, read_ledger
 from unicloze.training.lock import free_after
-from unicloze.training.loop import Compute, OutOfMemoryError, is_out_of_memory
+from unicloze.training.loop import Compute, OutOfMemoryError, is_out_of_memory, shared_settings
 
 
 def with_room_for(rows: int, monkeypatch: pytest.MonkeyPatch, passes: int = 0) -> list[int]:
@@ -106,6 +107,13 @@ def test_an_error_counts_until_the_next_checkpoint(tmp_path: Path) -> None:
     ledger.write("save", step=4)
     assert errors_since_saved(tmp_path / "ledger.jsonl") == set()
     ledger.close()
+
+
+def test_runs_that_share_their_settings_need_another_folder_for_the_cure() -> None:
+    said = r"^gpt fails: too much: lower it; all runs of a comparison share .* another --out, or leave gpt out$"
+    for kind in (OutOfMemoryError, NonFiniteError):
+        with pytest.raises(kind, match=said), shared_settings("gpt fails", "of a comparison", ", or leave gpt out"):
+            raise kind("too much: lower it")
 
 
 @pytest.mark.whole

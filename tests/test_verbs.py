@@ -298,6 +298,18 @@ def test_each_line_of_a_file_gives_a_row(ends: str, trained: RunResult, tmp_path
     (tmp_path / "b.txt").write_text("a [MASK]\nno mask\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"b\.txt:2: the text has no mask"):
         verbs.fill(trained.out, file=tmp_path / "b.txt")
+    (tmp_path / "b.txt").write_bytes("the dog\nle chien r\u00eave\n".encode("latin-1"))
+    with pytest.raises(UniclozeError, match=r"b\.txt:1, byte 18 of the text: this is not UTF-8; convert the file"):
+        verbs.score(trained.out, file=tmp_path / "b.txt")
+
+
+def test_a_folder_that_is_replaced_is_not_the_current_one(
+    trained: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for write in (lambda: verbs.export(trained.out, "mpnet", "."), lambda: verbs.import_checkpoint(trained.out, ".")):
+        with pytest.raises(UsageError, match=r"--out is \., this folder, which would be replaced as a whole"):
+            write()
 
 
 def test_a_text_of_a_record_is_named_by_an_option_of_the_verb(trained: RunResult, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from unicloze.finetuning.run import finetune_run
 from unicloze.finetuning.scores import (
     BaselineScores,
     baseline_scores,
+    check_answers,
     headline_error,
     right_classes,
     temperature,
@@ -202,6 +203,27 @@ def test_small_models_learn_faster_and_few_rows_more_often() -> None:
     assert {weights: initial.learning_rate(weights) for weights in rates} == pytest.approx(rates)
     epochs = {1: 10, 1000: 10, 1600: 7, 5000: 3, 1_000_000: 3}
     assert {rows: initial.epochs(rows) for rows in epochs} == epochs
+    frozen = load_recipe("tagging", {"training.frozen": ["backbone"]})
+    chosen = initial.with_chosen(frozen, 110_000_000, 9)
+    assert chosen.training.learning_rate == 5e-3
+    said = initial.what_was_chosen(frozen, chosen, 110_000_000, 9)
+    assert said.startswith("learning rate 0.005 for a head over a frozen network, ")
+
+
+def test_quantities_start_near_their_labels_where_no_head_is_fitted(tmp_path: Path) -> None:
+    rows = [{"text": one["text"], "label": 1000.0 + 50 * (one["label"] == "yes")} for one in labelled(24)]
+    train, model = write(tmp_path / "train.jsonl", rows), start()
+    recipe = recipe_for(model, "regression", training__learning_rate=1e-3, finetuning__epochs=1)
+    finetuned(recipe, model, train, train, tmp_path / "run")
+    said = [each["prediction"] for each in verbs.predict(tmp_path / "run", train, out=tmp_path / "said.jsonl", quiet=True)]
+    assert abs(np.mean(said) - np.mean([row["label"] for row in rows])) < 50
+
+
+def test_rouge_is_said_to_read_no_other_script() -> None:
+    russian = records(*({"source": "a", "target": text} for text in ("Кошка сидит на окне 1", "The cat")))
+    pytest.importorskip("rouge_score")
+    with pytest.warns(UserWarning, match=r"ROUGE reads the letters a to z and digits alone.*--task\.metrics bleu"):
+        check_answers(russian, task("generation", metrics=["rouge"]))
 
 
 def test_recipes_of_papers_choose_nothing_by_themselves() -> None:
