@@ -14,6 +14,7 @@ import pytest
 
 from decoding_toys import sentencepiece
 from unicloze.errors import UniclozeError, UsageError
+from unicloze.pretraining.data import tokens_per_byte
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.text import documents, pipeline, prepare, python_docs
 from unicloze.text.documents import Document, read_documents
@@ -252,6 +253,15 @@ def test_prepared_needs_no_corpus(corpus: Path, tmp_path: Path) -> None:
     other.save(tmp_path)
     with pytest.raises(UniclozeError, match=rf"{other.fingerprint[:16]}: leave out --tokenizer\.path"):
         open_or_prepare(data, TokenizerSettings(path=str(tmp_path / "tokenizer.json")), tmp_path / "other")
+
+
+def test_bits_per_byte_are_undefined_where_words_are_unknown(tmp_path: Path) -> None:
+    """They are not predicted, so that their bytes would be cheap."""
+    plain = [f"{sentence(number)} {number}" for number in range(60)]
+    for rare in (False, True):
+        texts = [f"{text} {chr(0x4E00 + number)}" if rare else text for number, text in enumerate(plain)]
+        found = tokens_per_byte(run(write_texts(tmp_path / f"{rare}.jsonl", texts), tmp_path / f"out {rare}"))
+        assert (found is None) == rare
 
 
 def test_several_sources(corpus: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from unicloze.mixtures import parts, phases
 from unicloze.recipes import validate
 from unicloze.recipes.schema import KEYS, flatten
 from unicloze.settings import TRAINED, DataSettings, Recipe
+from unicloze.text.counts import stretches
 from unicloze.text.lineage import LOADED_TOKENIZER, is_corpus, known_settings, read_lineage
 from unicloze.text.phrases import PhraseTable, open_phrases
 from unicloze.text.prepare import Prepared, open_or_prepare
@@ -166,6 +167,10 @@ def build_sampler(
     )
 
 
+MOST_UNKNOWN, MOST_SEEN = 1e-3, 2**20
+"""Share of [UNK] among this many tokens from which on bits per byte would mislead."""
+
+
 def teacher_of(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Teacher | None:
     """The teacher of a run with this tokenizer, or with the teacher's own; None if the recipe names none."""
     place = recipe.distillation.teacher
@@ -176,8 +181,15 @@ def teacher_of(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Teacher | 
 
 
 def tokens_per_byte(prepared: Prepared) -> float | None:
-    """Text tokens per byte of the held-out text (or of the training text if nothing is held out), if known."""
+    """Text tokens per byte of the held-out text (or of the training text if nothing is held out), if known.
+
+    None also if [UNK] is frequent: it is not predicted, so its bytes would cost no more than those of known words.
+    """
     part = "heldout" if prepared.heldout else "train"
+    seen = [tokens for tokens, _ in stretches(prepared.heldout or prepared.train, MOST_SEEN)]
+    unknown = sum(int((tokens == prepared.tokenizer.vocabulary.unk).sum()) for tokens in seen)
+    if unknown > MOST_UNKNOWN * sum(map(len, seen)):
+        return None
     entries = [source[part] for source in prepared.lineage["sources"]]
     if any(entry["bytes"] is None for entry in entries):
         return None

@@ -230,6 +230,7 @@ class _Run(RunProcess):
             if not any((target.weights > 0).any() for target in targets):
                 warnings.warn(TOO_SMALL.format("there is nothing to measure"), stacklevel=4)
             self.baselines = world.in_turn(lambda: open_baselines(last, prepared, out, blocks))
+        self.tokens_per_byte = tokens_per_byte(prepared)
         self.counts: Counted = self.baselines.perplexities if self.baselines else {}
         state = self._initial_state(recipe, compute, checkpoint, show=progress)
         self.perplexity: dict[str, float | None] = {}
@@ -405,7 +406,7 @@ class _Run(RunProcess):
         tokens = {name: figure for name, figure in self.figures.items() if predicts_tokens(name)}
         self.perplexity = {name: figure.perplexity for name, figure in tokens.items()}
         counted = {name: each.counted_weight if name in tokens else each.weight for name, each in self.figures.items()}
-        density = tokens_per_byte(self.prepared)
+        density = self.tokens_per_byte
         nats = {name: figure.token_mean for name, figure in tokens.items()}
         bits = None if density is None else {name: mean and mean / math.log(2) * density for name, mean in nats.items()}
         self.ledger.write(

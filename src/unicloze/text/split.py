@@ -234,8 +234,11 @@ _LETTER = rf"[^\W{IDEOGRAPH.pattern[1:-1]}]"
 @functools.cache
 def _word() -> re.Pattern[str]:
     """A word: letters and digits with the marks that belong to them, such as the vowel signs of Hindi, or an ideograph."""
-    marks = [chr(code) for code in range(sys.maxunicode + 1) if is_mark(chr(code))]
-    return re.compile(rf"{IDEOGRAPH.pattern}|(?:{_LETTER}[{re.escape(''.join(marks))}]*)+")
+    marks = [code for code in range(sys.maxunicode + 1) if is_mark(chr(code))]
+    firsts = [code for code in marks if not is_mark(chr(code - 1))]
+    lasts = [code for code in marks if code == sys.maxunicode or not is_mark(chr(code + 1))]
+    ranges = "".join(f"{chr(first)}-{chr(last)}" for first, last in zip(firsts, lasts, strict=True))
+    return re.compile(rf"{IDEOGRAPH.pattern}|{_LETTER}+(?:[{ranges}]+{_LETTER}*)*")
 
 
 # Brown et al., "Language Models are Few-Shot Learners", 2020, Appendix C. Words are lower-cased runs of letters and
