@@ -15,6 +15,7 @@ from conftest import slow_except
 from toys import random_windows, vocabulary
 from unicloze.characters import spell
 from unicloze.example import collate
+from unicloze.interop.family import OF_TRAINING
 from unicloze.mixtures import parts
 from unicloze.model.dropout import DropoutKey
 from unicloze.objectives import make_examples
@@ -31,7 +32,7 @@ OF_LSTMS = (
 
 def toy(name: str) -> Recipe:
     """A recipe at toy size, without dropout."""
-    still = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.initializer_range": 0.05, "data.window": 16}
+    still = {f"model.{name}": 0.0 for name in OF_TRAINING} | {"model.initializer_range": 0.05, "data.window": 16}
     model = load_recipe(name).model
     if model.kind == "recurrent":
         still |= dict.fromkeys(OF_LSTMS, 0.0)

@@ -381,8 +381,9 @@ def test_commands_try_a_held_out_sentence(tmp_path: Path) -> None:
 
 
 def test_a_watched_page_about_seeds_waits_for_the_last_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"event": "start", "recipe": {"name": "r", "task": {"kind": "classification"}}}
     for seed in (0, 1):
-        make_run(tmp_path / f"seed-{seed}", whole())
+        make_run(tmp_path / f"seed-{seed}", [first, event("end", 3)])
     monkeypatch.setattr(pages, "build_report", lambda run, out, refresh=0: Path(run))
     monkeypatch.setattr(pages.time, "sleep", lambda _: (tmp_path / "results.json").write_text("{}"))
     assert pages.watch_report(tmp_path, every=1) == tmp_path

@@ -299,7 +299,9 @@ def test_each_line_of_a_file_gives_a_row(ends: str, trained: RunResult, tmp_path
     with pytest.raises(UsageError, match=r"b\.txt:2: the text has no mask"):
         verbs.fill(trained.out, file=tmp_path / "b.txt")
     (tmp_path / "b.txt").write_bytes("the dog\nle chien r\u00eave\n".encode("latin-1"))
-    with pytest.raises(UniclozeError, match=r"b\.txt:1, byte 18 of the text: this is not UTF-8; convert the file"):
+    with pytest.raises(
+        UniclozeError, match=r"b\.txt has 1 invalid UTF-8 .* at .*b\.txt:1, byte 18 of the text: correct"
+    ):
         verbs.score(trained.out, file=tmp_path / "b.txt")
 
 
@@ -308,7 +310,7 @@ def test_a_folder_that_is_replaced_is_not_the_current_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for write in (lambda: verbs.export(trained.out, "mpnet", "."), lambda: verbs.import_checkpoint(trained.out, ".")):
-        with pytest.raises(UsageError, match=r"--out is \., this folder, which would be replaced as a whole"):
+        with pytest.raises(UsageError, match=r"--out is \., which holds this folder and would be replaced as a whole"):
             write()
 
 

@@ -215,7 +215,9 @@ def test_quantities_start_near_their_labels_where_no_head_is_fitted(tmp_path: Pa
     train, model = write(tmp_path / "train.jsonl", rows), start()
     recipe = recipe_for(model, "regression", training__learning_rate=1e-3, finetuning__epochs=1)
     finetuned(recipe, model, train, train, tmp_path / "run")
-    said = [each["prediction"] for each in verbs.predict(tmp_path / "run", train, out=tmp_path / "said.jsonl", quiet=True)]
+    said = [
+        each["prediction"] for each in verbs.predict(tmp_path / "run", train, out=tmp_path / "said.jsonl", quiet=True)
+    ]
     assert abs(np.mean(said) - np.mean([row["label"] for row in rows])) < 50
 
 

@@ -398,9 +398,7 @@ def collate(examples: Examples, *, device: torch.device | str = "cpu", fixed_sha
     slots = -(-width_of_block // WIDTHS) * WIDTHS if fixed_shape else int(examples.lengths.max(initial=1))
     leading = Leading.of(examples)
     if fixed_shape and not leading.alike:
-        leading = dataclasses.replace(
-            leading, slots=0, keys=0
-        )  # an encoder still has to know which sources are shorter
+        leading = dataclasses.replace(leading, slots=0, keys=0)  # an encoder still asks which sources are shorter
     targets = {}
     for name, target in examples.targets.items():
         width = target.slots.shape[1]

@@ -165,7 +165,7 @@ def compare_recipes(
     def do(job: Job) -> dict[str, Any]:
         recipe = job.contestant.recipe
         clock = clock_of(job, budget) if budget.kind == "time" else None
-        with shared_settings(f"{recipe.name} fails", "of a comparison", f", or leave {recipe.name} out"):
+        with shared_settings(f"{recipe.name} fails", "of a comparison", f", or one without {recipe.name},"):
             known = run_once(recipe, job.seed, job.run, prepared, sampler, windows, evaluators or {}, progress, clock)
             for probe in fitted:
                 if recipe.name not in probe.not_defined and probe.name not in known[PROBES]:

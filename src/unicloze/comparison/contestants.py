@@ -87,7 +87,7 @@ def contestants(
                 f"{same[0]} and {same[1]} are both named {recipe.name}: leave one out, or set another `name` in its file."
             )
     extra = max(recipe.tokenizer.extra_tokens for recipe in own)
-    of_all = {"tokenizer.extra_tokens": extra, "training.copy_to": None}
+    of_all: dict[str, Any] = {"tokenizer.extra_tokens": extra, "training.copy_to": None}
     if "data.corpus" in overrides:
         of_all["data.prepared"] = None  # of another text
     sizing = {key: value for key, value in overrides.items() if key in _SIZING}
@@ -95,7 +95,7 @@ def contestants(
     found = []
     for files, recipe in zip(opened, own, strict=True):
         shared = {} if model is None else _shared_settings(model, recipe)
-        shared |= {**_those_of(recipe, overrides), **of_all}
+        shared |= {**of_all, **_those_of(recipe, overrides)}
         try:
             found.append(dataclasses.replace(files.recipe(shared), name=recipe.name))
         except UsageError as error:

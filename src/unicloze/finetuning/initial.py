@@ -479,10 +479,11 @@ def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None =
     if recipe.finetuning.fit_head == "auto" and recipe.task.kind in OF_TEXTS:
         fits = recipe.training.learning_rate == "auto" if former is None else former.finetuning.fit_head
         recipe = recipe.changed("finetuning", fit_head=fits)
-    if former is None and weights > PAPER_WEIGHTS / 2 and rows >= PAPER_ROWS and not few:
+    head_alone = "backbone" in recipe.training.frozen
+    if former is None and weights > PAPER_WEIGHTS / 2 and rows >= PAPER_ROWS and not few and not head_alone:
         former = _of_paper(recipe)
     if recipe.training.learning_rate == "auto":
-        rate = HEAD_RATE if "backbone" in recipe.training.frozen else learning_rate(weights, few)
+        rate = HEAD_RATE if head_alone else learning_rate(weights, few)
         rate = rate if former is None else chosen(former.training.learning_rate)
         recipe = recipe.changed("training", learning_rate=rate)
     if recipe.finetuning.epochs == "auto":

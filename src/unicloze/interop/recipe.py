@@ -173,7 +173,7 @@ def _that_generate(place: Path, config: Config) -> list[Config]:
 
 
 def _decoding(place: Path, config: Config, objective: ObjectiveSettings) -> DecodingSettings:
-    """How a checkpoint's files say that its texts are written; what they leave open is as here.
+    """How a checkpoint's files say that its texts are written; limits that they leave open are those of here.
 
     Their limits count tokens that open a target, `max_length` and `min_length` also the first. Their length penalty divides
     by n^alpha instead of GNMT's.
@@ -200,11 +200,16 @@ def _decoding(place: Path, config: Config, objective: ObjectiveSettings) -> Deco
         share = given("top_p", float) or 1.0
         found["top_p"] = share if share < 1 else None
     elif (beams := given("num_beams", int, 2)) is not None:
-        found |= {"beams": beams, "length_penalty": given("length_penalty", float, -math.inf)}
+        penalty = given("length_penalty", float, -math.inf)
+        found |= {"beams": beams, "length_penalty": 1.0 if values.get("length_penalty") is None else penalty}
         found["early_stop"] = "first" if given("early_stopping", bool) is True else "exact"
-    most = {"max_length": 2**18, "beams": 2**10}
+    results = given("num_return_sequences", int, 1)
+    if results is not None and (found.get("sample") or results <= found.get("beams", 1)):
+        found["num_results"] = results
+    most = {"max_length": 2**18, "beams": 2**6}
     fitting = {key: min(value, most.get(key, value)) for key, value in found.items() if value is not None}
-    return DecodingSettings(**{key: value for key, value in fitting.items() if key != "max_length" or value > 0})
+    longest = max(fitting.get("max_length") or DecodingSettings().max_length, fitting.get("min_length", 0))
+    return DecodingSettings(**{**fitting, "max_length": longest})
 
 
 def _before_source(place: Path, own: Vocabulary, new: Vocabulary) -> dict[str, Any]:

@@ -41,11 +41,18 @@ def watch_report(run: str | os.PathLike[str], out: str | os.PathLike[str] | None
     while True:  # until the last process of the run, or of each of its seeds, has recorded its end
         seeds = [] if (place / LEDGER).is_file() else seed_folders(place)
         last = [History.read(folder).last.get("event") for folder in seeds or [place]]
-        another = seeds and last[-1] == "end" and not (place / RESULTS).is_file()  # written after the last seed
-        if not another and all(event in ENDINGS for event in last):
+        if not _another_seed_follows(place, seeds) and all(event in ENDINGS for event in last):
             return build_report(run, out)
         build_report(run, out, refresh=every)
         time.sleep(every)
+
+
+def _another_seed_follows(place: Path, seeds: Sequence[Path]) -> bool:
+    """Whether the results of a fine-tuning with several seeds, written after the last one, are older than its newest seed."""
+    if not seeds or not History.read(seeds[-1]).task.get("kind"):
+        return False
+    results, ledger = place / RESULTS, seeds[-1] / LEDGER
+    return not results.is_file() or results.stat().st_mtime < ledger.stat().st_mtime
 
 
 def build_report(

@@ -171,9 +171,9 @@ LONGEST_DOCUMENT = 64 * 2**20
 """Largest .txt document in bytes. Longer ones are cut at a line end, else at a space, else between two characters, so that
 memory use is bounded."""
 MOST_REPLACED = 0.1
-"""Largest share of invalid characters at the beginning of a .txt that is read."""
+"""Largest share of invalid characters at the beginning of a text that is read."""
 LEAST_JUDGED = 256
-"""Bytes of a .txt from which on that share tells another encoding from damage."""
+"""Bytes of a text from which on that share tells another encoding from damage."""
 _CHUNK_BYTES = 2**20
 _BLANK_LINE = re.compile(rb"\r?\n[ \t\r]*\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -309,7 +309,7 @@ def shared_settings(what: str, of: str, more: str = "") -> Iterator[None]:
     try:
         yield
     except (NonFiniteError, OutOfMemoryError) as error:
-        cure = f"all runs {of} share their settings: give the changed command another --out{more}"
+        cure = f"all runs {of} share their settings: give the changed command{more} another --out"
         raise type(error)(f"{what}: {error}; {cure}") from error
 
 

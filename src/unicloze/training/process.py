@@ -220,9 +220,8 @@ class RunProcess:
             shared = self.world.share_tensors(pack(self.state.memories))
             self.state.memories = unpack(shared, self.compute.device)
         event = {"step": self.state.step, "checkpoint": checkpoint_name(self.state.step)}
-        there = (
-            self.out / CHECKPOINTS / checkpoint_name(self.state.step)
-        ).exists()  # the one that the run resumed from
+        place = self.out / CHECKPOINTS / checkpoint_name(self.state.step)
+        there = place.exists()  # the one that the run resumed from
 
         def note() -> None:
             if not there:

@@ -56,24 +56,31 @@ def check_one_given(first: object, second: object, what: str) -> None:
         raise UsageError(f"Give either a text or a file {what}.")
 
 
-def folder_at(out: PathLike | None, otherwise: Path | None = None, *, option: str = "--out") -> Path:
+def folder_at(
+    out: PathLike | None, otherwise: Path | None = None, *, option: str = "--out", replaced: bool = False
+) -> Path:
     """The folder a verb writes to.
 
     Args:
         out: Value of the option.
         otherwise: Default if `out` is None.
         option: The option, for messages.
+        replaced: Whether a finished folder takes its place, so that it cannot be the current directory.
 
     Raises:
-        UsageError: The name is empty, which would mean the current directory.
+        UsageError: The name is empty, which would mean the current directory, or of a folder that cannot be replaced.
     """
     out = otherwise if out is None else out
     if out is None or str(out) == "":
-        raise UsageError(f"{option} is empty: name a folder, or . for this one.")
+        raise UsageError(f"{option} is empty: name a folder{'' if replaced else ', or . for this one'}.")
     if "\0" in str(out):
         raise UsageError(f"{option} contains a NUL character, which names cannot: give another.")
     if not is_utf8(str(out)):
         raise UsageError(f"{option} is not UTF-8: give another name.")
+    if replaced and Path.cwd().is_relative_to(Path(out).resolve()):
+        raise UsageError(
+            f"{option} is {out}, which holds this folder and would be replaced as a whole: name a new one."
+        )
     return Path(out)
 
 

@@ -143,6 +143,7 @@ def _check_source(text: object, file: object, text_field: str, verb: str) -> Non
 
 def _texts(file: PathLike | None, text_field: str) -> list[str]:
     """The texts of a file, one for each of its rows, so that a row that holds none is refused."""
+    from unicloze.progress import counted
     from unicloze.text.documents import Tally, find_files, read_file
 
     texts: list[str] = []
@@ -158,7 +159,8 @@ def _texts(file: PathLike | None, text_field: str) -> list[str]:
         if tally.empty:
             _refuse_blank(one, row + 1)
         if tally.replaced:
-            raise UniclozeError(f"{tally.first_bad}: this is not UTF-8; convert the file.")
+            many = counted(tally.replaced, "invalid UTF-8 sequence or half surrogate pair")
+            raise UniclozeError(f"{one} has {many}, the first at {tally.first_bad}: correct the text.")
     if not texts:
         raise UniclozeError(f"{file} contains no text: give a file of texts.")
     return texts
@@ -166,13 +168,6 @@ def _texts(file: PathLike | None, text_field: str) -> list[str]:
 
 def _refuse_blank(file: storage.File, row: int) -> NoReturn:
     raise UniclozeError(f"{file}:{row} is blank, but each row gives a result: put text in it, or remove it.")
-
-
-def _of_its_own(folder: Path) -> Path:
-    """A folder that a finished one replaces."""
-    if folder.resolve() == Path.cwd():
-        raise UsageError(f"--out is {folder}, this folder, which would be replaced as a whole: name a new one.")
-    return folder
 
 
 def embed(
@@ -341,7 +336,7 @@ def import_checkpoint(
     from unicloze.interop.read import import_checkpoint as read
     from unicloze.interop.read import write_model
 
-    folder = _of_its_own(folder_at(out))
+    folder = folder_at(out, replaced=True)
     return write_model(read(checkpoint, allow=allow, positions=positions, tokenizer=tokenizer, pickle=pickle), folder)
 
 
@@ -381,7 +376,7 @@ def export(
         raise UsageError("out is not given: name the folder to write, since a loaded model has no folder.")
     check_name(to)
     loaded = open_model(model, "cpu")
-    folder = _of_its_own(folder_at(out, _beside(Path(str(model)), to) if out is None else None))
+    folder = folder_at(out, _beside(Path(str(model)), to) if out is None else None, replaced=True)
     check_format(to, loaded)
     if to == OWN:
         from unicloze.hf.save import own_format
