@@ -243,8 +243,8 @@ def _word() -> re.Pattern[str]:
 
 # Brown et al., "Language Models are Few-Shot Learners", 2020, Appendix C. Words are lower-cased runs of letters and
 # digits with their marks; an ideograph is a word. A document that shares n consecutive words with an evaluation text is
-# cut around them, with 200 characters on either side. Pieces of less than 200 characters are dropped, and so is a document that
-# falls into more than ten pieces. N-grams found in more than ten documents are common phrases and are left.
+# cut around them, with 200 characters on either side. Pieces of less than 200 characters are dropped, and so is a
+# document that falls into more than ten pieces. N-grams found in more than ten documents are common phrases and are left.
 
 
 @dataclass(frozen=True, eq=False)
