@@ -51,7 +51,7 @@ class FillRequest(Request):
     order: Order | list[int] | None = Field(
         None,
         description="Fill one mask after the other in this order, which may also be the masks' numbers, the leftmost being "
-        "1; default: all at once.",
+        "1; default: all at once if the model learned that, else `confidence`.",
     )
     picture: bool = Field(False, description="Also draw the mask picture of the order, as SVG.")
 

@@ -57,7 +57,8 @@ def fill(
         model: Run directory, one of its checkpoints, or a Hugging Face model folder; in Python also a loaded model.
         text: Text with "[MASK]" for each missing token.
         top_k: Number of candidates to list for each mask.
-        order: Fill the masks one after the other by PAR in this order; default: all at once by AE.
+        order: Fill the masks one after the other by PAR in this order; default: all at once by AE if the model learned that,
+            else `confidence`.
         device: Where to compute: cpu, cuda, cuda:N, xpu, mps, or auto (CUDA if it is there); in Python a loaded model
             stays where it is.
         file: File of texts, one per row: the lines of a .txt, or the records of a .jsonl or .parquet, also .gz, .zst.
@@ -252,8 +253,9 @@ def serve(
         queue: Maximum number of waiting requests; further ones are refused.
         timeout: Maximum seconds per request.
         device: As of `fill`.
-        precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32, and bf16 for vectors if a
-            measurement at the start shows it to be faster, with cosines of at least 0.999).
+        precision: Precision of the forward passes; auto is bf16 where it is faster (default: fp32; that of the
+            recipe for generated texts; bf16 for vectors if a measurement at the start shows it to be faster, with cosines of
+            at least 0.999).
 
     Returns:
         Numbers of requests answered and refused.
