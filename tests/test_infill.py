@@ -97,6 +97,17 @@ def test_an_order_equals_a_pass_for_each_step(
     assert f"(par, order {named if isinstance(named, str) else '3 1 4 2'})" in str(result)
 
 
+def test_by_confidence_each_mask_is_predicted_as_if_it_were_first() -> None:
+    """MPNet's rows have the masks of later steps in them, which read each other."""
+    model = loaded(name="compensated", targets=["par"])
+    surest = fill(model, MASKED, top_k=3)
+    (first,) = (number for number, mask in enumerate(surest.masks, 1) if mask.step == 1)
+    others = [number for number in range(1, 1 + len(surest.masks)) if number != first]
+    named = fill(model, MASKED, order=[first, *others], top_k=3)
+    assert surest.order == "confidence"
+    np.testing.assert_allclose(*([p for _, p in each.masks[first - 1].top] for each in (surest, named)), atol=1e-6)
+
+
 @pytest.mark.parametrize("order", [[1, 2, 3], [1, 2, 3, 3], [0, 1, 2, 3], [1, 2, 3, 4, 5], []])
 def test_a_given_order_names_each_mask_once(order: list[int]) -> None:
     with pytest.raises(UsageError, match="does not name each of the 4 masks once: number them from 1"):

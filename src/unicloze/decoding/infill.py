@@ -20,7 +20,7 @@ from unicloze.characters import last_of
 from unicloze.decoding import inputs
 from unicloze.decoding.inputs import lacks, longest_text, objective_of, part_with
 from unicloze.errors import UsageError
-from unicloze.example import Examples
+from unicloze.example import Examples, Kind
 from unicloze.files import Plain, PlainList
 from unicloze.objectives import Ability
 from unicloze.progress import Progress
@@ -456,7 +456,7 @@ def _guesses(logits: torch.Tensor, vocabulary: Vocabulary, top_k: int) -> list[G
 
 def _part_step_mates(examples: Examples, row: int, step: int) -> None:
     """Restrict each token of a row's step to its own mask, so that it is predicted as if it were alone in the step."""
-    (slot,) = np.nonzero(examples.steps[row] == step)
+    (slot,) = np.nonzero((examples.steps[row] == step) & (examples.kinds[row] == Kind.PSEUDO))
     first, last = examples.intervals[row, slot, 2:].T
     slot = slot[(first <= slot) & (slot < last)]
     examples.intervals[row, slot, 2:] = np.stack([slot, slot + 1], axis=1)

@@ -68,6 +68,13 @@ def fills_masks(objective: ObjectiveSettings) -> bool:
     return part_with(objective, "cloze") is not None or part_with(objective, "stepwise") is not None
 
 
+def predicts_at_masks(objective: ObjectiveSettings) -> bool:
+    """Whether a forward pass of a text predicts its masks, as stock classes do: not where a query predicts (XLNet)."""
+    return part_with(objective, "cloze") is not None or any(
+        part.settings.name == "compensated" for part in parts(objective)
+    )
+
+
 def lacks(objective: ObjectiveSettings, ability: Ability, what: str) -> str:
     """Why a model cannot do something, as a sentence without a full stop."""
     names = dict.fromkeys(_name(part.settings, ability) for part in parts(objective))
@@ -358,7 +365,7 @@ def log_probability(logits: Tensor, labels: Tensor) -> Logs:
 
 
 def cut(
-    model: LoadedModel, texts: Sequence[str], prompt: str = "", *, truncate: bool = False
+    model: LoadedModel, texts: Sequence[str], prompt: str = "", *, truncate: bool = False, remembers: bool = False
 ) -> tuple[list[Int32s], list[ReadWindow]]:
     """Tokens of each text after a prompt, and the pieces that cover them; names of special tokens are plain text.
 
@@ -371,11 +378,14 @@ def cut(
             raise UsageError(f"text {i + 1} of {len(texts)} has no tokens: give it at least one word")
     if truncate:
         tokens = [ids[: longest_text(model)] for ids in tokens]
-    return tokens, pieces_of(model, tokens)
+    return tokens, pieces_of(model, tokens, remembers=remembers)
 
 
-def pieces_of(model: LoadedModel, tokens: Sequence[Int32s]) -> list[ReadWindow]:
-    """The pieces that cover tokenised texts; warns once if a text is longer than the model reads at once."""
+def pieces_of(model: LoadedModel, tokens: Sequence[Int32s], *, remembers: bool) -> list[ReadWindow]:
+    """The pieces that cover tokenised texts; warns once if a text is longer than the model reads at once.
+
+    Where the caller `remembers`, a model with a memory reads a piece with those before it.
+    """
     limit = longest_text(model)
     pieces = [
         ReadWindow(text=i, first=first, tokens=ids[first : first + limit])
@@ -384,7 +394,7 @@ def pieces_of(model: LoadedModel, tokens: Sequence[Int32s]) -> list[ReadWindow]:
     ]
     long = sum(len(ids) > limit for ids in tokens)
     if long:
-        alone = "" if model.model.settings.memory else ", each read by itself"
+        alone = "" if remembers and model.model.settings.memory else ", each read by itself"
         warnings.warn(
             f"texts longer than the {limit} tokens the model reads at once ({long} of {len(tokens)}) are cut into "
             f"consecutive windows{alone}",

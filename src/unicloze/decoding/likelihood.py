@@ -48,6 +48,9 @@ def with_memories(
     texts = sorted(of_text.values(), key=lambda numbers: -len(numbers))
     for first in range(0, len(texts), batch_size):
         group = texts[first : first + batch_size]
+        if len(group[0]) == 1 and not fills:
+            yield [number for numbers in group for number in numbers], None
+            continue
         shape, device = model.model.settings.memory_shape(len(group)), model.compute.device
         lengths = torch.zeros(len(group), dtype=torch.long, device=device)
         memory = Memory(states=torch.zeros(shape, device=device), lengths=lengths)
@@ -188,7 +191,7 @@ def score(
         UniclozeError: The model predicts nan.
     """
     inputs.check_predicts_tokens(model, "score texts")
-    tokens, pieces = inputs.cut(model, texts)
+    tokens, pieces = inputs.cut(model, texts, remembers=True)
     special, objective = model.tokenizer.vocabulary.special, inputs.objective_of(model.recipe)
     logs: dict[Measure, list[inputs.Logs] | None] = dict.fromkeys(_ASKS)
     measures, ends = measures_of(objective, mode), np.cumsum([len(ids) for ids in tokens])[:-1]

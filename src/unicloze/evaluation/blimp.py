@@ -328,7 +328,7 @@ def _score(
     distinct = {ids.tobytes(): ids for ids in tokens if len(ids) and not is_special[ids].any()}
     numbers = {spelled: number for number, spelled in enumerate(distinct)}
     number_of = [numbers.get(ids.tobytes(), -1) for ids in tokens]
-    pieces, total = pieces_of(loaded, list(distinct.values())), sum(map(len, distinct.values()))
+    pieces, total = pieces_of(loaded, list(distinct.values()), remembers=True), sum(map(len, distinct.values()))
     result = {}
     for measure in measures:
         name = {"pseudo": "pseudo-log-likelihood", "chain": "chain rule"}[measure]

@@ -21,6 +21,7 @@ from unicloze.interop.check import Peer, compare_models, quietly, transformers_l
 from unicloze.interop.read import open_model
 from unicloze.interop.stock import OPENED, layout_of, not_said, source_format
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
+from unicloze.objectives.permuted import PermutedSettings
 from unicloze.tasks.rows import TextFormat
 from unicloze.training.loading import LoadedModel
 
@@ -60,7 +61,7 @@ def own_format(loaded: LoadedModel) -> Export:
     if hasattr(loaded.model, "token_head"):
         if writes:
             kind = UniclozeForConditionalGeneration
-        elif fills_masks(objective):
+        elif fills_masks(objective) and not isinstance(objective, PermutedSettings):
             kind = UniclozeForMaskedLM
     kept = {"backbone"} if kind is UniclozeModel else {"backbone", "token_head"}
     parts = dict.fromkeys(name.partition(".")[0] for name in loaded.model.state_dict())

@@ -208,7 +208,7 @@ def exported_heads(family: Family, loaded: LoadedModel) -> tuple[list[Head], lis
     model, said = loaded.model, []
     found: list[Head] = []
     if hasattr(model, "token_head"):
-        if family.generates or inputs.part_with(inputs.objective_of(loaded.recipe), "cloze") is not None:
+        if family.generates or inputs.predicts_at_masks(inputs.objective_of(loaded.recipe)):
             found.append("token")
         else:
             said.append("the head that predicts tokens, which was not trained to fill masks")

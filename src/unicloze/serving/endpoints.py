@@ -426,8 +426,9 @@ async def _completion_events(
                 end = len(text)
             else:
                 text += piece
-                found = _stop_in(text, stops)
-                reason, end = (None, len(text) - held) if found is None else ("stop", found)
+                found, end = _stop_in(text, stops), len(text) - held
+                if found is not None and found <= end:  # later, a longer stop text may begin before it
+                    reason, end = "stop", found
             if end > sent or reason:
                 yield event({**head, "choices": [_choice(0, text[sent : max(end, sent)], reason)]})
                 sent = max(end, sent)

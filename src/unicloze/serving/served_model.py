@@ -33,6 +33,7 @@ from unicloze.serving.batching import Batcher
 from unicloze.serving.guard import TOO_LONG, Limits, Refused, check_texts
 from unicloze.settings import Order, Pooling, TrainingSettings
 from unicloze.tasks.columns import roles_of
+from unicloze.tasks.generation import SOURCE_SPECIALS
 from unicloze.tasks.task import Prediction
 from unicloze.training.loading import LoadedModel
 from unicloze.training.precision import choose_precision
@@ -298,6 +299,10 @@ class ServedModel:
         if room < 1:
             has = f"The model has {inputs.positions_of(model.model)} positions for source and target"
             raise Refused(400, f"{has}: ask for at most {most_written(model)} tokens.", code=TOO_LONG)
+        if truncate and model.recipe.task.kind:
+            fits = room + SOURCE_SPECIALS
+            of_source = min(fits, model.recipe.generation.max_source or fits)
+            model = dataclasses.replace(model, recipe=model.recipe.changed("generation", max_source=of_source))
         for parts in () if truncate else [_parts([source]) for source in sources]:
             count = self.count_tokens(parts) + len(parts) - 1
             if count > room:
