@@ -89,6 +89,23 @@ def test_the_smallest_relative_distance_that_is_allowed_works(name: str, distanc
     assert {*buckets[distance:]} == {(settings.relative_buckets if settings.decoder_layers else 16) - 1}
 
 
+def test_a_bias_by_products_is_the_one_that_is_looked_up() -> None:
+    """As on a GPU, where it is summed in float32 too; in bf16 as well."""
+    bias = RelativeBias(
+        load_recipe("mpnet-base", {"model.num_heads": 3, "model.hidden_size": 12}).model, both_ways=True
+    )
+    torch.nn.init.normal_(bias.weight, generator=torch.Generator().manual_seed(0))
+    places = torch.arange(9)[None]
+    slope = torch.randn(1, 3, 9, 9, generator=torch.Generator().manual_seed(1))
+    found = []
+    for make in (lambda: bias(places, places), lambda: bias.by_product(places[:, None, :] - places[:, :, None])):
+        with torch.autocast("cpu", torch.bfloat16):
+            values = make()
+        (gradient,) = torch.autograd.grad((values * slope).sum(), bias.weight)
+        found.append((values, gradient))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_a_tokenizer_of_ones_own_may_have_its_extra_tokens() -> None:
     recipe = load_recipe("t5-base", {"tokenizer.extra_tokens": 0, "tokenizer.path": "their/tokenizer.json"})
     assert (recipe.tokenizer.extra_tokens, recipe.tokenizer.path) == (0, "their/tokenizer.json")

@@ -283,6 +283,23 @@ def test_a_course_is_what_was_done_last() -> None:
     assert old.gap is None and not old.still_falling
 
 
+def test_the_fall_of_a_loss_is_that_of_the_second_half() -> None:
+    """Even where no evaluation is at half of the steps, and the one before was before a change of the objective."""
+    losses = {step: 9 - math.log(step) for step in (504, 630, 756, 882, 1001)} | {378: 11 - math.log(378)}
+    heldout = {step: [figure("ae", loss)] for step, loss in losses.items()}
+    last, fall = Course(heldout=heldout).fall(heldout[1001][0]) or (0, 0.0)
+    assert last == 1001 and fall == pytest.approx(1.0, abs=0.15)
+    assert Course(heldout={1001: heldout[1001]}).fall(heldout[1001][0]) is None
+
+
+def test_losses_on_other_windows_do_not_count() -> None:
+    events = [
+        {"event": "evaluate", "step": step, "windows": windows, "figures": [figure("ae", loss).to_dict()]}
+        for step, windows, loss in ((1, 512, 4.5), (2, 64, 4.7))
+    ]
+    assert sorted(Course.of(events).heldout) == [2] and Course.of(events).above_lowest == 0
+
+
 class Changes(NamedTuple):
     part: str
     objective: str

@@ -223,9 +223,15 @@ class _Run(RunProcess):
         spell_tokens(model, start.tokenizer.symbols)
         if train.unlabelled is not None:
             compute = dataclasses.replace(compute, soften=OwnTeacher(model.for_use(), recipe))
-        if compute.world.size > 1 and next(model.buffers(), None) is not None:
-            cure = "start a single process, or set task.head to dense"
-            raise UsageError(f"task.head normalises over a batch, with the statistics of one process: {cure}")
+        if next(model.buffers(), None) is not None:
+            many, parts = (
+                "task.head normalises over a batch, with the statistics of one",
+                recipe.training.micro_batch_size,
+            )
+            if compute.world.size > 1:
+                raise UsageError(f"{many} process: start a single process, or set task.head to dense")
+            if parts not in (None, recipe.training.batch_size):
+                raise UsageError(f"{many} micro-batch: leave out training.micro_batch_size, or set task.head to dense")
         self.drawn = initial.start_weights(model, start, recipe.task)
         self.below = StartModel.of(start.path, origin["model"] or "", out) if recipe.finetuning.few else None
         state = TrainState(model=model, optimizers=self._optimizers(model, recipe))

@@ -78,14 +78,22 @@ class RelativeBias(nn.Module):
         far = self.max_distance
         distance_BQK = (key_positions[:, None, :] - query_positions[:, :, None]).clamp_(-far, far)
         if distance_BQK.is_cuda and torch.is_grad_enabled():
-            # A product with one-hot rows: its backward pass is a product too, which sums in the same order in every run.
-            buckets = torch.arange(self.buckets, device=distance_BQK.device)
-            one_hot = (self.bucket(distance_BQK)[..., None] == buckets).to(self.weight.dtype)
-            return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
+            return self.by_product(distance_BQK)
         each = torch.arange(-far, far + 1, device=distance_BQK.device)
         table = self.weight.index_select(1, self.bucket(each))
         bias_HBQK: Tensor = _LookUp.apply(table, distance_BQK.add_(far))  # type: ignore[no-untyped-call]
         return bias_HBQK.transpose(0, 1)
+
+    def by_product(self, distance_BQK: Tensor) -> Tensor:
+        """The bias as a product with one-hot rows; its backward pass, a product too, sums in the same order in every run.
+
+        Returns:
+            *Shape:* (rows, heads, queries, keys)
+        """
+        buckets = torch.arange(self.buckets, device=distance_BQK.device)
+        one_hot = (self.bucket(distance_BQK)[..., None] == buckets).to(self.weight.dtype)
+        with torch.autocast(distance_BQK.device.type, enabled=False):  # bf16 would round sums over all pairs
+            return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
 
     def score_mod(self, positions: Tensor) -> ScoreMod:
         """FlexAttention's function that adds the bias to a score, read from a table of all distances.

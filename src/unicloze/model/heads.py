@@ -178,13 +178,12 @@ class DenseHead(nn.Module):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy per prediction in few passes over the logits; the probability buffer becomes the gradient in place."""
+    """Cross-entropy per prediction in few passes over the logits; the buffer of probabilities becomes the gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        probabilities, normaliser = _softmax(logits)
-        ctx.save_for_backward(probabilities, labels)
-        ctx.smoothing = smoothing
+        slopes, normaliser = _slopes(logits, labels, smoothing)
+        ctx.save_for_backward(slopes)
         expected = logits.gather(1, labels[:, None]).squeeze(1).float()
         if smoothing:
             expected = torch.lerp(expected, logits.mean(dim=-1, dtype=torch.float32), smoothing)
@@ -192,35 +191,36 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        probabilities, labels = ctx.saved_tensors
-        scale = grads[0].to(probabilities.dtype)
-        gradient = probabilities
-        if ctx.smoothing:
-            gradient.sub_(ctx.smoothing / gradient.shape[1])
-        gradient.mul_(scale[:, None])
-        rows = torch.arange(len(labels), device=labels.device)
-        # scatter_add_ would copy the whole bf16 gradient to change one number per row
-        gradient[rows, labels] -= scale * (1 - ctx.smoothing)
-        return gradient, None, None
+        (slopes,) = ctx.saved_tensors
+        return slopes.mul_(grads[0].to(slopes.dtype)[:, None]), None, None
 
 
-def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax of each row, and the log of its normaliser in float32.
+def _slopes(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The gradient of each row's loss with respect to its logits, and the log of its normaliser in float32.
 
-    The log normaliser is the largest logit minus the log of its probability. Half precision is converted in blocks of rows
-    that stay in the processor's cache, so no full float32 copy is made.
+    The gradient is the softmax less the (smoothed) label, which half precision would cancel: the difference is rounded. The
+    log normaliser is the largest logit minus the log of its probability. Half precision is converted in blocks of rows that
+    stay in the processor's cache, so no full float32 copy is made.
     """
     if logits.dtype not in (torch.bfloat16, torch.float16):
-        probabilities = torch.softmax(logits, dim=-1)
-        return probabilities, (logits.amax(dim=-1) - probabilities.amax(dim=-1).log()).float()
-    probabilities, normalisers = torch.empty_like(logits), []
+        return _wide_slopes(logits, labels, smoothing, logits.dtype)
+    slopes, normalisers = torch.empty_like(logits), []
     rows = max(1, (WIDENED if logits.device.type == "cpu" else WIDENED_ON_GPU) // logits.shape[1])
-    for block, narrowed in zip(logits.split(rows), probabilities.split(rows), strict=True):
-        wide = torch.softmax(block, dim=-1, dtype=torch.float32)
-        normalisers.append(block.amax(dim=-1).float() - wide.amax(dim=-1).log())
+    for block, labelled, narrowed in zip(logits.split(rows), labels.split(rows), slopes.split(rows), strict=True):
+        wide, normaliser = _wide_slopes(block, labelled, smoothing, torch.float32)
+        normalisers.append(normaliser)
         narrowed.copy_(wide)
         del wide  # before the next block is allocated
-    return probabilities, torch.cat(normalisers)
+    return slopes, torch.cat(normalisers)
+
+
+def _wide_slopes(logits: Tensor, labels: Tensor, smoothing: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    wide = torch.softmax(logits, dim=-1, dtype=dtype)
+    normaliser = (logits.amax(dim=-1).to(dtype) - wide.amax(dim=-1).log()).float()
+    if smoothing:
+        wide.sub_(smoothing / wide.shape[1])
+    wide[torch.arange(len(labels), device=labels.device), labels] -= 1 - smoothing
+    return wide, normaliser
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -41,8 +41,8 @@ MOST_WORDS = 400
 """Largest number of content words a model is tested on."""
 FEWEST_WORDS = 50
 """With fewer content words the test is skipped as too imprecise."""
-MOST_SCORED = 2**27
-"""Blanks are predicted up to this number of scores, blanks times ids (16,384 blanks of 8,192 ids), evenly spread."""
+MOST_SCORED = 2**29
+"""Blanks are predicted up to this number of scores, blanks times ids (17,590 blanks of 30,522 ids), evenly spread."""
 FEWEST_SCORED = 2048
 """But up to this number of blanks at least."""
 

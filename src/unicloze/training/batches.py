@@ -222,7 +222,10 @@ def heldout_examples(
     for part in parts(objective):
         if part.evaluate:
             windows = sampler.sequential(count, pairs=part.settings.windows.pairs, lanes=lanes)
-            examples = make_examples(windows, sampler.vocabulary, part.settings.without_noise())
+            rates = (
+                None if part.settings.rates is None else np.full(len(windows), part.settings.rates[1])
+            )  # of the last step
+            examples = make_examples(windows, sampler.vocabulary, part.settings.without_noise(), rates)
             ordinary = sampler.vocabulary.ordinary
             targets = {
                 name: target.of_ordinary(ordinary) if predicts_tokens(name) else target

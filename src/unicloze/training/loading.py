@@ -22,7 +22,7 @@ from unicloze.files import BEST, CHECKPOINTS, MANIFEST, RECIPE, TOKENIZER, is_ru
 from unicloze.mixtures import all_targets, longest_row
 from unicloze.model.attention import Backend, head_width
 from unicloze.model.backbone import Stack
-from unicloze.model.build import Model, build
+from unicloze.model.build import Model, build, generator_settings
 from unicloze.model.initialization import add_low_rank, learning, merge_low_rank
 from unicloze.model.layers import Layer
 from unicloze.model.model import UnifiedModel
@@ -136,7 +136,9 @@ def attention_backend(recipe: Recipe, device: torch.device) -> Backend | None:
     if training.attention != "auto":
         return training.attention
     plain = model.kind == "transformer" and model.positions != "transformer_xl" and not model.decoder_layers
-    free = model.attention_dropout == 0 and not training.deterministic and head_width(model) >= LEAST_WIDTH
+    networks = [model, *([generator_settings(model)] if model.generator_size else [])]
+    wide = min(map(head_width, networks)) >= LEAST_WIDTH
+    free = model.attention_dropout == 0 and not training.deterministic and wide
     return "flex" if device.type == "cuda" and plain and free else None
 
 

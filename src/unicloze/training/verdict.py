@@ -92,7 +92,7 @@ class Course:
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]]) -> Course:
         """Read the events of a ledger; repeated steps count as last done."""
-        course, before = cls(), None
+        course, before, windows = cls(), None, dict[int, Any]()
         kept = {"step": course.training, "evaluate": course.heldout}
         for event in events:
             name, step, now = event.get("event"), event.get("step"), event.get("time")
@@ -107,6 +107,9 @@ class Course:
                         del losses[later]
             elif name in kept and isinstance(step, int) and event.get("part") != TRAINING_TEXT:
                 kept[name][step] = figures_of(event)
+                windows[step] = event.get("windows") if name == "evaluate" else windows.get(step)
+        last = windows.get(max(course.heldout, default=0))  # losses on other windows differ by more than the model
+        course.heldout = {step: figures for step, figures in course.heldout.items() if windows[step] == last}
         return course
 
     @property
@@ -128,11 +131,9 @@ class Course:
     @property
     def still_falling(self) -> bool:
         """Whether the mean held-out loss fell over the last quarter of the steps and is at its minimum."""
-        last = max(self.heldout, default=0)
-        earlier = [step for step in self.heldout if step <= 0.75 * last]
-        if not earlier or self.above_lowest > 0:
-            return False
-        return self._mean(max(earlier)) - self._mean(last) >= FALL
+        points = {step: self._mean(step) for step in self.heldout if step > 0}
+        earlier = None if self.above_lowest > 0 else _at(0.75 * max(points, default=0), points)
+        return earlier is not None and earlier - points[max(points)] >= FALL
 
     @property
     def above_lowest(self) -> float:
@@ -150,15 +151,22 @@ class Course:
             if step > 0 and each.meaning == figure.meaning and (mean := each.token_mean) is not None
         }
         last = max(points, default=0)
-        earlier = [step for step in points if step <= last / 2]
-        if not earlier:
-            return None
-        first = max(earlier)
-        return last, (points[first] - points[last]) / math.log(last / first)
+        half = _at(last / 2, points)
+        return None if half is None else (last, (half - points[last]) / math.log(2))
 
     def _mean(self, step: int) -> float:
         values = [mean for figure in self.heldout[step] if (mean := figure.token_mean) is not None]
         return sum(values) / len(values) if values else 0.0
+
+
+def _at(step: float, losses: Mapping[int, float]) -> float | None:
+    """The loss at a step, between those of two evaluations by the logarithm of the step; None before the first one."""
+    before = max((one for one in losses if one <= step), default=None)
+    if before is None:
+        return None
+    after = min((one for one in losses if one > step), default=before)
+    share = math.log(step / before) / math.log(after / before) if after > before else 0.0
+    return losses[before] + share * (losses[after] - losses[before])
 
 
 def too_little_text(sources: Sequence[TokenSource]) -> str:
