@@ -15,8 +15,11 @@ import torch
 import nlu_toys
 import toys
 from conftest import slow_except
+from corpora import toy_corpus
 from test_finite_weights import CPU, steps_of
 from unicloze.errors import UniclozeError
+from unicloze.pretraining.run import pretrain_run
+from unicloze.recipes import load_recipe
 from unicloze.settings import TrainingSettings
 from unicloze.training import loop
 from unicloze.training.checkpoint import list_checkpoints, load_checkpoint
@@ -150,3 +153,12 @@ def test_fine_tuning_continues_with_a_lower_rate_after_a_divergence(
         with pytest.raises(NonFiniteError, match=r"step 1 were saved: .* with a lower --training.lea"):
             tuned(tmp_path, finetuning__epochs=2, training__learning_rate=1e-3)
     assert tuned(tmp_path, finetuning__epochs=2, training__learning_rate=1e-4) == 4
+
+
+def test_a_phase_is_not_compared_with_the_gradients_of_the_one_before(tmp_path: Path) -> None:
+    toy = toy_corpus(tmp_path, {
+        "training.steps": 4, "training.on_spike": "skip", "training.phases": [{"share": 1}, {"share": 3}],
+    })  # fmt: skip
+    pretrain_run(load_recipe("unilmv2-base", toy), tmp_path / "run", progress=False)
+    saved = load_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[-1])
+    assert len(saved.state["spikes"]["norms"]) == 3

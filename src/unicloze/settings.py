@@ -464,7 +464,7 @@ class TrainingSettings:
             finite update and stops the run at a number that is not finite. `skip` leaves out the update of the step; the run
             stops after 10 such steps in a row.
         spike_factor: A gradient spikes if its norm is more than this many times the median of the last 64 updates (of the
-            first 16 updates, none is a spike).
+            first 16 updates of a phase, none is a spike).
         label_smoothing: Share of each predicted token's label that is spread evenly over the vocabulary, in training only
             (Szegedy et al. 2016, Section 7); rejected if no token is predicted.
         phases: Changes over time: each a mapping of the settings (of `objective`, and `data.window`,

@@ -40,6 +40,7 @@ from unicloze.training.batches import MicroBatch, check_vocabulary, check_window
 from unicloze.training.checkpoint import Checkpoint, load_newest
 from unicloze.training.copies import Copies
 from unicloze.training.distillation import Teacher
+from unicloze.training.divergence import Spikes
 from unicloze.training.initial import initialize_from, require_vectors, start_from_counts, start_from_vectors
 from unicloze.training.ledger import HELD_OUT, TRAINING_TEXT, Figure, errors_since_saved
 from unicloze.training.loading import compile_layers, explain_compile_errors, ready_model, spell_tokens
@@ -318,6 +319,10 @@ class _Run(RunProcess):
 
     def _decide(self, state: TrainState) -> Iterator[list[MicroBatch]] | None:
         """Let the clock decide after a step, and write down what it decides before the next one."""
+        training = self.recipe.training
+        if training.on_spike == "skip" and training.phases:  # another objective has other gradients
+            begins = {phase.first_step for phase in phases(decided(self.recipe, state.decays))}
+            state.spikes = Spikes() if state.step in begins else state.spikes
         if self.clock is None:
             return None
         self.clock.stepped()
