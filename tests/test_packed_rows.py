@@ -55,7 +55,8 @@ def weighed(model: UnifiedModel, batches: Sequence[Batch]) -> tuple[list[torch.T
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_those_of_the_rows_by_themselves(case: str, backend: Any) -> None:
     objective, settings = CASES[case]
-    batches = [collate(examples) for examples in buckets_of(objective)]
+    every = buckets_of(objective)
+    batches = [collate(examples) for examples in every]
     model = xl_model(**settings) if case == "xlnet" else toys.model(targets=objective.targets, **settings)
     model.backbone.backend = backend
     flat = pack(batches)
@@ -63,6 +64,8 @@ def test_losses_and_gradients_are_those_of_the_rows_by_themselves(case: str, bac
     apart = weighed(model, batches)
     together = weighed(model, [flat])
     torch.testing.assert_close(together, apart, atol=2e-5, rtol=1e-4)
+    of_one_shape = weighed(model, [collate(examples, fixed_shape=True) for examples in every])
+    torch.testing.assert_close(of_one_shape, apart, atol=2e-5, rtol=1e-4)
     if case != "xlnet":  # the row's own intervals are equivalent to its buckets
         torch.testing.assert_close(weighed(model, [dataclasses.replace(flat, buckets=())]), apart, atol=2e-5, rtol=1e-4)
 
