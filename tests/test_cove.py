@@ -228,6 +228,7 @@ def test_the_layers_of_the_decoder_are_above_those_of_the_encoder() -> None:
     assert found["token_head.output"] == 0 and found["backbone.decoder.layers.1.weight_hh_l0"] == 1
     assert found["backbone.layers.0.cells.left_to_right.lstm.weight_hh_l0"] == 4
     assert found["backbone.embeddings.tokens.weight"] == 5
+    assert found["backbone.decoder.query.weight"] == found["backbone.decoder.combine.weight"] == 1
 
 
 def test_a_batch_of_sources_alone_is_encoded() -> None:

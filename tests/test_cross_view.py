@@ -351,6 +351,8 @@ def test_text_is_read_as_lines_of_words_or_as_records(tiny: LoadedModel, tmp_pat
     ("cvt", "cvt-tagging", {"finetuning__views": ["past", "past"]}, r"name at least one, and each once"),
     ("cvt", "cvt-tagging", {"finetuning__unlabelled_dropout": 12.0, "model__dropout": 0.1},
      r"makes model\.dropout 1 or more"),
+    ("cvt", "cvt-tagging", {"finetuning__unlabelled_dropout": 2.0, "task__head_dropout": 0.5},
+     r"makes task\.head_dropout 1 or more"),
     ("cvt", "cvt-tagging", {"finetuning__unlabelled_dropout": -1.0}, r"it must be at least 0 and finite"),
     ("cvt", "cvt-tagging", {"training__on_spike": "skip"}, r"on unlabelled text .* are much smaller at first"),
     ("cvt", "cvt-tagging", {"task__encoder_size": 4}, r"a biLSTM before a head reads the whole sentence"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -151,19 +152,28 @@ def test_every_objective_gives_an_encoder() -> None:
     assert embed(loaded(roberta_like()), ["a list"]).shape == (1, 32)
 
 
+def test_vectors_keep_their_texts_when_they_are_pickled() -> None:
+    found = verbs.embed(loaded(), iter(["the list", "the"]))  # type: ignore[arg-type]
+    again = pickle.loads(pickle.dumps(found))
+    assert again.texts == ["the list", "the"] and str(again) == str(found)
+    assert [*found[:1].to_dict()[0]] == ["vector"]
+
+
 def test_no_text_gives_no_vector() -> None:
     assert embed(loaded(), []).shape == (0, 32)
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"texts": ["the", ""]}, "text 2 of 2 is empty"),
+    ({"texts": ["the", float("nan")]}, "text 2 of 2 is of type float: give a string"),
     ({"texts": "the"}, "texts is one string"),
+    ({"texts": ["the"], "pooling": "first", "use": UseSettings(visibility="left_to_right")}, "its first slot has not read"),
     ({"texts": ["the"], "pooling": "max"}, "pooling is 'max': give one of mean, first, last"),
     ({"texts": ["the"], "batch_size": 0}, "batch_size is 0"),
 ])  # fmt: skip
 def test_bad_input_is_refused(arguments: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        embed(loaded(), **arguments)
+        embed(loaded(use=arguments.pop("use", None)), **arguments)
 
 
 def test_the_progress_through_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,6 +218,7 @@ def test_a_recipe_or_a_checkpoint_runs_nothing(
     ("1 / 0", "loading it fails with ZeroDivisionError: division by zero; --debug shows where"),
     (COMB.replace('"comb"', '"masked"'), "OBJECTIVES has 'masked', which already exists"),
     (COMB.replace('{"comb": O', '{"brush": O'), "CombSettings has the name 'comb', but it is registered as 'brush'"),
+    (COMB.replace("every: int = setting(4, POSITIVE)", "every: int"), "CombSettings: "),
     (
         COMB.replace("every: int = setting(4, POSITIVE)", "max_span: str = ''"),
         "objective.max_span has another type in other objectives",

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -226,6 +227,15 @@ def test_a_single_value_stands_for_a_list_of_one(write: Any) -> None:
     several = load_recipe(path, {"data": {"corpus": "[b.txt, c.txt]"}, "data.weights": "null"}).data
     assert (several.corpus, several.weights) == (["b.txt", "c.txt"], None)
     assert refusal(path, {"training.betas": 0.9}).endswith("expected a list of 2, each item a number.")
+    arrays = {
+        "training.learning_rate": np.float64(1e-3),
+        "training.betas": np.array([0.8, 0.9]),
+        "data.weights": None,
+    }
+    stored = load_recipe(path, {**arrays, "tokenizer.kind": np.str_("bpe"), "data.corpus": [Path("a"), np.str_("b")]})
+    save_recipe(stored, path.parent / "stored.yaml")
+    assert load_recipe(path.parent / "stored.yaml").to_dict() == stored.to_dict()
+    assert (stored.training.betas, stored.data.corpus) == ((0.8, 0.9), ["a", "b"])
     merged = load_recipe(write("objective:\n  <<: {mask_rate: 0.3, max_span: 4}\n  mask_rate: 0.2\n")).objective
     assert (merged.mask_rate, merged.max_span) == (0.2, 4), "what is merged is not given twice"
 

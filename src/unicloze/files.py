@@ -258,7 +258,7 @@ def sync(path: Path) -> None:
 
 def is_run(folder: Path) -> bool:
     """Whether a run holds a folder or wrote to it."""
-    return any((folder / name).exists() for name in (LEDGER, LOCK, HOLDER))
+    return any((folder / name).exists() for name in (LEDGER, HOLDER))
 
 
 class InUse(UniclozeError):
@@ -296,7 +296,7 @@ def hold(lock: Path, place: Path, cure: str, *, keep: bool = False, wait: bool =
             with suppress(PermissionError):  # Windows removes no open file
                 lock.unlink(missing_ok=True)  # while it is held, so that no other process holds what is removed
         held.release()
-        if not keep and lock.exists():
+        if not keep and os.name == "nt":
             with suppress(PermissionError):  # another process has it by now
                 lock.unlink(missing_ok=True)
 

@@ -50,8 +50,9 @@ def register(plugin: str | os.PathLike[str]) -> None:
         return
     tables = _tables(said, _from_file(Path(said), name) if is_file else _from_module(said))
     for section, table in (("objective", "OBJECTIVES"), ("task", "TASKS")):
+        own: dict[str, Any] = {}
         for one, found in tables[table].items():
-            _check_settings(said, one, found.settings, section)
+            _check_settings(said, one, found.settings, section, own)
     registries: dict[str, Any] = {"OBJECTIVES": OBJECTIVES, "TASKS": TASKS, "METRICS": METRICS}
     for table, registry in registries.items():
         taken = next((one for one in tables[table] if one in registry), None)
@@ -107,15 +108,22 @@ def _tables(plugin: str, module: ModuleType) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _check_settings(plugin: str, name: str, kind: type, section: str) -> None:
-    """Check that settings of one name have one type: the command line is parsed before the objective or task is known."""
+def _check_settings(plugin: str, name: str, kind: type, section: str, own: dict[str, Any]) -> None:
+    """Check that settings of one name have one type: the command line is parsed before the objective or task is known.
+
+    `own` collects those of the plugin.
+    """
     _, key = VARIED[section]
-    default = getattr(kind(), key)
+    try:
+        default = getattr(kind(), key)
+    except TypeError as error:
+        raise UsageError(f"--plugin {plugin}: {kind.__name__}: {error}: give every setting a default.") from error
     if default != name:
         raise UsageError(
             f"--plugin {plugin}: {kind.__name__} has the {key} {default!r}, but it is registered as {name!r}."
         )
     for one, known in keys_of(section, kind).items():
-        other = find_key(one)
+        other = find_key(one) or own.get(one)
+        own[one] = known
         if other is not None and other.type != known.type:
             raise UsageError(f"--plugin {plugin}: {one} has another type in other {section}s: give it another name.")

@@ -32,6 +32,9 @@ _MODIFIED = "LastModified", "last_modified", "mtime", "modified", "updated", "cr
 _ETAGS = "ETag", "etag"
 _MAGIC = re.compile(r"[*?\[]")
 _AT_ONCE = 2**20
+_SECRET = re.compile(r"://[^/@:]*:(?!\d+(?:/|$))[^@]*@")
+"""A name with a secret, which may contain slashes (AWS), but no port."""
+_LOGIN = re.compile(rf"{_SECRET.pattern}|://[^/]*@")
 
 
 def is_url(name: object) -> bool:
@@ -41,7 +44,7 @@ def is_url(name: object) -> bool:
 
 def shown(url: str) -> str:
     """A URL without user name, password and query."""
-    return re.sub(r"\?[^/]*=.*", "", re.sub(r"://[^/]*@", "://", url))
+    return re.sub(r"\?[^/]*=.*", "", _LOGIN.sub("://", url))
 
 
 def problem_with(url: str) -> str | None:
@@ -52,7 +55,13 @@ def problem_with(url: str) -> str | None:
         return "it opens one file system through another: give the URL of the files themselves"
     place, is_web = url.removeprefix(protocol[0]).split("/")[0], protocol[1].lower() in ("http", "https")
     login = place.rpartition("@")[0]
-    if ":" in login or (is_web and login) or re.search(r"[?&][^/]*=", url) or (is_web and "?" in url):
+    if (
+        ":" in login
+        or (is_web and login)
+        or _SECRET.search(url)
+        or re.search(r"[?&][^/]*=", url)
+        or (is_web and "?" in url)
+    ):
         return (
             "it contains credentials or a query, and URLs are recorded: give credentials through the environment or the "
             "configuration of the protocol's package"
@@ -247,7 +256,9 @@ def explained(url: str) -> Iterator[None]:
         raise
     except Exception as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        reason = re.sub(r"\?\S*|//[^/\s]*@", "", " ".join(said.split()))[:200] or type(error).__name__
+        reason = (
+            re.sub(r"\?\S*|//[^/\s]*@", "", _LOGIN.sub("://", " ".join(said.split())))[:200] or type(error).__name__
+        )
         raise UniclozeError(
             f"{shown(url)} cannot be used ({reason}): check the name, the network and your credentials."
         ) from error

@@ -30,6 +30,7 @@ from unicloze.files import write_file
 from unicloze.packing import bucket_cost, bucket_sizes, collate_buckets
 from unicloze.progress import Progress, counted
 from unicloze.settings import Pooling, Recipe
+from unicloze.tasks.rows import UNREAD
 from unicloze.text.windows import Windows, without_start
 from unicloze.training.loading import LoadedModel
 from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby, right_to_left_rows
@@ -56,12 +57,19 @@ class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
         found.texts, found.out = list(texts), out
         return found
 
+    def __reduce__(self) -> Any:
+        if self.texts is None:
+            return super().__reduce__()
+        return type(self).of, (np.asarray(self), self.texts, self.out)
+
     def to_dict(self) -> list[dict[str, Any]]:
-        """Each text with its vector, for JSON."""
-        return [
-            {"text": text, "vector": [float(number) for number in vector.astype(str)]}  # float32's shortest spelling
-            for text, vector in zip(self.texts or (), np.asarray(self), strict=True)
-        ]
+        """Each text with its vector, for JSON; without texts the vectors alone."""
+        rows = [
+            [float(number) for number in vector.astype(str)] for vector in np.asarray(self)
+        ]  # the shortest spelling
+        if self.texts is None:
+            return [{"vector": row} for row in rows]
+        return [{"text": text, "vector": row} for text, row in zip(self.texts, rows, strict=True)]
 
     def __str__(self) -> str:
         if self.texts is None:
@@ -128,6 +136,10 @@ def embed(
     if pooling is not None and pooling not in get_args(Pooling):
         raise UsageError(f"pooling is {pooling!r}: give one of {', '.join(get_args(Pooling))}")
     pooling = pooling or model.recipe.use.pooling
+    unread, other = UNREAD.get(reads := model.recipe.use.visibility, ("", ""))
+    if pooling == unread:
+        why = f"the model reads from {reads.replace('_', ' ')}, so its {unread} slot has not read the text"
+        raise UsageError(f"pooling is {unread}, but {why}: give {other}")
     backbone = model.model.backbone
     prompt = model.recipe.use.prompt
     tokens, pieces = cut(model, texts, prompt, truncate=truncate)

@@ -300,6 +300,8 @@ def text_format(model: LoadedModel) -> TextFormat:
 
 def check_text(text: str, name: str) -> None:
     """Reject blank or invalid text."""
+    if not isinstance(text, str):
+        raise UsageError(f"{name} is of type {type(text).__name__}: give a string")
     if not text.strip():
         raise UsageError(f"{name} is empty: give it at least one word")
     try:

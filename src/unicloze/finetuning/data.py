@@ -405,10 +405,11 @@ def check_views(recipe: Recipe) -> None:
     if task.encoder_size:
         why = "and a biLSTM before a head reads the whole sentence: set task.encoder_size to 0"
         raise UsageError(f"finetuning.unlabelled needs heads that see no more than their view, {why}")
-    dropouts = {name: value for name, value in vars(recipe.model).items() if "dropout" in name}
+    dropouts = {f"model.{name}": value for name, value in vars(recipe.model).items() if "dropout" in name}
+    dropouts["task.head_dropout"] = task.head_dropout or 0.0
     if high := [name for name, value in dropouts.items() if value * finetuning.unlabelled_dropout >= 1]:
         given = f"finetuning.unlabelled_dropout is {finetuning.unlabelled_dropout:g}"
-        raise UsageError(f"{given}, which makes model.{high[0]} 1 or more: lower it")
+        raise UsageError(f"{given}, which makes {high[0]} 1 or more: lower it")
     if recipe.training.on_spike != "accept":
         why = "those on unlabelled text (finetuning.unlabelled) are much smaller at first: set it to accept"
         raise UsageError(f"training.on_spike compares the gradients of all steps, and {why}")

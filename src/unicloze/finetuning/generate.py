@@ -172,10 +172,9 @@ def _giving_way(decoding: DecodingSettings, given: Collection[str]) -> DecodingS
 def record_of(model: LoadedModel, text: str | Sequence[str]) -> Record:
     """The record of a single source, given in parts."""
     parts = [text] if isinstance(text, str) else list(text)
-    record = record_of_texts(parts, model.recipe)
     for role, part in zip(roles_of(model.recipe), parts, strict=False):
         check_text(part, f"the {role}")
-    return record
+    return record_of_texts(parts, model.recipe)
 
 
 def predict_given(model: LoadedModel, records: Sequence[Record]) -> list[Prediction]:

@@ -30,7 +30,7 @@ from unicloze.records.record import Record
 from unicloze.settings import Recipe, TaskSettings, chosen
 from unicloze.tasks import TASKS, of_view
 from unicloze.tasks.columns import has_target, resolved, targets_of, texts_of, with_columns
-from unicloze.tasks.rows import pooling_of
+from unicloze.tasks.rows import UNREAD, pooling_of
 from unicloze.tasks.several import records_of
 from unicloze.tasks.tagging import TaggingSettings, taggers_of
 from unicloze.tasks.task import OF_TEXTS, Headed, Labelled, Paired, Passages
@@ -215,7 +215,7 @@ def _pooled(recipe: Recipe) -> Recipe:
         elif task.kind == "tagging":
             pooling = "first"
     recipe = recipe.changed("task", pooling=pooling)
-    unread, other = {"left_to_right": ("first", "last"), "right_to_left": ("last", "first")}.get(reads, ("", ""))
+    unread, other = UNREAD.get(reads, ("", ""))
     if task.kind != "tagging" and pooling_of(recipe) == unread:
         key = "use.pooling" if pooling is None else "task.pooling"
         why = f"the model reads from {reads.replace('_', ' ')}, so its {unread} slot has not read the text"

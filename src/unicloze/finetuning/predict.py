@@ -200,6 +200,10 @@ def write_predictions(predictions: Sequence[Prediction], path: Path, format: str
 def ready_to_generate(recipe: Recipe, tokenizer: Tokenizer) -> Recipe:
     """The recipe of a generation task, with `decoding.max_length` limited to the positions of its model."""
     check_generates(recipe.model)
+    one_way = recipe.model.decoder_layers or generation.reads_left_to_right(recipe)
+    if recipe.model.kind == "recurrent" and not one_way:
+        cure = "give one with use.visibility left_to_right and generation.learning next, or with a decoder (cove)"
+        raise UsageError(f"task generation needs an LSTM that reads from left to right and writes on: {cure}")
     segments = max(1, recipe.model.num_segments)
     if not all(0 <= one < segments for one in recipe.generation.segment_ids or ()):
         raise UsageError(f"generation.segment_ids: the model has {segments} segments: each id must be below it")

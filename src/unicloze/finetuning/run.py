@@ -311,7 +311,7 @@ class _Run(RunProcess):
         if not stopped and not ended:
             errors = {name: dict(result.errors) for name, result in self.scores.items() if result.errors}
             self.write_end(verdict=verdict, errors=errors)
-        if not stopped and self.world.first:
+        if not stopped and self.averages and self.world.first:
             shutil.rmtree(self.out / AVERAGED, ignore_errors=True)
         return FinetuneResult(
             self.out,

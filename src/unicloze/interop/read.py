@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError, folder_meant
-from unicloze.files import CHECKPOINTS, MANIFEST, RECIPE, is_utf8
+from unicloze.files import CHECKPOINTS, MANIFEST, RECIPE, is_utf8, read_bytes
 from unicloze.interop.families import family_of
 from unicloze.interop.family import TARGETS, Family, Head, class_of
 from unicloze.interop.files import LARGEST, Config, Weights, inside, open_weights, read_json
@@ -128,7 +128,7 @@ def import_checkpoint(
         UsageError: An argument is invalid, or the weights are a pickle and `pickle` is False.
         UniclozeError: The checkpoint's family is unknown, it is damaged, or its tensors do not match its configuration.
     """
-    place = Path(path)
+    place, allow = Path(path), [allow] if isinstance(allow, str) else list(allow)
     config_file = _config_file(place) if place.is_dir() else None
     if config_file is None:
         raise UniclozeError(f"there is no checkpoint at {place}: give a folder with a config.json and its weights")
@@ -308,13 +308,24 @@ def installed_card(folder: Path) -> str:
     return next(cards, "")
 
 
+LARGEST_PROJECT = 2**20
+
+
 def packaged_model(folder: Path) -> Path | None:
     """The checkpoint in the folder of a package that declares one model; None for any other folder."""
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        project = tomllib.loads(read_bytes(folder / "pyproject.toml", LARGEST_PROJECT).decode())
         (package,) = project["project"]["entry-points"][GROUP].values()
         place = folder / package if package.isidentifier() else folder
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no package, or none that declares one model
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        UniclozeError,
+    ):  # not one model
         return None
     return place if (place / MANIFEST).is_file() else None
 

@@ -263,8 +263,9 @@ TABLES: Mapping[str, Sequence[str]] = {
 """Recipes for the rows of tables in the UniLMv2 paper, in order."""
 
 
-def recipes_of(words: Iterable[str | os.PathLike[str]]) -> list[str]:
+def recipes_of(words: Iterable[str | os.PathLike[str]] | str) -> list[str]:
     """Expand words to distinct recipes: a table, a pattern of names or files, a run, a name or a file."""
+    words = [words] if isinstance(words, str) else words
     return list(dict.fromkeys(name for word in words for name in _expanded(os.fspath(word))))
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import re
 import types
 import typing
@@ -203,8 +204,19 @@ def flatten(values: Mapping[str, Any], origin: Callable[[str], str]) -> dict[str
 
 
 def options(overrides: Mapping[str, Any]) -> dict[str, Setting]:
-    """Settings given by a caller."""
-    return flatten(overrides, lambda key: f"option {option_of(key)}")
+    """Settings given by a caller; in Python also paths and NumPy's numbers, texts and arrays."""
+    return flatten(_plain(overrides), lambda key: f"option {option_of(key)}")
+
+
+def _plain(value: Any) -> Any:
+    """A value of a caller made of Python's own types, as recipes store it."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if type(value).__module__ == "numpy" else value
 
 
 def unknown_key(key: str, origin: str) -> UsageError:

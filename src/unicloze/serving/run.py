@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,6 +75,9 @@ class _Server(uvicorn.Server):
         def stop(number: int, frame: FrameType | None) -> None:
             self.handle_exit(number, frame)
 
+        if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+            yield
+            return
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

@@ -214,6 +214,10 @@ def pooling_of(recipe: Recipe) -> TaskPooling:
     return "last" if task.kind == "choice" and use.visibility == "left_to_right" else "first"
 
 
+UNREAD = {"left_to_right": ("first", "last"), "right_to_left": ("last", "first")}
+"""The slot that has read nothing of a text where it is read in one direction, and the one that has read all of it."""
+
+
 def pooled_slots(length: int, pooling: TaskPooling, *, leftward: bool = False) -> Sequence[int]:
     """The slots that represent a sequence: its `first`, its `last`, or all for the `mean` and for `concat`.
 

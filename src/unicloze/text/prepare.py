@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import LINEAGE, TOKENIZER, TOKENIZER_CONFIG, hold, is_run, sync, write_file
+from unicloze.files import LINEAGE, TOKENIZER, TOKENIZER_CONFIG, at_home, hold, is_run, sync, write_file
 from unicloze.progress import say
 from unicloze.settings import DataSettings, TokenizerSettings
+from unicloze.storage import is_url
 from unicloze.text import lineage
 from unicloze.text.digests import SEAL, Digests
 from unicloze.text.documents import find_files
@@ -159,6 +160,9 @@ def open_or_prepare(
     return prepared
 
 
+_FULL = errno.ENOSPC, errno.EDQUOT
+
+
 def prepare_data(
     data: DataSettings,
     tokenizer: TokenizerSettings,
@@ -187,6 +191,10 @@ def prepare_data(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         holds = "is the folder of a run" if is_run(out) else "has files that `prepare` did not write"
         raise UniclozeError(f"{out} {holds}: give another --out.")
+    for corpus in data.corpus:
+        if not is_url(corpus) and at_home(corpus).is_dir() and out.resolve().is_relative_to(at_home(corpus).resolve()):
+            why = f"is in data.corpus {corpus}, whose files are read again at the next start"
+            raise UsageError(f"{out} {why}: give an --out elsewhere.")
     work = out.parent / f".{out.name}.partial"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -194,10 +202,14 @@ def prepare_data(
             if (out / LINEAGE).is_file():  # another process was faster
                 lineage.check_lineage(out, data, settings, cure=cure)
             else:
-                _prepare(Preparation(data, tokenizer, settings, work, progress, jobs), out)
+                try:
+                    _prepare(Preparation(data, tokenizer, settings, work, progress, jobs), out)
+                except OSError as error:
+                    if error.errno in _FULL:
+                        shutil.rmtree(work, ignore_errors=True)
+                    raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            shutil.rmtree(work, ignore_errors=True)
+        if error.errno in _FULL:
             raise UniclozeError(f"The disk of {out.parent} is full: free some space and run it again.") from error
         unreadable = error.filename and Path(error.filename).is_file() and not os.access(error.filename, os.R_OK)
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM) and not unreadable:

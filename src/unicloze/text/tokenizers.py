@@ -289,16 +289,16 @@ class Tokenizer:
                 document = tokenizer_files.byte_level(document, place, names_with_a_role(), config.adds_prefix_space)
                 text = json.dumps(document)
             known = (text, json.dumps(config.values, sort_keys=True))
-            if known in _LOADED:
-                return _LOADED[known]
+            if (there := _LOADED.get(known)) is not None:
+                return there
             if (problem := tokenizer_files.beyond_bounds(document)) is not None:
                 raise UniclozeError(f"{place} is refused because {problem}: set --tokenizer.path to another.")
             backend = tokenizers.Tokenizer.from_str(text)
             config.check(backend, place)
             if len(_LOADED) > 1:
                 _LOADED.clear()
-            _LOADED[known] = cls(backend, name=str(place), roles=config.roles())
-            return _LOADED[known]
+            loaded = _LOADED[known] = cls(backend, name=str(place), roles=config.roles())
+            return loaded
         except (UniclozeError, OSError):
             raise
         except Exception as error:  # the library raises Exception itself

@@ -20,7 +20,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import MANIFEST, WEIGHTS, Plain, as_umask_says, file_sha256, leads_out, misfit, parse_json, sync
+from unicloze.files import (
+    MANIFEST,
+    WEIGHTS,
+    Plain,
+    as_umask_says,
+    file_sha256,
+    leads_out,
+    misfit,
+    parse_json,
+    read_bytes,
+    sync,
+)
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.training.divergence import first_non_finite
 
@@ -212,7 +223,7 @@ def load_checkpoint(path: Path, *, weights_only: bool = False) -> Checkpoint:
     """Load a checkpoint and verify every file against its manifest."""
     manifest_path = path / MANIFEST
     try:
-        manifest = parse_json(manifest_path.read_bytes())
+        manifest = parse_json(read_bytes(manifest_path))
         sums = dict(manifest["sha256"])
         if not sums.keys() >= ALWAYS and manifest.get("schema") == SCHEMA:
             raise ValueError("it does not list all files")

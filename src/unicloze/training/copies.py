@@ -21,6 +21,10 @@ from unicloze.training.checkpoint import is_checkpoint_name, list_checkpoints
 _LARGEST_MANIFEST = 2**20
 
 
+_HEAD = 4096
+"""Bytes of a ledger that tell its run: they hold the time of its first start."""
+
+
 class Copies:
     """The copies of one run.
 
@@ -52,6 +56,7 @@ class Copies:
             return
         self._system.invalidate_cache()
         self._system.makedirs(self._place, exist_ok=True)
+        self._refuse_another(run / LEDGER)
         if (run / LEDGER).is_file():
             self._system.put_file(str(run / LEDGER), f"{self._place}/{LEDGER}")
         for checkpoint in reversed(kept):
@@ -114,6 +119,7 @@ class Copies:
 
     def _fetch(self, run: Path, newer_than: str) -> str | None:
         damages: list[str] = []
+        self._refuse_another(run / LEDGER)
         for name in reversed(self._names()):
             if name <= newer_than:
                 break
@@ -133,6 +139,17 @@ class Copies:
                 f"{damages[0]}, and no other copy is intact: restore it, or use another training.copy_to."
             )
         return None
+
+    def _refuse_another(self, own: Path) -> None:
+        """Refuse the copies of another run, whose ledger begins otherwise."""
+        if own.is_file() and self._system.exists(f"{self._place}/{LEDGER}"):
+            copied = self._system.cat_file(f"{self._place}/{LEDGER}", end=_HEAD)
+            with own.open("rb") as ledger:
+                begins = ledger.read(_HEAD)
+            if begins[: len(copied)] != copied[: len(begins)]:
+                raise UniclozeError(
+                    f"{self.url} holds the copies of another run: give this one a training.copy_to of its own"
+                )
 
     def _take_ledger(self, own: Path) -> None:
         """Fetch the ledger, unless the run's own continues it."""

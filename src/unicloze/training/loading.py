@@ -93,7 +93,8 @@ class LoadedModel:
 
 def build_model(recipe: Recipe, vocab_size: int) -> Model:
     """The model a recipe describes, initialised."""
-    model = shape_model(recipe, vocab_size)
+    with torch.random.fork_rng(devices=[]):  # modules draw weights, which are drawn again
+        model = shape_model(recipe, vocab_size)
     model.initialize(int(keyed.key(recipe.training.seed)[0] >> 1))
     return model
 

@@ -404,7 +404,9 @@ def depths(model: nn.Module, *, heads_apart: bool = False) -> dict[str, int]:
     last = max(layers.values(), default=0)
     heights: dict[str, float] = {}
     for name in names:
-        if name in layers or ".decoder.final_norm." in name:
+        if name in layers or any(
+            part in name for part in (".decoder.final_norm.", ".decoder.query.", ".decoder.combine.")
+        ):
             heights[name] = layers.get(name, last)
         elif ".final_norm." in name:
             heights[name] = encoder - 1

@@ -172,6 +172,10 @@ def pretrain(
     settings = files.recipe(_of_whole(given, small) if toy else given)
     if new_tokenizer and settings.training.initialize_from is None:
         raise UsageError(NO_START)
+    if settings.training.copy_to is not None and not continued and "training.copy_to" not in given_settings(given):
+        raise UsageError(
+            f"{recipe} sets training.copy_to, and no file decides where a run is uploaded: give --training.copy_to URL."
+        )
     if budget is not None and not chooses:
         why = "a toy run has two steps" if recipe == AUTO else "only --recipe auto chooses the steps by a budget"
         cure = "leave out --budget or --toy" if recipe == AUTO else "give --training.steps"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import math
 import os
@@ -219,7 +220,7 @@ def embed(
     _check_source(texts, file, text_field, "embed")
     check_ending(out)
     check_file(out, file, begins=[] if out is None else [BEGINNINGS[Path(out).suffix]])
-    given = texts if texts is not None else _texts(file, text_field)
+    given = _texts(file, text_field) if texts is None else texts if isinstance(texts, str) else list(texts)
     loaded, shown = open_model(model, device, precision), texts is None and not quiet
     found = embedding.embed(loaded, given, pooling=pooling, batch_size=batch_size, progress=shown)
     vectors = Vectors.of(found, given, out)
@@ -275,6 +276,10 @@ def serve(
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise UniclozeError(f"serving needs {' and '.join(missing)}: in the clone, pip install -e '.[serve]'.")
+    if asyncio._get_running_loop() is not None:
+        raise UsageError(
+            "an event loop, such as a notebook's, is running in this thread: call serve in another (threading)."
+        )
     from unicloze.interop.read import open_model
     from unicloze.serving.guard import Limits
     from unicloze.serving.run import serve_model, token_of
