@@ -264,6 +264,15 @@ def test_bits_per_byte_are_undefined_where_words_are_unknown(tmp_path: Path) -> 
         assert (found is None) == rare
 
 
+def test_nothing_is_prepared_within_its_corpus(corpus: Path) -> None:
+    """Where the next start would take it for text."""
+    with pytest.raises(
+        UsageError, match=r"is in data\.corpus .*, whose files are read again .*: give an --out elsewhere"
+    ):
+        run(corpus, corpus / "runs" / "x")
+    assert not (corpus / "runs").exists()
+
+
 def test_several_sources(corpus: Path, tmp_path: Path) -> None:
     data = DataSettings(corpus=[str(corpus / "a.jsonl"), str(corpus / "b.jsonl"), str(corpus / "a.jsonl")])
     with pytest.warns(UserWarning, match=r"a\.jsonl has no training text: earlier sources hold the same documents"):

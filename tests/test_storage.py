@@ -189,6 +189,7 @@ def test_a_storages_name_of_a_version_decides_whether_a_file_changed() -> None:
     "https://token-secret@host/a.txt",
     "https://host/a.txt?X-Amz-Signature=secret",
     "s3://bucket/a.txt?versionId=secret",
+    "s3://key:secret/with/secret@bucket/texts",
 ])  # fmt: skip
 def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> None:
     for use in (find_files, lambda url: load_recipe("quickstart", {"data.corpus": [url]})):
@@ -196,6 +197,7 @@ def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> N
             use(url)
         assert "secret" not in f"{refused.value}{shown(url)}"
     assert problem_with("sftp://me@host/texts") is None, "a name alone is no secret"
+    assert problem_with("hdfs://host:9000/a@b") is None, "neither is a port"
 
 
 @pytest.mark.parametrize(
@@ -285,6 +287,32 @@ def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(pretraining_run._Run, "_save", save_and_stop)
+
+
+def test_the_copies_of_another_run_are_left_alone(memory: Any, tmp_path: Path) -> None:
+    content_of: dict[str, Any] = {"model": {"w": torch.ones(2)}, "optimizers": [], "state": {}, "files": []}
+    for name, begun in (("one", b"1"), ("two", b"2")):
+        save_checkpoint(tmp_path / name / CHECKPOINTS, step=4, keep=1, **content_of)
+        (tmp_path / name / LEDGER).write_bytes(begin := begun + b" start\n")
+    Copies("memory://copies").update(tmp_path / "one")
+    there = {path: memory.cat_file(path) for path in memory.find("/copies")}
+    with pytest.warns(UserWarning, match="memory://copies holds the copies of another run: give this one"):
+        Copies("memory://copies").update(tmp_path / "two")
+    save_checkpoint(tmp_path / "one" / CHECKPOINTS, step=6, keep=1, **content_of)
+    Copies("memory://copies").update(tmp_path / "one")
+    with pytest.warns(
+        UserWarning, match="the run continues with its own checkpoints: memory://copies holds the copies"
+    ):
+        assert Copies("memory://copies").fetch(tmp_path / "two") is None
+    assert len(there) > 1 and (tmp_path / "two" / LEDGER).read_bytes() == begin
+
+
+def test_no_recipe_file_decides_where_a_run_is_uploaded(memory: Any, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: quickstart\nname: mine\ntraining: {copy_to: 'memory://copies'}\n")
+    with pytest.raises(UsageError, match=r"mine\.yaml sets training\.copy_to, and no file decides"):
+        verbs.pretrain(mine, tmp_path / "run", quiet=True)
+    assert not memory.find("/")
 
 
 def test_a_run_whose_folder_is_lost_resumes_from_its_copies(

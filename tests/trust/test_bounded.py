@@ -57,6 +57,14 @@ def test_a_pipe_is_refused_and_does_not_hang(tmp_path: Path, read: Callable[[Pat
         read(pipe)
 
 
+@pytest.mark.parametrize("name", ["pyproject.toml", "checkpoints/step-00000001/manifest.json"])
+def test_a_pipe_in_a_model_s_folder_does_not_hang(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UniclozeError):
+        verbs.load_model(tmp_path)
+
+
 def test_a_pipe_in_a_folder_is_left_out_with_a_warning(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
     (tmp_path / "b.txt").write_text("text")
