@@ -134,6 +134,19 @@ def test_more_connections_than_allowed_are_refused_and_later_ones_are_answered()
         assert status == 200
 
 
+def test_a_client_that_reads_no_answer_is_cut_off() -> None:
+    with serving(loaded(), Limits(seconds=0.5, connections=1)) as client, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", int(client.url.rpartition(":")[2])))
+        deaf.settimeout(0.2)
+        with contextlib.suppress(OSError):  # once the server stops reading too
+            deaf.sendall(PAGE.replace(b"/favicon.ico", b"/page/page.js") * 400)
+        end = time.monotonic() + 20
+        while (status := client.get("/health").status) == 503 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert status == 200
+
+
 @pytest.mark.parametrize("request_", [
     b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: evil.example\r\nHost: localhost\r\n\r\n",

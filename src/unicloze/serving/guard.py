@@ -201,14 +201,17 @@ class Guard:
 class Connection(H11Protocol):
     """An HTTP/1.1 connection that is closed if the headers of a request do not come in time.
 
-    It is refused if too many are open. uvicorn bounds the idle time, and the guard the time from the headers on.
+    It is refused if too many are open, and ends if the client reads nothing of what it is sent. uvicorn bounds the idle time,
+    and the guard the time from the headers on.
     """
 
     late: asyncio.TimerHandle
+    unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, unless too many connections are open."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # so that all that is not read pauses the writing
         self._wait()
         most = self._limits.connections
         if len(self.connections) > most:
@@ -225,6 +228,25 @@ class Connection(H11Protocol):
             self.late.cancel()
         elif self.late.cancelled():
             self._wait()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read."""
+        super().pause_writing()
+        self.unread = self.loop.call_later(self._limits.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        super().resume_writing()
+        self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _stop_waiting(self) -> None:
+        if self.unread is not None:
+            self.unread.cancel()
 
     def _wait(self) -> None:
         self.late = self.loop.call_later(self._limits.head_seconds, self.transport.close)
