@@ -258,7 +258,7 @@ def sync(path: Path) -> None:
 
 def is_run(folder: Path) -> bool:
     """Whether a run holds a folder or wrote to it."""
-    return any((folder / name).exists() for name in (LEDGER, HOLDER))
+    return any((folder / name).exists() for name in (LEDGER, LOCK, HOLDER))
 
 
 class InUse(UniclozeError):

@@ -32,7 +32,7 @@ _MODIFIED = "LastModified", "last_modified", "mtime", "modified", "updated", "cr
 _ETAGS = "ETag", "etag"
 _MAGIC = re.compile(r"[*?\[]")
 _AT_ONCE = 2**20
-_SECRET = re.compile(r"://[^/@:]*:(?!\d+(?:/|$))[^@]*@")
+_SECRET = re.compile(r"://[^/@:\s\[]*:(?!\d+(?:/|$))\S*@")
 """A name with a secret, which may contain slashes (AWS), but no port."""
 _LOGIN = re.compile(rf"{_SECRET.pattern}|://[^/]*@")
 

@@ -135,17 +135,18 @@ def embed(
     """
     if pooling is not None and pooling not in get_args(Pooling):
         raise UsageError(f"pooling is {pooling!r}: give one of {', '.join(get_args(Pooling))}")
-    pooling = pooling or model.recipe.use.pooling
     unread, other = UNREAD.get(reads := model.recipe.use.visibility, ("", ""))
     if pooling == unread:
         why = f"the model reads from {reads.replace('_', ' ')}, so its {unread} slot has not read the text"
         raise UsageError(f"pooling is {unread}, but {why}: give {other}")
+    own = model.recipe.use.pooling
+    how = pooling or (other if own == unread else own)
     backbone = model.model.backbone
     prompt = model.recipe.use.prompt
     tokens, pieces = cut(model, texts, prompt, truncate=truncate)
-    if pooling == "first":
+    if how == "first":
         pieces = [piece for piece in pieces if piece.first == 0]
-    elif pooling == "last":
+    elif how == "last":
         pieces = [piece for piece in pieces if piece.first + len(piece) == len(tokens[piece.text])]
     sums = np.zeros((len(tokens), backbone.settings.hidden_size), dtype=np.float64)
     counts = np.zeros(len(tokens), dtype=np.int64)
@@ -166,7 +167,7 @@ def embed(
         pooled = []
         for last, width, length in zip(np.cumsum(widths), widths, examples.lengths, strict=True):
             states = hidden[last - width : last - width + length]
-            states = {"first": states[:1], "last": states[-1:], "mean": states}[pooling]
+            states = {"first": states[:1], "last": states[-1:], "mean": states}[how]
             pooled.append((states.sum(axis=0, dtype=np.float64), len(states)))
         return pooled
 

@@ -230,7 +230,7 @@ class _Run(RunProcess):
             )
             if compute.world.size > 1:
                 raise UsageError(f"{many} process: start a single process, or set task.head to dense")
-            if parts not in (None, recipe.training.batch_size):
+            if checkpoint is None and parts not in (None, recipe.training.batch_size):
                 raise UsageError(f"{many} micro-batch: leave out training.micro_batch_size, or set task.head to dense")
         self.drawn = initial.start_weights(model, start, recipe.task)
         self.below = StartModel.of(start.path, origin["model"] or "", out) if recipe.finetuning.few else None

@@ -21,7 +21,7 @@ from unicloze.interop.check import Peer, compare_models, quietly, transformers_l
 from unicloze.interop.read import open_model
 from unicloze.interop.stock import OPENED, layout_of, not_said, source_format
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
-from unicloze.objectives.permuted import PermutedSettings
+from unicloze.mixtures import parts
 from unicloze.tasks.rows import TextFormat
 from unicloze.training.loading import LoadedModel
 
@@ -61,11 +61,13 @@ def own_format(loaded: LoadedModel) -> Export:
     if hasattr(loaded.model, "token_head"):
         if writes:
             kind = UniclozeForConditionalGeneration
-        elif fills_masks(objective) and not isinstance(objective, PermutedSettings):
+        elif any(
+            fills_masks(part.settings) for part in parts(objective) if part.settings.name != "permuted"
+        ):  # by a query
             kind = UniclozeForMaskedLM
     kept = {"backbone"} if kind is UniclozeModel else {"backbone", "token_head"}
-    parts = dict.fromkeys(name.partition(".")[0] for name in loaded.model.state_dict())
-    said = [f"the class has no {name.replace('_', ' ')}" for name in parts if name not in kept]
+    modules = dict.fromkeys(name.partition(".")[0] for name in loaded.model.state_dict())
+    said = [f"the class has no {name.replace('_', ' ')}" for name in modules if name not in kept]
     if kind is UniclozeForConditionalGeneration:
         said += not_said(loaded)
     elif layout_of(loaded) is not None:

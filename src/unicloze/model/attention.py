@@ -92,8 +92,7 @@ class RelativeBias(nn.Module):
         """
         buckets = torch.arange(self.buckets, device=distance_BQK.device)
         one_hot = (self.bucket(distance_BQK)[..., None] == buckets).to(self.weight.dtype)
-        with torch.autocast(distance_BQK.device.type, enabled=False):  # bf16 would round sums over all pairs
-            return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
+        return (one_hot @ self.weight.T).permute(0, 3, 1, 2).contiguous()
 
     def score_mod(self, positions: Tensor) -> ScoreMod:
         """FlexAttention's function that adds the bias to a score, read from a table of all distances.

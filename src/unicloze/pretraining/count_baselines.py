@@ -42,7 +42,7 @@ MOST_WORDS = 400
 FEWEST_WORDS = 50
 """With fewer content words the test is skipped as too imprecise."""
 MOST_SCORED = 2**29
-"""Blanks are predicted up to this number of scores, blanks times ids (17,590 blanks of 30,522 ids), evenly spread."""
+"""Blanks are predicted up to this number of scores, blanks times ids (17,589 blanks of 30,522 ids), evenly spread."""
 FEWEST_SCORED = 2048
 """But up to this number of blanks at least."""
 

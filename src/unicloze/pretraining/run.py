@@ -22,7 +22,6 @@ from unicloze.files import CHECKPOINTS, LEDGER, RECIPE, Plain, digest
 from unicloze.interop.read import open_model
 from unicloze.mixtures import parts, phases
 from unicloze.model.build import Model
-from unicloze.objectives import make_examples
 from unicloze.pretraining.count_baselines import open_baselines, ranks_by_model, way_to_ask
 from unicloze.pretraining.data import as_prepared, build_sampler, open_data, phrases_for, teacher_of, tokens_per_byte
 from unicloze.progress import say
@@ -36,7 +35,14 @@ from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler, evenly_spaced
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.windows import Windows
-from unicloze.training.batches import MicroBatch, check_vocabulary, check_windows, heldout_examples, training_steps
+from unicloze.training.batches import (
+    MicroBatch,
+    check_vocabulary,
+    check_windows,
+    heldout_examples,
+    heldout_rows,
+    training_steps,
+)
 from unicloze.training.checkpoint import Checkpoint, load_newest
 from unicloze.training.copies import Copies
 from unicloze.training.distillation import Teacher
@@ -485,7 +491,7 @@ def heldout_samples(
     """The most likely tokens at each masked position of a few held-out windows, with the truth, by target."""
     part = next((part for part in parts(objective) if part.evaluate), parts(objective)[0])
     windows = varied(sampler.sequential(4 * SAMPLES, pairs=part.settings.windows.pairs, lanes=4 * SAMPLES), SAMPLES)
-    examples = make_examples(windows, sampler.vocabulary, part.settings.without_noise())
+    examples = heldout_rows(windows, sampler.vocabulary, part.settings)
     batch = collate(examples, device=compute.device)
     model.eval()
     with torch.no_grad(), compute.autocast():

@@ -216,7 +216,7 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return value.tolist() if type(value).__module__ == "numpy" else value
+    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
 
 
 def unknown_key(key: str, origin: str) -> UsageError:

@@ -250,8 +250,6 @@ def _training_problems(recipe: Recipe) -> Iterator[Problem]:
          "only fine-tuning supports auto: give a number"),
         ("training.word_vectors", training.word_vectors is not None and training.initialize_from is not None,
          "the embeddings of training.initialize_from are trained: leave out one of them"),
-        ("training.evaluate_every", training.optimizer == "nt_asgd" and not task and not training.evaluate_every,
-         "nt_asgd begins to average when evaluations stop to improve: it must be at least 1"),
         ("training.optimizer", training.optimizer == "nt_asgd" and task,
          "nt_asgd follows the evaluations of pre-training: use adamw to fine-tune"),
         ("training.weight_decay", without_decay and training.weight_decay,

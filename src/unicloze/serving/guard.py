@@ -201,7 +201,7 @@ class Guard:
 class Connection(H11Protocol):
     """An HTTP/1.1 connection that is closed if the headers of a request do not come in time.
 
-    It is refused if too many are open, and ends if the client reads nothing of what it is sent. uvicorn bounds the idle time,
+    It is refused if too many are open, and ends if the client does not read what it is sent. uvicorn bounds the idle time,
     and the guard the time from the headers on.
     """
 

@@ -268,7 +268,8 @@ class ServedModel:
         """Generated texts for each source, with settings of `decoding`."""
         model, records = self._ready(sources, decoding, truncate=truncate)
         # What a text draws depends on the equal sources of its request, so requests that draw are computed alone.
-        key = object() if model.recipe.decoding.sample else ("write", repr(dataclasses.astuple(model.recipe.decoding)))
+        settings = repr(dataclasses.astuple(model.recipe.decoding)), model.recipe.generation.max_source
+        key = object() if model.recipe.decoding.sample else ("write", *settings)
         return await self.batcher.ask(key, records, partial(write, model), stepwise=True)
 
     def stream(

@@ -211,6 +211,12 @@ def mask_rates(
     return first + (last - first) * done
 
 
+def heldout_rows(windows: Windows, vocabulary: Vocabulary, settings: ObjectiveSettings) -> Examples:
+    """Rows to evaluate on, in which every masked slot shows a mask, at the mask rate of the last step."""
+    rates = None if settings.rates is None else np.full(len(windows), settings.rates[1])
+    return make_examples(windows, vocabulary, settings.without_noise(), rates)
+
+
 def heldout_examples(
     sampler: WindowSampler, objective: ObjectiveSettings, count: int, *, lanes: int
 ) -> Mapping[str, MicroBatch]:
@@ -222,10 +228,7 @@ def heldout_examples(
     for part in parts(objective):
         if part.evaluate:
             windows = sampler.sequential(count, pairs=part.settings.windows.pairs, lanes=lanes)
-            rates = (
-                None if part.settings.rates is None else np.full(len(windows), part.settings.rates[1])
-            )  # of the last step
-            examples = make_examples(windows, sampler.vocabulary, part.settings.without_noise(), rates)
+            examples = heldout_rows(windows, sampler.vocabulary, part.settings)
             ordinary = sampler.vocabulary.ordinary
             targets = {
                 name: target.of_ordinary(ordinary) if predicts_tokens(name) else target

@@ -142,7 +142,8 @@ class Copies:
 
     def _refuse_another(self, own: Path) -> None:
         """Refuse the copies of another run, whose ledger begins otherwise."""
-        if own.is_file() and self._system.exists(f"{self._place}/{LEDGER}"):
+        there = own.is_file() and self._system.exists(f"{self._place}/{LEDGER}")
+        if there and any(self._manifest(name) is not None for name in self._names()):
             copied = self._system.cat_file(f"{self._place}/{LEDGER}", end=_HEAD)
             with own.open("rb") as ledger:
                 begins = ledger.read(_HEAD)

@@ -107,7 +107,7 @@ class Course:
                         del losses[later]
             elif name in kept and isinstance(step, int) and event.get("part") != TRAINING_TEXT:
                 kept[name][step] = figures_of(event)
-                windows[step] = event.get("windows") if name == "evaluate" else windows.get(step)
+                windows |= {step: event.get("windows")} if name == "evaluate" else {}
         last = windows.get(max(course.heldout, default=0))  # losses on other windows differ by more than the model
         course.heldout = {step: figures for step, figures in course.heldout.items() if windows[step] == last}
         return course
@@ -160,12 +160,12 @@ class Course:
 
 
 def _at(step: float, losses: Mapping[int, float]) -> float | None:
-    """The loss at a step, between those of two evaluations by the logarithm of the step; None before the first one."""
+    """The loss at a step before the last, by the logarithm of the steps beside it; None before the first evaluation."""
     before = max((one for one in losses if one <= step), default=None)
     if before is None:
         return None
-    after = min((one for one in losses if one > step), default=before)
-    share = math.log(step / before) / math.log(after / before) if after > before else 0.0
+    after = min(one for one in losses if one > step)
+    share = math.log(step / before) / math.log(after / before)
     return losses[before] + share * (losses[after] - losses[before])
 
 

@@ -172,7 +172,9 @@ def pretrain(
     settings = files.recipe(_of_whole(given, small) if toy else given)
     if new_tokenizer and settings.training.initialize_from is None:
         raise UsageError(NO_START)
-    if settings.training.copy_to is not None and not continued and "training.copy_to" not in given_settings(given):
+    url, known = settings.training.copy_to, folder_at(out, RUNS / settings.name) / RECIPE
+    asked = continued or url is None or "training.copy_to" in given_settings(given)
+    if not asked and not (known.is_file() and read_recipe(known).recipe().training.copy_to == url):
         raise UsageError(
             f"{recipe} sets training.copy_to, and no file decides where a run is uploaded: give --training.copy_to URL."
         )
