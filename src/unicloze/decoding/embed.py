@@ -64,9 +64,8 @@ class Vectors(np.ndarray[Any, np.dtype[np.float32]]):
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Each text with its vector, for JSON; without texts the vectors alone."""
-        rows = [
-            [float(number) for number in vector.astype(str)] for vector in np.asarray(self)
-        ]  # the shortest spelling
+        spelled = np.asarray(self).astype(str)  # float32's shortest spelling
+        rows = [[float(number) for number in vector] for vector in spelled]
         if self.texts is None:
             return [{"vector": row} for row in rows]
         return [{"text": text, "vector": row} for text, row in zip(self.texts, rows, strict=True)]

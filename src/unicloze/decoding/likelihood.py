@@ -42,6 +42,8 @@ def with_memories(
     Every piece is yielded once, those of a text in order. Earlier pieces are read unmasked, by the caller, who then fills
     the memory, or once more here.
     """
+    if batch_size < 1:
+        raise UsageError(f"batch_size is {batch_size}: give 1 or more")
     of_text: dict[int, list[int]] = {}
     for number, piece in enumerate(pieces):
         of_text.setdefault(piece.text, []).append(number)

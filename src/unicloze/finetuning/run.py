@@ -224,14 +224,14 @@ class _Run(RunProcess):
         if train.unlabelled is not None:
             compute = dataclasses.replace(compute, soften=OwnTeacher(model.for_use(), recipe))
         if next(model.buffers(), None) is not None:
-            many, parts = (
+            said, rows = (
                 "task.head normalises over a batch, with the statistics of one",
                 recipe.training.micro_batch_size,
             )
             if compute.world.size > 1:
-                raise UsageError(f"{many} process: start a single process, or set task.head to dense")
-            if checkpoint is None and parts not in (None, recipe.training.batch_size):
-                raise UsageError(f"{many} micro-batch: leave out training.micro_batch_size, or set task.head to dense")
+                raise UsageError(f"{said} process: start a single process, or set task.head to dense")
+            if checkpoint is None and rows not in (None, recipe.training.batch_size):
+                raise UsageError(f"{said} micro-batch: leave out training.micro_batch_size, or set task.head to dense")
         self.drawn = initial.start_weights(model, start, recipe.task)
         self.below = StartModel.of(start.path, origin["model"] or "", out) if recipe.finetuning.few else None
         state = TrainState(model=model, optimizers=self._optimizers(model, recipe))

@@ -54,6 +54,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+BY_QUERY = ("permuted",)
+"""Objectives whose predictions are made by slots that the classes do not have."""
+
+
 def own_format(loaded: LoadedModel) -> Export:
     """Export as a class of `unicloze.hf`: one that generates, or else one that fills masks, if the model learned it."""
     kind: type[UniclozePreTrainedModel] = UniclozeModel
@@ -61,9 +65,7 @@ def own_format(loaded: LoadedModel) -> Export:
     if hasattr(loaded.model, "token_head"):
         if writes:
             kind = UniclozeForConditionalGeneration
-        elif any(
-            fills_masks(part.settings) for part in parts(objective) if part.settings.name != "permuted"
-        ):  # by a query
+        elif any(fills_masks(part.settings) for part in parts(objective) if part.settings.name not in BY_QUERY):
             kind = UniclozeForMaskedLM
     kept = {"backbone"} if kind is UniclozeModel else {"backbone", "token_head"}
     modules = dict.fromkeys(name.partition(".")[0] for name in loaded.model.state_dict())

@@ -317,16 +317,8 @@ def packaged_model(folder: Path) -> Path | None:
         project = tomllib.loads(read_bytes(folder / "pyproject.toml", LARGEST_PROJECT).decode())
         (package,) = project["project"]["entry-points"][GROUP].values()
         place = folder / package if package.isidentifier() else folder
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        UniclozeError,
-    ):  # not one model
-        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, UniclozeError):
+        return None  # no package, or none that declares one model
     return place if (place / MANIFEST).is_file() else None
 
 

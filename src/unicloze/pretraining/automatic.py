@@ -137,7 +137,7 @@ def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> 
     if recipe.tokenizer.path is not None or recipe.data.prepared is not None:
         return {}
     seen = survey(recipe.data)
-    vocab_size = int(given.get("tokenizer.vocab_size", vocabulary_size(seen)))
+    vocab_size = recipe.tokenizer.vocab_size if "tokenizer.vocab_size" in given else vocabulary_size(seen)
     fits = 4 * seen.characters <= vocab_size  # WordPiece spends half of its vocabulary at most on single characters
     chosen = {
         "tokenizer.kind": "wordpiece" if seen.spaced and fits else "bpe",
