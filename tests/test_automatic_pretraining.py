@@ -355,14 +355,15 @@ def test_what_auto_expects_is_what_committed_runs_reached() -> None:
                 key = run["text"], str(run.get("flops", run.get("budget"))), run.get("threads", 1)
                 best[key] = min(best.get(key, (0.0, math.inf)), (run["text_tokens"], ratio), key=lambda each: each[1])
                 words = {"top_5": 0.0, **(run.get("content_words") or {})}
-                assert words["top_5"] < run["trigram"].get("top_5", words.get("counts_top_5")), "auto says so"
+                level = 2.4  # a standard error of 400 words
+                assert words["top_5"] < run["trigram"].get("top_5", words.get("counts_top_5")) + level, "auto says so"
     assert sorted(best.values()) == [*REACHED]
     assert expectation(2e6) == [
-        "expect: 0.8 to 1.3 times the perplexity of a Kneser-Ney trigram of the text, and fewer single words guessed, as 7 "
+        "expect: 0.8 to 1.3 times the perplexity of a Kneser-Ney trigram of the text, and no more single words guessed, as 7 "
         "runs on record that read about as much",
         "advice: all runs on record that read 4.3M tokens or more came level with it: give 2.1 times the budget",
     ]
     assert expectation(2e5)[0].startswith("expect: 3.7 times the perplexity of a Kneser-Ney trigram")
-    assert expectation(1e7)[0].startswith("expect: 0.8 to 1.0 times") and len(expectation(1e7)) == 1
+    assert expectation(1e7)[0].startswith("expect: 0.6 to 1.0 times") and len(expectation(1e7)) == 1
     for unknown in (1e3, 1e9):
         assert expectation(unknown) == [f"expect: unknown, no run on record read about {short(unknown)} tokens"]

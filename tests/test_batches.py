@@ -182,7 +182,7 @@ def test_samples_are_filled_into_masks_only(monkeypatch: pytest.MonkeyPatch) -> 
         shown.append(make_examples(*arguments))
         return shown[-1]
 
-    monkeypatch.setattr("unicloze.pretraining.run.make_examples", noted)
+    monkeypatch.setattr("unicloze.training.batches.make_examples", noted)
     tokenizer: Any = SimpleNamespace(
         tokens=lambda ids: [str(int(token)) for token in ids],
         decode=lambda ids: "".join("." if token % 2 else "a." for token in ids),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -310,7 +311,9 @@ def test_tokens_of_another_tokenizer_are_refused(small: Path, tmp_path: Path) ->
 
 
 def test_texts_next_to_token_shards_are_not_left_out_silently(small: Path, tmp_path: Path) -> None:
-    prepared = run(small, small / "earlier" / "data")
+    run(small, tmp_path / "earlier")
+    shutil.copytree(tmp_path / "earlier", small / "earlier" / "data")
+    prepared = Prepared.load(small / "earlier" / "data")
     tokenizer = TokenizerSettings(path=str(prepared.folder))
     with pytest.raises(UsageError, match=r"holds tokens \(.*\.ds\) and texts \(.*\): use separate folders"):
         run(small, tmp_path / "out", tokenizer)
