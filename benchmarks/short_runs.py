@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Mapping
@@ -57,7 +58,9 @@ def figures(run: Path) -> dict[str, Any]:
         "parameters": history.start["parameters"],
         "steps": history.step,
         "text_tokens": round(history.curve("text_tokens")[-1][1]),
-        "bits_per_byte": {name: round(value, 4) for name, value in last["bits_per_byte"].items()},
+        "bits_per_byte": {
+            name: math.nan if value is None else round(value, 4) for name, value in last["bits_per_byte"].items()
+        },
         "perplexity": {name: round(value, 1) for name, value in last["perplexity"].items()},
         "trigram": {name: round(counts["trigram"], 1) for name, counts in history.counts.items()},
         "content_words": {name: round(100 * words[name], 1) for name in ("top_5", "counts_top_5")} if words else {},

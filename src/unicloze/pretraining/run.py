@@ -419,7 +419,7 @@ class _Run(RunProcess):
         counted = {name: each.counted_weight if name in tokens else each.weight for name, each in self.figures.items()}
         density = self.tokens_per_byte
         nats = {name: figure.token_mean for name, figure in tokens.items()}
-        bits = None if density is None else {name: mean and mean / math.log(2) * density for name, mean in nats.items()}
+        bits = {name: mean and density and mean / math.log(2) * density for name, mean in nats.items()}
         self.ledger.write(
             "evaluate",
             step=state.step,
