@@ -412,10 +412,8 @@ class _Passes:
         settings, rows = self.settings, len(self.micro_batches[number].examples)
         cures = []
         fewer = [size for size in range(1, rows // 2 + 1) if settings.batch_size % size == 0]
-        belongs = (
-            self._used.memory or next(self.state.model.buffers(), None) is not None
-        )  # memories, and batch statistics
-        if fewer and not belongs:  # to micro-batches
+        normalises = next(self.state.model.buffers(), None) is not None
+        if fewer and not self._used.memory and not normalises:  # memories and batch statistics belong to micro-batches
             cures.append(f"{option_of('training.micro_batch_size')} {fewer[-1]}")
         if self._used.kind == "transformer" and not settings.checkpoint_activations:
             cures.append(f"{option_of('training.checkpoint_activations')} true")

@@ -387,6 +387,10 @@ def build_optimizers(
     return optimizers
 
 
+_OF_THE_DECODER = ".decoder.final_norm.", ".decoder.query.", ".decoder.combine."
+"""Weights above a decoder's last layer, or of its depth (CoVe's attention)."""
+
+
 def depths(model: nn.Module, *, heads_apart: bool = False) -> dict[str, int]:
     """Depth of each weight by name: the number of layers above it.
 
@@ -404,9 +408,7 @@ def depths(model: nn.Module, *, heads_apart: bool = False) -> dict[str, int]:
     last = max(layers.values(), default=0)
     heights: dict[str, float] = {}
     for name in names:
-        if name in layers or any(
-            part in name for part in (".decoder.final_norm.", ".decoder.query.", ".decoder.combine.")
-        ):
+        if name in layers or any(part in name for part in _OF_THE_DECODER):
             heights[name] = layers.get(name, last)
         elif ".final_norm." in name:
             heights[name] = encoder - 1
