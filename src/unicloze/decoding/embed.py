@@ -30,7 +30,7 @@ from unicloze.files import write_file
 from unicloze.packing import bucket_cost, bucket_sizes, collate_buckets
 from unicloze.progress import Progress, counted
 from unicloze.settings import Pooling, Recipe
-from unicloze.tasks.rows import UNREAD
+from unicloze.tasks.rows import UNREAD, text_pooling
 from unicloze.text.windows import Windows, without_start
 from unicloze.training.loading import LoadedModel
 from unicloze.visibility import bidirectional_rows, left_to_right_rows, nearby, right_to_left_rows
@@ -138,8 +138,7 @@ def embed(
     if pooling == unread:
         why = f"the model reads from {reads.replace('_', ' ')}, so its {unread} slot has not read the text"
         raise UsageError(f"pooling is {unread}, but {why}: give {other}")
-    own = model.recipe.use.pooling
-    how = pooling or (other if own == unread else own)
+    how = pooling or text_pooling(model.recipe)
     backbone = model.model.backbone
     prompt = model.recipe.use.prompt
     tokens, pieces = cut(model, texts, prompt, truncate=truncate)

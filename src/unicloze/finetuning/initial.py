@@ -284,7 +284,7 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     more than gradient steps.
     """
     head = dict(model.model.task_heads.items()).get("label")
-    answers = np.array([row.targets["label"].labels[0] for row in data.rows if "label" in getattr(row, "targets", ())])
+    answers = _answers(data)
     if not isinstance(head, LinearHead) or head.head.name not in ("dense", "plain") or head.encoder is not None:
         return False
     finetuning, weighted = model.recipe.finetuning, getattr(model.recipe.task, "class_weights", None)
@@ -322,12 +322,17 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     return True
 
 
+def _answers(data: TaskData) -> npt.NDArray[Any]:
+    """The label of each row that has one."""
+    return np.array([row.targets["label"].labels[0] for row in data.rows if "label" in getattr(row, "targets", ())])
+
+
 def start_at_labels(model: UnifiedModel, data: TaskData) -> None:
     """Start the quantities of a new regression head near its labels, if these are far from what small weights give."""
     head = dict(model.task_heads.items()).get("label")
     if not isinstance(head, LinearHead) or head.head.kind != "quantities":
         return
-    labels = np.array([row.targets["label"].labels[0] for row in data.rows if "label" in getattr(row, "targets", ())])
+    labels = _answers(data)
     mean, spread = float(labels.mean()), float(labels.std())
     if max(abs(mean), spread) > LARGE_LABELS:
         with torch.no_grad():
@@ -447,6 +452,16 @@ def learning_rate(weights: int, few: bool = False) -> float:
     return float(f"{min(highest, RATE_TIMES_WEIGHTS / weights * times):.1e}")
 
 
+def usual_rate(recipe: Recipe, weights: int) -> float:
+    """The learning rate that `auto` takes."""
+    return HEAD_RATE if head_alone(recipe) else learning_rate(weights, recipe.finetuning.few)
+
+
+def head_alone(recipe: Recipe) -> bool:
+    """Whether the network below the head is frozen."""
+    return "backbone" in recipe.training.frozen
+
+
 def epochs(rows: int) -> int:
     """Number of epochs for a number of rows."""
     fewest, most = EPOCHS
@@ -479,12 +494,10 @@ def with_chosen(recipe: Recipe, weights: int, rows: int, former: Recipe | None =
     if recipe.finetuning.fit_head == "auto" and recipe.task.kind in OF_TEXTS:
         fits = recipe.training.learning_rate == "auto" if former is None else former.finetuning.fit_head
         recipe = recipe.changed("finetuning", fit_head=fits)
-    head_alone = "backbone" in recipe.training.frozen
-    if former is None and weights > PAPER_WEIGHTS / 2 and rows >= PAPER_ROWS and not few and not head_alone:
+    if former is None and weights > PAPER_WEIGHTS / 2 and rows >= PAPER_ROWS and not few and not head_alone(recipe):
         former = _of_paper(recipe)
     if recipe.training.learning_rate == "auto":
-        rate = HEAD_RATE if head_alone else learning_rate(weights, few)
-        rate = rate if former is None else chosen(former.training.learning_rate)
+        rate = usual_rate(recipe, weights) if former is None else chosen(former.training.learning_rate)
         recipe = recipe.changed("training", learning_rate=rate)
     if recipe.finetuning.epochs == "auto":
         passes = epochs(rows) if former is None else former.finetuning.epochs
@@ -500,7 +513,7 @@ def what_was_chosen(before: Recipe, after: Recipe, weights: int, rows: int) -> s
         extrapolated = ", extrapolated from the papers" if weights > PAPER_WEIGHTS / 2 and own else ""
         few = ", of which few learn" if after.finetuning.few else ""
         of_these = f"{weights:,} weights{few}{extrapolated}"
-        if "backbone" in after.training.frozen:
+        if head_alone(after):
             of_these = "a head over a frozen network"
         said.append(f"learning rate {chosen(after.training.learning_rate):.2g} for {of_these}")
     if before.finetuning.epochs == "auto":
@@ -510,7 +523,7 @@ def what_was_chosen(before: Recipe, after: Recipe, weights: int, rows: int) -> s
 
 def too_low_a_rate(recipe: Recipe, weights: int) -> str:
     """A warning if the learning rate suits only much larger models; otherwise empty."""
-    rate, better = chosen(recipe.training.learning_rate), learning_rate(weights)
+    rate, better = chosen(recipe.training.learning_rate), usual_rate(recipe, weights)
     if rate * MUCH_SMALLER > better or weights * MUCH_SMALLER > PAPER_WEIGHTS:
         return ""
     return (

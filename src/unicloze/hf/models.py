@@ -26,6 +26,7 @@ from unicloze.model.dropout import DropoutKey
 from unicloze.model.from_attention_mask import StepInputs, encoding_batch
 from unicloze.model.heads import TokenHead
 from unicloze.settings import ModelSettings, Reading
+from unicloze.tasks.rows import text_pooling
 from unicloze.training.loading import LoadedModel
 
 _TYPES = typing.get_type_hints(ModelSettings)
@@ -152,7 +153,7 @@ class UniclozeConfig(PreTrainedConfig):
             "eos_token_id": vocabulary.eos,
             "mask_token_id": vocabulary.mask,
             "visibility": reading.visibility,
-            "pooling": recipe.use.pooling,
+            "pooling": text_pooling(recipe),
             "normalize": recipe.use.normalize,
             "segments": list(reading.segments),
             "local_width": reading.local_width,

@@ -13,7 +13,7 @@ import numpy as np
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-from unicloze.decoding.inputs import fills_masks, objective_of, text_format
+from unicloze.decoding.inputs import objective_of, predicts_at_masks, text_format
 from unicloze.hf.generation import UniclozeForConditionalGeneration
 from unicloze.hf.models import UniclozeConfig, UniclozeForMaskedLM, UniclozeModel, UniclozePreTrainedModel
 from unicloze.interop.card import Export
@@ -21,7 +21,6 @@ from unicloze.interop.check import Peer, compare_models, quietly, transformers_l
 from unicloze.interop.read import open_model
 from unicloze.interop.stock import OPENED, layout_of, not_said, source_format
 from unicloze.interop.tokenizer_files import write_sentence_files, write_tokenizer
-from unicloze.mixtures import parts
 from unicloze.tasks.rows import TextFormat
 from unicloze.training.loading import LoadedModel
 
@@ -54,10 +53,6 @@ def load_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-BY_QUERY = ("permuted",)
-"""Objectives whose predictions are made by slots that the classes do not have."""
-
-
 def own_format(loaded: LoadedModel) -> Export:
     """Export as a class of `unicloze.hf`: one that generates, or else one that fills masks, if the model learned it."""
     kind: type[UniclozePreTrainedModel] = UniclozeModel
@@ -65,7 +60,7 @@ def own_format(loaded: LoadedModel) -> Export:
     if hasattr(loaded.model, "token_head"):
         if writes:
             kind = UniclozeForConditionalGeneration
-        elif any(fills_masks(part.settings) for part in parts(objective) if part.settings.name not in BY_QUERY):
+        elif predicts_at_masks(objective):
             kind = UniclozeForMaskedLM
     kept = {"backbone"} if kind is UniclozeModel else {"backbone", "token_head"}
     modules = dict.fromkeys(name.partition(".")[0] for name in loaded.model.state_dict())

@@ -184,7 +184,7 @@ def _rows(event: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{part} loss in nats per prediction, {target}", f"{value:,.3f}"
     for key, name in (("perplexity", "perplexity"), ("bits_per_byte", "bits per byte")):
         for target, value in (event.get(key) or {}).items():
-            if predicts_tokens(target):
+            if predicts_tokens(target) and (value is not None or key == "perplexity"):
                 yield f"{part} {name}, {target}", "nothing to measure" if value is None else f"{value:,.3f}"
 
 

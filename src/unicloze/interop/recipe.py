@@ -206,7 +206,7 @@ def _decoding(place: Path, config: Config, objective: ObjectiveSettings) -> Deco
     results = given("num_return_sequences", int, 1)
     if results is not None and (found.get("sample") or results <= found.get("beams", 1)):
         found["num_results"] = results
-    most = {"max_length": 2**18, "beams": 2**6}
+    most = {"max_length": 2**18, "min_length": 2**18, "beams": 2**10}
     fitting = {key: min(value, most.get(key, value)) for key, value in found.items() if value is not None}
     longest = max(fitting.get("max_length") or DecodingSettings().max_length, fitting.get("min_length", 0))
     return DecodingSettings(**{**fitting, "max_length": longest})

@@ -16,7 +16,7 @@ from unicloze.errors import UniclozeError
 from unicloze.files import TOKENIZER, TOKENIZER_CONFIG, at_home, replace_file
 from unicloze.interop.files import inside, read_json
 from unicloze.settings import Recipe, TokenizerSettings
-from unicloze.tasks.rows import TextFormat
+from unicloze.tasks.rows import TextFormat, text_pooling
 from unicloze.text.tokenizer_files import BYTE_VOCABULARY, LARGEST_FILE, MERGES
 from unicloze.text.tokenizers import Tokenizer
 
@@ -193,7 +193,7 @@ def write_sentence_files(folder: Path, recipe: Recipe, *, longest: int) -> None:
     ]
     if use.normalize:
         modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
-    flags = {f"pooling_mode_{name}": mode == use.pooling for name, mode in POOLING.items()}
+    flags = {f"pooling_mode_{name}": mode == text_pooling(recipe) for name, mode in POOLING.items()}
     (folder / "1_Pooling").mkdir(exist_ok=True)
     prompts = {"prompts": {"text": use.prompt}, "default_prompt_name": "text"} if use.prompt else {}
     for name, content in (

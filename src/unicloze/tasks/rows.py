@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from unicloze.arrays import Int32s
 from unicloze.example import Examples, Kind, Target
 from unicloze.keyed import Bits
-from unicloze.settings import Recipe, TaskPooling, TaskSettings
+from unicloze.settings import Pooling, Recipe, TaskPooling, TaskSettings
 from unicloze.tasks.task import OF_TEXTS, Delimited, Headed, Labelled, Task
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.visibility import Intervals, nearby, packed_rows, prefix_rows
@@ -216,6 +216,12 @@ def pooling_of(recipe: Recipe) -> TaskPooling:
 
 UNREAD = {"left_to_right": ("first", "last"), "right_to_left": ("last", "first")}
 """The slot that has read nothing of a text where it is read in one direction, and the one that has read all of it."""
+
+
+def text_pooling(recipe: Recipe) -> Pooling:
+    """The slot that represents a text: that of the recipe, or the one that has read all of it."""
+    unread, other = UNREAD.get(recipe.use.visibility, ("", ""))
+    return cast(Pooling, other) if recipe.use.pooling == unread else recipe.use.pooling
 
 
 def pooled_slots(length: int, pooling: TaskPooling, *, leftward: bool = False) -> Sequence[int]:
