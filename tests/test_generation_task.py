@@ -99,6 +99,22 @@ def keys_of(count: int) -> keyed.Bits:
     return keyed.key(5, np.arange(count))
 
 
+@pytest.mark.parametrize(("targets", "said"), [(["\u043c\u0438\u0440 a"], "75 %"), (["\u043c\u0438", *WORDS], None)])
+def test_targets_that_the_model_cannot_write_are_refused(
+    start: LoadedModel, tmp_path: Path, targets: list[str], said: str | None
+) -> None:
+    """[UNK] is no target: such a model would learn to write the rest of them. A few are only noted."""
+    train = write(tmp_path / "train.jsonl", [{"source": "alpha", "target": one} for one in targets])
+    recipe = recipe_for(start, finetuning__epochs=1)
+    if said is None:
+        with pytest.warns(UserWarning, match=r"^3 % of the text of the targets is \[UNK\]"):
+            finetuned(recipe, start, train, None, tmp_path / "run")
+        return
+    with pytest.raises(UniclozeError, match=f"^{said} of the text of the targets is .*UNK"):
+        finetuned(recipe, start, train, None, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 3])
 @pytest.mark.parametrize("any_order", [False, True])
 def test_pseudo_rows_read_what_the_paper_says(block_size: int, any_order: bool) -> None:

@@ -130,7 +130,8 @@ def test_a_baseline_is_measured_as_predictions_are() -> None:
 
 
 ONE, RAISE = ", with a standard error of 1.00", "raise finetuning.epochs"
-FEWER = "fewer epochs are enough"
+FEWER, LOWER = "fewer epochs are enough", "lower training.learning_rate"
+BELOW, FITTED = "the last evaluation is", (0, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +148,11 @@ FEWER = "fewer epochs are enough"
         (60.0, 1.0, [59.6, 60.0], f"8.00 better than BASE{ONE}"),
         (60.0, 1.0, [60.0, 57.0], f"8.00 better than BASE{ONE}; the last evaluation is 3.00 below the highest one: {FEWER}"),
         (60.0, 3.5, [60.0, 57.0], "8.00 better than BASE, with a standard error of 3.50"),
+        (60.0, 1.0, [FITTED, 58.5, 57.0], f"8.00 better than BASE{ONE}; {BELOW} 3.00 below the fitted head: {LOWER}"),
+        (61.0, 1.0, [FITTED, 61.0, 50.0], f"9.00 better than BASE{ONE}; {BELOW} 11.00 below the highest one: {FEWER}"),
     ],
 )  # fmt: skip
-def test_a_verdict_says_what_a_score_is_worth(
-    value: float, error: float | None, course: list[float], said: str
-) -> None:
+def test_a_verdict_says_what_a_score_is_worth(value: float, error: float | None, course: list[Any], said: str) -> None:
     """A tie is no failure; differences within two standard errors are neither failure nor gain; an unknown error is named."""
     errors = {} if error is None else {"accuracy": error}
 
@@ -160,7 +161,8 @@ def test_a_verdict_says_what_a_score_is_worth(
 
     baseline = BaselineScores("always answering 'a'", result(52.0))
     recipe = task("classification", metrics=["accuracy"])
-    found = verdict_on(result(value), course, [baseline], recipe, lambda _: error)
+    steps = [one if isinstance(one, tuple) else (step, one) for step, one in enumerate(course, 1)]
+    found = verdict_on(result(value), steps, [baseline], recipe, lambda _: error)
     assert found == said.replace("BASE", "always answering 'a' (accuracy 52.00)")
 
 

@@ -21,6 +21,7 @@ from unicloze.evaluation.metrics.registry import metric
 from unicloze.example import Examples
 from unicloze.finetuning.data import (
     check_labels,
+    check_targets,
     encoded,
     evenly_chosen,
     finetuning_steps,
@@ -45,6 +46,7 @@ from unicloze.settings import Recipe
 from unicloze.tasks import TASKS, of_view
 from unicloze.tasks.columns import check_roles, resolved
 from unicloze.tasks.generation import with_learning
+from unicloze.tasks.rows import text_pooling
 from unicloze.tasks.several import records_of
 from unicloze.tasks.task import OF_TEXTS, Headed
 from unicloze.text.tokenizers import Tokenizer
@@ -177,6 +179,7 @@ def _fitted(probe: Probe, starts: Sequence[LoadedModel]) -> Probe:
     tokenizer, (train, dev) = starts[0].tokenizer, probe.files
     records = read_records(train, task)
     learned = dataclasses.replace(able[0], task=resolved(able[0].task, records))
+    check_targets(records, learned, tokenizer)
     training = evenly_chosen(encoded(records, learned, tokenizer), task.train_records)
     recipe = with_chosen(probe.recipe, starts[0].model.num_parameters(), len(training.rows))  # same for all models
     probe = dataclasses.replace(probe, recipe=recipe)
@@ -198,7 +201,7 @@ def recipe_for(probe: Probe, start: LoadedModel) -> Recipe:
     inherited = {key: getattr(own, key) for key in ("device", "precision") if f"training.{key}" not in probe.overridden}
     recipe, task = recipe.changed("training", seed=own.seed, **inherited), recipe.task
     if isinstance(task, Headed):
-        pooling = start.recipe.use.pooling if task.kind in POOLED else task.pooling
+        pooling = text_pooling(start.recipe) if task.kind in POOLED else task.pooling
         own_way = start.recipe.model.decoder_layers or task.head == "biattentive"  # the decoder refuses, the head pools
         alone = task.one_slot and (task.kind not in POOLED or pooling == "mean")
         recipe = recipe.changed("task", pooling=None if own_way or alone else pooling)

@@ -9,6 +9,7 @@ the primary heads never learn from unlabelled text, but the network below them d
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,8 @@ from unicloze.records.files import kind_of, read_text
 from unicloze.records.record import Record, evenly
 from unicloze.settings import ObjectiveSettings, Recipe, TaskSettings
 from unicloze.tasks import TASKS, of_view
-from unicloze.tasks.columns import check_roles, record_of_texts, with_columns
+from unicloze.tasks.columns import check_roles, record_of_texts, targets_of, with_columns
+from unicloze.tasks.extraction import encode_passages
 from unicloze.tasks.rows import Row, RowTarget
 from unicloze.tasks.several import TAGGING, by_part, has_parts, records_of, rows_per_epoch
 from unicloze.tasks.tagging import TaggingSettings
@@ -194,6 +196,31 @@ def check_labels(records: Sequence[Record], recipe: Recipe) -> None:
     """Reject unlabelled training records, which nothing else notices if the recipe names the classes."""
     for record in records:
         TASKS[recipe.task.kind].reference(record, recipe.task)
+
+
+LITTLE_UNKNOWN, MOST_UNKNOWN = 0.02, 0.5
+"""Shares of the targets' characters in [UNK] from which on they are noted, and from which on little else is left to learn."""
+TARGETS_SEEN = 1_000
+"""Records whose targets are read for [UNK]."""
+
+
+def check_targets(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Refuse training targets that are mostly [UNK] to a model, which it never learns to write; warn of some [UNK]."""
+    if not TASKS[recipe.task.kind].generates:
+        return
+    most = None if recipe.generation.targets == "all" else 1
+    texts = [text for record in evenly(records, TARGETS_SEEN) for text in targets_of(record, recipe.task)[:most]]
+    passages, unknown = encode_passages(texts, tokenizer), tokenizer.vocabulary.unk
+    missing = sum(int((each.ends - each.starts)[each.ids == unknown].sum()) for each in passages)
+    share = missing / max(1, sum(len("".join(text.split())) for text in texts))
+    said = (
+        f"{100 * share:.0f} % of the text of the targets is [UNK] to the model's tokenizer, and [UNK] is never written"
+    )
+    cure = "start from a model whose tokenizer knows this text (`unicloze pretrain --init MODEL --new-tokenizer` makes one)"
+    if share > MOST_UNKNOWN:
+        raise UniclozeError(f"{said}: {cure}")
+    if share > LITTLE_UNKNOWN:
+        warnings.warn(f"{said}; {cure}", stacklevel=3)
 
 
 Origin = Mapping[str, str | None]

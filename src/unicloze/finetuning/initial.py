@@ -90,6 +90,8 @@ FITTED = "task_heads.label.output."
 """Prefix of the weights of the output layer that is fitted."""
 FEW_ROWS = 5_000
 """Most training rows for which a head is fitted first."""
+FITTED_HEADS = "dense", "plain"
+"""Heads that are linear, or nearly so with a small identity before them."""
 NOT_FITTED = (
     "finetuning.fit_head is true, but no head is fitted: it takes a new dense or plain head that learns, two texts of each "
     f"class, {FEW_ROWS:,} rows at most, and no class weights, averaged weights, LoRA, adapters or unlabelled text"
@@ -285,7 +287,7 @@ def fit_head(model: LoadedModel, data: TaskData) -> bool:
     """
     head = dict(model.model.task_heads.items()).get("label")
     answers = _answers(data)
-    if not isinstance(head, LinearHead) or head.head.name not in ("dense", "plain") or head.encoder is not None:
+    if not isinstance(head, LinearHead) or head.head.name not in FITTED_HEADS or head.encoder is not None:
         return False
     finetuning, weighted = model.recipe.finetuning, getattr(model.recipe.task, "class_weights", None)
     learns = all(weight.requires_grad for weight in head.parameters())
@@ -519,6 +521,17 @@ def what_was_chosen(before: Recipe, after: Recipe, weights: int, rows: int) -> s
     if before.finetuning.epochs == "auto":
         said.append(f"{chosen(after.finetuning.epochs):g} epochs for {rows:,} rows")
     return ", ".join(said)
+
+
+def why_not_fitted(before: Recipe, after: Recipe, rows: int) -> str:
+    """Why no head is fitted to few labels where one could be, in words; otherwise empty."""
+    settings, task = before.finetuning, before.task
+    could = isinstance(task, Paired) and task.head in FITTED_HEADS and rows <= FEW_ROWS and not head_alone(before)
+    other = settings.few or settings.unlabelled or settings.average_last > 1 or getattr(task, "class_weights", None)
+    if settings.fit_head != "auto" or after.finetuning.fit_head or not could or other:
+        return ""
+    cure = f"{option_of('finetuning.fit_head')} true fits one where each class has two texts"
+    return f"no head is fitted to the few labels before training, since the learning rate is given; {cure}"
 
 
 def too_low_a_rate(recipe: Recipe, weights: int) -> str:

@@ -76,6 +76,8 @@ from unicloze.training.process import RunProcess, pinned_threads, write_settings
 
 OF_THE_BEST = DEV_PREDICTIONS, DEV_SAMPLES
 """Files of the best checkpoint that are also copied to the run directory."""
+LOSSES = {"calibration": "log_loss", "loss": "loss"}
+"""Results that are a mean of -log p, and their values: of classes, and of target tokens."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ def finetune_run(
         recipe = labelled.reading_columns(recipe, records, progress)
         recipe = dataclasses.replace(recipe, task=resolved(recipe.task, records))
         labelled.check_labels(records, recipe)
+        if former is None:
+            labelled.check_targets(records, recipe, start.tokenizer)
         encoded = labelled.encoded(records, recipe, start.tokenizer)
         training = labelled.evenly_chosen(encoded, recipe.task.train_records)
         development = None if dev is None else labelled.open_records(dev, recipe, start.tokenizer)
@@ -180,7 +184,8 @@ def _chosen(recipe: Recipe, start: LoadedModel, training: TaskData, former: Reci
         mixture = Mixture.of(training.records, training.rows, recipe.task)
         shares = "" if mixture is None else str(mixture) if TASKS[recipe.task.kind].generates else mixture.chances
         changes = initial.what_changed(initial.changed_settings(recipe, start), start)
-        for message in (choices and f"chosen: {choices}", shares, changes):
+        unfitted = "" if start.recipe.task.kind else initial.why_not_fitted(asked, recipe, rows)
+        for message in (choices and f"chosen: {choices}", unfitted, shares, changes):
             if message and progress:
                 say(message)
     recipe = with_steps(recipe, rows)
@@ -334,8 +339,8 @@ class _Run(RunProcess):
         def difference(baseline: BaselineScores) -> float | None:
             return scores.headline_error(answers, records, self.recipe, against=baseline.answers)
 
-        values = [one.value for one in self.evaluations]
-        return scores.verdict_on(self.scores, values, self.baselines, self.recipe, difference)
+        course = [(one.step, one.value) for one in self.evaluations]
+        return scores.verdict_on(self.scores, course, self.baselines, self.recipe, difference)
 
     def _resume(self, checkpoint: Checkpoint) -> tuple[bool, bool]:
         """Restore a checkpoint; returns whether the run has ended, and whether it was stopped before an evaluation."""
@@ -346,7 +351,7 @@ class _Run(RunProcess):
             for step, event in sorted(evaluations.items()):
                 results = {name: MetricResult(**values) for name, values in event["results"].items()}
                 errors = {name: event[name] for name in ("error", "loss_error") if name in event}
-                evaluation = Evaluation(step, event["headline"], loss=_log_loss(results), **errors)
+                evaluation = Evaluation(step, event["headline"], loss=_loss(results), **errors)
                 self._add(evaluation, results, better=event["kept"])
         except MALFORMED as error:
             raise UniclozeError(f"{self.out / LEDGER} is damaged ({error}): start again in another --out") from error
@@ -365,7 +370,8 @@ class _Run(RunProcess):
 
     def _is_enough(self) -> bool:
         """Whether patience is over, which does not count a head fitted before training."""
-        patience, trained = self.recipe.finetuning.patience, [one.value for one in self.evaluations if one.step > 0]
+        patience = self.recipe.finetuning.patience
+        trained = [(one.value, -(one.loss or 0.0)) for one in self.evaluations if one.step > 0]
         return patience is not None and bool(trained) and len(trained) > trained.index(max(trained)) + patience
 
     def _add(self, evaluation: Evaluation, results: Mapping[str, MetricResult], *, better: bool) -> None:
@@ -451,7 +457,7 @@ class _Run(RunProcess):
         value = self.world.only_first(lambda: headline(results, self.recipe))
         if TASKS[self.recipe.task.kind].generates:
             results = {**results, "loss": target_loss(self.model, dev)}
-        loss, errors, task = _log_loss(results), {}, self.recipe.task
+        loss, errors, task = self.world.only_first(lambda: _loss(results)), {}, self.recipe.task
         if loss is not None and self._fitted and len(records) > 1 and isinstance(task, Labelled):  # see `is_better`
             answers = [one["prediction"] for one in predictions]
             if (error := scores.headline_error(answers, records, self.recipe)) is not None:
@@ -534,5 +540,7 @@ class _Run(RunProcess):
         return facts if self.below is None else {**facts, START: self.below.to_dict()}
 
 
-def _log_loss(results: Mapping[str, MetricResult]) -> float | None:
-    return results["calibration"].values.get("log_loss") if "calibration" in results else None
+def _loss(results: Mapping[str, MetricResult]) -> float | None:
+    """Mean of -log p of what is right; None if a task has no probabilities."""
+    found = (results[name].values.get(value) for name, value in LOSSES.items() if name in results)
+    return next(found, None)

@@ -22,7 +22,7 @@ from unicloze.evaluation.metrics.registry import BY_ID, METRICS, measurable, met
 from unicloze.evaluation.metrics.result import Compared, MetricResult
 from unicloze.files import Plain
 from unicloze.records.record import Record, evenly, refuse_repeated
-from unicloze.settings import Recipe, TaskSettings
+from unicloze.settings import Recipe, TaskSettings, chosen
 from unicloze.tasks import TASKS
 from unicloze.tasks.extraction import ExtractionSettings, no_answer_margin, with_threshold
 from unicloze.tasks.several import TaskPart, by_part, has_parts, metrics_of, part_of, parts_of, records_of
@@ -73,8 +73,8 @@ def with_best_threshold(
     _, threshold = best_threshold(margins, f1, {name for name, texts in right.items() if texts})
     above = min((margin for margin in margins.values() if threshold < margin < math.inf), default=threshold)
     threshold = (threshold + above) / 2
-    chosen = recipe.changed("task", no_answer_threshold=threshold)
-    return chosen, [with_threshold(one, threshold) for one in predictions]
+    decided = recipe.changed("task", no_answer_threshold=threshold)
+    return decided, [with_threshold(one, threshold) for one in predictions]
 
 
 def check_averaged(recipes: Sequence[Recipe]) -> None:
@@ -324,19 +324,21 @@ class Evaluation:
     step: int
     value: float  # of the metric that selects the checkpoint; higher is better
     error: float = math.inf  # its standard error, infinite if it is not known
-    loss: float | None = None  # mean of -log p of the right class; None if the model gives no probabilities
+    loss: float | None = None  # mean of -log p of the right class or target token; None without probabilities
     loss_error: float = math.inf  # standard error of its difference from that of the evaluation kept until then
 
 
 def is_better(one: Evaluation, best: Evaluation, former: Sequence[Evaluation]) -> bool:
-    """Whether an evaluation replaces the best of the former ones: if its value is higher.
+    """Whether an evaluation replaces the best of the former ones: if its value is higher, or as high and its loss is lower.
 
     After a head fitted to few labels, only if it is clearly likelier and not clearly behind the highest value, or if the best
     is clearly behind; two standard errors are clear. The best of many on few records is often best by chance. Once such steps
     have replaced the fitted head, both a higher value and a lower loss are enough.
     """
-    if former[0].step > 0 or one.loss is None or best.loss is None:
+    if one.loss is None or best.loss is None:
         return one.value > best.value
+    if former[0].step > 0:
+        return (one.value, -one.loss) > (best.value, -best.loss)
     highest = max(one, *former, key=lambda each: each.value)
     errors = [each.error for each in (one, best, highest) if math.isfinite(each.error)]  # 0 where all are right
     least = highest.value - STANDARD_ERRORS * max(errors, default=math.inf)
@@ -434,16 +436,16 @@ def baseline_scores(train: Sequence[Record], dev: Sequence[Record], recipe: Reci
 
 def verdict_on(
     scores: Mapping[str, MetricResult],
-    headlines: Sequence[float],
+    course: Sequence[tuple[int, float]],
     baselines: Sequence[BaselineScores],
     recipe: Recipe,
     difference: Callable[[BaselineScores], float | None] = lambda _: None,
 ) -> str:
-    """Interpretation of the scores of the best evaluation, in words."""
+    """Interpretation of the scores of the best evaluation, in words; `course` has the step and value of each evaluation."""
     key, result = chosen_value(recipe), chosen_result(scores, recipe)
     said = [_against(headline(scores, recipe), difference(baseline), baseline, recipe) for baseline in baselines]
     if result.units.get(key, "%") == "%":
-        said.append(_course(headlines, result.errors.get(key)))
+        said.append(_advice(course, result.errors.get(key), chosen(recipe.finetuning.epochs)))
     return "; ".join(filter(None, said))
 
 
@@ -463,16 +465,21 @@ def _against(value: float, error: float | None, baseline: BaselineScores, recipe
     return what if difference > 0 else f"{what}: use that instead, or more records or another model"
 
 
-def _course(headlines: Sequence[float], error: float | None) -> str:
+def _advice(course: Sequence[tuple[int, float]], error: float | None, epochs: float) -> str:
     """Advice from the course of the evaluations, beyond one standard error; empty if the error is not known."""
-    if len(headlines) < 2 or error is None:
+    if len(course) < 2 or error is None:
         return ""
-    best, last = max(headlines), headlines[-1]
-    if last == best and last - max(headlines[:-1]) >= max(RISE, error):
+    values = [value for _, value in course]
+    highest, last = max(values), values[-1]
+    if last == highest and last - max(values[:-1]) >= max(RISE, error):
         return "still improving at the last evaluation: raise finetuning.epochs"
-    if best - last >= max(FALL, error):
-        return f"the last evaluation is {best - last:.2f} below the highest one: fewer epochs are enough"
-    return ""
+    if highest - last < max(FALL, error):
+        return ""
+    if course[values.index(highest)][0] == 0:
+        return f"the last evaluation is {highest - last:.2f} below the fitted head: lower training.learning_rate"
+    return (
+        f"the last evaluation is {highest - last:.2f} below the highest one{': fewer epochs are enough' * (epochs > 1)}"
+    )
 
 
 SAMPLES = 20
@@ -503,8 +510,8 @@ def samples(answered: Sequence[Prediction], records: Sequence[Record], settings:
         wrong = sorted(other, key=lambda number: -errors[number])[: SAMPLES // 2]
         other = sorted(set(other) - set(wrong))
     few_wrong = evenly(wrong, max(MOST_WRONG, SAMPLES - len(other)))
-    chosen = [*few_wrong, *evenly(other, SAMPLES - len(few_wrong))]
-    return [_sample(answered[number], records[number], settings, rights[number]) for number in chosen]
+    shown = [*few_wrong, *evenly(other, SAMPLES - len(few_wrong))]
+    return [_sample(answered[number], records[number], settings, rights[number]) for number in shown]
 
 
 def _is_right_in(part: TaskPart | None, one: Mapping[str, Any], record: Record) -> bool | None:

@@ -395,6 +395,8 @@ def _task(
         means["mismatched"] = statistics.fmean(others[run.out].values["accuracy"] for run in summary.runs)
         errors["mismatched"] = binomial_error(means["mismatched"], others[best.out].items)
     score, error = statistics.fmean(means.values()), statistics.fmean(errors.values() or [math.nan])
+    if others:  # of different records
+        error = math.hypot(*errors.values()) / len(errors)
     return GlueTaskResult(GLUE[task].name, means, score, error, changes, len(tried), summary.out), best
 
 

@@ -51,6 +51,8 @@ from unicloze.text.vocabulary import Vocabulary
 
 LARGEST = float(np.finfo(np.float32).max)
 """Largest valid quantity."""
+SHOWN = 20
+"""Most labels that a message lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +260,10 @@ def label_of(record: Record, settings: TaskSettings) -> str:
         raise UniclozeError(f"{record.place}: the label is empty: fill it in, or leave the record out")
     if labels is not None and label not in labels:
         cure = f"correct the record, or fine-tune with {option_of('task.labels')} listing all labels"
-        known = f"a label of the task ({', '.join(labels)})"
+        if all(number_of(each) is not None for each in (label, *labels)):
+            cure += ", or with --task regression if they are quantities"
+        more = f" and {len(labels) - SHOWN:,} more" if len(labels) > SHOWN else ""
+        known = f"a label of the task ({', '.join(labels[:SHOWN])}{more})"
         raise UniclozeError(f"{record.place}: the label '{label}' is not {known}: {cure}")
     return label
 

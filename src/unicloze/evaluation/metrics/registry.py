@@ -118,7 +118,7 @@ class MetricTable(dict[str, Metric]):
 
 _SAMPLES = 200
 """Bootstrap samples; with this many, a standard error is itself accurate to about 5 %."""
-_MEANS = {"rouge", "coco", "lambada", "squad"}
+_MEANS = {"rouge", "coco", "lambada", "squad", "coqa"}
 """Metrics whose values are means over items and are quick to compute for one item."""
 _CLOSE = 1e-6
 """Maximum difference, in percentage points, for the mean over items to count as equal to the value."""
@@ -211,6 +211,7 @@ def standard_errors(
     errors = {}
     for key, value in whole.values.items():
         alone = [values[key] for values in each if key in values]
-        if len(alone) == len(each) > 1 and abs(float(np.mean(alone)) - value) <= _CLOSE:
+        is_mean = not key.startswith("bleu")  # whose mean over items equals the value too where nothing matches
+        if is_mean and len(alone) == len(each) > 1 and abs(float(np.mean(alone)) - value) <= _CLOSE:
             errors[key] = float(np.std(alone, ddof=1)) / math.sqrt(len(alone))
     return errors
