@@ -39,6 +39,7 @@ from unicloze.progress import short
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.settings import DataSettings, Recipe
+from unicloze.text import sources
 from unicloze.text.prepare import open_or_prepare
 from unicloze.text.sources import Survey, survey
 from unicloze.text.tokenizers import Tokenizer
@@ -130,8 +131,14 @@ def test_text_of_many_characters_has_no_word_pieces(tmp_path: Path) -> None:
     assert (chosen["tokenizer.kind"], chosen["tokenizer.vocab_size"]) == ("bpe", 2048)
 
 
-def test_the_size_of_a_dataset_is_unknown() -> None:
-    assert survey(DataSettings(corpus=["hf:nobody/nothing"])) == Survey(None, spaced=True)
+def test_a_survey_reads_datasets_and_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unspaced = "\u732b\u306f\u7a93\u8fba\u306b\u5ea7\u308b\u3002"
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "beginning", lambda *_: [unspaced])
+        assert survey(DataSettings(corpus=["hf:nobody/nothing"])) == Survey(None, spaced=False, characters=8)
+    for name, text in (("a", "Some words. " * 20_000), ("b", unspaced * 30_000), ("c", unspaced * 30_000)):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    assert not survey(DataSettings(corpus=[str(tmp_path)])).spaced
 
 
 def test_a_budget_is_a_duration_or_an_amount_and_a_cost_divides_it() -> None:

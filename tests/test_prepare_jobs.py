@@ -260,6 +260,8 @@ def test_a_foreign_folder_is_left_alone(small: Path, tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(UniclozeError, match="mine has files that `prepare` did not write"):
         run(small, tmp_path / "mine")
+    with pytest.raises(UniclozeError, match=r"thesis\.txt is a file, not a folder"):
+        run(small, tmp_path / "mine" / "thesis.txt")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
 
 
@@ -321,6 +323,8 @@ def test_texts_next_to_token_shards_are_not_left_out_silently(small: Path, tmp_p
         UsageError, match=r"\*\*/\* holds tokens \(.*\.ds\) and texts \(.*\): .* a pattern that ends in \.ds"
     ):
         run(f"{small}/**/*", tmp_path / "out", tokenizer)
+    with pytest.raises(UniclozeError, match=r"\.jsonl is not read beside tokens \(.*\.ds\)"):
+        run(small, tmp_path / "earlier")
     only = run(f"{small}/**/*.ds", tmp_path / "only", tokenizer)
     assert only.train[0].num_documents + only.heldout[0].num_documents > 0
     assert run(prepared.folder, tmp_path / "again", tokenizer).train[0].num_tokens > 0

@@ -104,6 +104,8 @@ def test_a_toy_reads_the_beginning_of_a_long_corpus(
 ) -> None:
     monkeypatch.setattr("unicloze.text.prepare.ENOUGH", 6000)
     given = {"data.corpus": [str(place / "corpus")]}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("of the user", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:  # interrupted before the run itself begins
         patch.setattr("unicloze.pretraining.run.pretrain_run", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):

@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from unicloze.decoding.inputs import objective_of
 from unicloze.errors import UsageError
 from unicloze.interop.read import is_foreign
+from unicloze.interop.recipe import UNKNOWN_CORPUS
+from unicloze.mixtures import parts
+from unicloze.model.backbone import embedding_width
 from unicloze.model.build import shapes_only
+from unicloze.objectives.groups import PseudoToken
 from unicloze.pretraining.budget import LONGEST_TIMING, Budget, Cost, cost_of_a_step, with_steps
 from unicloze.pretraining.data import build_sampler, inherited_settings
+from unicloze.pretraining.plan import rows_that_fit
 from unicloze.progress import short, span
 from unicloze.recipes import load_recipe
 from unicloze.settings import Recipe
@@ -40,6 +46,8 @@ LITTLE_CHARACTERS = 10_000_000
 """Corpora below this get advice on continuing a trained model."""
 CONTINUED_WINDOW, CONTINUED_TOKENS = 128, 2_048
 """Longest window of a run that starts from a model, and tokens of its steps: it has few steps, and small ones are more."""
+FEWEST_ROWS = 4
+"""Fewest rows of a step, since parts of the objective share them."""
 CONTINUED_RATE = 0.5
 """Peak rate of a run that starts from a model pre-trained here, as a share of that model's own."""
 GENTLE_RATE = 1e-4
@@ -50,12 +58,12 @@ to nothing of the tokens (docs/log.md), so that the body must learn it, and yet 
 REACHED = (
     (257_189, 3.7), (620_960, 1.12), (650_330, 1.34), (731_244, 0.85), (855_861, 1.82), (1_650_045, 1.29),
     (2_178_503, 0.84), (2_262_325, 0.96), (2_568_122, 1.2), (3_225_886, 0.91), (3_539_527, 0.76), (3_600_169, 1.15),
-    (4_262_595, 0.72), (6_125_565, 0.78), (7_051_456, 0.99), (8_033_985, 0.77), (8_958_801, 1.0), (9_457_197, 0.63),
-    (14_660_166, 0.86),
+    (4_262_595, 0.72), (6_125_565, 0.78), (7_051_456, 0.99), (7_689_606, 0.98), (8_033_985, 0.77), (8_958_801, 1.0),
+    (9_457_197, 0.63), (14_660_166, 0.86),
 )  # fmt: skip
 """Tokens that runs from scratch with this schedule read, and their PAR perplexity over that of a Kneser-Ney trigram of their
 text on the same predictions: of each text and budget in `benchmarks/results` the best size, by tokens. Some of those above
-3 M tokens started at random."""
+3 M tokens started at random. Their trigrams stop between the segments of a window, and are 2 to 5 % weaker than today's."""
 
 
 _SHAPE = (
@@ -105,10 +113,15 @@ def choose(
         chosen = inherited_settings(load_recipe(NAME, given), start, given, new_tokenizer=new_tokenizer, warn=False)
         chosen |= _schedule_after(start, given)
         window = int(given.get("data.window", min(CONTINUED_WINDOW, start.recipe.data.window)))
-        sizes = [{"data.window": window, "training.batch_size": max(1, CONTINUED_TOKENS // window)}]
+        sizes = [{"data.window": window, "training.batch_size": max(FEWEST_ROWS, CONTINUED_TOKENS // window)}]
     chosen |= _tokenizer(load_recipe(NAME, {**chosen, **given}), given, reasons)
     recipe = load_recipe(NAME, {**chosen, **given})
     prepared = open_or_prepare(recipe.data, recipe.tokenizer, folder / "data", progress=progress)
+    if start is not None and isinstance(recipe.objective, PseudoToken):
+        theirs = [part.settings for part in parts(objective_of(start.recipe))]
+        shared = any(isinstance(one, PseudoToken) and one.pseudo_token == "mask" for one in theirs)
+        if shared or prepared.tokenizer.vocabulary.pseudo is None:
+            chosen["objective.pseudo_token"] = "mask"
     chosen |= _size(sizes, chosen, given, prepared, budget, folder, reasons, clock)
     if clock is not None and {"training.schedule", "training.decay_steps"} & given.keys():
         reasons.append("no clock ends the run: you chose its schedule, so that the budget is only planned for")
@@ -120,7 +133,8 @@ def _schedule_after(start: LoadedModel, given: Mapping[str, Any]) -> dict[str, A
     """Optimiser, rates and phases of a run that starts from a model: gentler than from scratch, pseudo-masked throughout."""
     theirs = start.recipe.training
     optimizer = given.get("training.optimizer", theirs.optimizer)
-    pretrained_here = not start.recipe.task.kind and not is_foreign(start.path)
+    imported = is_foreign(start.path) or UNKNOWN_CORPUS in start.recipe.data.corpus
+    pretrained_here = not start.recipe.task.kind and not imported
     rate, muon_rate = theirs.learning_rate, theirs.muon_learning_rate
     if pretrained_here and optimizer == theirs.optimizer and isinstance(rate, float):
         rate, muon_rate = CONTINUED_RATE * rate, None if muon_rate is None else CONTINUED_RATE * muon_rate
@@ -155,8 +169,8 @@ def _tokenizer(recipe: Recipe, given: Mapping[str, Any], reasons: list[str]) -> 
     )
     if seen.size is not None and seen.size < LITTLE_CHARACTERS and recipe.training.initialize_from is None:
         reasons.append(
-            "advice: this is little text; in minutes of one core a small trained model (--init MODEL: a run or an installed "
-            "model) was ahead of a new one on general English, and behind on abstracts of papers"
+            "advice: this is little text; a trained model (--init MODEL: a run, an installed model, an encoder of texts) "
+            "was ahead of a new one after half an hour of two cores, after ten minutes of one core on general English alone"
         )
     return chosen
 
@@ -178,7 +192,7 @@ def _size(
     reasons: list[str],
     clock: Clock | None,
 ) -> dict[str, Any]:
-    """Size, window, batch, dropout and steps: the largest size that sees enough text per weight within the budget."""
+    """Size, window, batch, dropout and steps: the largest size that fits and reads enough text per weight."""
 
     def recipe_of(size: Mapping[str, Any]) -> Recipe:
         return load_recipe(NAME, {**chosen, **size, **given})
@@ -191,27 +205,50 @@ def _size(
     def steps_of_a_pass(recipe: Recipe) -> float:
         return build_sampler(recipe, prepared).rows_of_a_pass / recipe.training.batch_size
 
-    best, recipe = sizes[0], recipe_of(sizes[0])
+    def fitted(size: Mapping[str, Any]) -> dict[str, Any]:
+        """A size with the rows of a micro-batch, where those of a step do not fit this machine; empty if not one does."""
+        rows = rows_that_fit(recipe_of(size), prepared.tokenizer.vocabulary.size)
+        if rows is None:
+            return dict(size)
+        return {**size, "training.micro_batch_size": rows} if rows else {}
+
+    def left() -> Budget:
+        if clock is None:
+            return budget
+        if clock.left <= 0:
+            raise UsageError(
+                f"recipe auto: the budget {budget} is spent before the first step, by preparing the text and timing a "
+                "step: raise it, or run the same command again, since the text is prepared now."
+            )
+        return Budget("time", clock.left)
+
+    best = fitted(sizes[0]) or dict(sizes[0])
+    recipe, chosen_size = recipe_of(best), sizes[0]
     best_cost = smallest = cost(recipe, timed=budget.kind == "time")
     for size in sizes[1:]:
-        larger = recipe_of(size)
+        try:
+            larger = recipe_of(size)
+        except UsageError:  # it does not go with what was given
+            break
         counted = cost(larger, timed=False)
         if smallest.seconds is not None:
             counted = dataclasses.replace(counted, seconds=smallest.seconds * counted.flops / smallest.flops)
         most = MOST_PASSES * steps_of_a_pass(larger)
-        read = counted.tokens * min(budget.amount / counted.of(budget.kind), most)
-        if read < TOKENS_OF_A_WEIGHT * inner_weights(larger, prepared):
+        read = counted.tokens * min(left().amount / counted.of(budget.kind), most)
+        if read < TOKENS_OF_A_WEIGHT * inner_weights(larger, prepared) or not (fits := fitted(size)):
             break
-        best, recipe, best_cost = size, larger, counted
-    if best is not sizes[0] and budget.kind == "time":
+        best, recipe, best_cost, chosen_size = fits, recipe_of(fits), counted, size
+    if chosen_size is not sizes[0] and budget.kind == "time":
         best_cost = cost(recipe, timed=True)
-    if clock is not None and clock.left <= 0:
+    of_a_pass, room = steps_of_a_pass(recipe), left()
+    try:
+        steps = with_steps(recipe, room, best_cost).training.steps
+    except UsageError as error:
+        if clock is None:
+            raise
         raise UsageError(
-            f"recipe auto: the budget {budget} is spent before the first step, by preparing the text and timing a step: "
-            "raise it, or run the same command again, since the text is prepared now."
-        )
-    left = budget if clock is None else Budget("time", clock.left)
-    steps, of_a_pass = with_steps(recipe, left, best_cost).training.steps, steps_of_a_pass(recipe)
+            f"{error} Preparing the text and timing a step took the rest of {span(budget.amount)}; the text is prepared now."
+        ) from error
     most_steps = max(len(recipe.training.phases), math.ceil(MOST_PASSES * of_a_pass))
     limited = steps > most_steps and "training.steps" not in given
     steps = most_steps if limited else steps
@@ -229,7 +266,7 @@ def _size(
             decay = min(round(DECAY * steps), steps - settings["training.warmup_steps"]) or None
             settings |= {"training.schedule": "wsd", "training.decay_steps": decay}
     reasons += _reasons(
-        recipe_of(settings), given, prepared, budget, best_cost, limited, steps / of_a_pass, best is SIZES[0]
+        recipe_of(settings), given, prepared, budget, best_cost, limited, steps / of_a_pass, chosen_size is SIZES[0]
     )
     return settings
 
@@ -238,7 +275,7 @@ def inner_weights(recipe: Recipe, prepared: Prepared) -> int:
     """Weights of a model without its token embeddings."""
     with shapes_only():
         weights = sum(weight.numel() for weight in shape_model(recipe, prepared.tokenizer.vocabulary.size).parameters())
-    return weights - prepared.tokenizer.vocabulary.size * recipe.model.hidden_size
+    return weights - prepared.tokenizer.vocabulary.size * embedding_width(recipe.model)
 
 
 def _reasons(

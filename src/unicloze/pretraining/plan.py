@@ -127,29 +127,18 @@ class Plan(Plain):
 def plan_run(recipe: Recipe, vocab_size: int, processes: int | None = None) -> Plan:
     """Forecast a run on this machine."""
     processes = cores.processes() if processes is None else processes
-    device, teacher = choose_device(recipe.training), teacher_of(recipe)
-    precision = choose_precision(recipe.training, device)
-    fixed = bool(recipe.training.compile) or device.type == "cuda"
-    compute = Compute(device=device, precision=precision, fixed_shape=fixed, soften=teacher)
-    with shapes_only():
-        model = shape_model(recipe, vocab_size)
-    parameters = sum(weight.numel() for weight in model.parameters())
-    sharded = shards(recipe, processes)
-    held = 4 * parameters // (processes if sharded else 1)
-    beside = _gathered(model) if sharded else 0
-    beside += 0 if teacher is None else sum(weight.nbytes for weight in teacher.network.parameters())
-    forecasts = [_Forecast(phase, vocab_size, compute, held, beside, processes) for phase in phases(recipe)]
+    parameters, forecasts = _forecasts(recipe, vocab_size, processes)
     worst = max(forecasts, key=lambda each: each.total(each.rows))
-    available = memory_of(device)
+    available = memory_of(worst.compute.device)
     cure = worst.cure(available)
     steps = [(each.phase.last_step - each.phase.first_step, each) for each in forecasts]
     return Plan(
         recipe=recipe.name,
-        device=str(device),
-        precision=precision,
+        device=str(worst.compute.device),
+        precision=worst.compute.precision,
         parameters=parameters,
         processes=processes,
-        sharded=sharded,
+        sharded=shards(recipe, processes),
         memory=worst.memory(worst.rows),
         available=available,
         rows=worst.rows,
@@ -158,6 +147,31 @@ def plan_run(recipe: Recipe, vocab_size: int, processes: int | None = None) -> P
         seconds=None if cure else sum(n * each.seconds() for n, each in steps if n),
         cure=cure,
     )
+
+
+def rows_that_fit(recipe: Recipe, vocab_size: int) -> int | None:
+    """Most rows of a micro-batch that fit this machine in one process; 0 if none do, None if the recipe does as it is."""
+    _, forecasts = _forecasts(recipe, vocab_size, 1)
+    most = [each.fitting(memory_of(each.compute.device)) for each in forecasts]
+    if all(rows == each.rows for rows, each in zip(most, forecasts, strict=True)):
+        return None
+    sizes = [each.phase.recipe.training.batch_size for each in forecasts]
+    return next((rows for rows in range(min(most), 0, -1) if not any(size % rows for size in sizes)), 0)
+
+
+def _forecasts(recipe: Recipe, vocab_size: int, processes: int) -> tuple[int, list[_Forecast]]:
+    """Number of weights, and the forecast of each phase."""
+    device, teacher = choose_device(recipe.training), teacher_of(recipe)
+    fixed = bool(recipe.training.compile) or device.type == "cuda"
+    precision = choose_precision(recipe.training, device)
+    compute = Compute(device=device, precision=precision, fixed_shape=fixed, soften=teacher)
+    with shapes_only():
+        model = shape_model(recipe, vocab_size)
+    parameters, sharded = sum(weight.numel() for weight in model.parameters()), shards(recipe, processes)
+    held = 4 * parameters // (processes if sharded else 1)
+    beside = _gathered(model) if sharded else 0
+    beside += 0 if teacher is None else sum(weight.nbytes for weight in teacher.network.parameters())
+    return parameters, [_Forecast(phase, vocab_size, compute, held, beside, processes) for phase in phases(recipe)]
 
 
 class _Forecast:
@@ -175,7 +189,7 @@ class _Forecast:
     def __init__(self, phase: Phase, vocab_size: int, compute: Compute, held: int, beside: int, processes: int) -> None:
         training = phase.recipe.training
         self.phase, self.rows = phase, training.micro_batch_size or training.batch_size
-        self._vocab_size, self._compute, self._processes = vocab_size, compute, processes
+        self._vocab_size, self.compute, self._processes = vocab_size, compute, processes
         self._held, self._beside = held, beside
         with _random_text(phase.recipe, vocab_size) as sampler_of:
             few = min(self.rows, _TIMED_ROWS) if compute.device.type == "cpu" else self.rows
@@ -193,7 +207,7 @@ class _Forecast:
             gradients -= min(self._held, kept)
         moments = self._held * MOMENTS[training.optimizer] // 4
         used = {"weights": self._held, "gradients": gradients, "moments": moments, "activations": kept}
-        on_cpu = self._compute.device.type == "cpu"
+        on_cpu = self.compute.device.type == "cpu"
         kept_by_cpu = round(_FIXED + _KEPT * (sum(used.values()) + self._beside)) if on_cpu else 0
         return {**used, "buffers": self._beside + kept_by_cpu}
 
@@ -203,7 +217,7 @@ class _Forecast:
 
     def seconds(self) -> float:
         """Time of a step: of the passes of a few rows of each part, times the rows of a process, and of the update."""
-        recipe, compute = self.phase.recipe, self._compute
+        recipe, compute = self.phase.recipe, self.compute
         model = ready_model(recipe, self._vocab_size, compute.device)
         symbols = [f"{number:016}".encode() for number in range(self._vocab_size)]
         spell_tokens(model, lambda: spell(symbols, [True] * len(symbols)))
@@ -219,15 +233,23 @@ class _Forecast:
                 found += settings.share * min(passes) / len(batch.examples)
         return found * math.ceil(recipe.training.batch_size / self._processes) + min(updates)
 
+    def fitting(self, available: float) -> int:
+        """Most rows of a micro-batch that fit; 0 if none do."""
+        if self.total(self.rows) <= available:
+            return self.rows
+        size = self.phase.recipe.training.batch_size
+        sizes = (rows for rows in range(self.rows - 1, 0, -1) if size % rows == 0)
+        return next((rows for rows in sizes if self.total(rows) <= _RESERVE * available), 0)
+
     def cure(self, available: float) -> str:
         """What to change if the run does not fit; empty if it does."""
         if self.total(self.rows) <= available:
             return ""
-        training = self.phase.recipe.training
-        sizes = [rows for rows in range(1, self.rows) if training.batch_size % rows == 0]
-        if fits := [rows for rows in sizes if self.total(rows) <= _RESERVE * available]:
-            return f"give --training.micro_batch_size {fits[-1]}, which needs {_amount(self.total(fits[-1]))}"
-        recomputed = "" if training.checkpoint_activations else " or --training.checkpoint_activations true"
+        if fits := self.fitting(available):
+            return f"give --training.micro_batch_size {fits}, which needs {_amount(self.total(fits))}"
+        recomputed = (
+            "" if self.phase.recipe.training.checkpoint_activations else " or --training.checkpoint_activations true"
+        )
         return (
             f"even rows one at a time need {_amount(self.total(1))}: lower model.hidden_size, model.num_layers, "
             f"tokenizer.vocab_size or data.window, or set --training.leaves 1{recomputed}"

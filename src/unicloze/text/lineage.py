@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from unicloze.errors import UniclozeError
-from unicloze.files import LINEAGE, digest, misfit, parse_json
+from unicloze.files import LINEAGE, at_home, digest, misfit, parse_json
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.storage import File, Status
 from unicloze.text.digests import SCHEMA, SEAL, seal
 from unicloze.text.documents import files_at
-from unicloze.text.sources import corpus_files, read_as
+from unicloze.text.sources import corpus_files, find_shards, read_as
 from unicloze.text.tokenizers import Tokenizer
 
 CODE = 7
@@ -180,7 +180,9 @@ def check_lineage(
             files.append({"hash": path if file is None else file_hash(file), "read_as": how})
             if before is None or before["hash"] != files[-1]["hash"]:
                 changes.append(f"{path} {'is new' if before is None else 'has changed'}")
-        changes += [f"{path} is gone" for path in known]
+        tokens = find_shards(corpus) if known else []
+        beside = f"is not read beside tokens ({tokens[0]})" if tokens else ""
+        changes += [f"{path} {beside if beside and at_home(path).is_file() else 'is gone'}" for path in known]
         sources.append({"files": files})
     changes += _changed_settings(lineage["settings"], settings)
     now = fingerprint(settings, sources)

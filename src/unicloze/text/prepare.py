@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from unicloze.errors import UniclozeError, UsageError
-from unicloze.files import LINEAGE, TOKENIZER, TOKENIZER_CONFIG, at_home, hold, is_run, sync, write_file
+from unicloze.files import BEGINNING, LINEAGE, TOKENIZER, TOKENIZER_CONFIG, at_home, hold, is_run, sync, write_file
 from unicloze.progress import say
 from unicloze.settings import DataSettings, TokenizerSettings
 from unicloze.storage import is_url
@@ -39,22 +39,25 @@ ENOUGH = 500_000
 """Number of characters to copy; a corpus of fewer bytes is used whole."""
 
 
-def beginning_of(data: DataSettings, folder: Path) -> Path | None:
-    """Write the beginnings of a corpus's sources, in equal shares, to one file in a folder."""
+def is_long(data: DataSettings) -> bool:
+    """Whether a corpus of text, not yet prepared, is longer than a toy run needs."""
     kinds = {corpus: kind_of(corpus) for corpus in data.corpus}
     if data.prepared is not None or not kinds or {"dataset", "shards"} & set(kinds.values()):
-        return None
+        return False
     texts = (corpus for corpus, kind in kinds.items() if kind == "files")
     size = sum(file.stat().st_size for corpus in texts for file in find_files(corpus))
-    if size < ENOUGH and "built-in" not in kinds.values():
-        return None
+    return size >= ENOUGH or "built-in" in kinds.values()
+
+
+def beginning_of(data: DataSettings, folder: Path) -> Path:
+    """Write the beginnings of a corpus's sources, in equal shares, to one file in a folder."""
     lines = [
         json.dumps({data.text_field: text}, ensure_ascii=False) + "\n"
         for corpus in data.corpus
         for text in beginning(corpus, data.text_field, ENOUGH // len(data.corpus), least=200)
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "toy.jsonl"
+    file = folder / BEGINNING
     write_file(file, "".join(lines), "the beginning of the corpus")
     return file
 
@@ -190,6 +193,7 @@ def prepare_data(
         return Prepared.load(out, verify=verify, progress=progress)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         holds = "is the folder of a run" if is_run(out) else "has files that `prepare` did not write"
+        holds = holds if out.is_dir() else "is a file, not a folder"
         raise UniclozeError(f"{out} {holds}: give another --out.")
     for corpus in data.corpus:
         if not is_url(corpus) and at_home(corpus).is_dir() and out.resolve().is_relative_to(at_home(corpus).resolve()):

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -234,8 +235,8 @@ def _builder(source: DatasetSource) -> Any:
         return _library().load_dataset_builder(str(source.folder or source.name), source.config)
 
 
-SAMPLE = 200_000
-"""Characters to read of each source."""
+SAMPLE, FILES_SEEN = 200_000, 8
+"""Characters to read of each source, and of how many files at most."""
 COMPRESSED = 3
 """Assumed ratio of text to compressed bytes."""
 CODECS = {".gz": "gzip", ".zst": "zstd"}
@@ -265,28 +266,35 @@ class Survey:
 
 def survey(data: DataSettings) -> Survey:
     """Look at a corpus."""
-    size: int | None = 0
+    sizes: list[int | None] = []
     texts: list[str] = []
     for corpus in data.corpus:
         kind = kind_of(corpus)
-        if kind in ("dataset", "shards"):
-            size = None
-            continue
-        sample = [*beginning(corpus, data.text_field, SAMPLE)]
-        texts += sample
+        sample = [] if kind == "shards" else [*beginning(corpus, data.text_field, SAMPLE)]
+        size = None
         if kind == "built-in":
-            known = sum(len(document.text) for document in python_docs.python_docs())
-        else:
-            known = _characters(find_files(corpus), data.text_field, "".join(sample))
-        size = None if size is None else size + known
-    text = "\n".join(texts)
-    return Survey(size, _spaced(text), _frequent(text))
+            size = sum(len(document.text) for document in python_docs.python_docs())
+        elif kind == "files" and (size := sum(map(len, sample))) >= SAMPLE:
+            files = find_files(corpus)
+            size, sample = _characters(files, data.text_field), [*sample, *_of_several(files, data.text_field)]
+        texts, sizes = texts + sample, [*sizes, size]
+    known, text = [size for size in sizes if size is not None], "\n".join(texts)
+    return Survey(sum(known) if len(known) == len(sizes) else None, _spaced(text), _frequent(text))
 
 
-def _characters(files: Sequence[File], text_field: str, sample: str) -> int:
-    """Number of characters of files that begin with a sample; estimated if it is not all."""
-    if len(sample) < SAMPLE:
-        return len(sample)
+def _of_several(files: Sequence[File], text_field: str) -> Iterator[str]:
+    """The beginnings of some of the files, which may differ in language."""
+    seen = files[:: math.ceil(len(files) / FILES_SEEN)]
+    for file in seen:
+        left = SAMPLE // len(seen)
+        for document in read_file(file, text_field, Tally()):
+            yield document.text[:left]
+            if (left := left - len(document.text)) <= 0:
+                break
+
+
+def _characters(files: Sequence[File], text_field: str) -> int:
+    """Estimated number of characters of files."""
     alike: dict[tuple[str, str], list[File]] = {}
     for file in files:
         alike.setdefault((read_as(file), file.suffix), []).append(file)

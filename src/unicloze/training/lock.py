@@ -15,14 +15,17 @@ from unicloze.training.parallel import World
 
 WRITTEN = (
     files.RECIPE, files.TOKENIZER, files.TOKENIZER_CONFIG, files.RESULTS, files.DEV_PREDICTIONS, files.DEV_SAMPLES,
-    "baselines.json", "scores.json", "phrases/phrases.txt",
+    files.BASELINES, "scores.json", "phrases/phrases.txt",
 )  # fmt: skip
 """Files that runs replace, with names that people also use for their own files."""
 
 
 @contextmanager
-def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
-    """Lock the directory of a run for this process; a new one is created. If nothing was written, nothing is left."""
+def hold_run(folder: Path, world: World | None = None, *, writes: Collection[str] = ()) -> Iterator[None]:
+    """Lock the directory of a run for this process; a new one is created. If nothing was written, nothing is left.
+
+    Refuses a new run where files that it `writes`, besides those of all runs, are there already.
+    """
     if world is not None and not world.first:
         yield
         return
@@ -34,7 +37,7 @@ def hold_run(folder: Path, world: World | None = None) -> Iterator[None]:
                 f"{folder} holds a prepared corpus, not a run: give another --out (to train on it: "
                 f"`unicloze pretrain --data.prepared {folder}`)"
             )
-        foreign = next((name for name in WRITTEN if (folder / name).exists()), None)
+        foreign = next((name for name in (*WRITTEN, *writes) if (folder / name).exists()), None)
         if foreign is not None:
             raise UniclozeError(
                 f"{folder / foreign} was not written by a run, but this run would replace it: give another --out, or move it"

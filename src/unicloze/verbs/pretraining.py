@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from unicloze.cores import processes, tune_allocator
 from unicloze.errors import UniclozeError, UsageError, check_at_least, check_seed, options_begin_with
-from unicloze.files import RECIPE, TOKENIZER, is_run
+from unicloze.files import BEGINNING, CHECKPOINTS, LINEAGE, RECIPE, TOKENIZER
 from unicloze.verbs.options import (
     DEFAULT_RECIPE,
     JSON,
@@ -229,6 +229,7 @@ def _chosen(
     from unicloze.progress import say
     from unicloze.recipes import load_recipe
     from unicloze.recipes.validation import given_settings
+    from unicloze.training.checkpoint import list_checkpoints
     from unicloze.training.copies import Copies
     from unicloze.training.lock import hold_run
     from unicloze.training.parallel import joined
@@ -239,17 +240,21 @@ def _chosen(
     if "training.steps" in settings and budget is not None:
         raise UsageError("--budget and --training.steps both set the steps: leave one of them out.")
     folder = folder_at(out, RUNS / str(settings.get("name", AUTO)))
-    if "training.copy_to" in settings and not (folder / RECIPE).is_file():
+    if "training.copy_to" in settings and not list_checkpoints(folder / CHECKPOINTS):
         url = load_recipe(AUTO, given).training.copy_to  # refuses wrong settings before anything is fetched
         if url is not None:
             copies = Copies(url)
             with joined() as world, hold_run(folder, world):
                 world.only_first(lambda: copies.fetch(folder))
-    if (folder / RECIPE).is_file():
+    has_text = bool({"data.corpus", "data.prepared"} & settings.keys())
+    if (folder / RECIPE).is_file() and (list_checkpoints(folder / CHECKPOINTS) or not has_text):
         if budget is not None:
-            say(f"{folder} resumes with the settings chosen before; --budget no longer changes them")
+            there = (folder / "data" / LINEAGE).is_file()
+            spares = f" (--data.prepared {folder / 'data'} spares preparing the text again)" if there else ""
+            said = f"{folder} resumes with the settings chosen before; --budget no longer changes them"
+            say(f"{said}: another budget needs another --out{spares}")
         return folder / RECIPE, dict(given), None
-    if not {"data.corpus", "data.prepared"} & settings.keys():
+    if not has_text:
         raise UsageError("--recipe auto needs your text: give --data.corpus with files, folders or globs.")
     if processes() > 1:
         cure = "start the run without torchrun, stop it with Ctrl-C, and resume it with torchrun"
@@ -269,7 +274,6 @@ def _chosen(
 
 def _planned(recipe: Recipe) -> Plan:
     """What a run of a recipe would take."""
-    from unicloze.files import LINEAGE
     from unicloze.pretraining.plan import plan_run
     from unicloze.text.lineage import read_lineage
     from unicloze.text.tokenizers import Tokenizer
@@ -295,7 +299,7 @@ def _of_whole(given: Overrides, toy: Overrides) -> dict[str, Any]:
 
 def _on_beginning(toy: Recipe, whole: Recipe, folder: Path) -> Recipe:
     """A toy recipe on the beginning of its corpus, after checking the full recipe's device and tokenizer."""
-    from unicloze.text.prepare import beginning_of
+    from unicloze.text.prepare import beginning_of, is_long
     from unicloze.text.tokenizers import Tokenizer
     from unicloze.training.lock import hold_run
     from unicloze.training.parallel import joined
@@ -306,11 +310,10 @@ def _on_beginning(toy: Recipe, whole: Recipe, folder: Path) -> Recipe:
         Tokenizer.load(whole.tokenizer.path)
 
     def write() -> str | None:
-        if folder.exists() and not is_run(folder) and any(folder.iterdir()):
-            return None  # a foreign folder is rejected later, untouched
-        with hold_run(folder):
-            beginning = beginning_of(toy.data, folder)
-        return None if beginning is None else str(beginning)
+        if not is_long(toy.data):
+            return None
+        with hold_run(folder, writes=[BEGINNING]):
+            return str(beginning_of(toy.data, folder))
 
     with joined() as world:
         beginning = world.only_first(write)
