@@ -351,19 +351,25 @@ def changed(name: str) -> Iterator[Changes]:
 OBJECTIVES = sorted({load_recipe(name).objective.name: name for name in recipe_names()}.values())
 
 
+@pytest.mark.parametrize("contiguous", [False, True])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_perplexity_counts_what_the_row_hides_and_the_trigram_sees_the_neighbours_it_shows(name: str) -> None:
+def test_a_perplexity_counts_what_the_row_hides_and_the_trigram_sees_the_neighbours_it_shows(
+    name: str, contiguous: bool
+) -> None:
     """A prediction belongs to the token whose change changes its label, and it is shown where that change also changes a slot
-    that the prediction sees. Rows with a source and a target are read from the left, so that they may miss neighbours."""
+    that the prediction sees. Rows with a source and a target are read from the left, so that they may miss neighbours. In
+    contiguous text the [EOS] of S1 is no neighbour."""
     for one in changed(name):
         hidden = one.labels.any(axis=-1) & ~(one.labels & one.seen).any(axis=-1)
         assert np.array_equal(one.counted, hidden & (one.target.weights > 0)), (one.part, one.name)
-        around = _around(one.examples, one.name, one.counted, one.vocabulary, None)
+        ends = ~one.windows.maskable & (np.arange(20) < one.windows.lengths[:, None])
+        windows = dataclasses.replace(one.windows, cut=ends) if contiguous else None
+        around = _around(one.examples, one.name, one.counted, one.vocabulary, windows)
         joined = one.objective in ("prefix", "span_corruption", "denoising", "masked_span")
         missing = 0
         for (row, number), *tokens in zip(np.argwhere(one.counted), *around, strict=True):
             (answer,) = np.flatnonzero(one.labels[row, number])
-            text = [at for at in range(20) if one.windows.maskable[row, at] or not joined]
+            text = [at for at in range(20) if one.windows.maskable[row, at] or not (joined or contiguous)]
             for first, second, away in ((1, 0, -1), (2, 3, 1)):
                 for shift, token in ((away, tokens[first]), (2 * away, tokens[second])):
                     place = text.index(answer) + shift
@@ -376,15 +382,17 @@ def test_a_perplexity_counts_what_the_row_hides_and_the_trigram_sees_the_neighbo
         assert joined or not missing, (one.part, one.name)
 
 
-def test_with_a_memory_the_trigram_sees_the_end_of_the_row_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("segments", [1, 2])
+def test_with_a_memory_the_trigram_sees_the_end_of_the_row_before(tmp_path: Path, segments: int) -> None:
     """Every token then has the probability that it has in the whole text."""
     vocabulary = toys.vocabulary()
     text = np.random.default_rng(0).choice(vocabulary.ordinary, 300).astype(np.int64)
     source = token_source(tmp_path / "text.ds", [text.tolist()])
     counts = Counts.of([source], vocabulary)
     sampler = WindowSampler(
-        [source], window=12, segments=1, vocabulary=vocabulary, seed=0, documents="joined", order="streams"
-    )
+        [source], window=11 + segments, segments=segments, vocabulary=vocabulary, seed=0, documents="joined",
+        order="streams",
+    )  # fmt: skip
     (block,) = heldout_examples(sampler, load_recipe("awd-lstm").objective, 30, lanes=1).values()
     assert block.windows is not None and block.windows.continues is not None and block.windows.continues[1:].all()
     found = perplexities_of(counts, block.examples, "lm", block.windows, memory=True)

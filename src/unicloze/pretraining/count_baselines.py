@@ -34,7 +34,7 @@ from unicloze.training.batches import MicroBatch
 from unicloze.training.loop import Compute
 from unicloze.visibility import bool_mask
 
-SCHEMA = 3
+SCHEMA = 4
 ROWS = 64
 """Number of sentences in a forward pass."""
 MOST_WORDS = 400
@@ -108,20 +108,22 @@ def _around(
     memory: bool = False,
     before: Int64s | None = None,
 ) -> Neighbours:
-    """The neighbours that the row shows to each counted prediction of a target."""
+    """The neighbours in the text that the row shows to each counted prediction of a target."""
     target, columns = examples.targets[name], [[np.zeros(0, np.int64)] for _ in Neighbours._fields]
-    shown = _shown(examples, vocabulary, windows)
-    past = _before(shown, windows if memory else None) if before is None else before
+    shown, seams = _shown(examples, vocabulary, windows), _seams(examples, vocabulary, windows)
+    past = _before(shown, seams, windows if memory else None) if before is None else before
     for row in np.flatnonzero(counted.any(axis=1)).tolist():
         length = int(examples.lengths[row])
         slots = target.slots[row, counted[row]].reshape(counted[row].sum(), -1)
         if name.startswith("lm"):
             text = np.concatenate([np.where(shown[row, :1] < 0, past[row, 1:], shown[row, :1]), shown[row, 1:length]])
-            near = [*_next_to(slots[:, 0], text, past[row, :1], examples, row, vocabulary)]
+            near = [*_next_to(slots[:, 0], text, seams[row, :length], past[row, :1], examples, row, vocabulary)]
         else:
             sees = (bool_mask(examples.intervals[row, slots], length) & (slots >= 0)[:, :, None]).any(axis=1)
             positions = examples.position_ids[row, :length]
+            seam = positions[seams[row, :length]].min(initial=np.iinfo(np.int32).max)
             place = positions[slots[:, 0]] + (0 if target.places is None else target.places[row, counted[row]])
+            positions, place = (each - (each > seam) for each in (positions, place))
             near = []
             for at in (place + shift for shift in (-2, -1, 1, 2)):
                 hits = sees & (shown[row, :length] >= 0) & (positions == at[:, None])
@@ -151,7 +153,24 @@ def _shown(examples: Examples, vocabulary: Vocabulary, windows: Windows | None) 
     return np.where(text, ids, np.where(ends, vocabulary.eos, ABSENT))
 
 
-def _before(shown: Int64s, windows: Windows | None) -> Int64s:
+def _seams(examples: Examples, vocabulary: Vocabulary, windows: Windows | None) -> Flags:
+    """Whether a slot is an [EOS] within a text that goes on behind it: that of S1 before its S2. *Shape:* (rows, slots)"""
+    ids, positions = examples.input_ids, examples.position_ids
+    if windows is None or windows.cut is None:
+        return np.zeros(ids.shape, dtype=bool)
+    row, last = np.arange(len(ids))[:, None], windows.token_ids.shape[1] - 1
+    place, behind = np.minimum(positions, last), np.minimum(positions + 1, last)
+    inside = (place > 0) & (place < windows.lengths[:, None] - 1)
+    seams: Flags = inside & windows.cut[row, place] & (ids == vocabulary.eos) & (windows.token_ids[row, place] == ids)
+    # The [EOS] of a source that a target follows may be at the same position by chance.
+    next_ids, next_kinds, next_positions = (np.roll(each, -1, axis=1) for each in (ids, examples.kinds, positions))
+    text = np.isin(next_kinds, (Kind.CONTEXT, Kind.ORIGINAL))
+    other = (next_positions == positions + 1) & text & (next_ids != windows.token_ids[row, behind])
+    seams &= (next_positions > positions) & ~other
+    return seams
+
+
+def _before(shown: Int64s, seams: Flags, windows: Windows | None) -> Int64s:
     """The last two tokens of the row that each row continues from the left, else `ABSENT`. *Shape:* (rows, 2)"""
     found = np.full((len(shown), 2), ABSENT)
     if windows is None or windows.continues is None or windows.new is not None:
@@ -161,13 +180,13 @@ def _before(shown: Int64s, windows: Windows | None) -> Int64s:
     for row in np.flatnonzero(from_left).tolist():
         former = rows.get((int(windows.source[row]), int(windows.index[row]) - 1))
         if former is not None:
-            end = int(windows.lengths[former]) - 1
-            found[row] = shown[former, end - 2 : end]
+            text = slice(0, int(windows.lengths[former]) - 1)
+            found[row] = shown[former, text][~seams[former, text]][-2:]
     return found
 
 
 def _next_to(
-    slots: Int32s, shown: Int64s, second: Int64s, examples: Examples, row: int, vocabulary: Vocabulary
+    slots: Int32s, shown: Int64s, seams: Flags, second: Int64s, examples: Examples, row: int, vocabulary: Vocabulary
 ) -> Neighbours:
     """Neighbours of tokens predicted next from slots: these and those before them, or behind them from right to left.
 
@@ -177,7 +196,9 @@ def _next_to(
     ids, place = examples.input_ids[row], slots.copy()
     for number in np.flatnonzero(np.isin(ids[slots], vocabulary.extra)).tolist():
         place[number] = np.flatnonzero(ids == ids[slots[number]])[0] - 1  # behind a sentinel the source goes on
-    padded = np.concatenate([shown, [ABSENT, ABSENT], second])  # place -1 is before the first slot
+    joined = np.cumsum(~seams) - 1  # without seams; a seam is at the slot before it
+    place = np.where(place < 0, place, joined[place] + (backward & seams[place]))
+    padded = np.concatenate([shown[~seams], [ABSENT, ABSENT], second])  # place -1 is before the first slot
     near, far = padded[place], padded[np.where(backward, place + 1, place - 1)]
     left = [np.where(backward, ABSENT, tokens) for tokens in (far, near)]
     right = [np.where(backward, tokens, ABSENT) for tokens in (near, far)]
