@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
-from unicloze.serving.batching import ITEMS_AT_ONCE, Batcher
+from unicloze.serving.batching import ITEMS_AT_ONCE, Batcher, in_portions
 from unicloze.serving.guard import Refused
 
 
@@ -154,3 +154,14 @@ def test_stopping_computes_what_waits_and_refuses_what_comes() -> None:
         return await first
 
     assert asyncio.run(stopped_early()) == [1]
+
+
+def test_a_large_request_is_computed_in_portions_of_limited_size() -> None:
+    batcher, calls = Batcher(10), []
+
+    def seen(items: Sequence[int]) -> list[int]:
+        calls.append(list(items))
+        return [-item for item in items]
+
+    (found,) = run(batcher, batcher.ask("a", [200, 50, 300, 100, 1], in_portions(seen, int)))
+    assert found == [-200, -50, -300, -100, -1] and calls == [[200, 50], [300], [100, 1]]

@@ -267,10 +267,12 @@ def rounded(content: object) -> object:
         ("/generate", {"text": "a", "temperature": 2.0}, 422, "Temperature is 2.0, but nothing is sampled"),
         ("/generate", {"text": "a", "max_length": 513}, 422, "The field 'max_length' is invalid: input should be less"),
         ("/generate", {"text": "a", "stream": True, "beams": 2, "num_results": 2}, 422, "Only one text can be streamed"),
+        ("/", {"inputs": "a", "parameters": {"top_k": 3, "max_new_tokens": 5}}, 422, "top_k is for masks and classes"),
         ("/generate", {"text": ["a", "b"]}, 422, "This model reads source: give 1 text, not 2."),
         ("/predict", {"text": "a"}, 422, "This model cannot predict labels; it can fill masks, "),
         ("/score", {"text": "\ud800 a"}, 422, "Text 1 of 1 is not valid Unicode at character 0"),
         ("/generate", {"text": "\ud800 a"}, 422, "The source is not valid Unicode at character 0"),
+        ("/v1/completions", {"model": "nowhere", "prompt": "a", "stop": ["b"] * 17}, 422, "At most 16 stop texts of 256"),
         ("/v1/completions", {"model": "\ud800", "prompt": "a"}, 404, "There is no model '?' here: ask for '"),
     ],
 )  # fmt: skip
@@ -322,14 +324,14 @@ def test_a_stream_that_takes_too_long_ends_with_the_error(monkeypatch: pytest.Mo
 def test_a_full_queue_refuses_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(loaded(), Limits(waiting=2)) as client:
         open_gate, entered = threading.Event(), threading.Event()
-        compute = likelihood.score
+        compute = likelihood.scoring
 
         def held(*arguments: object) -> object:
             entered.set()
             assert open_gate.wait(20)
             return compute(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr("unicloze.serving.served_model.score", held)
+        monkeypatch.setattr("unicloze.serving.served_model.scoring", held)
         found: list[int] = []
         ask = lambda: found.append(client.post("/score", {"text": TEXT}).status)  # noqa: E731
         threads = [threading.Thread(target=ask) for _ in range(3)]
@@ -354,7 +356,7 @@ def test_a_bug_is_reported_without_the_text(
     def broken(*_: object) -> None:
         raise ValueError(SECRET)
 
-    monkeypatch.setattr("unicloze.serving.served_model.score", broken)
+    monkeypatch.setattr("unicloze.serving.served_model.scoring", broken)
     with serving(loaded()) as client:
         answer = client.post("/score", {"text": SECRET})
         assert (answer.status, answer.error) == (500, "The server failed: its log says where.")

@@ -255,7 +255,7 @@ class Continuation:
 
 
 def stream_text(parts: Iterable[Part], spelling: Spelling) -> Iterator[str]:
-    """Yield the text for a single source in pieces, each as soon as it is settled.
+    """Yield the text for a single source in pieces, each as soon as it is settled; empty ones while nothing is.
 
     In beam search a token is settled once all hypotheses agree on it; with `parallel` the whole text comes at the end.
     """
@@ -264,9 +264,8 @@ def stream_text(parts: Iterable[Part], spelling: Spelling) -> Iterator[str]:
     for part in parts:
         ids += [token for _, tokens in part.settled for token in tokens]
         sure = spelling.decode(part.results[0][0].tokens) if part.results else spelling.settled(ids)
-        if len(sure) > len(said):
-            yield sure[len(said) :]
-            said = sure
+        yield sure[len(said) :]
+        said = max(said, sure, key=len)
 
 
 def ready(

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +89,7 @@ def _remember(model: LoadedModel, pieces: Sequence[inputs.ReadWindow], memory: M
 
 Measure = Literal["pseudo", "chain"]
 Report = Callable[[int], object]
+Result = TypeVar("Result")
 
 _ASKS: dict[Measure, tuple[Ability, str]] = {
     "pseudo": ("cloze", "a pseudo-log-likelihood"),
@@ -193,15 +194,32 @@ def score(
         UniclozeError: The model predicts nan.
     """
     inputs.check_predicts_tokens(model, "score texts")
-    tokens, pieces = inputs.cut(model, texts, remembers=True)
+    steps = _scoring(model, texts, *inputs.cut(model, texts, remembers=True), mode, batch_size)
+    with Progress("score", next(steps), "predictions", show=progress) as bar:
+        return _drained(steps, bar.update)
+
+
+def scoring(model: LoadedModel, texts: Sequence[str]) -> Generator[int, None, list[TextScore]]:
+    """As `score`, a forward pass per step: yields the number of all predictions, then those of each pass."""
+    inputs.check_predicts_tokens(model, "score texts")
+    return _scoring(model, texts, *inputs.cut(model, texts, remembers=True))
+
+
+def _scoring(
+    model: LoadedModel,
+    texts: Sequence[str],
+    tokens: Sequence[Int32s],
+    pieces: Sequence[inputs.ReadWindow],
+    mode: Mode | None = None,
+    batch_size: int = 32,
+) -> Generator[int, None, list[TextScore]]:
     special, objective = model.tokenizer.vocabulary.special, inputs.objective_of(model.recipe)
     logs: dict[Measure, list[inputs.Logs] | None] = dict.fromkeys(_ASKS)
     measures, ends = measures_of(objective, mode), np.cumsum([len(ids) for ids in tokens])[:-1]
-    asked = len(measures) * sum(int((~np.isin(ids, special)).sum()) for ids in tokens)
-    with Progress("score", asked, "predictions", show=progress) as bar:
-        for measure in measures:
-            found = log_probabilities(model, pieces, measure, batch_size=batch_size, progress=bar.update)
-            logs[measure] = np.split(np.concatenate([np.empty(0), *found]), ends)
+    yield len(measures) * sum(int((~np.isin(ids, special)).sum()) for ids in tokens)
+    for measure in measures:
+        found = yield from _asking(model, pieces, measure, batch_size)
+        logs[measure] = np.split(np.concatenate([np.empty(0), *found]), ends)
     scores, windows, wanted = [], Counter(piece.text for piece in pieces), _ASKS if mode is None else measures
     for i, (text, ids) in enumerate(zip(texts, tokens, strict=True)):
         unscored = int(np.isin(ids, special).sum())
@@ -250,24 +268,41 @@ def log_probabilities(
     progress: Report = lambda _: None,
 ) -> list[inputs.Logs]:
     """log p of each token of each piece; nan for tokens that are not scored."""
+    return _drained(_asking(model, pieces, measure, batch_size), progress)
+
+
+def _drained(steps: Generator[int, None, Result], report: Report) -> Result:
+    """The result of a generator, whose pieces are reported."""
+    while True:
+        try:
+            report(next(steps))
+        except StopIteration as end:
+            found: Result = end.value
+            return found
+
+
+def _asking(
+    model: LoadedModel, pieces: Sequence[inputs.ReadWindow], measure: Measure, batch_size: int
+) -> Generator[int, None, list[inputs.Logs]]:
+    """As `log_probabilities`; yields the number of predictions of each forward pass."""
     check_defines(inputs.objective_of(model.recipe), measure)
     inputs.check_predicts_tokens(model, "score texts")
     if not model.model.settings.memory:
-        return _ask(model, pieces, measure, batch_size, progress, None)
+        return (yield from _ask(model, pieces, measure, batch_size, None))
     result: list[inputs.Logs] = [np.empty(0)] * len(pieces)
     # An LSTM reads the same rows to score a text as to remember it.
     fills = measure == "chain" and model.model.settings.kind == "recurrent"
     for numbers, memory in with_memories(model, pieces, batch_size, fills=fills):
-        logs = _ask(model, [pieces[number] for number in numbers], measure, batch_size, progress, memory, fills=fills)
+        logs = yield from _ask(model, [pieces[each] for each in numbers], measure, batch_size, memory, fills=fills)
         for number, of_piece in zip(numbers, logs, strict=True):
             result[number] = of_piece
     return result
 
 
 def _ask(
-    loaded: LoadedModel, pieces: Sequence[inputs.ReadWindow], measure: Measure, batch_size: int, progress: Report,
-    memory: Memory | None, *, fills: bool = False,
-) -> list[inputs.Logs]:  # fmt: skip
+    loaded: LoadedModel, pieces: Sequence[inputs.ReadWindow], measure: Measure, batch_size: int, memory: Memory | None,
+    *, fills: bool = False,
+) -> Generator[int, None, list[inputs.Logs]]:  # fmt: skip
     """One row per piece by the chain rule, one per token that is masked alone; `memory` has one per piece."""
     result, special = [np.full(len(piece), np.nan) for piece in pieces], loaded.tokenizer.vocabulary.special
     asked = [(i, np.flatnonzero(~np.isin(piece.tokens, special))) for i, piece in enumerate(pieces)]
@@ -285,7 +320,7 @@ def _ask(
             put_rows(memory, rows, of_block)
         for row, own, found in zip(rows, places, logs, strict=True):
             result[row][own] = found[: len(own)]
-        progress(sum(map(len, places)))
+        yield sum(map(len, places))
     return result
 
 

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.report.frame import PAGE_STYLE, render
+from unicloze.report.page import ANY
 from unicloze.serving.endpoints import hugging_face_router, openai_router, own_router
 from unicloze.serving.guard import FAILED, Guard, Limits, Refused, answer_of, sentence_of, too_large
 from unicloze.serving.served_model import ServedModel
@@ -48,7 +49,9 @@ def build_app(model: ServedModel, token: str | None = None) -> Guard:
         lifespan=computing,
         max_body_size=model.limits.body,
     )
-    for router_of in (own_router, openai_router, hugging_face_router):
+    # With a token, /health answers strangers too, who must not see the text that a model was trained on.
+    app.include_router(own_router(model, ANY[1] if token else model.example))
+    for router_of in (openai_router, hugging_face_router):
         app.include_router(router_of(model))
     _add_page(app)
 

@@ -18,9 +18,9 @@ Compute = Callable[[Sequence[Any]], Sequence[Any] | Steps]
 Event = tuple[Literal["piece", "result", "error"], Any]
 
 ITEMS_AT_ONCE = 256
-"""Items of several requests that are computed together; a single request may have more."""
+"""Short items of several requests that are computed together; a single request may have more."""
 STEPPING_AT_ONCE = 4
-"""Generators that take turns; further ones wait."""
+"""Long computations that take turns; further ones wait."""
 
 
 # A computation either returns its results at once, or is a generator that works in steps; generators take turns, so
@@ -34,7 +34,8 @@ class _Job:
     key: Hashable  # jobs with equal keys may be computed together
     items: Sequence[Any]  # what to compute
     compute: Compute  # computes items of jobs with this key
-    stepwise: bool  # whether `compute` is a generator
+    stepwise: bool  # whether it takes long, so that only a few of these take turns
+    size: int  # about what it costs, in short items
     loop: asyncio.AbstractEventLoop  # the loop of the request
     # receives the results, or pieces of a single item followed by its result
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
@@ -83,28 +84,34 @@ class Batcher:
     @property
     def waiting(self) -> int:
         """Number of requests that wait."""
-        return len(self._jobs)
+        return sum(not job.abandoned for job in list(self._jobs))
 
-    async def ask(self, key: Hashable, items: Sequence[Any], compute: Compute, *, stepwise: bool = False) -> list[Any]:
-        """Results of some items, computed together with those of other requests with the same key."""
-        async with contextlib.aclosing(self._events(key, items, compute, stepwise)) as events:
+    async def ask(
+        self, key: Hashable, items: Sequence[Any], compute: Compute, *, stepwise: bool = False, size: int | None = None
+    ) -> list[Any]:
+        """Results of some items, computed together with those of other requests with the same key.
+
+        `size` is about what they cost, in short items; default: their number.
+        """
+        size = len(items) if size is None else size
+        async with contextlib.aclosing(self._events(key, items, compute, stepwise, size)) as events:
             *_, (_, value) = [event async for event in events]
         return list(value)
 
     async def stream(self, item: Any, compute: Compute) -> AsyncIterator[Any]:
         """The pieces that a generator yields for an item, and its result as the last piece."""
-        async with contextlib.aclosing(self._events(object(), [item], compute, True)) as events:
+        async with contextlib.aclosing(self._events(object(), [item], compute, True, 1)) as events:
             async for kind, value in events:
                 yield value if kind == "piece" else value[0]
 
     async def _events(
-        self, key: Hashable, items: Sequence[Any], compute: Compute, stepwise: bool
+        self, key: Hashable, items: Sequence[Any], compute: Compute, stepwise: bool, size: int
     ) -> AsyncGenerator[Event]:
-        job = _Job(key, items, compute, stepwise, asyncio.get_running_loop())
+        job = _Job(key, items, compute, stepwise, size, asyncio.get_running_loop())
         with self._changed:
             if self._stopping:
                 raise Refused(503, "The server is stopping: send the request to another one.")
-            if len(self._jobs) >= self._most:
+            if self.waiting >= self._most:
                 said = f"{self._most} requests are waiting already: send this one again later."
                 raise Refused(429, said, {"Retry-After": "1"})
             self._jobs.append(job)
@@ -140,9 +147,9 @@ class Batcher:
         taken: list[_Job] = []
         count = 0
         for job in waiting if first is not None else ():
-            if first is not None and job.key == first.key and (not taken or count + len(job.items) <= ITEMS_AT_ONCE):
+            if first is not None and job.key == first.key and (not taken or count + job.size <= ITEMS_AT_ONCE):
                 taken.append(job)
-                count += len(job.items)
+                count += job.size
         self._jobs = deque(job for job in waiting if job not in taken)
         return taken
 
@@ -183,6 +190,25 @@ class Batcher:
             return
         for job in jobs:
             self._begin([job])
+
+
+def in_portions(compute: Callable[[Sequence[Any]], Sequence[Any]], size_of: Callable[[Any], int]) -> Compute:
+    """A computation that takes a portion of its items per step."""
+
+    def steps(items: Sequence[Any]) -> Steps:
+        found: list[Any] = []
+        first = 0
+        while first < len(items):
+            last, room = first + 1, ITEMS_AT_ONCE - size_of(items[first])
+            while last < len(items) and (room := room - size_of(items[last])) >= 0:
+                last += 1
+            found += compute(items[first:last])
+            first = last
+            if first < len(items):
+                yield None
+        return found
+
+    return steps
 
 
 def _share(jobs: Sequence[_Job], found: Sequence[Any]) -> None:

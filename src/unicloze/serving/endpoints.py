@@ -22,7 +22,15 @@ from unicloze.decoding.generate import Candidate
 from unicloze.decoding.infill import FillResult
 from unicloze.decoding.likelihood import TextScore
 from unicloze.errors import UniclozeError
-from unicloze.serving.guard import LONGEST_OUTPUT, MOST_CANDIDATES, MOST_TEXTS_OUT, TOO_LONG, Refused
+from unicloze.serving.guard import (
+    LONGEST_OUTPUT,
+    LONGEST_STOP,
+    MOST_CANDIDATES,
+    MOST_STOPS,
+    MOST_TEXTS_OUT,
+    TOO_LONG,
+    Refused,
+)
 from unicloze.serving.served_model import MaskPicture, ServedModel
 from unicloze.settings import Order, Pooling
 from unicloze.tasks.task import Prediction
@@ -231,15 +239,15 @@ def event(content: Any) -> str:
     return f"data: {to_json(content, inf_nan_mode='null').decode()}\n\n"
 
 
-def own_router(model: ServedModel) -> APIRouter:
-    """The endpoints of a model."""
+def own_router(model: ServedModel, example: str) -> APIRouter:
+    """The endpoints of a model, with an example of a text."""
     router = APIRouter(responses=ERRORS, tags=["unicloze"])
 
     @router.get("/health", summary="State of the server, and what its model can do")
     async def health() -> Health:
         return Health(
             status="ok", version=__version__, model=model.name, task=model.task, abilities=list(model.abilities),
-            offers=list(model.offers), reads=list(model.reads), example=model.example, longest_text=model.longest,
+            offers=list(model.offers), reads=list(model.reads), example=example, longest_text=model.longest,
             vectors=model.vectors.precision, waiting=model.batcher.waiting,
         )  # fmt: skip
 
@@ -333,7 +341,12 @@ class CompletionsRequest(OpenAIRequest):
 
     def stops(self) -> list[str]:
         """Texts that end the output."""
-        return [text for text in as_list(self.stop or []) if text]
+        stops = [text for text in as_list(self.stop or []) if text]
+        if len(stops) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in stops):
+            raise Refused(
+                422, f"At most {MOST_STOPS} stop texts of {LONGEST_STOP} characters are looked for: send fewer."
+            )
+        return stops
 
 
 def openai_router(model: ServedModel) -> APIRouter:
@@ -463,6 +476,8 @@ def hugging_face_router(model: ServedModel) -> APIRouter:
     async def infer(request: InferenceRequest) -> Response:
         texts, given = as_list(request.inputs), request.parameters or Parameters(top_k=None, max_new_tokens=None)
         if "predict" in model.abilities:
+            if given.max_new_tokens is not None:
+                raise Refused(422, "This model predicts and writes nothing: leave out max_new_tokens.")
             predictions = await model.predict(texts)
             if not request.truncate and any("truncated" in one for one in predictions):
                 longest = f"the rows of {model.model.recipe.task.max_length} tokens that the model reads"
@@ -473,6 +488,8 @@ def hugging_face_router(model: ServedModel) -> APIRouter:
         has_mask = "fill" in model.abilities and any(mask in text for text in texts for mask in masks)
         writes = "generate" in model.abilities and request.parameters is not None and given.top_k is None
         if model.task == "generation" or given.max_new_tokens is not None or (writes and not has_mask):
+            if given.top_k is not None:
+                raise Refused(422, "top_k is for masks and classes, and this request writes: leave it out.")
             decoding = {} if given.max_new_tokens is None else {"max_length": given.max_new_tokens}
             written = await model.write(texts, decoding, truncate=request.truncate)
             names = ["generated_text"] + ["summary_text", "translation_text"] * (model.task == "generation")

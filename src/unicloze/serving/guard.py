@@ -25,6 +25,8 @@ MOST_TEXTS_OUT = 16
 """Maximum number of beams, and of generated texts per source."""
 MOST_CANDIDATES = 50
 """Maximum number of candidates per mask."""
+MOST_STOPS, LONGEST_STOP = 16, 256
+"""Maximum number of texts that end a generated text, and of their characters."""
 TOO_LONG = "context_length_exceeded"
 """Code of the refusal of a text that is too long, in OpenAI's interface."""
 

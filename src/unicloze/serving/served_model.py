@@ -19,7 +19,7 @@ from unicloze.decoding import inputs
 from unicloze.decoding.embed import embed
 from unicloze.decoding.generate import Candidate, Continuation, Part, Spelling, candidate_of, most_written, stream_text
 from unicloze.decoding.infill import FillResult, ToFill, fill_together, filled_row, ready_to_fill
-from unicloze.decoding.likelihood import TextScore, defines, score
+from unicloze.decoding.likelihood import TextScore, defines, scoring
 from unicloze.decoding.steppers import generates
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.finetuning.generate import parts_for_records, predict_given, ready_to_write, record_of
@@ -29,7 +29,7 @@ from unicloze.records.record import Record
 from unicloze.report.example_view import ExampleView
 from unicloze.report.page import example_texts
 from unicloze.report.picture import draw_mask, groups_in_words
-from unicloze.serving.batching import Batcher
+from unicloze.serving.batching import Batcher, in_portions
 from unicloze.serving.guard import TOO_LONG, Limits, Refused, check_texts
 from unicloze.settings import Order, Pooling, TrainingSettings
 from unicloze.tasks.columns import roles_of
@@ -96,6 +96,8 @@ def _seconds(model: LoadedModel, texts: list[str]) -> float:
 
 VECTORS_AT_ONCE = 64
 """Rows of a forward pass for vectors: with 32, small models are slower, and with more, large ones."""
+SHORT = 1_000
+"""Characters of a short text."""
 LARGEST_PICTURE = 48
 """Tokens of a text whose mask picture is drawn."""
 DOES = {
@@ -191,11 +193,14 @@ class ServedModel:
     ) -> npt.NDArray[np.float32]:
         """The vectors of some texts. *Shape:* (texts, hidden size)"""
         check_texts(texts, self.limits.texts, self.limits.characters)
+        inputs.check_texts(texts, "text")  # a portion would count its own
 
         def work(some: Sequence[str]) -> list[npt.NDArray[np.float32]]:
             return list(embed(self.vectors, some, pooling=pooling, batch_size=VECTORS_AT_ONCE, truncate=truncate))
 
-        vectors = np.stack(await self.batcher.ask(("embed", pooling, truncate), texts, work))
+        size = sum(map(_size, texts))
+        found = self.batcher.ask(("embed", pooling, truncate), texts, in_portions(work, _size), size=size)
+        vectors = np.stack(await found)
         if normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
@@ -205,7 +210,8 @@ class ServedModel:
         """The likelihood of some texts."""
         self.need("score")
         check_texts(texts, self.limits.texts, self.limits.careful_characters)
-        return await self.batcher.ask("score", texts, partial(score, self.model))
+        size = sum(map(_size, texts))
+        return await self.batcher.ask("score", texts, partial(_score, self.model), size=size)
 
     async def fill(
         self, texts: Sequence[str], *, top_k: int = 5, order: Order | Sequence[int] | None = None, picture: bool = False
@@ -255,7 +261,8 @@ class ServedModel:
         check_texts(_parts(sources), self.limits.texts, self.limits.characters)
         records = [record_of(self.model, source) for source in sources]
         kinds = frozenset(len(record.fields) for record in records)
-        return await self.batcher.ask(("predict", kinds), records, self._predict)
+        size, work = sum(map(_size_of_record, records)), in_portions(self._predict, _size_of_record)
+        return await self.batcher.ask(("predict", kinds), records, work, size=size)
 
     def _predict(self, records: Sequence[Record]) -> list[Prediction]:
         numbered = [dataclasses.replace(record, id=str(number)) for number, record in enumerate(records)]
@@ -317,6 +324,27 @@ def _parts(sources: Sequence[Source]) -> list[str]:
     return [text for source in sources for text in ([source] if isinstance(source, str) else source)]
 
 
+def _size(text: str) -> int:
+    """About what a text costs, in short ones."""
+    return 1 + len(text) // SHORT
+
+
+def _size_of_record(record: Record) -> int:
+    return _size(str(record.fields))
+
+
+def _score(model: LoadedModel, texts: Sequence[str]) -> Generator[None, None, list[TextScore]]:
+    """The likelihood of some texts, a forward pass per step."""
+    steps = scoring(model, texts)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: list[TextScore] = end.value
+            return found
+        yield None
+
+
 def write(model: LoadedModel, records: Sequence[Record]) -> Generator[None, None, list[list[Candidate]]]:
     """Generate for each record, one token per step; the model is one that `ServedModel.writer` returns.
 
@@ -332,8 +360,8 @@ def write(model: LoadedModel, records: Sequence[Record]) -> Generator[None, None
     return found
 
 
-def stream(model: LoadedModel, record: Record) -> Generator[str, None, list[Candidate]]:
-    """Generate for a record; yields pieces of the text as they become final."""
+def stream(model: LoadedModel, record: Record) -> Generator[str | None, None, list[Candidate]]:
+    """Generate for a record, one token per step; yields pieces of the text as they become final."""
     results: list[Candidate] = []
     spelling = _spelling(model, record)
 
@@ -342,7 +370,8 @@ def stream(model: LoadedModel, record: Record) -> Generator[str, None, list[Cand
             results.extend(candidate_of(hypotheses[0], spelling) for hypotheses in part.results)
             yield part
 
-    yield from stream_text(watched(), spelling)
+    for piece in stream_text(watched(), spelling):
+        yield piece or None
     return results
 
 

@@ -223,10 +223,12 @@ const bare = (token) => (token.length > 2 && token.startsWith("##") ? token.slic
 
 function drawStep() {
   const { result, step, last } = shown;
+  const characters = [...result.text]; // places count code points
+  const between = (start, end) => characters.slice(start, end).join("");
   const parts = [];
   let end = 0;
   for (const mask of result.masks) {
-    parts.push(result.text.slice(end, mask.start));
+    parts.push(between(end, mask.start));
     end = mask.end;
     const open = mask.step > step;
     const mark = element("mark", { textContent: open ? "____" : bare(mask.readable[0]) });
@@ -235,7 +237,7 @@ function drawStep() {
     if (last > 1) mark.append(element("sup", { textContent: mask.step }));
     parts.push(mark);
   }
-  byId("filled-text").replaceChildren(...parts, result.text.slice(end));
+  byId("filled-text").replaceChildren(...parts, between(end));
   byId("guesses").replaceChildren(
     ...result.masks.flatMap((mask, number) => {
       if (mask.step !== step) return [];
