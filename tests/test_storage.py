@@ -446,7 +446,15 @@ def test_a_damaged_copy_is_not_used(run_with_copies: tuple[Path, Path]) -> None:
     (copied / "step-00000002" / "state.json").write_text("{}")
     with pytest.warns(UserWarning, match=r"step-00000002 is damaged \(state\.json .*SHA-256\); using step-0"):
         assert Copies(f"file://{copied}").fetch(out.parent / "fresh") == "step-00000001"
-    (copied / "step-00000001" / MANIFEST).write_text('{"sha256": {"../../evil": "0"}}')
+    copies = Copies(f"file://{copied}")
+    with pytest.warns(UserWarning, match="step-00000002 is damaged"):
+        copies.fetch(out.parent / "second")
+    copies.update(out)  # the checkpoint was computed again
+    (out / CHECKPOINTS / "step-00000002" / WEIGHTS).write_bytes(b"")
+    assert Copies(f"file://{copied}").fetch(out) == "step-00000002", "its own is damaged"
+    assert (out / CHECKPOINTS / "damaged-step-00000002").is_dir()
+    for name in ("step-00000001", "step-00000002"):
+        (copied / name / MANIFEST).write_text('{"sha256": {"../../evil": "0"}}')
     with pytest.raises(UniclozeError, match="and no other copy is intact"):
         Copies(f"file://{copied}").fetch(out.parent / "other")
     assert [path.name for path in (out.parent / "other" / CHECKPOINTS).iterdir()] == []

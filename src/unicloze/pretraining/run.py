@@ -151,7 +151,7 @@ def pretrain_run(
             )
         world.only_first(lambda: write_settings(recipe, prepared.tokenizer, out, checkpoint))
         phrases = world.in_turn(lambda: phrases_for(recipe, prepared, out, progress=progress))
-        begun = _Run(recipe, out, prepared, checkpoint, phrases, teacher, progress, world, clock)
+        begun = _Run(recipe, out, prepared, checkpoint, phrases, teacher, progress, world, clock, copies)
         with begun as run, explain_compile_errors(recipe.training):
             result = run.train()
     run.heed(result.stopped_by)
@@ -212,8 +212,9 @@ class _Run(RunProcess):
         progress: bool,
         world: World,
         clock: Clock | None,
+        copies: Copies | None,
     ) -> None:
-        self.prepared, self.phrases, self.teacher = prepared, phrases, teacher
+        self.prepared, self.phrases, self.teacher, self.copies = prepared, phrases, teacher, copies
         goes_on = checkpoint is None or (clock is not None and clock.planned)
         self.clock = clock if goes_on and world.size == 1 else None
         training = recipe.training
@@ -465,9 +466,8 @@ class _Run(RunProcess):
             facts["teacher"] = self.teacher.digest
         with averaged(self.state.optimizers):
             self.save(facts, keep=self.recipe.training.keep_checkpoints)
-        copy_to = self.recipe.training.copy_to
-        if copy_to is not None:
-            self.after_saving(lambda: Copies(copy_to).update(self.out))
+        if (copies := self.copies) is not None:
+            self.after_saving(lambda: copies.update(self.out))
 
     def _describe(self, micro_batch: MicroBatch) -> str:
         windows = micro_batch.windows

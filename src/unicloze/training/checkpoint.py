@@ -171,9 +171,14 @@ def write_checkpoint(
 def set_aside_newer(path: Path) -> None:
     """Rename damaged checkpoints newer than the one a run resumes from, so that they are ignored but can be inspected."""
     for newer in (each for each in list_checkpoints(path.parent) if each.name > path.name):
-        aside = newer.with_name(f"damaged-{newer.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        newer.rename(aside)
+        set_aside(newer)
+
+
+def set_aside(path: Path) -> None:
+    """Rename a damaged checkpoint, so that it is ignored but can be inspected."""
+    aside = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
 
 
 def drop_newer(path: Path) -> None:

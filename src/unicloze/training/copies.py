@@ -16,7 +16,7 @@ from pathlib import Path
 from unicloze.errors import UniclozeError
 from unicloze.files import CHECKPOINTS, LEDGER, MANIFEST, RECIPE, file_sha256, parse_json, replace_file
 from unicloze.storage import explained, opened
-from unicloze.training.checkpoint import is_checkpoint_name, list_checkpoints
+from unicloze.training.checkpoint import FormatError, is_checkpoint_name, list_checkpoints, load_checkpoint, set_aside
 
 _LARGEST_MANIFEST = 2**20
 
@@ -36,6 +36,7 @@ class Copies:
         self.url = url
         self._system, place = opened(url)
         self._place = place.rstrip("/")
+        self._damaged: set[str] = set()  # copies found damaged, to be made again
 
     def update(self, run: Path) -> None:
         """Copy the ledger and the checkpoints that are not there yet, newest first, and drop those the run has dropped.
@@ -69,13 +70,14 @@ class Copies:
     def _copy(self, checkpoint: Path) -> None:
         target = f"{self._place}/{checkpoint.name}"
         manifest = (checkpoint / MANIFEST).read_bytes()
-        if self._manifest(checkpoint.name) == manifest:
+        if self._manifest(checkpoint.name) == manifest and checkpoint.name not in self._damaged:
             return
         self._drop(target)
         self._system.makedirs(target, exist_ok=True)
         for name in json.loads(manifest)["sha256"]:
             self._system.put_file(str(checkpoint / name), f"{target}/{name}")
         self._system.pipe_file(f"{target}/{MANIFEST}", manifest)
+        self._damaged.discard(checkpoint.name)
 
     def _drop(self, target: str) -> None:
         """Remove a copy, beginning with its manifest."""
@@ -103,11 +105,12 @@ class Copies:
         return raw
 
     def fetch(self, run: Path) -> str | None:
-        """Fetch the newest intact copy that is newer than the run's own checkpoints; returns its name."""
+        """Fetch the newest intact copy that is newer than the run's own intact checkpoints; returns its name."""
         own, found = list_checkpoints(run / CHECKPOINTS), None
+        intact = next((path.name for path in reversed(own) if _is_intact(path)), "")
         try:
             with explained(self.url):
-                found = self._fetch(run, own[-1].name if own else "")
+                found = self._fetch(run, intact)
         except UniclozeError as error:
             if not own:
                 raise
@@ -129,6 +132,7 @@ class Copies:
             self._take_ledger(run / LEDGER)  # first: once the checkpoint is there, it is not fetched again
             damage = self._take(name, manifest, run / CHECKPOINTS)
             if damage is not None:
+                self._damaged.add(name)
                 damages.append(f"{self.url}/{name} is damaged ({damage})")
                 continue
             for said in damages:
@@ -180,6 +184,8 @@ class Copies:
                 if file_sha256(building / file) != expected:
                     return f"{file} differs from its SHA-256"
             (building / MANIFEST).write_bytes(manifest)
+            if (folder / name).exists():
+                set_aside(folder / name)
             building.rename(folder / name)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -188,3 +194,13 @@ class Copies:
     def _get(self, name: str, target: Path) -> None:
         with self._system.open(f"{self._place}/{name}", "rb") as stream, target.open("xb") as file:
             shutil.copyfileobj(stream, file, 2**20)
+
+
+def _is_intact(checkpoint: Path) -> bool:
+    try:
+        load_checkpoint(checkpoint, weights_only=True)
+    except FormatError:  # of another version, which is said later
+        return True
+    except (UniclozeError, OSError):
+        return False
+    return True
