@@ -105,6 +105,23 @@ def test_programs_give_what_the_model_gives(relative: bool) -> None:
     check_step(export_program(model, "step").module(), model)
 
 
+def test_padding_may_be_on_either_side_where_the_last_token_predicts() -> None:
+    model = loaded(name="causal", targets=["lm"], visibility="left_to_right")
+    step, settings = programs.module_of(model, "step"), model.model.settings
+
+    def first(*rows: list[int]) -> torch.Tensor:
+        ids = torch.tensor(rows)
+        empty = torch.zeros(
+            settings.num_layers, len(rows), settings.num_heads, 0, settings.hidden_size // settings.num_heads
+        )
+        with torch.no_grad():
+            return step(ids, (ids > 0).long(), torch.zeros_like(ids), ids[:, :0], empty, empty)[0]
+
+    wanted = first([3, 20, 4])[0]
+    for padded in ([0, 0, 3, 20, 4], [3, 20, 4, 0, 0]):
+        torch.testing.assert_close(first(padded, [3, 10, 11, 12, 13])[0], wanted)
+
+
 @pytest.mark.whole
 def test_onnx_files_give_what_the_model_gives(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")

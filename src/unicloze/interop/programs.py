@@ -127,7 +127,9 @@ class Step(nn.Module):
         backbone = self.model.transformer
         reader = GivenKeys(slots=slots, append=append, local_width=self.rule.local_width, backend=backbone.backend)
         *_, hidden = backbone.read(slots.input_ids, slots.positions, slots.segment_ids, reader)
-        return self.model.token_logits(hidden[:, -1]), torch.stack(new_keys), torch.stack(new_values)
+        places = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+        last = (attention_mask * places).amax(dim=1)[:, None, None].expand(-1, 1, hidden.shape[2])  # real slot
+        return self.model.token_logits(hidden.gather(1, last)[:, 0]), torch.stack(new_keys), torch.stack(new_values)
 
 
 def module_of(model: LoadedModel, part: Program) -> Encoder | Step:

@@ -283,17 +283,17 @@ def _leading_bias(batch: Batch, relative: RelativeBias) -> Tensor:
     """The bias among the leading slots, computed once for all rows whose positions there are 0, 1, 2, ..."""
     leading = batch.leading
     positions = batch.position_ids[:, : leading.keys]
+    own: Tensor
     if not leading.in_order:
-        own: Tensor = relative(positions[:, : leading.slots], positions)
+        own = relative(positions[:, : leading.slots], positions)
         return own
     order = torch.arange(leading.keys, device=positions.device)[None]
     shared: Tensor = relative(order[:, : leading.slots], order)
     if leading.shorter is None:
         return shared
-    positions = positions[leading.shorter]
-    pattern = torch.zeros(len(batch.position_ids), dtype=torch.long, device=positions.device)
-    pattern[leading.shorter] = torch.arange(1, len(positions) + 1, device=positions.device)
-    return torch.cat([shared, relative(positions[:, : leading.slots], positions)]).index_select(0, pattern)
+    rows, positions = len(positions), positions[leading.shorter]
+    own = relative(positions[:, : leading.slots], positions)
+    return shared.expand(rows, -1, -1, -1).index_copy(0, leading.shorter, own)  # its gradient has a fixed order
 
 
 def score_bias(mask: Tensor | None, distance: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -404,8 +404,9 @@ class AttentionWeights(nn.Module):
             kernel = _flex_kernel(query.is_cuda)
             return kernel(query, key, value, region.score_mod, block_mask=region.block_mask, scale=scale)
         if backend != "explicit" and (dropout is None or rate == 0 or query.is_cuda):
+            dropped = 0.0 if dropout is None else dropout.rate(rate)
             return functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=region.bias, dropout_p=rate if dropout is not None else 0.0, scale=scale
+                query, key, value, attn_mask=region.bias, dropout_p=dropped, scale=scale
             )
         scores = (query * scale) @ key.transpose(-1, -2)
         if region.bias is not None:

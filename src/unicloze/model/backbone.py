@@ -79,7 +79,9 @@ class Embeddings(nn.Module):
                 embedded = embedded + table(ids)
         embedded = self.norm(embedded)
         projected: Tensor = self.projection(embedded if dropout is None else dropout(embedded, self.rate))
-        return projected
+        return projected.to(
+            embedded.dtype
+        )  # autocast narrows a projection, and the states of all layers add up from here
 
     def _sinusoids(self, position_ids: Tensor) -> Tensor:
         """Sines, then cosines of each position (Vaswani et al. 2017, Section 3.5). *Shape:* (...) to (..., width)"""

@@ -135,9 +135,13 @@ class DropoutKey:
         self._site += 1
         return torch.from_numpy(keyed.uniform(keyed.bits(self._key, self._site, np.arange(count))))
 
+    def rate(self, probability: float) -> float:
+        """A probability times the factor of this pass."""
+        return probability * self._factor
+
     def __call__(self, x: Tensor, probability: float) -> Tensor:
         """Zero each element of `x` with the given probability and scale the rest; the order of calls numbers the sites."""
-        probability *= self._factor
+        probability = self.rate(probability)
         if probability == 0:
             return x
         if x.device.type != "cpu":
