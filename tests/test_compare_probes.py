@@ -257,7 +257,7 @@ def test_a_signal_during_a_probe_ends_the_comparison_with_its_number(
 ) -> None:
     stopped = FinetuneResult(tmp_path, 1, 1, 15, {})
     monkeypatch.setattr(runs, "finetune_run", lambda *_, **__: stopped)
-    with pytest.raises(UniclozeError, match=r"stopped by signal 15 in .*probes/classification") as error:
+    with pytest.raises(UniclozeError, match=r"stopped by SIGTERM in .*probes/classification") as error:
         compared(files, tmp_path / "c", recipes=NAMES[:1])
     assert error.value.exit_code == 143
 

@@ -391,7 +391,7 @@ def test_a_watched_page_about_seeds_waits_for_the_last_of_them(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(("last", "status"), [
-    (event("stop", 3, signal=15), "stopped by signal 15 after step 3"),
+    (event("stop", 3, signal=15), "stopped by SIGTERM after step 3"),
     (event("failed", 3, message="the loss is nan"), "failed after step 3: the loss is nan"),
 ])  # fmt: skip
 def test_the_page_shows_how_the_run_ended_and_does_not_watch_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -76,3 +77,10 @@ def options_begin_with(prefix: str) -> Iterator[None]:
         yield
     finally:
         _PREFIX.reset(outer)
+
+
+def signal_name(number: object) -> str:
+    """What a signal is called, for messages."""
+    if number == signal.SIGINT:
+        return "Ctrl-C"
+    return next((known.name for known in signal.Signals if known == number), f"signal {number}")

@@ -20,7 +20,7 @@ from json import dumps
 from typing import Any, TextIO
 
 from unicloze import cores
-from unicloze.errors import FailedElsewhere, UniclozeError
+from unicloze.errors import FailedElsewhere, UniclozeError, signal_name
 from unicloze.files import finite
 from unicloze.verbs.options import Result
 
@@ -172,9 +172,9 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, UniclozeError):
         return str(error), error.exit_code
     if isinstance(error, Terminated):
-        return f"Stopped by {signal.Signals(error.number).name}.", 128 + error.number
+        return f"Stopped by {signal_name(error.number)}.", 128 + error.number
     if isinstance(error, KeyboardInterrupt):
-        return "Stopped by Ctrl-C.", 130
+        return f"Stopped by {signal_name(signal.SIGINT)}.", 130
     if isinstance(error, BrokenPipeError):
         return "", 141
     if (

@@ -49,6 +49,7 @@ from unicloze.pretraining.data import build_sampler
 from unicloze.report.history import History
 from unicloze.rules import listed
 from unicloze.settings import Recipe
+from unicloze.tasks.rows import text_pooling
 from unicloze.text.count_vectors import open_vectors
 from unicloze.text.counts import open_counts
 from unicloze.text.prepare import Prepared, open_or_prepare
@@ -356,7 +357,7 @@ def _row(
         scores=scores,
         figures=figures_over_seeds([known for _, known in runs]),
         counts=with_memory if recipe.model.memory else {},
-        reads=f"{recipe.use.visibility}, {recipe.use.pooling}",
+        reads=f"{recipe.use.visibility}, {text_pooling(recipe)}",
         probes={
             probe.name: Spent(**{key: statistics.fmean(one[key] for one in each) for key in ("flops", "seconds")})
             for probe in probes

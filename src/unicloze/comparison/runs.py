@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from unicloze.arrays import Int32s
-from unicloze.comparison.probes import Probe, finetuning_flops, recipe_for
+from unicloze.comparison.probes import PREFIX, Probe, finetuning_flops, recipe_for
 from unicloze.comparison.table import PROBES, probe_key, words_key
 from unicloze.decoding.inputs import ReadWindow, objective_of, part_with, rows_to_predict
 from unicloze.decoding.likelihood import rows_of, with_memories
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, options_begin_with, signal_name
 from unicloze.example import Examples, collate, select_rows
 from unicloze.files import CHECKPOINTS, RECIPE, digest, write_file
 from unicloze.finetuning.run import finetune_run
@@ -204,7 +204,7 @@ def run_once(
 def fine_tune(probe: Probe, run: Path, known: dict[str, Any], progress: bool) -> None:
     """Fine-tune a trained run on a probe, resuming if interrupted, and add the result to its scores."""
     start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), options_begin_with(PREFIX):
         warnings.simplefilter("ignore", RecordsCut)  # shown when the probe was fitted
         must_fit = probe.recipe.finetuning.fit_head is True and "finetuning.fit_head" in probe.overridden
         result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress, must_fit=must_fit)
@@ -233,7 +233,7 @@ class Interrupted(UniclozeError):
     """
 
     def __init__(self, number: int, run: Path) -> None:
-        super().__init__(f"stopped by signal {number} in {run}; run the same command again to resume.")
+        super().__init__(f"stopped by {signal_name(number)} in {run}; run the same command again to resume.")
         self.exit_code = 128 + number
 
 

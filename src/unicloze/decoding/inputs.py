@@ -71,7 +71,7 @@ def fills_masks(objective: ObjectiveSettings) -> bool:
 def predicts_at_masks(objective: ObjectiveSettings) -> bool:
     """Whether a forward pass of a text predicts its masks, as stock classes do: not where a query predicts (XLNet)."""
     return part_with(objective, "cloze") is not None or any(
-        part.settings.name == "compensated" for part in parts(objective)
+        OBJECTIVES[part.settings.name].at_masks for part in parts(objective)
     )
 
 
@@ -205,7 +205,7 @@ def find_generation_format(recipe: Recipe, vocabulary: Vocabulary) -> Generation
     if recipe.task.kind:
         return _of_task(recipe, vocabulary) if recipe.task.kind == "generation" else None
     options = [
-        (layout.decoder_only, part.settings.name == "span_corruption", layout)
+        (layout.decoder_only, -len(layout.never), layout)  # spans between sentinels, if nothing else is written
         for part in parts(objective_of(recipe))
         if (generates := OBJECTIVES[part.settings.name].generates) is not None
         and (layout := generates(part.settings, vocabulary)) is not None

@@ -43,6 +43,7 @@ class Objective(Generic[S]):
     causal: Callable[[Windows, Vocabulary, S], Examples] | None = None
     # which of these three abilities the settings train; default: all that are not None
     defines: Callable[[S], Collection[Ability]] | None = None
+    at_masks: bool = False  # whether steps are predicted at masks in place, so that a stock model fills them too
     causal_masks: bool = False  # whether `causal` masks the whole text, which is more than most training rows do
     # how a model generates text, or None if the settings do not train it; default: it cannot generate
     generates: Callable[[S, Vocabulary], GenerationFormat | None] | None = None

@@ -175,6 +175,11 @@ OBJECTIVES: Mapping[str, Objective[Any]] = {
         not_done="XLNet's generation, token by token from its query stream and memory",
     ),
     "compensated": Objective(
-        settings=CompensatedSettings, make=permuted, stepwise=stepwise, causal=causal, causal_masks=True
+        settings=CompensatedSettings,
+        make=permuted,
+        stepwise=stepwise,
+        causal=causal,
+        at_masks=True,
+        causal_masks=True,
     ),
 }

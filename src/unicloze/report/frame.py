@@ -11,7 +11,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from unicloze.errors import UniclozeError
+from unicloze.errors import UniclozeError, signal_name
 from unicloze.files import begins_like
 from unicloze.progress import counted
 from unicloze.report.history import History, moment, number
@@ -128,5 +128,5 @@ def status_of(history: History) -> str:
     if last.get("event") == "end" or (planned is not None and history.step >= planned):
         return "finished"
     if last.get("event") == "stop":
-        return f"stopped by signal {last.get('signal')} after step {history.step:,}"
+        return f"stopped by {signal_name(last.get('signal'))} after step {history.step:,}"
     return "still running, or killed"
