@@ -18,6 +18,7 @@ import torch
 from conftest import REPOSITORY
 from corpora import write_corpus
 from interop_toys import save
+from unicloze import verbs
 from unicloze.errors import UniclozeError, UsageError
 from unicloze.example import Batch
 from unicloze.interop.read import open_model
@@ -165,6 +166,12 @@ def test_the_size_is_the_largest_that_reads_enough_text(corpus: str, tmp_path: P
     assert not any("times the budget" in line for line in choice.reasons), "it would change nothing"
 
 
+def test_a_step_that_does_not_fit_is_divided(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unicloze.pretraining.plan.memory_of", lambda _: 1e8)
+    chosen = choose({"data.corpus": corpus, **QUIET}, Budget("steps", 4), tmp_path, progress=False).settings
+    assert 1 <= chosen["training.micro_batch_size"] < chosen["training.batch_size"] == 32
+
+
 def test_given_steps_are_all_planned_for_whatever_the_passes(corpus: str, tmp_path: Path) -> None:
     given = {"data.corpus": corpus, "training.steps": 2_000, **QUIET}
     choice = choose(given, Budget("steps", 2_000), tmp_path / "run", progress=False)
@@ -304,6 +311,9 @@ def test_a_start_may_get_a_new_tokenizer_or_be_of_another_library(corpus: str, t
     assert f"started from {tmp_path / 'BertForMaskedLM'}" in reasons
     assert recipe.tokenizer.path and (recipe.training.optimizer, recipe.training.learning_rate) == ("adamw", 1e-4)
     assert recipe.training.batch_size * recipe.data.window <= 2_048 and recipe.training.head_learning_rate is None
+    verbs.import_checkpoint(tmp_path / "BertForMaskedLM", tmp_path / "imported")
+    _, _, recipe = chosen("imported")
+    assert (recipe.training.optimizer, recipe.training.learning_rate) == ("adamw", 1e-4), "it was not trained here"
     _, reasons, recipe = chosen("BertModel")
     assert (recipe.training.learning_rate, recipe.training.head_learning_rate) == (2e-4, 5e-3)
     assert "rate: 0.0002 (adamw), 0.005 for the new head\n" in reasons
