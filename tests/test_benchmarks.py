@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -102,7 +103,9 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Toy models and files, by the name that stands in the options."""
     place = tmp_path_factory.mktemp("material")
     small_model(place)
-    interop_toys.save("BertModel", place / "bert")
+    tokens = [*interop_toys.SPECIALS, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase), ".", ","]
+    interop_toys.save("BertModel", place / "bert", vocab_size=len(tokens))
+    interop_toys.write_vocabulary(place / "bert", tokens)
     sentences = [
         f"the {ADJECTIVES[i % 10]} {NOUNS[i % 16]} {VERBS[i % 9]} the {NOUNS[(i * 7) % 15]} again" for i in range(60)
     ]

@@ -43,6 +43,7 @@ def texts(count: int = 4) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.* of the text of the targets is .UNK.")
 @pytest.mark.slow
 def test_the_whole_experiment_runs_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = small_model(tmp_path / "start")
