@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from string import ascii_lowercase
+from string import ascii_lowercase, digits
 from typing import Any
 
 import pytest
@@ -79,7 +79,7 @@ RUNS: dict[str, str] = {
     "few_labels": "--model {bert} --data {shared} --out {lines} --toy --device cpu",
     "starts": "--results {lines}",
     "loss_against_compute": "--prepared {run}/data --out {out} --flops 5e10 --results {lines}",
-    "mixed_tasks": "--model {run} --glue {glue} --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1",
+    "mixed_tasks": "--model {bert} --glue {glue} --out {lines} --records 8 --test-records 4 --epochs 1 --seeds 1",
     "regret": "--results {lines}",
     "size": "",
     "table_6": (
@@ -103,7 +103,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Toy models and files, by the name that stands in the options."""
     place = tmp_path_factory.mktemp("material")
     small_model(place)
-    tokens = [*interop_toys.SPECIALS, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase), ".", ","]
+    characters = ascii_lowercase + digits
+    tokens = [*interop_toys.SPECIALS, *characters, *(f"##{character}" for character in characters), ".", ","]
     interop_toys.save("BertModel", place / "bert", vocab_size=len(tokens))
     interop_toys.write_vocabulary(place / "bert", tokens)
     sentences = [
