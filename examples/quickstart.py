@@ -25,7 +25,7 @@ after = unicloze.load_model(run)
 drawn = build_model(after.recipe, len(after.tokenizer)).for_use().eval()
 random = dataclasses.replace(after, model=drawn)
 right = [text for text, word in BLANKS.items() if unicloze.fill(after, text).masks[0].token == word]
-print(f"Words it gets right, {len(right)} of {len(BLANKS)}, drawn at random and trained:")
+print(f"The trained model gets {len(right)} of {len(BLANKS)} words right (guess of a random model -> its own):")
 for text in right[:3]:
     guesses = [unicloze.fill(model, text).masks[0] for model in (random, after)]
     words = " -> ".join(f"{one.readable[0]} ({one.top[0][1]:.0%})" for one in guesses)
@@ -34,7 +34,7 @@ events = [json.loads(line) for line in (run / "ledger.jsonl").read_text(encoding
 end = next(event for event in reversed(events) if event["event"] == "end")
 measured = next(event for event in reversed(events) if event["event"] == "evaluate")
 perplexities = ", ".join(f"{name} {value:.0f}" for name, value in measured["perplexity"].items() if value)
-print(f"Perplexity of held-out text: {len(after.tokenizer):,} -> {perplexities}")
+print(f"Perplexity of held-out text: {perplexities} (guessing uniformly: {len(after.tokenizer):,})")
 if words := end.get("content_words"):
     shares = f"{words['top_5']:.0%} (Kneser-Ney trigram: {words['counts_top_5']:.0%})"
     print(f"Held-out content words among the first five guesses: {shares} of {words['words']}")

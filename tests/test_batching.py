@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
-from unicloze.serving.batching import ITEMS_AT_ONCE, Batcher, in_portions
+from unicloze.serving.batching import ITEMS_AT_ONCE, STEPPING_AT_ONCE, Batcher, in_portions
 from unicloze.serving.guard import Refused
 
 
@@ -91,6 +91,21 @@ def test_a_long_computation_takes_turns_with_others() -> None:
     )
     assert sorted(order) == ["a"] * 3 + ["b"] * 3 + ["short"] and order.index("short") < 4
     assert order.index("b") < 3
+
+
+def test_few_large_requests_take_turns_and_the_others_wait() -> None:
+    batcher, begun, most = Batcher(10), set[int](), list[int]()
+
+    def steps(items: Sequence[int]) -> Generator[None, None, Sequence[int]]:
+        begun.add(items[0])
+        most.append(len(begun))
+        for _ in range(10):
+            yield None
+        begun.remove(items[0])
+        return items
+
+    large = (batcher.ask(number, [number], steps, size=ITEMS_AT_ONCE + 1) for number in range(STEPPING_AT_ONCE + 2))
+    assert len(run(batcher, *large)) == STEPPING_AT_ONCE + 2 and max(most) == STEPPING_AT_ONCE
 
 
 def test_a_stream_gives_pieces_and_then_the_result() -> None:

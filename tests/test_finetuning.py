@@ -111,10 +111,10 @@ def test_patience_stops_early_and_the_best_is_kept(start: LoadedModel, tmp_path:
     assert load_model(tmp_path / "run").step == 2
 
 
-def test_patience_counts_no_head_fitted_before_training(
+def test_patience_counts_no_head_fitted_before_training_and_then_no_lower_loss(
     start: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, values = write(tmp_path / "train.jsonl", pairs()), iter([80.0, 10.0, 15.0, 14.0, 99.0])
+    train, values = write(tmp_path / "train.jsonl", pairs()), iter([80.0, 10.0, 15.0, 15.0, 99.0])
     monkeypatch.setattr("unicloze.finetuning.run.headline", lambda *_: next(values))
     recipe = recipe_for(start, finetuning__patience=1, finetuning__evaluations=1, training__learning_rate="auto")
     result = finetuned(recipe, start, train, train, tmp_path / "run")

@@ -272,7 +272,7 @@ def rounded(content: object) -> object:
         ("/predict", {"text": "a"}, 422, "This model cannot predict labels; it can fill masks, "),
         ("/score", {"text": "\ud800 a"}, 422, "Text 1 of 1 is not valid Unicode at character 0"),
         ("/generate", {"text": "\ud800 a"}, 422, "The source is not valid Unicode at character 0"),
-        ("/v1/completions", {"model": "nowhere", "prompt": "a", "stop": ["b"] * 17}, 422, "At most 16 stop texts of 256"),
+        ("/v1/completions", {"model": "nowhere", "prompt": "a", "stop": ["b"] * 17}, 422, "At most 16 stop texts of at most"),
         ("/v1/completions", {"model": "\ud800", "prompt": "a"}, 404, "There is no model '?' here: ask for '"),
     ],
 )  # fmt: skip

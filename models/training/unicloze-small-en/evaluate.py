@@ -17,6 +17,7 @@ import json
 import math
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,11 +85,16 @@ def on_text(loaded: LoadedModel, counts: Counts, texts: Sequence[str], most: int
     length = loaded.recipe.data.window - 2
     pieces, density, encoded = [], [0, 0], loaded.tokenizer.encode_batch(list(texts))
     for ids, text in zip(encoded, texts, strict=True):
-        pieces += [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
+        pieces += [(ids, start) for start in range(0, len(ids) - length + 1, length)]
         density = [density[0] + len(ids), density[1] + len(text.encode())]
     chosen = [pieces[place] for place in np.linspace(0, len(pieces) - 1, min(most, len(pieces))).round().astype(int)]
     keys = keyed.key(0, np.arange(len(chosen)))
-    windows = windows_of([[piece] for piece in chosen], loaded.tokenizer.vocabulary, keys=keys)
+    rows = [[ids[start : start + length]] for ids, start in chosen]
+    windows = windows_of(rows, loaded.tokenizer.vocabulary, keys=keys)
+    cut = np.zeros(windows.token_ids.shape, dtype=bool)
+    cut[:, 0] = [start > 0 for _, start in chosen]
+    cut[:, -1] = [start + length < len(ids) for ids, start in chosen]
+    windows = replace(windows, cut=cut)
     figures = held_out(loaded, windows, loaded.compute, rows=32)
     nats = {name: None if figure is None else figure.mean for name, figure in figures.items()}
     return {

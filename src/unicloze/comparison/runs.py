@@ -35,7 +35,7 @@ from unicloze.pretraining.run import pretrain_run
 from unicloze.recipes import load_recipe
 from unicloze.report.history import History
 from unicloze.settings import Recipe
-from unicloze.tasks.task import RecordsCut
+from unicloze.tasks.task import RecordsNote
 from unicloze.text.counts import ABSENT, Counts
 from unicloze.text.prepare import Prepared
 from unicloze.text.sampler import WindowSampler
@@ -205,7 +205,7 @@ def fine_tune(probe: Probe, run: Path, known: dict[str, Any], progress: bool) ->
     """Fine-tune a trained run on a probe, resuming if interrupted, and add the result to its scores."""
     start, out, (train, dev) = load_model(run), run / PROBES / probe.name, probe.files
     with warnings.catch_warnings(), options_begin_with(PREFIX):
-        warnings.simplefilter("ignore", RecordsCut)  # shown when the probe was fitted
+        warnings.simplefilter("ignore", RecordsNote)  # shown when the probe was fitted
         must_fit = probe.recipe.finetuning.fit_head is True and "finetuning.fit_head" in probe.overridden
         result = finetune_run(recipe_for(probe, start), start, train, dev, out, progress=progress, must_fit=must_fit)
         if result.stopped_by:

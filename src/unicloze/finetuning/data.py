@@ -40,7 +40,7 @@ from unicloze.tasks.extraction import encode_passages
 from unicloze.tasks.rows import Row, RowTarget
 from unicloze.tasks.several import TAGGING, by_part, has_parts, records_of, rows_per_epoch
 from unicloze.tasks.tagging import TaggingSettings
-from unicloze.tasks.task import Headed
+from unicloze.tasks.task import Headed, RecordsNote
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
 from unicloze.text.windows import Windows
@@ -211,16 +211,24 @@ def check_targets(records: Sequence[Record], recipe: Recipe, tokenizer: Tokenize
     most = None if recipe.generation.targets == "all" else 1
     texts = [text for record in evenly(records, TARGETS_SEEN) for text in targets_of(record, recipe.task)[:most]]
     passages, unknown = encode_passages(texts, tokenizer), tokenizer.vocabulary.unk
-    missing = sum(int((each.ends - each.starts)[each.ids == unknown].sum()) for each in passages)
-    share = missing / max(1, sum(len("".join(text.split())) for text in texts))
+    missing = 0
+    for each in passages:
+        words = np.flatnonzero(each.ids == unknown)
+        missing += sum(_letters(each.text[each.starts[word] : each.ends[word]]) for word in words)
+    share = missing / max(1, sum(map(_letters, texts)))
     said = (
         f"{100 * share:.0f} % of the text of the targets is [UNK] to the model's tokenizer, and [UNK] is never written"
     )
-    cure = "start from a model whose tokenizer knows this text (`unicloze pretrain --init MODEL --new-tokenizer` makes one)"
+    cure = "use a tokenizer of text like this (`unicloze pretrain --init MODEL --new-tokenizer` gives a model one)"
     if share > MOST_UNKNOWN:
         raise UniclozeError(f"{said}: {cure}")
     if share > LITTLE_UNKNOWN:
-        warnings.warn(f"{said}; {cure}", stacklevel=3)
+        warnings.warn(f"{said}: {cure}", RecordsNote, stacklevel=3)
+
+
+def _letters(text: str) -> int:
+    """Characters of a text but for white space."""
+    return len("".join(text.split()))
 
 
 Origin = Mapping[str, str | None]

@@ -371,7 +371,8 @@ class _Run(RunProcess):
     def _is_enough(self) -> bool:
         """Whether patience is over, which does not count a head fitted before training."""
         patience = self.recipe.finetuning.patience
-        trained = [(one.value, -(one.loss or 0.0)) for one in self.evaluations if one.step > 0]
+        ties = 0.0 if self._fitted else 1.0  # as in `is_better`, a lower loss alone does not replace a fitted head
+        trained = [(one.value, -ties * (one.loss or 0.0)) for one in self.evaluations if one.step > 0]
         return patience is not None and bool(trained) and len(trained) > trained.index(max(trained)) + patience
 
     def _add(self, evaluation: Evaluation, results: Mapping[str, MetricResult], *, better: bool) -> None:

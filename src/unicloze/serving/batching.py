@@ -107,7 +107,7 @@ class Batcher:
     async def _events(
         self, key: Hashable, items: Sequence[Any], compute: Compute, stepwise: bool, size: int
     ) -> AsyncGenerator[Event]:
-        job = _Job(key, items, compute, stepwise, size, asyncio.get_running_loop())
+        job = _Job(key, items, compute, stepwise or size > ITEMS_AT_ONCE, size, asyncio.get_running_loop())
         with self._changed:
             if self._stopping:
                 raise Refused(503, "The server is stopping: send the request to another one.")

@@ -343,9 +343,8 @@ class CompletionsRequest(OpenAIRequest):
         """Texts that end the output."""
         stops = [text for text in as_list(self.stop or []) if text]
         if len(stops) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in stops):
-            raise Refused(
-                422, f"At most {MOST_STOPS} stop texts of {LONGEST_STOP} characters are looked for: send fewer."
-            )
+            said = f"At most {MOST_STOPS} stop texts of at most {LONGEST_STOP} characters are looked for"
+            raise Refused(422, f"{said}: send fewer or shorter ones.")
         return stops
 
 

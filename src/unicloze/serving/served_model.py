@@ -211,7 +211,7 @@ class ServedModel:
         self.need("score")
         check_texts(texts, self.limits.texts, self.limits.careful_characters)
         size = sum(map(_size, texts))
-        return await self.batcher.ask("score", texts, partial(_score, self.model), size=size)
+        return await self.batcher.ask("score", texts, partial(_score, self.model), stepwise=True, size=size)
 
     async def fill(
         self, texts: Sequence[str], *, top_k: int = 5, order: Order | Sequence[int] | None = None, picture: bool = False

@@ -143,15 +143,15 @@ class Task:
         return None
 
 
-class RecordsCut(UserWarning):
-    """Records are longer than a row."""
+class RecordsNote(UserWarning):
+    """Some of the records cannot be learned in full."""
 
 
 def cut_note(cut: int, records: int, longest: int) -> None:
     """Warn once how many records are longer than a row."""
     if cut:
         longer = f"{cut} of {records} records are longer than the {longest} tokens of a row"
-        warnings.warn(f"{longer} (task.max_length) and were cut", RecordsCut, stacklevel=3)
+        warnings.warn(f"{longer} (task.max_length) and were cut", RecordsNote, stacklevel=3)
 
 
 T = TypeVar("T", bound=TaskSettings)

@@ -198,7 +198,7 @@ class Copies:
 
 def _is_intact(checkpoint: Path) -> bool:
     try:
-        load_checkpoint(checkpoint, weights_only=True)
+        load_checkpoint(checkpoint)
     except FormatError:  # of another version, which is said later
         return True
     except (UniclozeError, OSError):

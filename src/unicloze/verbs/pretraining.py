@@ -247,7 +247,8 @@ def _chosen(
             with joined() as world, hold_run(folder, world):
                 world.only_first(lambda: copies.fetch(folder))
     has_text = bool({"data.corpus", "data.prepared"} & settings.keys())
-    if (folder / RECIPE).is_file() and (list_checkpoints(folder / CHECKPOINTS) or not has_text):
+    chosen_again = has_text and processes() == 1 and not list_checkpoints(folder / CHECKPOINTS)
+    if (folder / RECIPE).is_file() and not chosen_again:
         if budget is not None:
             there = (folder / "data" / LINEAGE).is_file()
             spares = f" (--data.prepared {folder / 'data'} spares preparing the text again)" if there else ""

@@ -370,7 +370,8 @@ def stream(
     loaded = _generator(model, device, overrides, of_a_file=False)
     if (several := loaded.recipe.decoding.num_results) > 1:
         raise UsageError(f"num_results is {several}, but only one text can be streamed: set it to 1, or do not stream.")
-    return filter(None, stream_text(parts_for_records(loaded, [record_of(loaded, text)]), loaded.tokenizer))
+    pieces = stream_text(parts_for_records(loaded, [record_of(loaded, text)]), loaded.tokenizer)
+    return (piece for piece in pieces if piece)
 
 
 def unanswerable(
