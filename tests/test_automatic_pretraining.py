@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -167,9 +168,26 @@ def test_the_size_is_the_largest_that_reads_enough_text(corpus: str, tmp_path: P
 
 
 def test_a_step_that_does_not_fit_is_divided(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unicloze.pretraining.plan.memory_of", lambda _: 1e8)
-    chosen = choose({"data.corpus": corpus, **QUIET}, Budget("steps", 4), tmp_path, progress=False).settings
-    assert 1 <= chosen["training.micro_batch_size"] < chosen["training.batch_size"] == 32
+    """Into fewer rows, then into one leaf too, whose gradients are held once; at least one row is left."""
+
+    def chosen(memory: float) -> tuple[Any, Any]:
+        monkeypatch.setattr("unicloze.pretraining.plan.memory_of", lambda _: memory)
+        settings = choose({"data.corpus": corpus, **QUIET}, Budget("steps", 4), tmp_path, progress=False).settings
+        return settings.get("training.micro_batch_size"), settings.get("training.leaves")
+
+    assert [chosen(memory) for memory in (1e8, 9.6e7, 1e6)] == [(4, None), (4, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(("spent", "said"), [
+    (100, "budget time=60 is spent before the first step, by preparing the text"),
+    (30, "a step costs 50 seconds, more than the budget .* took the rest of 60 s; the text is prepared now"),
+])  # fmt: skip
+def test_a_budget_that_is_spent_is_refused(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spent: float, said: str
+) -> None:
+    monkeypatch.setattr("unicloze.pretraining.automatic.cost_of_a_step", lambda *_, **__: Cost(1.0, 1.0, 50.0))
+    with pytest.raises(UsageError, match=said):
+        choose({"data.corpus": corpus, **QUIET}, Budget("time", 60), tmp_path, began=time.monotonic() - spent)
 
 
 def test_given_steps_are_all_planned_for_whatever_the_passes(corpus: str, tmp_path: Path) -> None:

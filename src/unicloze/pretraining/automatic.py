@@ -28,7 +28,6 @@ from unicloze.text.prepare import Prepared, open_or_prepare
 from unicloze.text.sources import Survey, survey
 from unicloze.training.loading import LoadedModel, shape_model
 from unicloze.training.pace import DECAY, Clock
-from unicloze.training.precision import choose_device, choose_precision, with_precision
 
 NAME = "auto"
 """Name of the recipe whose settings are chosen."""
@@ -122,7 +121,7 @@ def choose(
         shared = any(isinstance(one, PseudoToken) and one.pseudo_token == "mask" for one in theirs)
         if shared or prepared.tokenizer.vocabulary.pseudo is None:
             chosen["objective.pseudo_token"] = "mask"
-    chosen |= _size(sizes, chosen, given, prepared, budget, folder, reasons, clock)
+    chosen = _size(_Candidate({**chosen, **sizes[0]}, given, prepared, budget, folder, clock), sizes[1:], reasons)
     if clock is not None and {"training.schedule", "training.decay_steps"} & given.keys():
         reasons.append("no clock ends the run: you chose its schedule, so that the budget is only planned for")
         clock = None
@@ -182,78 +181,87 @@ def vocabulary_size(seen: Survey) -> int:
     return max(least, min(most, round(wanted / 512) * 512))
 
 
-def _size(
-    sizes: Sequence[Mapping[str, Any]],
-    chosen: Mapping[str, Any],
-    given: Mapping[str, Any],
-    prepared: Prepared,
-    budget: Budget,
-    folder: Path,
-    reasons: list[str],
-    clock: Clock | None,
-) -> dict[str, Any]:
-    """Size, window, batch, dropout and steps: the largest size that fits and reads enough text per weight."""
+@dataclass
+class _Candidate:
+    """A size to choose, with the forecast of its run: the time of a step, the tokens read and the rows that fit."""
 
-    def recipe_of(size: Mapping[str, Any]) -> Recipe:
-        return load_recipe(NAME, {**chosen, **size, **given})
+    settings: dict[str, Any]  # those chosen, with the size
+    given: Mapping[str, Any]  # the user's, which take precedence
+    prepared: Prepared
+    budget: Budget
+    folder: Path
+    clock: Clock | None
 
-    def cost(recipe: Recipe, *, timed: bool) -> Cost:
-        recipe = with_precision(recipe, choose_precision(recipe.training, choose_device(recipe.training)))
-        longest = min(LONGEST_TIMING, budget.amount / 60)
-        return cost_of_a_step(recipe, prepared, folder, timed=timed, sampled=2, longest=longest)
+    def __post_init__(self) -> None:
+        self.add({})
 
-    def steps_of_a_pass(recipe: Recipe) -> float:
-        return build_sampler(recipe, prepared).rows_of_a_pass / recipe.training.batch_size
+    def add(self, settings: Mapping[str, Any]) -> None:
+        """Choose more settings."""
+        self.settings = {**self.settings, **settings}
+        self.recipe = load_recipe(NAME, {**self.settings, **self.given})
 
-    def fitted(size: Mapping[str, Any]) -> dict[str, Any]:
-        """A size with the rows of a micro-batch, where those of a step do not fit this machine; empty if not one does."""
-        rows = rows_that_fit(recipe_of(size), prepared.tokenizer.vocabulary.size)
+    def measure(self, smaller: Cost | None = None) -> None:
+        """Count a step, and time it or tell its time from that of a smaller size."""
+        recipe, longest = self.recipe, min(LONGEST_TIMING, self.budget.amount / 60)
+        timed = smaller is None and self.budget.kind == "time"
+        self.cost = cost_of_a_step(recipe, self.prepared, self.folder, timed=timed, sampled=2, longest=longest)
+        if smaller is not None and smaller.seconds is not None:
+            self.cost = dataclasses.replace(self.cost, seconds=smaller.seconds * self.cost.flops / smaller.flops)
+        self.steps_of_a_pass = build_sampler(recipe, self.prepared).rows_of_a_pass / recipe.training.batch_size
+
+    def reads_enough(self) -> bool:
+        """Whether it reads enough tokens per weight in what is left of the budget and in passes over the text."""
+        left = self.budget.amount if self.clock is None else self.clock.left
+        steps = min(left / self.cost.of(self.budget.kind), MOST_PASSES * self.steps_of_a_pass)
+        return self.cost.tokens * steps >= TOKENS_OF_A_WEIGHT * inner_weights(self.recipe, self.prepared)
+
+    def fits(self) -> bool:
+        """Whether a step fits this machine, if need be in micro-batches and one leaf, which are added to the settings."""
+        words = self.prepared.tokenizer.vocabulary.size
+        rows = rows_that_fit(self.recipe, words)
+        if rows == 0:  # several leaves hold several gradients
+            self.add({"training.leaves": 1})
+            rows = rows_that_fit(self.recipe, words)
         if rows is None:
-            return dict(size)
-        return {**size, "training.micro_batch_size": rows} if rows else {}
+            return True
+        self.add({"training.micro_batch_size": rows or 1})
+        return rows == self.recipe.training.micro_batch_size
 
-    def left() -> Budget:
-        if clock is None:
-            return budget
-        if clock.left <= 0:
-            raise UsageError(
-                f"recipe auto: the budget {budget} is spent before the first step, by preparing the text and timing a "
-                "step: raise it, or run the same command again, since the text is prepared now."
-            )
-        return Budget("time", clock.left)
 
-    best = fitted(sizes[0]) or dict(sizes[0])
-    recipe, chosen_size = recipe_of(best), sizes[0]
-    best_cost = smallest = cost(recipe, timed=budget.kind == "time")
-    for size in sizes[1:]:
+def _size(best: _Candidate, larger: Sequence[Mapping[str, Any]], reasons: list[str]) -> dict[str, Any]:
+    """Size, window, batch, dropout and steps: the largest size that fits and reads enough text per weight."""
+    smallest, chosen, given, budget, clock = best, best.settings, best.given, best.budget, best.clock
+    best.fits()  # the smallest is chosen even if it does not
+    best.measure()
+    for size in larger:
         try:
-            larger = recipe_of(size)
+            candidate = dataclasses.replace(smallest, settings={**chosen, **size})
         except UsageError:  # it does not go with what was given
             break
-        counted = cost(larger, timed=False)
-        if smallest.seconds is not None:
-            counted = dataclasses.replace(counted, seconds=smallest.seconds * counted.flops / smallest.flops)
-        most = MOST_PASSES * steps_of_a_pass(larger)
-        read = counted.tokens * min(left().amount / counted.of(budget.kind), most)
-        if read < TOKENS_OF_A_WEIGHT * inner_weights(larger, prepared) or not (fits := fitted(size)):
+        candidate.measure(smallest.cost)
+        if not candidate.reads_enough() or not candidate.fits():
             break
-        best, recipe, best_cost, chosen_size = fits, recipe_of(fits), counted, size
-    if chosen_size is not sizes[0] and budget.kind == "time":
-        best_cost = cost(recipe, timed=True)
-    of_a_pass, room = steps_of_a_pass(recipe), left()
+        best = candidate
+    if best is not smallest and clock is not None and clock.left > 0:
+        best.measure()
+    room, of_a_pass = budget if clock is None else Budget("time", round(clock.left, 1)), best.steps_of_a_pass
+    if room.amount <= 0:
+        raise UsageError(
+            f"recipe auto: the budget {budget} is spent before the first step, by preparing the text and timing a "
+            "step: raise it, or run the same command again, since the text is prepared now."
+        )
     try:
-        steps = with_steps(recipe, room, best_cost).training.steps
+        steps = with_steps(best.recipe, room, best.cost).training.steps
     except UsageError as error:
         if clock is None:
             raise
         raise UsageError(
             f"{error} Preparing the text and timing a step took the rest of {span(budget.amount)}; the text is prepared now."
         ) from error
-    most_steps = max(len(recipe.training.phases), math.ceil(MOST_PASSES * of_a_pass))
+    most_steps = max(len(best.recipe.training.phases), math.ceil(MOST_PASSES * of_a_pass))
     limited = steps > most_steps and "training.steps" not in given
     steps = most_steps if limited else steps
-    settings = {
-        **best,
+    settings: dict[str, Any] = {
         "model.dropout": 0.1 if steps / of_a_pass > PASSES_WITHOUT_DROPOUT else 0.0,
         "training.steps": steps,
         "training.warmup_steps": max(1, min(150, steps // 20)),
@@ -265,10 +273,9 @@ def _size(
         if not {"training.schedule", "training.decay_steps", "training.warmup_steps"} & given.keys():
             decay = min(round(DECAY * steps), steps - settings["training.warmup_steps"]) or None
             settings |= {"training.schedule": "wsd", "training.decay_steps": decay}
-    reasons += _reasons(
-        recipe_of(settings), given, prepared, budget, best_cost, limited, steps / of_a_pass, chosen_size is SIZES[0]
-    )
-    return settings
+    best.add(settings)
+    reasons += _reasons(best, limited)
+    return best.settings
 
 
 def inner_weights(recipe: Recipe, prepared: Prepared) -> int:
@@ -278,32 +285,24 @@ def inner_weights(recipe: Recipe, prepared: Prepared) -> int:
     return weights - prepared.tokenizer.vocabulary.size * embedding_width(recipe.model)
 
 
-def _reasons(
-    recipe: Recipe,
-    given: Mapping[str, Any],
-    prepared: Prepared,
-    budget: Budget,
-    cost: Cost,
-    limited: bool,
-    passes: float,
-    smallest: bool,
-) -> list[str]:
+def _reasons(best: _Candidate, limited: bool) -> list[str]:
     """What was chosen for the run, in words; what was given is not explained."""
+    recipe, given, budget, cost = best.recipe, best.given, best.budget, best.cost
     model, training, steps = recipe.model, recipe.training, recipe.training.steps
-    tokens, start = steps * cost.tokens, training.initialize_from
+    tokens, start, passes = steps * cost.tokens, training.initialize_from, steps / best.steps_of_a_pass
     passed = f"{passes:,.1f} passes" + ("" if recipe.data.weights is None else " over the source read most")
     duration = "" if cost.seconds is None else f", about {span(steps * cost.seconds)}"
     dropout = f"; dropout {model.dropout:g}, since the text repeats" if model.dropout else ""
     room = span(budget.amount) if budget.kind == "time" else str(budget)
     why = f": {MOST_PASSES} passes over the text are enough" if limited else f" within {room}"
-    weights, repeats = inner_weights(recipe, prepared), passes > MOST_PASSES
+    weights, repeats = inner_weights(recipe, best.prepared), passes > MOST_PASSES
     reads = f"for which {MOST_PASSES} passes over the text hold" if repeats and not limited else "that reads"
     reason = f"the largest {reads} {TOKENS_OF_A_WEIGHT} tokens per weight"
     if start:
         reason = f"started from {start}"
     elif {"model.num_layers", "model.hidden_size"} <= given.keys():
         reason = "as you chose"
-    elif smallest and tokens < TOKENS_OF_A_WEIGHT * weights:
+    elif SIZES[0].items() <= best.settings.items() and tokens < TOKENS_OF_A_WEIGHT * weights:
         reason = f"the smallest, though it reads only {tokens / weights:.2g} tokens per weight"
     said = [
         f"model: {model.num_layers} layers of width {model.hidden_size}, {weights:,} weights without embeddings: "

@@ -31,7 +31,7 @@ from unicloze.training.loading import ready_model, shape_model, spell_tokens
 from unicloze.training.loop import Compute, TrainState, losses_and_norm
 from unicloze.training.optimizers import build_optimizers
 from unicloze.training.parallel import World
-from unicloze.training.precision import choose_device
+from unicloze.training.precision import choose_device, choose_precision
 from unicloze.training.process import pinned_threads
 
 SamplerOf = Callable[[Recipe], WindowSampler]
@@ -231,7 +231,7 @@ def _seconds_of_a_step(
 ) -> float:
     """Wall-clock seconds per training step, measured in every phase on temporary weights."""
     training, device = recipe.training, choose_device(recipe.training)
-    compute = Compute(device=device, precision=training.precision, soften=teacher)
+    compute = Compute(device=device, precision=choose_precision(training, device), soften=teacher)
     model = ready_model(recipe, prepared.tokenizer.vocabulary.size, device)
     spell_tokens(model, prepared.tokenizer.symbols)
     state, seconds = TrainState(model=model, optimizers=build_optimizers(model, training)), 0.0
