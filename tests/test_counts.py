@@ -190,6 +190,8 @@ def test_all_documents_of_all_sources_are_counted_however_they_are_read(
     assert np.concatenate([tokens for tokens, _ in parts]).tolist() == [w for text in TRAIN for w in text] + [9, 10, 10]
     assert [len(tokens) for tokens, _ in parts] == [4, 4, 4, 4, 3, 3]
     assert np.flatnonzero(np.concatenate([begins for _, begins in parts])).tolist() == [0, 4, 8, 9, 11, 12, 16, 19, 20]
+    short = [source(tmp_path / f"{number}.ds", [[7, 8, 9]]) for number in range(6)]
+    assert sum(len(tokens) for tokens, _ in stretches(short, 12)) == 12, "not as many stretches as of long shards"
     some = list(stretches(sources, 12))
     assert [tokens.tolist() for tokens, _ in some] == [parts[number][0].tolist() for number in (0, 2, 4)]
 

@@ -351,19 +351,22 @@ def changed(name: str) -> Iterator[Changes]:
 OBJECTIVES = sorted({load_recipe(name).objective.name: name for name in recipe_names()}.values())
 
 
-@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("windows_are", ["unknown", "contiguous", "pairs"])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_perplexity_counts_what_the_row_hides_and_the_trigram_sees_the_neighbours_it_shows(
-    name: str, contiguous: bool
+    name: str, windows_are: str
 ) -> None:
     """A prediction belongs to the token whose change changes its label, and it is shown where that change also changes a slot
     that the prediction sees. Rows with a source and a target are read from the left, so that they may miss neighbours. In
-    contiguous text the [EOS] of S1 is no neighbour."""
+    contiguous text, and in pairs whose second text follows the first, the [EOS] of S1 is no neighbour."""
+    contiguous = windows_are != "unknown"
     for one in changed(name):
         hidden = one.labels.any(axis=-1) & ~(one.labels & one.seen).any(axis=-1)
         assert np.array_equal(one.counted, hidden & (one.target.weights > 0)), (one.part, one.name)
         ends = ~one.windows.maskable & (np.arange(20) < one.windows.lengths[:, None])
-        windows = dataclasses.replace(one.windows, cut=ends) if contiguous else None
+        paired = windows_are == "pairs"
+        windows = one.windows if paired else dataclasses.replace(one.windows, cut=ends, negative=None)
+        windows = windows if contiguous else None
         around = _around(one.examples, one.name, one.counted, one.vocabulary, windows)
         joined = one.objective in ("prefix", "span_corruption", "denoising", "masked_span")
         missing = 0

@@ -34,7 +34,7 @@ from unicloze.training.batches import MicroBatch
 from unicloze.training.loop import Compute
 from unicloze.visibility import bool_mask
 
-SCHEMA = 4
+SCHEMA = 5
 ROWS = 64
 """Number of sentences in a forward pass."""
 MOST_WORDS = 400
@@ -147,7 +147,8 @@ def _shown(examples: Examples, vocabulary: Vocabulary, windows: Windows | None) 
     if windows is not None:
         row, place = np.arange(len(ids))[:, None], np.minimum(examples.position_ids, windows.token_ids.shape[1] - 1)
         ends = np.isin(ids, (vocabulary.sos, vocabulary.eos)) & (windows.token_ids[row, place] == ids)
-        ends &= True if windows.cut is None else ~windows.cut[row, place]
+        cut = _cut(windows)
+        ends &= True if cut is None else ~cut[row, place]
     text = np.isin(ids, vocabulary.ordinary) | unknown_words(ids, vocabulary)
     text &= np.isin(examples.kinds, (Kind.CONTEXT, Kind.ORIGINAL))
     return np.where(text, ids, np.where(ends, vocabulary.eos, ABSENT))
@@ -156,18 +157,26 @@ def _shown(examples: Examples, vocabulary: Vocabulary, windows: Windows | None) 
 def _seams(examples: Examples, vocabulary: Vocabulary, windows: Windows | None) -> Flags:
     """Whether a slot is an [EOS] within a text that goes on behind it: that of S1 before its S2. *Shape:* (rows, slots)"""
     ids, positions = examples.input_ids, examples.position_ids
-    if windows is None or windows.cut is None:
+    cut = None if windows is None else _cut(windows)
+    if windows is None or cut is None:
         return np.zeros(ids.shape, dtype=bool)
     row, last = np.arange(len(ids))[:, None], windows.token_ids.shape[1] - 1
     place, behind = np.minimum(positions, last), np.minimum(positions + 1, last)
     inside = (place > 0) & (place < windows.lengths[:, None] - 1)
-    seams: Flags = inside & windows.cut[row, place] & (ids == vocabulary.eos) & (windows.token_ids[row, place] == ids)
+    if windows.negative is not None:  # S2 is not what follows S1
+        inside &= ~windows.negative[:, None]
+    seams: Flags = inside & cut[row, place] & (ids == vocabulary.eos) & (windows.token_ids[row, place] == ids)
     # The [EOS] of a source that a target follows may be at the same position by chance.
     next_ids, next_kinds, next_positions = (np.roll(each, -1, axis=1) for each in (ids, examples.kinds, positions))
     text = np.isin(next_kinds, (Kind.CONTEXT, Kind.ORIGINAL))
     other = (next_positions == positions + 1) & text & (next_ids != windows.token_ids[row, behind])
     seams &= (next_positions > positions) & ~other
     return seams
+
+
+def _cut(windows: Windows) -> Flags | None:
+    """`Windows.cut`; of pairs it is not known where documents begin and end, so that all their special tokens are cuts."""
+    return windows.cut if windows.negative is None else np.ones(windows.token_ids.shape, dtype=bool)
 
 
 def _before(shown: Int64s, seams: Flags, windows: Windows | None) -> Int64s:

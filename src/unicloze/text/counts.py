@@ -41,7 +41,7 @@ from unicloze.text.shards import TokenShard, TokenSource, kept_arrays
 from unicloze.text.tokenizers import Tokenizer
 from unicloze.text.vocabulary import Vocabulary
 
-SCHEMA = 2
+SCHEMA = 3
 STRETCH = 2**18
 """Number of tokens read at once."""
 MOST_COUNTED = 2**25
@@ -58,8 +58,8 @@ def stretches(sources: Sequence[TokenSource], most: int) -> Iterator[tuple[Int64
     shards = [shard for source in sources for shard in source.shards]
     bounds = np.cumsum([0, *(-(-shard.num_tokens // STRETCH) for shard in shards)])
     total = int(bounds[-1])
-    whole = sum(shard.num_tokens for shard in shards) <= most
-    count = total if whole else min(total, max(1, most // STRETCH))
+    tokens = sum(shard.num_tokens for shard in shards)
+    count = total if tokens <= most else max(1, most * total // tokens)  # those of small shards are short
     for number in evenly_spaced(count, total).tolist() if total else []:
         place = int(np.searchsorted(bounds, number, side="right")) - 1
         yield _stretch(shards[place], (number - int(bounds[place])) * STRETCH)
